@@ -1,0 +1,69 @@
+"""Forerun: language models answer faster without changing what they say."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from forerun.version import __version__
+
+if TYPE_CHECKING:
+    from forerun.config import SamplingParams
+    from forerun.decoder import GenerateResult, SpeculativeDecoder
+    from forerun.drafters import Chain, DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft
+    from forerun.engine import Engine, FinishReason, Progress, Request, Stats
+    from forerun.errors import ForerunError
+    from forerun.models.scorer import Scorer
+    from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
+    from forerun.types import Draft, DraftContext, Drafter, Rule
+
+# Where each public name lives: torch and transformers are only imported when one is used.
+_HOMES = {
+    "forerun.config": ("SamplingParams",),
+    "forerun.decoder": ("GenerateResult", "SpeculativeDecoder"),
+    "forerun.drafters": ("Chain", "DraftModel", "EarlyExit", "NgramTable", "PromptLookup", "RandomDraft"),
+    "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
+    "forerun.errors": ("ForerunError",),
+    "forerun.models.scorer": ("Scorer",),
+    "forerun.policy": ("BassHeuristic", "Constant", "CostModel", "HfHeuristic"),
+    "forerun.types": ("Draft", "DraftContext", "Drafter", "Rule"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BassHeuristic",
+    "Chain",
+    "Constant",
+    "CostModel",
+    "Draft",
+    "DraftContext",
+    "DraftModel",
+    "Drafter",
+    "EarlyExit",
+    "Engine",
+    "FinishReason",
+    "ForerunError",
+    "GenerateResult",
+    "HfHeuristic",
+    "NgramTable",
+    "Progress",
+    "PromptLookup",
+    "RandomDraft",
+    "Request",
+    "Rule",
+    "SamplingParams",
+    "Scorer",
+    "SpeculativeDecoder",
+    "Stats",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'forerun' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

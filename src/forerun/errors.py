@@ -1,0 +1,35 @@
+"""Every error a user can meet. Each message says what was wrong, the value, and what to do."""
+
+from __future__ import annotations
+
+
+class ForerunError(Exception):
+    """Base of all errors raised on purpose by Forerun."""
+
+
+class InvalidArgument(ForerunError, ValueError):
+    """A parameter has a value that cannot be honoured."""
+
+
+class UnknownArgument(ForerunError, TypeError):
+    """A keyword nobody knows; the nearest known one is named."""
+
+
+class UnsupportedModel(ForerunError, ValueError):
+    """A model whose state cannot be cut back, or whose attention cannot be made ragged."""
+
+
+class TokenizerMismatch(ForerunError, ValueError):
+    """Target and drafter do not speak the same tokens."""
+
+
+class ModelNotFound(ForerunError, FileNotFoundError):
+    """No model under that name, folder or file; the message names the command that helps."""
+
+
+class NonFiniteLogits(ForerunError, ArithmeticError):
+    """The target returned NaN or infinity for a row."""
+
+
+class ForerunWarning(UserWarning):
+    """Something was survived that the user should hear of once."""

@@ -1,0 +1,222 @@
+"""The nouns that travel between the layers. Read this file and you know the system.
+
+Shapes: B rows in the batch, K the longest draft of the round, V the vocabulary, N positions scored in the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from forerun.config import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class LawParams:
+    """Sampling parameters of several rows as tensors, with host-side flags so that unused steps cost nothing."""
+
+    temperature: Tensor  # [B] float64, 0 is greedy
+    top_k: Tensor  # [B] int64, 0 is off
+    top_p: Tensor  # [B] float64, 1 is off
+    min_p: Tensor  # [B] float64, 0 is off
+    any_greedy: bool
+    all_greedy: bool
+    any_scaled: bool  # some sampled row has a temperature other than 1
+    any_top_k: bool
+    any_top_p: bool
+    any_min_p: bool
+
+    @classmethod
+    def stack(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawParams:
+        """One row per entry of `params`."""
+        sampled = [p for p in params if not p.is_greedy]
+        return cls(
+            temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device),
+            top_k=torch.tensor([p.top_k or 0 for p in params], dtype=torch.int64, device=device),
+            top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+            min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),
+            any_greedy=len(sampled) < len(params),
+            all_greedy=not sampled,
+            any_scaled=any(p.temperature != 1 for p in sampled),
+            any_top_k=any(p.top_k for p in sampled),
+            any_top_p=any(p.top_p < 1 for p in sampled),
+            any_min_p=any(p.min_p > 0 for p in sampled),
+        )
+
+    def select(self, rows: Tensor) -> LawParams:
+        """The parameters of `rows` ([M] int64, repeats allowed), in that order."""
+        return LawParams(
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.any_greedy,
+            self.all_greedy,
+            self.any_scaled,
+            self.any_top_k,
+            self.any_top_p,
+            self.any_min_p,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedRows:
+    """Which rows one forward pass touches: new tokens are packed one row after the other, keys live in the cache."""
+
+    slots: tuple[int, ...]  # where each row lives in the cache's tensors
+    past: tuple[int, ...]  # keys each row had before this pass
+    counts: tuple[int, ...]  # new tokens of each row, at least 1
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def longest(self) -> int:
+        """Keys of the longest row, the new ones included."""
+        return max(past + count for past, count in zip(self.past, self.counts, strict=True))
+
+
+@runtime_checkable
+class Law(Protocol):
+    """A probability law over the vocabulary for every position of every row: the target's p or the draft's q."""
+
+    def of(self, tokens: Tensor) -> Tensor:
+        """Probability of one token a position: [B, K] int64 -> [B, K]. Positions past a row's length are garbage."""
+        ...
+
+    def at(self, position: Tensor) -> Tensor:
+        """The whole law at one position a row: [B] int64 -> [B, V]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a drafter proposes, and the law it really drew from (contract 1 of docs/architecture.md)."""
+
+    tokens: Tensor  # [B, K] int64, garbage past `lengths`
+    lengths: Tensor  # [B] int64, 0 where the drafter had nothing to say
+    law: Law
+    # Deterministic drafts (point masses) are functions of the history, so a policy may look at them and cut them short
+    # without bending the law. A sampled draft may not be cut after it was seen.
+    deterministic: bool = False
+    # A small integer per row that says how good the evidence behind the draft is (0 weakest), a function of the history
+    # alone; policies keep acceptance statistics per class. Prompt lookup uses the length of the match.
+    evidence: tuple[int, ...] | None = None
+
+    @property
+    def width(self) -> int:
+        """The longest draft of the round, K."""
+        return self.tokens.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What counts the random numbers of one round: nothing is consumed, so nothing depends on the neighbours."""
+
+    seed: Tensor  # [B] int64
+    request_id: Tensor  # [B] int64
+    round: Tensor  # [B] int64, the row's own
+    position: Tensor  # [B] int64, index among the row's new tokens of the first one this round may emit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target decided: how many draft tokens survive, and the token that follows them."""
+
+    num_accepted: Tensor  # [B] int64
+    next_token: Tensor  # [B] int64, a correction or the bonus
+    finite: Tensor  # [B] bool, False where the target's logits held NaN or +inf, or nothing but -inf
+
+
+class Rule(StrEnum):
+    """How drafts are verified. All of these are lossless."""
+
+    TOKEN = "token"  # modified rejection sampling, Leviathan et al. and Chen et al.
+    BLOCK = "block"  # block verification, Sun et al. 2024: never accepts less
+    COUPLED = "coupled"  # target noise keyed by position alone: same tokens for any drafter, length and batch
+
+
+class Origin(StrEnum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"
+    CORRECTION = "correction"
+    BONUS = "bonus"
+
+
+# (logits [n, V] of consecutive positions of one row, the tokens drafted in this round, how many of them come before the
+# first position) -> adjusted logits [n, V]. Position i sees the row's history and the first `first + i` drafted tokens.
+Adjuster = Callable[[Tensor, Sequence[int], int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftContext:
+    """All a drafter may look at. A new kind of drafter adds a field here, not a parameter to everyone."""
+
+    rows: tuple[int, ...]  # the permanent place of each batch entry, the key for state of your own
+    histories: tuple[Sequence[int], ...]  # prompt and everything emitted so far; read only
+    max_lengths: tuple[int, ...]  # draft at most that many tokens for each row; 0 means none
+    params: LawParams  # each row's temperature, top-k, top-p, min-p
+    uniforms: Tensor  # [B, K] float64 in [0, 1): draw token i of row b with uniforms[b, i] and nothing else
+    adjusters: tuple[Adjuster | None, ...]  # penalties, bias and processors of each row, None where there are none
+    vocab_size: int  # the target's
+    device: torch.device
+
+
+class Drafter(Protocol):
+    """Whatever proposes tokens. `admit(row, prompt)` and `release(row)` may be added by one that keeps state per row."""
+
+    def propose(self, context: DraftContext) -> Draft:
+        """Guess up to `context.max_lengths[b]` tokens for each row."""
+        ...
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Only the first `lengths[i]` tokens of row `rows[i]` still stand; forget any state built on later ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """What a draft-length policy may look at before a round."""
+
+    rows: tuple[int, ...]
+    request_ids: tuple[int, ...]
+    max_lengths: tuple[int, ...]  # room left in each row's budget and context: the answer may not exceed it
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutcome:
+    """What a policy learns after a round."""
+
+    rows: tuple[int, ...]
+    request_ids: tuple[int, ...]
+    drafted: tuple[int, ...]  # tokens verified for each row
+    accepted: tuple[int, ...]
+    evidence: tuple[int, ...] | None
+    scored: int  # positions the target scored, all rows together
+    draft_seconds: float
+    score_seconds: float
+    verify_seconds: float
+    ended: tuple[bool, ...]  # the row emitted a stop token or ran out of budget in this round
+
+
+class Policy(Protocol):
+    """How long the next draft should be."""
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        """Draft length for each row, at most `view.max_lengths`."""
+        ...
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        """Lengths to keep of a deterministic draft (never called for a sampled one)."""
+        ...
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Learn from a finished round."""
+        ...
