@@ -1,0 +1,1 @@
+"""Key/value rows that can be cut back."""

@@ -1,0 +1,148 @@
+"""Ragged key/value rows: every row has its own length, and cutting one back is an assignment.
+
+A layer's keys are one tensor [slots, capacity, heads, size]. A row lives in one slot; the token at position i of slot s has
+the address s * capacity + i, so a forward pass writes all its new keys with one indexed copy, whatever the lengths.
+Slots in use are kept side by side (the last one moves into a hole), because attention over neighbours can read keys in
+place. Everything past a row's keys is finite: a slot is wiped when its row leaves, so that no tenant inherits a NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from forerun.types import RaggedRows
+
+GRAIN = 64  # capacities are multiples of this
+GROWTH = 1.5  # a full pool grows by half, so that copying stays a constant share of writing
+
+
+@dataclass(slots=True)
+class Layer:
+    """Keys and values of one layer of the model, made when the model first shows their shapes."""
+
+    keys: Tensor  # [slots, capacity, heads, size]
+    values: Tensor  # [slots, capacity, heads, size of a value]
+
+    def resize(self, num_slots: int, capacity: int) -> None:
+        self.keys = _resized(self.keys, num_slots, capacity)
+        self.values = _resized(self.values, num_slots, capacity)
+
+
+@dataclass(slots=True)
+class RaggedCache:
+    """Rows by name (any integer); slots are found for them."""
+
+    num_slots: int = 0
+    capacity: int = 0
+    layers: dict[int, Layer] = field(default_factory=dict)
+    _slot: dict[int, int] = field(default_factory=dict)  # row -> slot, always 0 .. len - 1
+    _length: dict[int, int] = field(default_factory=dict)  # row -> keys that stand
+    _written: dict[int, int] = field(default_factory=dict)  # row -> positions ever written since the slot was wiped
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return tuple(self._slot)
+
+    def length(self, row: int) -> int:
+        return self._length[row]
+
+    def slot(self, row: int) -> int:
+        return self._slot[row]
+
+    def num_bytes(self) -> int:
+        """Memory held by keys and values."""
+        return sum(t.nbytes for layer in self.layers.values() for t in (layer.keys, layer.values))
+
+    def admit(self, row: int) -> None:
+        """A new, empty row."""
+        assert row not in self._slot, f"row {row} is there already"
+        self._slot[row] = len(self._slot)
+        self._length[row] = self._written[row] = 0
+        if len(self._slot) > self.num_slots:
+            self._resize(max(len(self._slot), int(self.num_slots * GROWTH) if self.layers else 0), self.capacity)
+
+    def release(self, row: int) -> None:
+        """Forget a row; the last slot moves into its place."""
+        hole = self._slot.pop(row)
+        self._wipe(hole, self._written.pop(row))
+        del self._length[row]
+        if hole == len(self._slot):
+            return
+        mover = next(other for other, slot in self._slot.items() if slot == len(self._slot))
+        self._copy(len(self._slot), hole, self._length[mover])
+        self._wipe(len(self._slot), self._written[mover])
+        self._slot[mover], self._written[mover] = hole, self._length[mover]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give `target` the first `length` keys of `source`: a shared prompt is encoded once."""
+        assert length <= self._length[source]
+        self._copy(self._slot[source], self._slot[target], length)
+        self._length[target] = length
+        self._written[target] = max(self._written[target], length)
+
+    def rewind(self, row: int, length: int) -> None:
+        """Keep the first `length` keys; later ones will be overwritten. Costs nothing."""
+        assert 0 <= length <= self._length[row], f"row {row} has {self._length[row]} keys, cannot keep {length}"
+        self._length[row] = length
+
+    def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
+        """Make room for `counts[i]` new tokens of each row and count them in; the model's pass writes them."""
+        past = tuple(self._length[row] for row in rows)
+        for row, count in zip(rows, counts, strict=True):
+            self._length[row] += count
+            self._written[row] = max(self._written[row], self._length[row])
+        longest = max(self._length[row] for row in rows)
+        if longest > self.capacity:
+            self._resize(self.num_slots, max(longest, int(self.capacity * GROWTH)))
+        return RaggedRows(tuple(self._slot[row] for row in rows), past, tuple(counts))
+
+    def addresses(self, rows: RaggedRows) -> Tensor:
+        """[N] where each new token of `rows` lies when slots and positions are one axis."""
+        return torch.cat(
+            [
+                torch.arange(slot * self.capacity + past, slot * self.capacity + past + count)
+                for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True)
+            ]
+        )
+
+    @torch.inference_mode()
+    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> Layer:
+        """Store new keys and values ([N, heads, size]) of one layer and return that layer."""
+        if layer not in self.layers:
+            self.layers[layer] = Layer(*(self._empty(new) for new in (keys, values)))
+        pool = self.layers[layer]
+        pool.keys.view(-1, *keys.shape[1:]).index_copy_(0, addresses, keys)
+        pool.values.view(-1, *values.shape[1:]).index_copy_(0, addresses, values)
+        return pool
+
+    def _empty(self, like: Tensor) -> Tensor:
+        return like.new_zeros(self.num_slots, self.capacity, *like.shape[1:])
+
+    @torch.inference_mode()
+    def _resize(self, num_slots: int, capacity: int) -> None:
+        self.num_slots = max(self.num_slots, num_slots)
+        self.capacity = -(-capacity // GRAIN) * GRAIN
+        for layer in self.layers.values():
+            layer.resize(self.num_slots, self.capacity)
+
+    @torch.inference_mode()
+    def _wipe(self, slot: int, length: int) -> None:
+        for layer in self.layers.values():
+            layer.keys[slot, :length].zero_()
+            layer.values[slot, :length].zero_()
+
+    @torch.inference_mode()
+    def _copy(self, source: int, target: int, length: int) -> None:
+        for layer in self.layers.values():
+            layer.keys[target, :length].copy_(layer.keys[source, :length])
+            layer.values[target, :length].copy_(layer.values[source, :length])
+
+
+def _resized(pool: Tensor, num_slots: int, capacity: int) -> Tensor:
+    bigger = pool.new_zeros(num_slots, capacity, *pool.shape[2:])
+    bigger[: pool.shape[0], : pool.shape[1]] = pool
+    return bigger

@@ -1,0 +1,201 @@
+"""Our attention and our mask, registered with transformers under the name `forerun`.
+
+While a pass is under way (`ragged(...)`), the model's layers call `_attention` with whatever `RaggedStates.update` returned,
+and the model's mask builder calls `_mask`, which evaluates the model's own mask rule (causal, sliding window, chunked ...)
+at each row's own positions. So a window is right at and past its edge for every row, whatever its neighbours do.
+Outside a pass the model is as it was: the name is only set for the duration of a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.masking_utils import causal_mask_function
+
+from forerun import ops
+from forerun.cache.ragged import Layer, RaggedCache
+from forerun.errors import UnsupportedModel
+from forerun.math.attention import Form, Scale, choose_form, pad_index
+from forerun.models.families import Family, Layout
+from forerun.types import RaggedRows
+
+NAME = "forerun"
+
+# Keywords that layers pass along and that change nothing for one forward without training: the mask already says what a
+# window or causality would, positions are in the keys.
+HARMLESS = frozenset({
+    "sliding_window", "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions",
+    "output_hidden_states", "return_dict", "position_embeddings", "past_key_values", "head_mask", "logits_to_keep",
+    "output_router_logits", "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+    "layer_idx", "deterministic",
+})  # fmt: skip
+
+
+class RaggedStates(Cache):  # type: ignore[misc]
+    """What transformers sees of the cache during one pass: as many keys as the longest row has."""
+
+    is_compileable = False
+
+    def __init__(self, cache: RaggedCache, rows: RaggedRows, family: Family, form: Form, device: torch.device) -> None:
+        self.cache, self.rows, self.layout, self.device = cache, rows, family.layout, device
+        self.form = choose_form(rows) if form is Form.AUTO else form
+        self.layers = []
+        self.width = max(rows.counts)
+        self.longest_past = max(rows.past)
+        self.positions = _positions(rows).to(device)  # [N]
+        self.addresses = cache.addresses(rows).to(device)  # [N]
+        self.pad_index = pad_index(rows, device) if self.layout is Layout.PADDED else None
+        self.alibi_in_scores = family.alibi_in_scores
+        self.current: Layer | None = None
+
+    @property
+    def is_sliding(self) -> list[bool]:
+        return [False]  # full rows are kept and the window is masked
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        if self.layout is Layout.PADDED:
+            return self._update_padded(key_states, value_states, layer_idx)
+        keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+        self.current = self.cache.write(layer_idx, self.addresses, keys, values)
+        return key_states, value_states
+
+    def _update_padded(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        assert self.pad_index is not None
+        real = self.pad_index >= 0
+        keys, values = key_states.transpose(1, 2)[real], value_states.transpose(1, 2)[real]
+        layer = self.cache.write(layer_idx, self.addresses, keys, values)
+        slots = torch.tensor(self.rows.slots, device=keys.device)
+        span = self.longest_past + self.width
+        grown = (_padded_rows(pool, slots, span) for pool in (layer.keys, layer.values))
+        keys, values = (pool.transpose(1, 2) for pool in grown)
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.longest_past
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.longest_past
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        if self.layout is Layout.PADDED:
+            return self.longest_past + self.width, 0
+        return self.rows.longest, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+
+_pass: ContextVar[RaggedStates | None] = ContextVar("forerun_pass", default=None)
+
+
+@contextmanager
+def ragged(model: PreTrainedModel, states: RaggedStates) -> Iterator[None]:
+    """Let `model` run one pass over ragged rows; its own attention setting comes back afterwards."""
+    configs = _configs(model)
+    before = [config._attn_implementation_internal for config in configs]
+    token = _pass.set(states)
+    try:
+        for config in configs:
+            config._attn_implementation_internal = NAME
+        yield
+    finally:
+        _pass.reset(token)
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation_internal = name
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    found = getattr(model, "_forerun_configs", None)
+    if found is None:
+        found = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
+        model._forerun_configs = found  # type: ignore[assignment]
+    return found
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [1, Hq, N, D]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # [1, 1, N, S] bool
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
+    states = _pass.get()
+    assert states is not None and states.current is not None, "attention called outside a pass"
+    unknown = [name for name, value in others.items() if name not in HARMLESS and value is not None]
+    if unknown:
+        raise UnsupportedModel(
+            f"{type(module).__name__} asks attention for {', '.join(unknown)}, which Forerun does not honour; "
+            "use model.generate for this model"
+        )
+    factor = scaling if scaling is not None else query.shape[-1] ** -0.5
+    mask = None if attention_mask is None else attention_mask[0, 0]
+    layer = states.current
+    packed = query[0].transpose(0, 1)
+    out = ops.attend(packed, layer.keys, layer.values, states.rows, mask, Scale(factor, softcap, s_aux), states.form)
+    return out.unsqueeze(0), None
+
+
+def _mask(
+    *, mask_function: Callable[..., Tensor] = causal_mask_function, dtype: torch.dtype = torch.float32, **_: Any
+) -> Tensor | None:
+    """The model's own mask rule at each row's own positions."""
+    states = _pass.get()
+    assert states is not None, "mask asked for outside a pass"
+    device = states.device
+    if states.layout is Layout.PADDED:
+        return _padded_mask(states, mask_function, dtype)
+    if mask_function is causal_mask_function and _sees_everything(states):
+        return None
+    zero = torch.zeros((), dtype=torch.long, device=device)
+    keys = torch.arange(states.rows.longest, device=device)
+    allowed = mask_function(zero, zero, states.positions[:, None], keys[None, :])
+    return allowed.expand(len(states.positions), -1)[None, None]
+
+
+def _sees_everything(states: RaggedStates) -> bool:
+    """One new token a row, and no key in reach that belongs to nobody: plain decoding needs no mask."""
+    rows = states.rows
+    return max(rows.counts) == 1 and (states.form is Form.SPLIT or len(set(rows.past)) == 1)
+
+
+def _padded_mask(states: RaggedStates, mask_function: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
+    """[B, 1, T, S] additive: what a family adds to its own scores."""
+    past = torch.tensor(states.rows.past, device=states.device)
+    queries = past[:, None] + torch.arange(states.width, device=states.device)
+    keys = torch.arange(states.longest_past + states.width, device=states.device)
+    zero = torch.zeros((), dtype=torch.long, device=states.device)
+    allowed = mask_function(zero, zero, queries[:, None, :, None], keys[None, None, None, :])
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=states.device).masked_fill_(~allowed, torch.finfo(dtype).min)
+    # ALiBi Falcon folds its bias into any 4-D mask and then, outside its own SDPA path, adds it once more to the scores.
+    # One axis more keeps it out of the mask; the sum broadcasts to the same numbers.
+    return mask[None] if states.alibi_in_scores else mask
+
+
+def _positions(rows: RaggedRows) -> Tensor:
+    spans = [torch.arange(past, past + count) for past, count in zip(rows.past, rows.counts, strict=True)]
+    return torch.cat(spans)
+
+
+def _padded_rows(pool: Tensor, slots: Tensor, span: int) -> Tensor:
+    """[B, span, H, D] keys of `slots`; positions past the pool's capacity are pads nobody may attend to."""
+    found = pool[slots, :span]
+    return found if found.shape[1] == span else nn.functional.pad(found, (0, 0, 0, 0, 0, span - found.shape[1]))
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)

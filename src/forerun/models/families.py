@@ -1,0 +1,99 @@
+"""Which models can be made ragged, how, and how far they can see. What cannot be cut back is refused here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from forerun.errors import UnsupportedModel
+
+# Layers whose state is keys and values, one a token. Anything else in `config.layer_types` keeps state of another kind.
+REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+
+# Families that compute attention in their own modules but take an additive 4-D mask and any `Cache`. BLOOM and ALiBi
+# Falcon are among them: ALiBi depends on the key's position alone up to a constant a row, which softmax ignores.
+MASKED_FAMILIES = frozenset({"codegen", "gptj", "falcon", "bloom"})
+
+
+class Layout(Enum):
+    """How the rows of a pass are laid out for the model."""
+
+    PACKED = "packed"  # [1, N]: rows one after the other, no padding; attention comes through the interface
+    PADDED = "padded"  # [B, T]: rows padded on the right; the model's own attention with a 4-D mask
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the scorer must know of a model."""
+
+    layout: Layout
+    context_length: int | None  # tokens a row may hold, None where positions are not bounded
+    vocab_size: int
+    alibi_in_scores: bool  # the family adds ALiBi to its scores itself and must not find a 4-D mask to fold it into
+
+
+def inspect(model: PreTrainedModel) -> Family:
+    """Find out how to run a model, or say why it cannot be run."""
+    config = model.config.get_text_config(decoder=True)
+    _refuse_unrewindable(model, config)
+    head = model.get_output_embeddings()
+    vocab_size = head.weight.shape[0] if head is not None and hasattr(head, "weight") else config.vocab_size
+    alibi = config.model_type == "falcon" and config.alibi
+    return Family(_layout(model, config), _context_length(config), vocab_size, alibi)
+
+
+def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name} is an encoder-decoder model; only decoder-only language models can be used here")
+    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
+        raise UnsupportedModel(f"{name} has no language-model head; load it with AutoModelForCausalLM")
+    odd = set(getattr(config, "layer_types", None) or ()) - REWINDABLE_LAYERS
+    if getattr(model, "_is_stateful", False) or odd:
+        what = f"layers of kind {', '.join(sorted(odd))}" if odd else "recurrent state"
+        raise UnsupportedModel(
+            f"{name} keeps {what}, which cannot be cut back after a rejected draft; use a model whose layers are all attention"
+        )
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise UnsupportedModel(f"{name} shares keys between layers, which the ragged cache does not hold yet; use model.generate")
+
+
+def _layout(model: PreTrainedModel, config: Any) -> Layout:
+    if config.model_type in MASKED_FAMILIES:
+        if "flash" in str(config._attn_implementation):
+            raise UnsupportedModel(
+                f"{type(model).__name__} was loaded with attn_implementation={config._attn_implementation!r}, which takes no "
+                "4-D mask; load it with attn_implementation='eager'"
+            )
+        return Layout.PADDED
+    if getattr(model, "_supports_attention_backend", False):
+        return Layout.PACKED
+    raise UnsupportedModel(
+        f"{type(model).__name__} ({config.model_type}) does not call attention through transformers' attention interface, and "
+        f"is none of {', '.join(sorted(MASKED_FAMILIES))}; use model.generate for it"
+    )
+
+
+def _context_length(config: Any) -> int | None:
+    """Positions the model can tell apart; where RoPE frequencies depend on the longest row, only up to where they switch.
+
+    Long-RoPE and dynamic RoPE choose frequencies from the largest position in the batch, so past that point a long
+    neighbour would change everyone's numbers.
+    """
+    if getattr(config, "alibi", False) or config.model_type == "bloom":
+        return None
+    limit = getattr(config, "max_position_embeddings", None)
+    for rope in _rope_settings(config):
+        original = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") in {"longrope", "dynamic"} and original:
+            limit = min(limit or original, original)
+    return limit
+
+
+def _rope_settings(config: Any) -> list[dict[str, Any]]:
+    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return nested or [found]

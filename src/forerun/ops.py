@@ -1,0 +1,37 @@
+"""The one place that chooses between a kernel and its reference.
+
+Today every choice is the reference in torch; a kernel of the same name and signature goes behind the same function.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from forerun.math import attention as attention_reference
+from forerun.math import laws as laws_reference
+from forerun.math import verify as verify_reference
+from forerun.math.attention import Form, Scale
+from forerun.types import Draft, Keys, Law, RaggedRows, Rule, Verdict
+
+
+def attend(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [R, C, Hk, D]
+    values: Tensor,  # [R, C, Hk, Dv]
+    rows: RaggedRows,
+    mask: Tensor | None,  # [N, S] bool
+    scale: Scale,
+    form: Form = Form.AUTO,
+) -> Tensor:  # [N, Hq, Dv]
+    """Attention of each row's new tokens over that row's own keys; see `forerun.math.attention.attend`."""
+    return attention_reference.attend(query, keys, values, rows, mask, scale, form)
+
+
+def verify(target: Law, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
+    """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
+    return verify_reference.verify(target, draft, rule, keys, all_greedy)
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """One token a row by inverse CDF; see `forerun.math.laws.draw`."""
+    return laws_reference.draw(weights, uniforms)
