@@ -1,0 +1,85 @@
+"""The target's own first layers as the draft: no second model, no second cache."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from forerun.drafters.autoregressive import draft_with
+from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.models.scorer import Scorer
+from forerun.types import Draft, DraftContext
+
+
+class EarlyExit:
+    """Drafts with the first `num_layers` layers, the final norm and the head of the target.
+
+    The first layers' keys of everything accepted are already in the target's cache, so the draft reads them there, writes
+    its own behind them, and cuts them off again; the target overwrites them when it scores.
+    """
+
+    def __init__(self, num_layers: int, *, stop_below: float | None = None) -> None:
+        if num_layers < 1:
+            raise InvalidArgument(f"num_layers={num_layers}: an early exit needs at least one layer")
+        self.num_layers = num_layers
+        self.stop_below = stop_below
+        self.scorer: Scorer | None = None
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        """Called once by the engine with the target whose layers are used."""
+        self.scorer = Scorer(shallow(target.model, self.num_layers), target.form, cache=target.cache)
+
+    def propose(self, context: DraftContext) -> Draft:
+        if self.scorer is None:
+            raise InvalidArgument("EarlyExit was used before it knew its target; give it to SpeculativeDecoder or Engine")
+        before = [self.scorer.length(row) for row in context.rows]
+        try:
+            return draft_with(self.scorer, context, [history[-1:] for history in context.histories], self.stop_below)
+        finally:
+            self.scorer.rewind(context.rows, before)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """The target's cache is cut back by the engine."""
+
+
+def shallow(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """The same model with only its first layers: modules are shared, only the path to the layer list is copied."""
+    config = model.config.get_text_config(decoder=True)
+    path = _layer_list(model, config.num_hidden_layers)
+    if num_layers >= config.num_hidden_layers:
+        raise InvalidArgument(
+            f"num_layers={num_layers}: {type(model).__name__} has {config.num_hidden_layers} layers; an early exit must "
+            "leave some out"
+        )
+    shorter = copy.copy(config)
+    shorter.num_hidden_layers = num_layers
+    *parents, name = path.split(".")
+    top = parent = _twin(model, shorter)
+    for step in parents:
+        child = _twin(getattr(parent, step), shorter)
+        parent._modules[step] = child
+        parent = child
+    parent._modules[name] = nn.ModuleList(list(getattr(parent, name))[:num_layers])
+    return top
+
+
+def _twin(module: Any, config: Any) -> Any:
+    """A copy of one module object that shares its parameters and children but not its list of children."""
+    twin = copy.copy(module)
+    twin.__dict__ = dict(module.__dict__)
+    twin._modules = dict(module._modules)
+    twin.__dict__.pop("_forerun_configs", None)
+    if hasattr(twin, "config"):
+        twin.config = config
+    return twin
+
+
+def _layer_list(model: PreTrainedModel, num_layers: int) -> str:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." not in name.removeprefix(model.base_model_prefix + ".").replace("decoder.", ""):
+            return name
+    raise UnsupportedModel(f"{type(model).__name__}: no list of {num_layers} layers found to exit from early")

@@ -1,0 +1,57 @@
+"""Turning a verdict into emitted tokens: stops, budgets, origins, log-probabilities, counts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forerun.engine.request import FinishReason
+from forerun.engine.row import Progress, Row, TokenLogprob
+from forerun.types import Origin, Verdict
+
+
+def commit(batch: list[Row], blocks: list[list[int]], verdict: Verdict, logits: Tensor) -> list[Progress]:
+    """Give every row what it gained. `blocks[b]` is the row's last token and its draft; logits [N, V] are the model's own."""
+    accepted, following, finite = (t.tolist() for t in (verdict.num_accepted, verdict.next_token, verdict.finite))
+    start = 0
+    progress = []
+    for row, block, count, token, good in zip(batch, blocks, accepted, following, finite, strict=True):
+        own = logits[start : start + len(block)]
+        start += len(block)
+        progress.append(_commit_row(row, block[1:], count, token, own) if good else _fail(row, len(block) - 1))
+    return progress
+
+
+def _commit_row(row: Row, drafted: list[int], accepted: int, following: int, logits: Tensor) -> Progress:
+    last = Origin.BONUS if accepted == len(drafted) else Origin.CORRECTION
+    tokens = [*drafted[:accepted], following]
+    kept, row.finish_reason = row.stop.cut(row.output, tokens)
+    tokens, origins = tokens[:kept], [*[Origin.ACCEPTED] * accepted, last][:kept]
+    if row.request.logprobs is not None:
+        row.logprobs.extend(_logprobs(logits[:kept], tokens, row.request.logprobs))
+    row.gain(tokens, origins)
+    row.stats.count(len(drafted), min(accepted, kept), kept)
+    row.round += 1
+    return Progress(row.number, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason)
+
+
+def _fail(row: Row, drafted: int) -> Progress:
+    """Logits that are not numbers end the row and nobody else's."""
+    row.finish_reason = FinishReason.ERROR
+    row.error = (
+        f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights and dtype "
+        "(float16 overflows where bfloat16 does not)"
+    )
+    row.stats.count(drafted, 0, 0)
+    return Progress(row.number, row.request.request_id, (), (), row.finish_reason)
+
+
+def _logprobs(logits: Tensor, tokens: list[int], alternatives: int) -> list[TokenLogprob]:
+    """Of the model's own distribution, so that they compare across sampling settings."""
+    laws = torch.log_softmax(logits.float(), dim=-1)
+    own = laws[torch.arange(len(tokens)), torch.tensor(tokens, device=laws.device)].tolist()
+    if not alternatives:
+        return [TokenLogprob(token, value) for token, value in zip(tokens, own, strict=True)]
+    best = laws.topk(min(alternatives, laws.shape[-1]), dim=-1)
+    tops = [tuple(zip(ids, values, strict=True)) for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return [TokenLogprob(token, value, top) for token, value, top in zip(tokens, own, tops, strict=True)]

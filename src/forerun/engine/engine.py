@@ -1,0 +1,284 @@
+"""The loop: draft, score, verify, commit, for all rows at once."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun import ops
+from forerun.engine.adjust import adjuster
+from forerun.engine.commit import commit
+from forerun.engine.request import FinishReason, Request
+from forerun.engine.row import Progress, Row, RowResult
+from forerun.engine.shelf import Shelf
+from forerun.engine.stats import Stats
+from forerun.engine.stops import StopRule
+from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.math.laws import LogitLaw, PointMass
+from forerun.math.random import draft_uniforms
+from forerun.models.scorer import Scorer
+from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
+
+
+class Engine:
+    """Rows in flight behind one target: `add` requests, `step` until `is_idle`, collect `take_results`.
+
+    `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a chat)
+    starts from there.
+    """
+
+    def __init__(
+        self,
+        target: Scorer,
+        drafter: Drafter | None,
+        policy: Policy,
+        *,
+        rule: Rule = Rule.TOKEN,
+        tokenizer: Any = None,
+        keep_rows: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.target, self.drafter, self.policy, self.rule = target, drafter, policy, rule
+        self.tokenizer, self.clock = tokenizer, clock
+        self.shelf = Shelf(keep_rows)
+        self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
+        self._waiting: list[Row] = []
+        self._running: dict[int, Row] = {}
+        self._results: list[RowResult] = []
+        self._warned = False
+        if (bind := getattr(drafter, "bind", None)) is not None:
+            bind(target, tokenizer)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def add(self, request: Request) -> int:
+        """Queue a request; it joins the batch at the next step. Returns its row number, the handle for `abort`."""
+        budget = self._budget(request)
+        taken = {*self._running, *(row.number for row in self._waiting)}
+        number = self.shelf.reuse(request.prompt, taken) if self.shelf.limit else None
+        if number is None:
+            number = next(n for n in range(len(taken) + len(self.shelf) + 1) if n not in taken and n not in self.shelf)
+        output: list[int] = []
+        stop = StopRule(request, budget, self.tokenizer)
+        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output))
+        self._waiting.append(row)
+        return number
+
+    def abort(self, number: int) -> None:
+        """End a row with what it has."""
+        for row in [*self._waiting, *self._running.values()]:
+            if row.number == number:
+                row.finish_reason = FinishReason.ABORT
+        self._retire()
+
+    def take_results(self) -> list[RowResult]:
+        """Finished sequences since the last call."""
+        results, self._results = self._results, []
+        return results
+
+    @torch.inference_mode()
+    def step(self) -> list[Progress]:
+        """One round for every row."""
+        self._admit()
+        self._expire()
+        if not self._running:
+            return []
+        batch = sorted(self._running.values(), key=lambda row: self.target.cache.slot(row.number))
+        view = BatchView(
+            tuple(row.number for row in batch),
+            tuple(row.request.request_id for row in batch),
+            tuple(row.remaining - 1 for row in batch),
+        )
+        params = LawParams.stack([row.request.params for row in batch], self.target.device)
+        keys = _keys(batch, self.target.device)
+
+        started = self.clock()
+        draft = self._draft(batch, view, params, keys)
+        drafted = self.clock()
+        blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, _as_lists(draft), strict=True)]
+        logits = self.target.score(view.rows, blocks)
+        scored = self.clock()
+        law = self._law(batch, blocks, logits, params)
+        verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
+        progress = commit(batch, blocks, verdict, logits)
+        verified = self.clock()
+
+        self._settle(batch, blocks, progress)
+        self._account(drafted - started, scored - drafted, verified - scored)
+        self.policy.observe(
+            RoundOutcome(
+                rows=view.rows,
+                request_ids=view.request_ids,
+                drafted=tuple(len(block) - 1 for block in blocks),
+                accepted=tuple(sum(o == "accepted" for o in p.origins) for p in progress),
+                evidence=draft.evidence,
+                scored=sum(map(len, blocks)),
+                draft_seconds=drafted - started,
+                score_seconds=scored - drafted,
+                verify_seconds=verified - scored,
+                ended=tuple(p.finish_reason is not None for p in progress),
+            )
+        )
+        self._retire()
+        return progress
+
+    def _budget(self, request: Request) -> int:
+        """New tokens a row may have: what was asked for, or what the model's context leaves."""
+        if max(request.prompt) >= self.target.vocab_size or min(request.prompt) < 0:
+            bad = next(t for t in request.prompt if not 0 <= t < self.target.vocab_size)
+            raise InvalidArgument(f"prompt token {bad} is outside the target's vocabulary of {self.target.vocab_size}")
+        if request.stop_strings and self.tokenizer is None:
+            raise InvalidArgument("stop_strings need the tokenizer: pass tokenizer= as well")
+        limit = self.target.context_length
+        if limit is None:
+            return request.max_new_tokens
+        if len(request.prompt) >= limit:
+            raise InvalidArgument(
+                f"the prompt has {len(request.prompt)} tokens and the target's context ends at {limit}: shorten the prompt"
+            )
+        return min(request.max_new_tokens, limit - len(request.prompt))
+
+    def _admit(self) -> None:
+        """Take waiting rows in: all but a prompt's last token goes through the target, which the first round then scores."""
+        started = self.clock()
+        rows, self._waiting = self._waiting, []
+        for row in rows:
+            known = self.shelf.take(row.number)
+            if known is None:
+                self.target.admit(row.number)
+                self._call_drafter("admit", row.number, row.request.prompt)
+            else:
+                self.target.rewind([row.number], [min(known, self.target.length(row.number))])
+                if self.drafter is not None:
+                    self.drafter.rewind([row.number], [known])
+            self._running[row.number] = row
+        if rows:
+            fed = [self.target.length(row.number) for row in rows]
+            self.target.feed([r.number for r in rows], [r.history[n:-1] for r, n in zip(rows, fed, strict=True)])
+            self.seconds.prefill_seconds += self.clock() - started
+
+    def _expire(self) -> None:
+        now = self.clock()
+        for row in self._running.values():
+            if row.request.deadline is not None and now >= row.request.deadline:
+                row.finish_reason = FinishReason.TIME
+        self._retire()
+
+    def _draft(self, batch: list[Row], view: BatchView, params: LawParams, keys: Keys) -> Draft:
+        """Ask policy and drafter. A drafter that fails costs its draft, never the round."""
+        lengths = self.policy.lengths(view) if self.drafter is not None else (0,) * len(batch)
+        if not any(lengths):
+            return self._silence(len(batch))
+        assert self.drafter is not None
+        context = DraftContext(
+            rows=view.rows,
+            histories=tuple(row.history for row in batch),
+            max_lengths=lengths,
+            params=params,
+            uniforms=draft_uniforms(keys, max(lengths), self.rule),
+            adjusters=tuple(row.adjuster for row in batch),
+            vocab_size=self.target.vocab_size,
+            device=self.target.device,
+        )
+        try:
+            draft = self.drafter.propose(context)
+            _check(draft, context)
+        except Exception as error:
+            self._warn(error)
+            return self._silence(len(batch))
+        return self._trimmed(draft, self.policy.trim(view, draft)) if draft.deterministic else draft
+
+    def _trimmed(self, draft: Draft, lengths: tuple[int, ...]) -> Draft:
+        kept = torch.tensor(lengths, device=draft.lengths.device)
+        width = max(lengths)
+        return Draft(draft.tokens[:, :width], kept, draft.law, True, draft.evidence)
+
+    def _silence(self, rows: int) -> Draft:
+        tokens = torch.zeros(rows, 0, dtype=torch.long, device=self.target.device)
+        lengths = torch.zeros(rows, dtype=torch.long, device=self.target.device)
+        return Draft(tokens, lengths, PointMass(tokens, self.target.vocab_size), True)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            what = f"{type(self.drafter).__name__} failed ({type(error).__name__}: {error})"
+            warnings.warn(f"{what}; such rounds decode plainly", ForerunWarning, stacklevel=4)
+
+    def _law(self, batch: list[Row], blocks: list[list[int]], logits: Tensor, params: LawParams) -> LogitLaw:
+        """The target's law at every scored position, each row with its own penalties along its draft."""
+        counts = torch.tensor([len(block) for block in blocks], device=logits.device)
+        starts = counts.cumsum(0) - counts
+        index = starts[:, None] + torch.arange(max(map(len, blocks)), device=logits.device)
+        owner = torch.repeat_interleave(torch.arange(len(blocks), device=logits.device), counts)
+        if any(row.adjuster for row in batch):
+            parts = logits.split([len(block) for block in blocks])
+            logits = torch.cat(
+                [
+                    part if row.adjuster is None else row.adjuster(part, block[1:], 0)
+                    for row, block, part in zip(batch, blocks, parts, strict=True)
+                ]
+            )
+        return LogitLaw(logits, index, params, owner)
+
+    def _settle(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
+        """Cut target and drafter back to what stands: everything in the history but its last token has been seen."""
+        numbers = [row.number for row in batch]
+        standing = [len(row.history) - 1 for row in batch]
+        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, standing, strict=True)])
+        if self.drafter is not None:
+            self.drafter.rewind(numbers, standing)
+
+    def _account(self, draft: float, score: float, verify: float) -> None:
+        self.seconds.draft_seconds += draft
+        self.seconds.score_seconds += score
+        self.seconds.verify_seconds += verify
+
+    def _retire(self) -> None:
+        """Let finished rows go."""
+        waiting = [row for row in self._waiting if row.finish_reason is not None]
+        self._waiting = [row for row in self._waiting if row.finish_reason is None]
+        self._results.extend(row.result(self.clock()) for row in waiting)
+        for row in [row for row in self._running.values() if row.finish_reason is not None]:
+            del self._running[row.number]
+            self._results.append(row.result(self.clock()))
+            for number in self.shelf.put(row.number, row.history, broken=row.error is not None):
+                self.target.release(number)
+                self._call_drafter("release", number)
+
+    def _call_drafter(self, verb: str, *arguments: Any) -> None:
+        if (method := getattr(self.drafter, verb, None)) is not None:
+            method(*arguments)
+
+
+def _keys(batch: list[Row], device: torch.device) -> Keys:
+    columns = [
+        [row.request.seed for row in batch],
+        [row.request.request_id for row in batch],
+        [row.round for row in batch],
+        [len(row.output) for row in batch],
+    ]
+    seed, request_id, round_, position = torch.tensor(columns, dtype=torch.int64, device=device)
+    return Keys(seed, request_id, round_, position)
+
+
+def _as_lists(draft: Draft) -> list[list[int]]:
+    lengths = draft.lengths.tolist()
+    return [row[:length] for row, length in zip(draft.tokens.tolist(), lengths, strict=True)]
+
+
+def _check(draft: Draft, context: DraftContext) -> None:
+    """A drafter's answer must be one: right shapes, within the room it was given, tokens the target knows."""
+    if draft.tokens.shape[0] != len(context.rows) or draft.lengths.shape != (len(context.rows),):
+        raise InvalidArgument(f"draft of shape {tuple(draft.tokens.shape)} for {len(context.rows)} rows")
+    for tokens, length, most in zip(draft.tokens.tolist(), draft.lengths.tolist(), context.max_lengths, strict=True):
+        if not 0 <= length <= min(most, len(tokens)):
+            raise InvalidArgument(f"draft of length {length} where at most {min(most, len(tokens))} was asked for")
+        if any(not 0 <= token < context.vocab_size for token in tokens[:length]):
+            raise InvalidArgument(f"drafted token outside the target's vocabulary of {context.vocab_size}")

@@ -1,0 +1,84 @@
+"""The state of one running sequence, and what is reported of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forerun.engine.request import FinishReason, Request
+from forerun.engine.stats import Stats
+from forerun.engine.stops import StopRule
+from forerun.types import Adjuster, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One emitted token under the model's own distribution (before temperature, truncation and penalties)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # the most likely alternatives, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one row gained in one round."""
+
+    row: int
+    request_id: int
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """A finished sequence."""
+
+    request: Request
+    tokens: tuple[int, ...]  # new ones only
+    origins: tuple[Origin, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    logprobs: tuple[TokenLogprob, ...] | None
+    finished_at: float  # by the engine's clock
+    error: str | None = None
+
+    @property
+    def mean_logprob(self) -> float | None:
+        if not self.logprobs:
+            return None
+        return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
+
+
+@dataclass(slots=True)
+class Row:
+    """A sequence in flight. The last token of `history` has been emitted but not yet seen by the target."""
+
+    number: int
+    request: Request
+    history: list[int]
+    output: list[int]
+    stop: StopRule
+    adjuster: Adjuster | None
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    round: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    @property
+    def remaining(self) -> int:
+        return self.stop.budget - len(self.output)
+
+    def gain(self, tokens: list[int], origins: list[Origin]) -> None:
+        self.history.extend(tokens)
+        self.output.extend(tokens)
+        self.origins.extend(origins)
+
+    def result(self, now: float) -> RowResult:
+        assert self.finish_reason is not None
+        logprobs = None if self.request.logprobs is None else tuple(self.logprobs)
+        return RowResult(
+            self.request, tuple(self.output), tuple(self.origins), self.finish_reason, self.stats, logprobs, now, self.error
+        )

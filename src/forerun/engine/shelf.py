@@ -1,0 +1,55 @@
+"""Finished rows whose keys are kept for a request that begins with the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class Shelf:
+    """At most `limit` finished rows, the oldest leaves first. Row numbers stay theirs while they are here."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._kept: dict[int, tuple[int, ...]] = {}
+        self._claimed: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._claimed)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._kept or number in self._claimed
+
+    def put(self, number: int, history: Sequence[int], broken: bool) -> list[int]:
+        """Keep a finished row; returns the rows to release instead."""
+        if not self.limit or broken:
+            return [number]
+        self._kept[number] = tuple(history)
+        if len(self._kept) <= self.limit:
+            return []
+        oldest = next(iter(self._kept))
+        del self._kept[oldest]
+        return [oldest]
+
+    def reuse(self, prompt: Sequence[int], taken: set[int]) -> int | None:
+        """Claim the kept row that shares the longest beginning with `prompt`, if any shares some."""
+        shared = {number: _common(history, prompt) for number, history in self._kept.items() if number not in taken}
+        best = max(shared, key=lambda number: shared[number], default=None)
+        if best is None or shared[best] == 0:
+            return None
+        del self._kept[best]
+        self._claimed[best] = shared[best]
+        return best
+
+    def take(self, number: int) -> int | None:
+        """Tokens a claimed row still holds of its new prompt, None for a row that is new. The last one is scored again."""
+        return self._claimed.pop(number, None)
+
+
+def _common(history: Sequence[int], prompt: Sequence[int]) -> int:
+    """Shared beginning, the prompt's last token left out: its logits are wanted."""
+    count = 0
+    for mine, other in zip(history, prompt[:-1], strict=False):
+        if mine != other:
+            break
+        count += 1
+    return count

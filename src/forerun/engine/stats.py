@@ -1,0 +1,117 @@
+"""What happened, in counts; rates are derived. Names follow vLLM's metrics where one exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts of one row, or of many added up."""
+
+    num_drafts: int = 0
+    """Rounds in which something was drafted for the row (vLLM: num_drafts)."""
+    num_draft_tokens: int = 0
+    """Tokens verified."""
+    num_accepted_tokens: int = 0
+    """Draft tokens that were emitted."""
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    """Entry i: rounds whose draft token i was emitted."""
+    num_draft_tokens_per_pos: list[int] = field(default_factory=list)
+    """Entry i: rounds that drafted more than i tokens."""
+    acceptance_histogram: list[int] = field(default_factory=list)
+    """Entry n: drafts of which exactly n tokens were emitted."""
+    rounds: int = 0
+    """Target forwards the row took part in, plain ones included."""
+    num_emitted_tokens: int = 0
+    draft_seconds: float = 0.0
+    score_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+    def count(self, drafted: int, accepted: int, emitted: int) -> None:
+        """One round of one row."""
+        self.rounds += 1
+        self.num_emitted_tokens += emitted
+        if not drafted:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        _bump(self.num_draft_tokens_per_pos, range(drafted))
+        _bump(self.num_accepted_tokens_per_pos, range(accepted), at_least=drafted)
+        _bump(self.acceptance_histogram, (accepted,), at_least=drafted + 1)
+
+    @classmethod
+    def total(cls, parts: list[Stats]) -> Stats:
+        """Counts added up. Seconds are the batch's and not added: the caller sets them."""
+        total = cls()
+        for part in parts:
+            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "rounds", "num_emitted_tokens"):
+                setattr(total, name, getattr(total, name) + getattr(part, name))
+            for name in ("num_accepted_tokens_per_pos", "num_draft_tokens_per_pos", "acceptance_histogram"):
+                _add(getattr(total, name), getattr(part, name))
+        return total
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens gained per target forward, the correction or bonus included."""
+        return self.num_emitted_tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / drafts, over rounds that drafted (vLLM's definition)."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted, the fraction of proposed tokens that were kept."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def acceptance_rate_chen(self) -> float:
+        """Chen et al. divide by K + 1: the share of a round's possible tokens that the draft supplied."""
+        possible = self.num_draft_tokens + self.num_drafts
+        return self.num_accepted_tokens / possible if possible else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Leviathan's alpha at each position: kept / reached, where a position is reached if all before it were kept."""
+        accepted = self.num_accepted_tokens_per_pos
+        reached = [
+            min(drafted, accepted[i - 1]) if i else drafted for i, drafted in enumerate(self.num_draft_tokens_per_pos)
+        ]
+        return [kept / seen if seen else 0.0 for kept, seen in zip(accepted, reached, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and the rates derived from them, ready for JSON."""
+        counts = {name: getattr(self, name) for name in self.__slots__}
+        return counts | {
+            "tokens_per_round": self.tokens_per_round,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.acceptance_rate,
+            "acceptance_by_position": self.acceptance_by_position,
+        }
+
+    def __str__(self) -> str:
+        by_position = " ".join(f"{rate:.2f}" for rate in self.acceptance_by_position) or "-"
+        seconds = f"drafting {self.draft_seconds:.2f} s, scoring {self.score_seconds:.2f} s, verifying {self.verify_seconds:.2f} s"
+        return (
+            f"{self.num_emitted_tokens} tokens in {self.rounds} rounds ({self.tokens_per_round:.2f} a round), accepted "
+            f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted ({self.acceptance_rate:.0%}), by position "
+            f"{by_position}; {seconds}"
+        )
+
+
+def _bump(counts: list[int], entries: range | tuple[int, ...], at_least: int = 0) -> None:
+    need = max([at_least, *(entry + 1 for entry in entries)], default=0)
+    counts.extend([0] * (need - len(counts)))
+    for entry in entries:
+        counts[entry] += 1
+
+
+def _add(total: list[int], part: list[int]) -> None:
+    total.extend([0] * (len(part) - len(total)))
+    for i, count in enumerate(part):
+        total[i] += count

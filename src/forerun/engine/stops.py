@@ -1,0 +1,37 @@
+"""Where in a run of new tokens does a row end? Several tokens arrive at once; the earliest position wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.engine.request import FinishReason, Request
+
+# A stop string is looked for in the text of the last tokens only. Every token is at least one byte, and up to four bytes
+# make a character, so this many tokens hold it, with room for a multi-byte character cut at the window's edge.
+BYTES_PER_CHARACTER, EDGE = 4, 8
+
+
+class StopRule:
+    """One row's end: stop ids, stop strings, the budget."""
+
+    def __init__(self, request: Request, budget: int, tokenizer: Any) -> None:
+        self.request, self.budget, self.tokenizer = request, budget, tokenizer
+        self.window = BYTES_PER_CHARACTER * max((len(text) for text in request.stop_strings), default=0) + EDGE
+
+    def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, FinishReason | None]:
+        """How many of `new` are kept after `output`, and why the row ends there. A stop within the budget beats it."""
+        text = list(output)
+        for kept, token in enumerate(new, start=1):
+            text.append(token)
+            if token in self.request.stop_ids or self._completes_stop_string(text):
+                return kept, FinishReason.STOP
+            if len(text) >= self.budget:
+                return kept, FinishReason.LENGTH
+        return len(new), None
+
+    def _completes_stop_string(self, output: Sequence[int]) -> bool:
+        if not self.request.stop_strings:
+            return False
+        tail = self.tokenizer.decode(output[-self.window :], skip_special_tokens=False)
+        return any(stop in tail for stop in self.request.stop_strings)

@@ -1,0 +1,264 @@
+"""`model.generate`'s keywords, read the way its users mean them: honoured, or refused with the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from forerun.config import SamplingParams
+from forerun.engine.request import Request
+from forerun.errors import InvalidArgument, UnknownArgument
+
+MAX_NEW_TOKENS = 128
+
+
+class GenerateKeywords(TypedDict, total=False):
+    """What `SpeculativeDecoder.generate` takes. Those marked * may also be a list with one entry a prompt."""
+
+    max_new_tokens: int | Sequence[int]  # * default 128
+    max_length: int  # prompt and output together, as in transformers
+    min_new_tokens: int
+    do_sample: bool  # default: whether a sampling parameter was given
+    temperature: float | Sequence[float]  # *
+    top_k: int | Sequence[int]  # *
+    top_p: float | Sequence[float]  # *
+    min_p: float | Sequence[float]  # *
+    repetition_penalty: float | Sequence[float]  # *
+    presence_penalty: float | Sequence[float]  # *
+    frequency_penalty: float | Sequence[float]  # *
+    logit_bias: Mapping[int, float]
+    seed: int | Sequence[int] | None  # * None draws one and reports it
+    request_ids: Sequence[int]  # keys of the random numbers; default: the row's index in the call
+    eos_token_id: int | Sequence[int]
+    pad_token_id: int
+    stop_strings: str | Sequence[str]
+    num_return_sequences: int
+    logits_processor: Sequence[Any]
+    no_repeat_ngram_size: int
+    bad_words_ids: Sequence[Sequence[int]]
+    suppress_tokens: Sequence[int]
+    sequence_bias: Any
+    logprobs: int | bool | None  # n alternatives beside each token's own
+    max_time: float
+    tokenizer: Any
+    streamer: Any
+    generation_config: GenerationConfig
+    return_dict_in_generate: bool  # accepted: the result always carries everything
+    use_cache: bool
+
+
+KNOWN = frozenset(GenerateKeywords.__annotations__)
+PER_ROW_PARAMS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
+# Settings of transformers that Forerun does not offer; their neutral values do nothing and may be passed.
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((1, None), "beam search is not sampling; use model.generate"),
+    "num_beam_groups": ((1, None), "beam search is not sampling; use model.generate"),
+    "penalty_alpha": ((None, 0), "contrastive search is not offered; use model.generate"),
+    "typical_p": ((1.0, None), "use top_p or min_p"),
+    "epsilon_cutoff": ((0.0, None), "use min_p"),
+    "eta_cutoff": ((0.0, None), "use min_p"),
+    "guidance_scale": ((1, 1.0, None), "classifier-free guidance is not offered; use model.generate"),
+    "encoder_repetition_penalty": ((1.0, None), "use repetition_penalty"),
+    "encoder_no_repeat_ngram_size": ((0, None), "use no_repeat_ngram_size"),
+    "exponential_decay_length_penalty": ((None,), "use max_new_tokens"),
+    "forced_bos_token_id": ((None,), "put the token into the prompt"),
+    "forced_eos_token_id": ((None,), "use max_new_tokens"),
+    "begin_suppress_tokens": ((None,), "use suppress_tokens or logit_bias"),
+    "min_length": ((0, None), "use min_new_tokens"),
+    "stopping_criteria": ((None, []), "use stop_strings, eos_token_id, max_new_tokens or max_time"),
+    "prefix_allowed_tokens_fn": ((None,), "pass a logits_processor"),
+    "assistant_model": ((None,), "give the drafter to SpeculativeDecoder(target, DraftModel(assistant))"),
+    "prompt_lookup_num_tokens": ((None,), "give PromptLookup() to SpeculativeDecoder"),
+    "assistant_early_exit": ((None,), "give EarlyExit(layers) to SpeculativeDecoder"),
+    "watermarking_config": ((None,), "pass a logits_processor"),
+    "inputs_embeds": ((None,), "pass input_ids"),
+    "synced_gpus": ((None, False), "run one process a GPU"),
+    "output_scores": ((False, None), "ask for logprobs=n"),
+    "output_logits": ((False, None), "ask for logprobs=n"),
+    "output_attentions": ((False, None), "not offered"),
+    "output_hidden_states": ((False, None), "not offered"),
+    "cache_implementation": ((None, "dynamic"), "Forerun keeps its own ragged cache"),
+    "past_key_values": ((None,), "Forerun keeps its own ragged cache"),
+    "remove_invalid_values": ((False, None), "rows with NaN logits end with finish reason 'error'"),
+    "renormalize_logits": ((False, None, True), ""),
+    "token_type_ids": ((None,), "not used by causal language models"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A call of `generate`, understood: one request a sequence, in the order of the rows of the result."""
+
+    requests: tuple[Request, ...]
+    num_return_sequences: int
+    pad_token_id: int
+    max_time: float | None
+    streamer: Any
+    tokenizer: Any
+
+
+def understand(
+    prompts: Sequence[Sequence[int]], keywords: Mapping[str, Any], model_config: GenerationConfig, tokenizer: Any = None
+) -> Job:
+    """Turn `generate`'s arguments into requests. Only ids (eos, pad) are read from the model's own configuration."""
+    if not prompts:
+        raise InvalidArgument("no prompts: input_ids has no rows")
+    given = merged(keywords)
+    tokenizer = given.get("tokenizer", tokenizer)
+    copies = _positive(given, "num_return_sequences", 1)
+    seeds = _spread(_seed(given), len(prompts), "seed")
+    budgets = _budgets(given, prompts)
+    params = _params(given, len(prompts))
+    eos = _id_set(given["eos_token_id"] if "eos_token_id" in given else model_config.eos_token_id)
+    ids = list(given.get("request_ids") or range(len(prompts) * copies))
+    if len(ids) != len(prompts) * copies or len(set(ids)) != len(ids):
+        raise InvalidArgument(f"request_ids={ids}: give {len(prompts) * copies} different ids, one a sequence")
+    stops = given.get("stop_strings") or ()
+    requests = tuple(
+        Request(
+            prompt=tuple(prompts[i]),
+            max_new_tokens=budgets[i],
+            params=params[i],
+            seed=seeds[i],
+            request_id=ids[i * copies + copy],
+            stop_ids=eos,
+            stop_strings=(stops,) if isinstance(stops, str) else tuple(stops),
+            min_new_tokens=given.get("min_new_tokens") or 0,
+            processors=_processors(given, eos),
+            logprobs=_logprobs(given, copies),
+        )
+        for i in range(len(prompts))
+        for copy in range(copies)
+    )
+    pad = given.get("pad_token_id", _first(model_config.pad_token_id, *sorted(eos), 0))
+    return Job(requests, copies, pad, given.get("max_time"), given.get("streamer"), tokenizer)
+
+
+def merged(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords over the fields of `generation_config`, both checked. A neutral value of a refused setting drops out."""
+    config = keywords.get("generation_config")
+    fields = {} if config is None else {k: v for k, v in config.to_diff_dict().items() if v is not None}
+    fields.pop("transformers_version", None)
+    fields.pop("_from_model_config", None)
+    found = {}
+    for name, value in {**_known_fields(fields), **keywords}.items():
+        if name in REFUSED:
+            _refuse_unless_neutral(name, value)
+        elif name not in KNOWN:
+            raise UnknownArgument(_suggestion(name))
+        elif value is not None or name == "seed":
+            found[name] = value
+    if found.get("use_cache") is False:
+        raise InvalidArgument("use_cache=False: speculation lives off the cache; leave it out")
+    return found
+
+
+def _known_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration carries bookkeeping no keyword has (bos_token_id, assistant settings); those change nothing here."""
+    return {name: value for name, value in fields.items() if name in KNOWN or name in REFUSED}
+
+
+def _refuse_unless_neutral(name: str, value: Any) -> None:
+    neutral, remedy = REFUSED[name]
+    if not any(value is n or value == n for n in neutral):
+        raise InvalidArgument(f"{name}={value!r} is not offered: {remedy}")
+
+
+def _suggestion(name: str) -> str:
+    close = difflib.get_close_matches(name, KNOWN, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(KNOWN))}"
+    return f"generate() got an unknown keyword {name!r}; {hint}"
+
+
+def _seed(given: Mapping[str, Any]) -> int | Sequence[int]:
+    seed = given.get("seed")
+    return secrets.randbits(63) if seed is None else seed
+
+
+def _spread(value: Any, count: int, name: str) -> list[Any]:
+    """One value for all rows, or a list with one a row."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidArgument(f"{name} has {len(value)} entries for {count} prompts; give one value, or one a prompt")
+    return list(value)
+
+
+def _budgets(given: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> list[int]:
+    if "max_new_tokens" in given or "max_length" not in given:
+        return _spread(given.get("max_new_tokens", MAX_NEW_TOKENS), len(prompts), "max_new_tokens")
+    budgets = [given["max_length"] - len(prompt) for prompt in prompts]
+    if min(budgets) < 1:
+        longest = max(map(len, prompts))
+        raise InvalidArgument(f"max_length={given['max_length']} leaves no room after a prompt of {longest} tokens")
+    return budgets
+
+
+def _params(given: Mapping[str, Any], count: int) -> list[SamplingParams]:
+    do_sample = given.get("do_sample", any(name in given for name in SAMPLING))
+    asked = [name for name in SAMPLING if name in given]
+    if not do_sample and asked and "do_sample" in given:
+        if "generation_config" not in given:
+            raise InvalidArgument(f"do_sample=False with {', '.join(asked)}: leave out one or the other")
+        asked = []
+    columns = {name: _spread(given[name], count, name) for name in PER_ROW_PARAMS if name in given}
+    if not do_sample:
+        columns = {name: values for name, values in columns.items() if name not in SAMPLING}
+    columns.setdefault("temperature", [1.0 if do_sample else 0.0] * count)
+    bias = dict(given.get("logit_bias") or {})
+    return [SamplingParams(**{name: values[i] for name, values in columns.items()}, logit_bias=bias) for i in range(count)]
+
+
+def _processors(given: Mapping[str, Any], eos: frozenset[int]) -> tuple[Any, ...]:
+    """Bans and biases that transformers defines are built from its own classes; then the caller's."""
+    found: list[LogitsProcessor] = []
+    if size := given.get("no_repeat_ngram_size"):
+        found.append(NoRepeatNGramLogitsProcessor(size))
+    if words := given.get("bad_words_ids"):
+        found.append(NoBadWordsLogitsProcessor([list(word) for word in words], sorted(eos) or None))
+    if banned := given.get("suppress_tokens"):
+        found.append(SuppressTokensLogitsProcessor(list(banned)))
+    if bias := given.get("sequence_bias"):
+        found.append(SequenceBiasLogitsProcessor(bias))
+    return (*found, *(given.get("logits_processor") or ()))
+
+
+def _logprobs(given: Mapping[str, Any], copies: int) -> int | None:
+    """Several sequences of one prompt are ranked by log-probability, so it is kept for them in any case."""
+    asked = given.get("logprobs")
+    if asked is None or asked is False:
+        return 0 if copies > 1 else None
+    return 0 if asked is True else int(asked)
+
+
+def _positive(given: Mapping[str, Any], name: str, default: int) -> int:
+    value = given.get(name, default)
+    if value < 1:
+        raise InvalidArgument(f"{name}={value}: must be at least 1")
+    return int(value)
+
+
+def _id_set(value: int | Sequence[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else [int(v) for v in value])
+
+
+def _first(*values: int | None) -> int:
+    return next(value for value in values if value is not None)
