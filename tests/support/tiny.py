@@ -1,0 +1,226 @@
+"""Tiny random models of many families: seconds on one core, yet every family keeps what makes it awkward."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    CodeGenConfig,
+    CodeGenForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+FAMILIES = ("llama", "qwen3", "gemma3", "mistral", "opt", "gpt2", "gpt_neox", "phi3", "codegen", "bloom")
+EXTRA_FAMILIES = ("gemma2", "qwen2_moe", "gptj", "falcon_rotary", "falcon_alibi")
+REFUSED_FAMILIES = ("mamba", "t5")  # no causal key/value rows that can be cut back
+
+Key = tuple[str, int, int, int, str]
+Settings = dict[str, Any]
+Recipe = tuple[Callable[[Any], PreTrainedModel], Callable[..., Any], Callable[[int], Settings]]
+
+MODERN: Settings = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+}
+
+
+def _modern(**more: Any) -> Callable[[int], Settings]:
+    return lambda layers: {**MODERN, "num_hidden_layers": layers, **more}
+
+
+def _gpt(**more: Any) -> Callable[[int], Settings]:
+    return lambda layers: {"n_embd": 32, "n_head": 4, "n_layer": layers, "n_positions": 512, **more}
+
+
+def _gemma(**more: Any) -> Callable[[int], Settings]:
+    def settings(layers: int) -> Settings:
+        kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
+        return _modern(sliding_window=8, layer_types=kinds, query_pre_attn_scalar=8, **more)(layers)
+
+    return settings
+
+
+def _opt(layers: int) -> Settings:
+    return {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_attention_heads": 4,
+            "num_hidden_layers": layers, "max_position_embeddings": 512, "dropout": 0.0}  # fmt: skip
+
+
+def _neox(layers: int) -> Settings:
+    return {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": layers,
+            "max_position_embeddings": 512}  # fmt: skip
+
+
+def _falcon(**more: Any) -> Callable[[int], Settings]:
+    return lambda layers: {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": layers,
+                           "multi_query": False, "max_position_embeddings": 512, **more}  # fmt: skip
+
+
+def _bloom(layers: int) -> Settings:
+    return {"hidden_size": 64, "n_head": 4, "n_layer": layers}
+
+
+def _moe(layers: int) -> Settings:
+    return _modern(moe_intermediate_size=16, shared_expert_intermediate_size=16, num_experts=4, num_experts_per_tok=2)(
+        layers
+    )
+
+
+def _mamba(layers: int) -> Settings:
+    return {"hidden_size": 32, "state_size": 4, "num_hidden_layers": layers, "time_step_rank": 4}
+
+
+def _t5(layers: int) -> Settings:
+    return {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": layers, "dropout_rate": 0.0,
+            "decoder_start_token_id": 0}  # fmt: skip
+
+
+RECIPES: dict[str, Recipe] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, _modern()),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, _modern(hidden_size=48, head_dim=16)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, _gemma()),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, _gemma(attn_logit_softcapping=5.0, final_logit_softcapping=10.0)),
+    "mistral": (MistralForCausalLM, MistralConfig, _modern(sliding_window=8)),
+    "opt": (OPTForCausalLM, OPTConfig, _opt),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, _gpt()),
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, _neox),
+    "phi3": (Phi3ForCausalLM, Phi3Config, _modern(original_max_position_embeddings=512)),
+    "codegen": (CodeGenForCausalLM, CodeGenConfig, _gpt(n_embd=64, rotary_dim=8)),
+    "gptj": (GPTJForCausalLM, GPTJConfig, _gpt(n_embd=64, rotary_dim=8)),
+    "falcon_rotary": (FalconForCausalLM, FalconConfig, _falcon(new_decoder_architecture=True, num_kv_heads=2)),
+    "falcon_alibi": (FalconForCausalLM, FalconConfig, _falcon(new_decoder_architecture=False, alibi=True)),
+    "bloom": (BloomForCausalLM, BloomConfig, _bloom),
+    "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, _moe),
+    "mamba": (MambaForCausalLM, MambaConfig, _mamba),
+    "t5": (T5ForConditionalGeneration, T5Config, _t5),
+}
+
+GAIN = 2.5  # at 1 a matrix keeps a signal's size; above, layers outweigh embeddings and the whole context counts
+SPREAD = 2.5  # standard deviation of the logits over the vocabulary: decided, yet far from one-hot
+
+
+def tiny_model(family: str, seed: int = 0, *, layers: int = 2, vocab: int = 97, **overrides: Any) -> PreTrainedModel:
+    """A random model in eval mode, float32, on the CPU, without an end token. Cached: copy it before you change it."""
+    key = (family, seed, layers, vocab, repr(sorted(overrides.items())))
+    if key not in _built:
+        _built[key] = _build(family, seed, layers, vocab, overrides)
+        _fresh[key] = _versions(_built[key])
+    return _built[key]
+
+
+_built: dict[Key, PreTrainedModel] = {}
+_fresh: dict[Key, int] = {}  # in-place operations seen by each model's weights when it was built
+
+
+def _build(family: str, seed: int, layers: int, vocab: int, overrides: Settings) -> PreTrainedModel:
+    model_class, config_class, settings = RECIPES[family]
+    fixed: Settings = {"vocab_size": vocab, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+    config = config_class(**{**fixed, **settings(layers), **overrides})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config).eval().requires_grad_(False)
+        _roughen(model)
+    return model
+
+
+def _roughen(model: PreTrainedModel) -> None:
+    """Replace the timid default weights, with which every prompt ends in one repeated token."""
+    # A tied head scores the token just read highest; turned round, it scores it low.
+    spread = -SPREAD if model.config.tie_word_embeddings else SPREAD
+    for name, weight in model.named_parameters():
+        noise = torch.randn_like(weight)
+        if weight.dim() == 1:
+            weight.add_(0.1 * noise + (spread - 1 if _is_final_norm(name) else 0))
+        elif not name.endswith("A_log"):  # a recurrence's decay rates, which no longer decay when random
+            weight.copy_(noise * _scale(name, weight.shape))
+
+
+def _scale(name: str, shape: torch.Size) -> float:
+    # Embeddings and heads are [tokens, width]; within a layer either side may be the input, and both are of one size.
+    return GAIN / math.sqrt(min(shape[-2:])) if _in_layer(name) else 1 / math.sqrt(shape[-1])
+
+
+def _in_layer(name: str) -> bool:
+    return any(part.isdigit() for part in name.split("."))
+
+
+def _is_final_norm(name: str) -> bool:
+    return not _in_layer(name) and "embed" not in name and name.endswith(".weight")
+
+
+def draft_of(model: PreTrainedModel, noise: float = 0.02, seed: int = 1) -> PreTrainedModel:
+    """A copy with every weight disturbed by `noise` of its tensor's size: it agrees often, not always."""
+    draft = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in draft.parameters():
+        size = weight.square().mean().sqrt()
+        weight.data.add_(noise * size * torch.randn(weight.shape, generator=generator))
+    return draft
+
+
+def ragged_prompts(num: int, vocab: int, seed: int, longest: int = 20) -> list[list[int]]:
+    """Random prompts of different lengths as far as `longest` allows: the first has one token, the second `longest`."""
+    generator = torch.Generator().manual_seed(seed)
+    between = (torch.randperm(max(longest - 2, 1), generator=generator) + 2).tolist()
+    lengths = [1, longest, *(between[i % len(between)] for i in range(num - 2))][:num]
+    return [torch.randint(1, vocab, (length,), generator=generator).tolist() for length in lengths]
+
+
+def plain_greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """The oracle: the new tokens of `model.generate` for one unpadded prompt."""
+    check_stock(model)
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens)
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+def check_stock(model: PreTrainedModel) -> None:
+    """An oracle must not run through the code it judges."""
+    used = model.config._attn_implementation
+    assert used in ("eager", "sdpa"), f"the model was left with attention {used!r}, so it is no oracle"
+
+
+def disturbed_models() -> list[str]:
+    """Cached models whose weights or mode a test has changed since they were built."""
+    return [repr(key) for key, model in _built.items() if model.training or _versions(model) != _fresh[key]]
+
+
+def _versions(model: PreTrainedModel) -> int:
+    return sum(weight._version for weight in model.parameters())
