@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import ops
+from forerun.drafters.silence import silent
 from forerun.math.laws import LogitLaw, warp
 from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext
@@ -41,6 +42,8 @@ def draft_with(
     `stop_below` ends a row's draft after a token the draft itself gave less than that probability. The token is kept: a rule
     that looked at a token and then dropped it would bend the law.
     """
+    if not any(context.max_lengths):
+        return silent(len(context.rows), context.vocab_size, context.device)
     growing = _Growing([[] for _ in context.rows], [[] for _ in context.rows])
     wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
     feed = [list(blocks[b]) for b in wanting]

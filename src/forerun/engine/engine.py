@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forerun import ops
+from forerun.drafters.silence import silent
 from forerun.engine.adjust import adjuster
 from forerun.engine.commit import commit
 from forerun.engine.request import FinishReason, Request
@@ -19,7 +20,7 @@ from forerun.engine.shelf import Shelf
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
 from forerun.errors import ForerunWarning, InvalidArgument
-from forerun.math.laws import LogitLaw, PointMass
+from forerun.math.laws import LogitLaw
 from forerun.math.random import draft_uniforms
 from forerun.models.scorer import Scorer
 from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
@@ -175,7 +176,7 @@ class Engine:
         """Ask policy and drafter. A drafter that fails costs its draft, never the round."""
         lengths = self.policy.lengths(view) if self.drafter is not None else (0,) * len(batch)
         if not any(lengths):
-            return self._silence(len(batch))
+            return silent(len(batch), self.target.vocab_size, self.target.device)
         assert self.drafter is not None
         context = DraftContext(
             rows=view.rows,
@@ -192,18 +193,13 @@ class Engine:
             _check(draft, context)
         except Exception as error:
             self._warn(error)
-            return self._silence(len(batch))
+            return silent(len(batch), self.target.vocab_size, self.target.device)
         return self._trimmed(draft, self.policy.trim(view, draft)) if draft.deterministic else draft
 
     def _trimmed(self, draft: Draft, lengths: tuple[int, ...]) -> Draft:
         kept = torch.tensor(lengths, device=draft.lengths.device)
         width = max(lengths)
         return Draft(draft.tokens[:, :width], kept, draft.law, True, draft.evidence)
-
-    def _silence(self, rows: int) -> Draft:
-        tokens = torch.zeros(rows, 0, dtype=torch.long, device=self.target.device)
-        lengths = torch.zeros(rows, dtype=torch.long, device=self.target.device)
-        return Draft(tokens, lengths, PointMass(tokens, self.target.vocab_size), True)
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:

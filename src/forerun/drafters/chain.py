@@ -1,0 +1,139 @@
+"""Several drafters, one behind the other: the first that has something to say speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import InvalidArgument
+from forerun.math.laws import MixedLaw, PointMass
+from forerun.types import Draft, DraftContext, Drafter, Law
+
+if TYPE_CHECKING:
+    from forerun.models.scorer import Scorer
+
+# Each drafter has this many evidence classes of its own; higher ones count as its highest.
+CLASSES = 16
+
+
+class Chain:
+    """Asks drafters in order; each row takes the first draft that is not empty.
+
+    Put the cheap and picky ones first: `Chain(PromptLookup(min_ngram=2), NgramTable.load(path))`. Whether a drafter
+    speaks must follow from the history alone: one that draws a token, looks at it and then stays silent bends the law.
+    """
+
+    def __init__(self, *drafters: Drafter) -> None:
+        if not drafters:
+            raise InvalidArgument("Chain() has no drafters: give it at least one")
+        parts: list[Drafter] = []
+        for drafter in drafters:  # a chain in a chain is spelt out, so that evidence classes stay apart
+            parts += drafter.drafters if isinstance(drafter, Chain) else [drafter]
+        self.drafters: tuple[Drafter, ...] = tuple(parts)
+
+    def propose(self, context: DraftContext) -> Draft:
+        """The first draft of each row that is not empty; drafters nobody is left for are not asked."""
+        rooms = context.max_lengths
+        answers = []
+        for number, drafter in enumerate(self.drafters):
+            if not any(rooms):
+                break
+            draft = drafter.propose(replace(context, max_lengths=rooms))
+            # Nobody speaks after the last one, so there is no need to wait for a device to say which rows it left out.
+            is_last = number + 1 == len(self.drafters)
+            lengths = rooms if is_last or not draft.width else draft.lengths.tolist()
+            takes = tuple(bool(room and length and draft.width) for room, length in zip(rooms, lengths, strict=True))
+            if any(takes):
+                answers.append(_Answer(number, draft, takes))
+            rooms = tuple(0 if taken else room for room, taken in zip(rooms, takes, strict=True))
+        return _combine(answers, context)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Every drafter hears of it, those that were not asked too."""
+        for drafter in self.drafters:
+            drafter.rewind(rows, lengths)
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        """Passed on to the drafters that want to know their target."""
+        for drafter in self.drafters:
+            if bind := getattr(drafter, "bind", None):
+                bind(target, tokenizer)
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        """Passed on to the drafters that keep state per row."""
+        for drafter in self.drafters:
+            if admit := getattr(drafter, "admit", None):
+                admit(row, prompt)
+
+    def release(self, row: int) -> None:
+        """Passed on to the drafters that keep state per row."""
+        for drafter in self.drafters:
+            if release := getattr(drafter, "release", None):
+                release(row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A draft, and the rows that take it."""
+
+    number: int  # of the drafter in the chain
+    draft: Draft
+    takes: tuple[bool, ...]
+
+    def evidence(self, row: int) -> int:
+        own = self.draft.evidence[row] if self.draft.evidence is not None else 0
+        return self.number * CLASSES + min(own, CLASSES - 1)
+
+
+def _combine(answers: Sequence[_Answer], context: DraftContext) -> Draft:
+    """One draft in which every row is the one it took; rows no one spoke for have length 0."""
+    count, device = len(context.rows), context.device
+    width = max((answer.draft.width for answer in answers), default=0)
+    tokens = torch.zeros(count, width, dtype=torch.int64, device=device)
+    lengths = torch.zeros(count, dtype=torch.int64, device=device)
+    choice = torch.zeros(count, dtype=torch.int64, device=device)
+    evidence = [0] * count
+    for i, answer in enumerate(answers):
+        takes = torch.tensor(answer.takes, device=device)
+        tokens = torch.where(takes.unsqueeze(1), _widen(answer.draft.tokens, width), tokens)
+        lengths = torch.where(takes, answer.draft.lengths, lengths)
+        choice = torch.where(takes, i, choice)
+        evidence = [answer.evidence(b) if taken else evidence[b] for b, taken in enumerate(answer.takes)]
+    return Draft(
+        tokens=tokens,
+        lengths=lengths,
+        law=_law(answers, choice, tokens, context.vocab_size),
+        deterministic=all(answer.draft.deterministic for answer in answers),
+        evidence=tuple(evidence),
+    )
+
+
+def _law(answers: Sequence[_Answer], choice: Tensor, tokens: Tensor, vocab_size: int) -> Law:
+    if not answers:
+        return PointMass(tokens, vocab_size)
+    if len(answers) == 1:
+        return answers[0].draft.law
+    return MixedLaw(choice, tuple(_Narrow(answer.draft.law, answer.draft.width) for answer in answers))
+
+
+def _widen(positions: Tensor, width: int) -> Tensor:
+    """[B, K] -> [B, width], zeros where there was nothing."""
+    return torch.nn.functional.pad(positions, (0, width - positions.shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Narrow:
+    """A law of `width` positions beside wider ones; no row that follows it is asked about more."""
+
+    law: Law
+    width: int
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return _widen(self.law.of(tokens[:, : self.width]), tokens.shape[1])
+
+    def at(self, position: Tensor) -> Tensor:
+        return self.law.at(position.clamp(max=self.width - 1))
