@@ -1,0 +1,257 @@
+"""Probability laws: what temperature, top-k, top-p and min-p make of logits, and the forms in which a law is held.
+
+Work is in float64 where the logits are, else in float32. Sums run over tiles of fixed size, so that the bits of a row
+do not depend on how many rows are beside it, and a kernel can add up in the same order.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from forerun.types import Law, LawParams
+
+TILE = 1024
+TOP_P_WIDTH = 256  # the nucleus is looked for among that many tokens first, then among eight times as many, and so on
+
+
+def warp(logits: Tensor, params: LawParams) -> Tensor:
+    """Unnormalised log-weights [N, V] after temperature, top-k, top-p and min-p, in that order; -inf where cut.
+
+    Each truncation is a threshold on the weight: a token tied with the last one kept is kept, so that the law does not
+    depend on ids. A greedy row is one-hot, at the lowest id among the most likely. The most likely token is never cut.
+    """
+    weights = working(logits)
+    if params.all_greedy:
+        return one_hot_log(weights.argmax(dim=-1), weights)
+    sampled = params.temperature > 0
+    if params.any_scaled:
+        weights = _scale(weights, params.temperature)
+    if params.any_top_k:
+        weights = _cut(weights, _top_k_threshold(weights, params.top_k * sampled))
+    if params.any_top_p:
+        weights = _cut(weights, _top_p_threshold(weights, torch.where(sampled, params.top_p, 1.0)))
+    if params.any_min_p:
+        weights = _cut(weights, weights.amax(dim=-1) + params.min_p.log().to(weights.dtype))
+    if params.any_greedy:
+        weights = torch.where(sampled.unsqueeze(-1), weights, one_hot_log(working(logits).argmax(dim=-1), weights))
+    return weights
+
+
+def working(logits: Tensor) -> Tensor:
+    """The dtype the mathematics is done in."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def one_hot_log(index: Tensor, like: Tensor) -> Tensor:
+    """Log-weights of point masses: 0 at `index` [N], -inf elsewhere, shaped like `like` [N, V]."""
+    return torch.full_like(like, -torch.inf).scatter_(-1, index.unsqueeze(-1), 0.0)
+
+
+def _cut(weights: Tensor, threshold: Tensor) -> Tensor:
+    return weights.masked_fill(weights < threshold.unsqueeze(-1), -torch.inf)
+
+
+def _scale(weights: Tensor, temperature: Tensor) -> Tensor:
+    """Divide by the temperature, the row's peak moved to 0 first so that tiny temperatures stay finite.
+
+    Rows at temperature 1 (and greedy ones, dealt with later) keep their bits.
+    """
+    limits = torch.finfo(weights.dtype)
+    plain = (temperature == 1) | (temperature == 0)
+    divisor = torch.where(plain, 1.0, temperature).clamp(limits.tiny, limits.max).to(weights.dtype)
+    shift = weights.amax(dim=-1).masked_fill(plain, 0.0)
+    return (weights - shift.unsqueeze(-1)) / divisor.unsqueeze(-1)
+
+
+def _top_k_threshold(weights: Tensor, top_k: Tensor) -> Tensor:
+    """The k-th largest weight of each row; -inf where k is 0 or covers the vocabulary."""
+    active = (top_k > 0) & (top_k < weights.shape[-1])
+    top_k = top_k * active
+    largest = weights.topk(max(int(top_k.max()), 1), dim=-1).values
+    return _entry(largest, top_k).masked_fill(~active, -torch.inf)
+
+
+def _top_p_threshold(weights: Tensor, top_p: Tensor) -> Tensor:
+    """The weight at which the most likely tokens first hold a mass of `top_p`; -inf where it is 1 or more."""
+    active = top_p < 1
+    log_mass = log_sum_exp(weights)
+    width = 0
+    while width < weights.shape[-1]:
+        width = min(max(width * 8, TOP_P_WIDTH), weights.shape[-1])
+        largest = weights.topk(width, dim=-1).values
+        held = (largest.double() - log_mass.double().unsqueeze(-1)).exp().cumsum(dim=-1)
+        if not bool((active & (held[:, -1] < top_p)).any()):
+            break
+    num_kept = 1 + (held[:, :-1] < top_p.unsqueeze(-1)).sum(dim=-1)
+    return _entry(largest, num_kept).masked_fill(~active, -torch.inf)
+
+
+def _entry(sorted_weights: Tensor, count: Tensor) -> Tensor:
+    """The last of the `count` [N] largest weights."""
+    return sorted_weights.gather(-1, (count - 1).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+
+
+def log_sum_exp(weights: Tensor) -> Tensor:
+    """Log of the total mass of log-weights [N, V] -> [N]. NaN where a row holds NaN or +inf, or nothing but -inf."""
+    peak = weights.amax(dim=-1)
+    mass = tile_sums((weights - peak.unsqueeze(-1)).exp()).sum(dim=-1)
+    return peak + mass.log().to(weights.dtype)
+
+
+def tile_sums(weights: Tensor) -> Tensor:
+    """Sums over tiles of TILE entries, the last one possibly shorter: [N, V] -> [N, ceil(V / TILE)] float64."""
+    whole = weights.shape[-1] // TILE * TILE
+    sums = weights[:, :whole].reshape(weights.shape[0], whole // TILE, TILE).sum(dim=-1, dtype=torch.float64)
+    if whole == weights.shape[-1]:
+        return sums
+    return torch.cat((sums, weights[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64)), dim=-1)
+
+
+def draw(weights: Tensor, u: Tensor) -> Tensor:
+    """Inverse CDF: from unnormalised weights [B, V] >= 0 and uniforms [B] in [0, 1), token ids [B] int64.
+
+    First the tile, then the token inside it, accumulated in float64. A token of weight 0 is never returned; where
+    rounding carries u past the end, the last token of positive weight is. Tiles that hold NaN or infinity count as
+    empty, and a row without any positive weight gives 0: both only happen to rows that are flagged as not finite.
+    """
+    sums = tile_sums(weights).nan_to_num(0.0, posinf=0.0)
+    tile, rest = _pick(sums, u * sums.sum(dim=-1))
+    column = tile.unsqueeze(-1) * TILE + torch.arange(min(TILE, weights.shape[-1]), device=weights.device)
+    inside = weights.gather(-1, column.clamp(max=weights.shape[-1] - 1)).double()
+    inside = inside.masked_fill(column >= weights.shape[-1], 0.0)
+    return tile * TILE + _pick(inside, rest)[0]
+
+
+def _pick(weights: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+    """The first entry at which the running sum of `weights` [B, M] passes `goal` [B], and what of the goal is left."""
+    running = weights.cumsum(dim=-1)
+    column = torch.arange(weights.shape[-1], device=weights.device)
+    last = torch.where(weights > 0, column, 0).amax(dim=-1)
+    index = torch.minimum((running <= goal.unsqueeze(-1)).sum(dim=-1), last).unsqueeze(-1)
+    before = running.gather(-1, (index - 1).clamp(min=0)).masked_fill(index == 0, 0.0)
+    return index.squeeze(-1), goal - before.squeeze(-1)
+
+
+class LogitLaw:
+    """The law that logits and sampling parameters define, held as log-weights and one normaliser a position.
+
+    `index[b, i]` is the row of `logits` that holds position i of batch row b; past a row's length it may hold anything.
+    `owner[n]` is the batch row whose parameters shape row n of `logits`. With `vocab_size`, ids at or past it are cut
+    before anything else, and the law is 0 on ids the logits do not have.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,  # [N, V]
+        index: Tensor,  # [B, K] int64
+        params: LawParams,  # B rows
+        owner: Tensor,  # [N] int64
+        vocab_size: int | None = None,
+    ) -> None:
+        self.vocab_size = logits.shape[-1] if vocab_size is None else vocab_size
+        self._logits = logits[:, : self.vocab_size]
+        self._index = index.clamp(0, max(logits.shape[0] - 1, 0))
+        self._params = params
+        self._owner = owner
+
+    @classmethod
+    def dense(cls, logits: Tensor, params: LawParams, vocab_size: int | None = None) -> LogitLaw:
+        """From logits [B, K, V], as many positions in every row."""
+        rows, width, vocab = logits.shape
+        index = torch.arange(rows * width, device=logits.device)
+        owner = index // max(width, 1)
+        return cls(logits.reshape(rows * width, vocab), index.reshape(rows, width), params, owner, vocab_size)
+
+    def of(self, tokens: Tensor) -> Tensor:
+        rows = self._index[:, : tokens.shape[1]]
+        known = (tokens >= 0) & (tokens < self._logits.shape[-1])
+        weights = self._log_weights[rows, tokens.clamp(0, self._logits.shape[-1] - 1)]
+        return (weights - self._log_mass[rows]).exp() * known
+
+    def at(self, position: Tensor) -> Tensor:
+        rows = self._row(position)
+        law = (self._log_weights[rows] - self._log_mass[rows].unsqueeze(-1)).exp()
+        missing = self.vocab_size - law.shape[-1]
+        return pad(law, (0, missing)) if missing else law
+
+    def finite(self, counts: Tensor) -> Tensor:
+        """Whether the first `counts[b]` positions of each row hold no NaN or +inf and offer some token: [B] bool."""
+        column = torch.arange(self._index.shape[1], device=counts.device)
+        return (self._usable[self._index] | (column >= counts.unsqueeze(-1))).all(dim=-1)
+
+    def _row(self, position: Tensor) -> Tensor:
+        last = self._index.shape[1] - 1
+        return self._index.gather(1, position.clamp(0, last).unsqueeze(-1)).squeeze(-1)
+
+    @cached_property
+    def _log_weights(self) -> Tensor:  # [N, V]
+        return warp(self._logits, self._params.select(self._owner))
+
+    @cached_property
+    def _log_mass(self) -> Tensor:  # [N]
+        if self._params.all_greedy:
+            return self._log_weights.new_zeros(self._log_weights.shape[0])
+        return log_sum_exp(self._log_weights)
+
+    @cached_property
+    def _usable(self) -> Tensor:  # [N] bool; the peak is NaN, +inf or -inf exactly where the row is unusable
+        return self._logits.amax(dim=-1).isfinite()
+
+
+class SparseLaw:
+    """A law on few tokens: those named have the probabilities given, all others 0. Padding entries carry 0."""
+
+    def __init__(self, ids: Tensor, probs: Tensor, vocab_size: int) -> None:
+        self.ids = ids  # [B, K, S] int64
+        self.probs = probs  # [B, K, S]
+        self.vocab_size = vocab_size
+
+    def of(self, tokens: Tensor) -> Tensor:
+        width = tokens.shape[1]
+        return ((self.ids[:, :width] == tokens.unsqueeze(-1)) * self.probs[:, :width]).sum(dim=-1)
+
+    def at(self, position: Tensor) -> Tensor:
+        where = position.clamp(0, self.ids.shape[1] - 1).reshape(-1, 1, 1).expand(-1, 1, self.ids.shape[2])
+        ids = self.ids.gather(1, where).squeeze(1).clamp(0, self.vocab_size - 1)
+        law = self.probs.new_zeros(ids.shape[0], self.vocab_size)
+        return law.scatter_add_(1, ids, self.probs.gather(1, where).squeeze(1))
+
+
+class PointMass:
+    """The law of a draft that was not drawn: prompt lookup, n-grams, a greedy draft model."""
+
+    def __init__(self, tokens: Tensor, vocab_size: int) -> None:
+        self.tokens = tokens  # [B, K] int64
+        self.vocab_size = vocab_size
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return (tokens == self.tokens[:, : tokens.shape[1]]).float()
+
+    def at(self, position: Tensor) -> Tensor:
+        where = position.clamp(0, self.tokens.shape[1] - 1).unsqueeze(-1)
+        token = self.tokens.gather(1, where).clamp(0, self.vocab_size - 1)
+        return torch.zeros(token.shape[0], self.vocab_size, device=token.device).scatter_(1, token, 1.0)
+
+
+class MixedLaw:
+    """Each row has a law of its own kind: row b follows `laws[choice[b]]`."""
+
+    def __init__(self, choice: Tensor, laws: tuple[Law, ...]) -> None:
+        self.choice = choice  # [B] int64
+        self.laws = laws
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return self._select([law.of(tokens) for law in self.laws])
+
+    def at(self, position: Tensor) -> Tensor:
+        return self._select([law.at(position) for law in self.laws])
+
+    def _select(self, answers: list[Tensor]) -> Tensor:
+        chosen = answers[0]
+        for i, answer in enumerate(answers[1:], start=1):
+            chosen = torch.where((self.choice == i).unsqueeze(-1), answer, chosen)
+        return chosen

@@ -1,0 +1,74 @@
+"""Bias and penalties: the part of the law that depends on the row's own history, advanced along the draft."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from forerun.config import SamplingParams
+from forerun.errors import InvalidArgument
+from forerun.math.laws import working
+
+
+def adjust(
+    logits: Tensor,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    drafted: Sequence[int],
+    params: SamplingParams,
+    forbid: Sequence[int] = (),
+    min_new_tokens: int = 0,
+) -> Tensor:
+    """Logits [n, V] of consecutive positions of one row -> a new tensor: bias, repetition, presence and frequency.
+
+    Position i has seen `output` and the first i of `drafted` (at least n - 1 tokens). The ids in `forbid` are cut at
+    positions before which fewer than `min_new_tokens` were emitted. Seen ids the logits do not have are passed over.
+    """
+    assert len(drafted) >= logits.shape[0] - 1, "every position after the first follows a drafted token"
+    adjusted = working(logits).clone()
+    drafted = drafted[: max(logits.shape[0] - 1, 0)]
+    if params.logit_bias:
+        _add_bias(adjusted, params.logit_bias)
+    if params.repetition_penalty != 1:
+        seen = _counts(adjusted, (*prompt, *output), drafted)
+        _penalise_repetition(adjusted, *seen, params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        ids, counts = _counts(adjusted, output, drafted)
+        adjusted[:, ids] -= params.presence_penalty * counts.clamp(max=1) + params.frequency_penalty * counts
+    early = max(min_new_tokens - len(output), 0)
+    if early and forbid:
+        adjusted[:early, _known(forbid, adjusted)] = -torch.inf
+    return adjusted
+
+
+def _add_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
+    vocab = logits.shape[-1]
+    if max(bias) >= vocab:
+        raise InvalidArgument(f"logit_bias={{{max(bias)}: ...}}: the vocabulary ends at {vocab - 1}; remove that id")
+    ids = torch.tensor(list(bias), device=logits.device)
+    logits[:, ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
+
+
+def _penalise_repetition(logits: Tensor, ids: Tensor, counts: Tensor, penalty: float) -> None:
+    old = logits[:, ids]
+    logits[:, ids] = torch.where(counts > 0, torch.where(old < 0, old * penalty, old / penalty), old)
+
+
+def _counts(logits: Tensor, history: Iterable[int], drafted: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The ids met anywhere, [U], and how often each was met before every position, [n, U]."""
+    before = Counter(history)
+    ids = _known((*before, *drafted), logits)
+    counts = torch.tensor([before[i] for i in ids], dtype=logits.dtype).repeat(logits.shape[0], 1)
+    column = {token: i for i, token in enumerate(ids)}
+    for i, token in enumerate(drafted):
+        if token in column:
+            counts[i + 1 :, column[token]] += 1
+    return torch.tensor(ids, dtype=torch.int64, device=logits.device), counts.to(logits.device)
+
+
+def _known(ids: Iterable[int], logits: Tensor) -> list[int]:
+    """Each id once, those the logits have."""
+    return [token for token in dict.fromkeys(ids) if 0 <= token < logits.shape[-1]]

@@ -1,0 +1,166 @@
+"""Verification: how many draft tokens the target keeps, and the token that follows them.
+
+`p` is the target's law and `q` the draft's, as in Leviathan et al. (arXiv:2211.17192). Every rule here is lossless:
+what is emitted follows p, whatever q is. Positions past a row's length are garbage and change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from forerun.math.laws import draw, tile_sums
+from forerun.math.random import Draws, Stream, span, uniforms
+from forerun.types import Draft, Keys, Law, Rule, Verdict
+
+
+class TargetLaw(Law, Protocol):
+    """The target's law at every draft position and one more, which can say where its logits were broken."""
+
+    def finite(self, counts: Tensor) -> Tensor:
+        """Whether the first `counts[b]` positions of each row are usable: [B] bool."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The uniforms of one round."""
+
+    accept: Tensor  # [B, K] float64, one a draft token
+    final: Tensor  # [B, K + 1] float64, for the token drawn at each position the round may end at
+
+
+def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
+    """Judge a draft. With `all_greedy` every row's target law is one-hot, and no random number is needed."""
+    noise = quiet(draft) if all_greedy else noise_of(keys, draft.width, rule)
+    num_accepted, next_token = RULES[rule](target, draft, noise)
+    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1))
+
+
+def noise_of(keys: Keys, width: int, rule: Rule) -> Noise:
+    """All random numbers of one round, from one evaluation."""
+    if rule is Rule.COUPLED:
+        own = uniforms(keys, span(Stream.TARGET, width + 1))
+        return Noise(own[:, :width], own)
+    both = uniforms(keys, _accept_and_final(width))
+    return Noise(both[:, :width], both[:, width:])
+
+
+@lru_cache(maxsize=256)
+def _accept_and_final(width: int) -> Draws:
+    return span(Stream.ACCEPT, width) + span(Stream.FINAL, width + 1)
+
+
+def quiet(draft: Draft) -> Noise:
+    """Noise for one-hot targets, whose verdict is the same for any uniforms."""
+    zeros = torch.zeros(draft.tokens.shape[0], draft.width + 1, dtype=torch.float64, device=draft.tokens.device)
+    return Noise(zeros[:, :-1], zeros)
+
+
+def token_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
+    """Modified rejection sampling: each token is kept with probability min(1, p / q), up to the first that is not."""
+    p, q = target.of(draft.tokens), draft.law.of(draft.tokens)
+    num_accepted = count_accepted(p, q, noise.accept, draft.lengths)
+    return num_accepted, _finish(target, draft, num_accepted, None, noise)
+
+
+def block_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
+    """Block verification (Sun et al., arXiv:2403.10444): the longest prefix that its own test keeps."""
+    weight = block_weights(target.of(draft.tokens), draft.law.of(draft.tokens))
+    chance = block_chances(weight, _excess(target, draft, weight), draft.lengths)
+    column = torch.arange(1, draft.width + 1, device=weight.device)
+    passed = (column <= draft.lengths.unsqueeze(-1)) & (noise.accept < chance)
+    num_accepted = pad(torch.where(passed, column, 0), (1, 0)).amax(dim=-1)
+    return num_accepted, _finish(target, draft, num_accepted, pad(weight, (1, 0), value=1.0), noise)
+
+
+def coupled_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
+    """The target draws its own token at every position; the draft is kept for as long as it is the same."""
+    num_accepted = torch.zeros_like(draft.lengths)
+    next_token = draw(target.at(num_accepted), noise.final[:, 0])
+    possible = target.of(draft.tokens) > 0  # False for NaN
+    for i in range(draft.width):
+        alive = num_accepted == i
+        kept = alive & (i < draft.lengths) & possible[:, i] & (next_token == draft.tokens[:, i])
+        if not bool(kept.any()):
+            break
+        num_accepted = num_accepted + kept
+        next_token = torch.where(kept, draw(target.at(num_accepted), noise.final[:, i + 1]), next_token)
+    return num_accepted, next_token
+
+
+RULES: dict[Rule, Callable[[Law, Draft, Noise], tuple[Tensor, Tensor]]] = {
+    Rule.TOKEN: token_rule,
+    Rule.BLOCK: block_rule,
+    Rule.COUPLED: coupled_rule,
+}
+
+
+def count_accepted(p: Tensor, q: Tensor, u: Tensor, lengths: Tensor) -> Tensor:
+    """Length of the accepted prefix: drafted tokens before the first with u * q >= p, or that q could not have drawn.
+
+    The comparison is strict, so that a token the target forbids is never kept, and NaN never passes it.
+    """
+    column = torch.arange(p.shape[1], device=p.device)
+    drafted = column < lengths.unsqueeze(-1)
+    accepted = drafted & (q > 0) & (u * q < p)  # u < p / q, without dividing by zero
+    return accepted.long().cumprod(dim=-1).sum(dim=-1)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """What the draft left of the target's law, unnormalised: the positive part of p - q, [B, V] each.
+
+    Where rounding leaves nothing, or the difference is not finite, p itself. NaN in q counts as 0: such a token cannot
+    have been accepted, so nothing was taken from it.
+    """
+    left = (p - q.nan_to_num(0.0)).clamp(min=0.0)
+    mass = tile_sums(left).sum(dim=-1, keepdim=True)
+    return torch.where((mass > 0) & mass.isfinite(), left, p)
+
+
+def block_weights(p: Tensor, q: Tensor) -> Tensor:
+    """w_i = min(1, w_{i-1} p_i / q_i) for i = 1 .. K: how much of each prefix the target still wants, [B, K]."""
+    ratio = torch.where((q > 0) & (p > 0), p.double() / q.double(), 0.0)
+    weight = torch.ones_like(ratio[:, :1])
+    weights = []
+    for i in range(ratio.shape[1]):
+        weight = (weight * ratio[:, i : i + 1]).clamp(max=1.0)
+        weights.append(weight)
+    return torch.cat(weights, dim=-1) if weights else ratio
+
+
+def block_chances(weight: Tensor, excess: Tensor, lengths: Tensor) -> Tensor:
+    """h_i: S_i / (S_i + 1 - w_i) inside the draft and w_i at its end, [B, K].
+
+    Where both S_i and 1 - w_i vanish, the next token is kept with certainty and the answer is never asked for.
+    """
+    inside = torch.where(excess > 0, excess / (excess + 1 - weight), 0.0)
+    column = torch.arange(1, weight.shape[1] + 1, device=weight.device)
+    return torch.where(column == lengths.unsqueeze(-1), weight, inside)
+
+
+def _excess(target: Law, draft: Draft, weight: Tensor) -> Tensor:
+    """S_i = sum over x of max(0, w_i p_{i+1}(x) - q_{i+1}(x)), [B, K]; one position at a time, so never [B, K, V]."""
+    excess = torch.zeros_like(weight)
+    for i in range(1, draft.width):
+        position = torch.full_like(draft.lengths, i)
+        left = weight[:, i - 1 : i] * target.at(position) - draft.law.at(position).nan_to_num(0.0)
+        excess[:, i - 1] = tile_sums(left.clamp(min=0.0)).sum(dim=-1)
+    return excess
+
+
+def _finish(target: Law, draft: Draft, num_accepted: Tensor, scale: Tensor | None, noise: Noise) -> Tensor:
+    """The correction or bonus at each row's own position; `scale` [B, K + 1] weighs p against q (1 if None)."""
+    where = num_accepted.unsqueeze(-1)
+    weights = target.at(num_accepted)
+    rejected = num_accepted < draft.lengths
+    if bool(rejected.any()):
+        p = weights if scale is None else weights * scale.gather(1, where)
+        weights = torch.where(rejected.unsqueeze(-1), residual(p, draft.law.at(num_accepted)), weights)
+    return draw(weights, noise.final.gather(1, where).squeeze(-1))
