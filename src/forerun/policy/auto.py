@@ -1,0 +1,229 @@
+"""The default policy: draft as long as it pays on this machine with this drafter, and not at all when it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.errors import InvalidArgument
+from forerun.policy.acceptance import Acceptance
+from forerun.policy.cost import DraftCost, Samples, ScoreCost
+from forerun.policy.plan import best_lengths
+from forerun.policy.trust import Trial, Trust
+from forerun.types import BatchView, Draft, RoundOutcome
+
+TRIAL_LENGTH = 4
+TRIAL_HOPE = 0.8  # the acceptance a trial is sized for
+FIRST_LOSS = 1.1  # plain rounds that scoring a second position is assumed to cost before it was measured
+CHEAP = 0.01  # of a plain round: drafts that cost no more are always looked at
+ASKING = -1  # trials of asking at all, told apart from those of an evidence class
+ASK_MEMORY = 32.0
+SPOKEN_MEMORY = 16.0
+
+
+class CostModel:
+    """Lengths that maximise expected tokens per second, from measured costs and followed acceptance.
+
+    It starts with two plain rounds and a draft of one token, then compares. Where no length pays it decodes plainly and
+    spends at most the share `exploration` of the time on trying again. Decisions depend on past rounds and on evidence
+    alone, so the law of the text is untouched. What was learnt outlives requests.
+    """
+
+    def __init__(self, max_length: int = 16, exploration: float = 0.01) -> None:
+        if max_length < 1:
+            raise InvalidArgument(f"max_length={max_length!r}: must be >= 1; use Constant(0) to decode without drafting")
+        if not 0 <= exploration < 1:
+            raise InvalidArgument(f"exploration={exploration!r}: must be a share of the time in [0, 1)")
+        self.max_length = max_length
+        self._acceptance = Acceptance(max_length)
+        self._score = ScoreCost()
+        self._draft = DraftCost()
+        self._trust = Trust(exploration)
+        self._asking = AskingValue()
+        self._spoken = 1.0  # how often a row that was asked had a draft
+        self._judges = False  # whether drafts come to `trim`, so that asking and verifying are two decisions
+        self._asked: tuple[int, ...] = ()
+        self._proposed = 0  # longest draft shown to `trim` in this round
+        self._trial: Trial | None = None
+        self._drafting: frozenset[int] = frozenset()  # requests asked in the round before
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        self._trial = None
+        self._proposed = 0
+        self._asked = self._ask(view, tuple(min(room, self.max_length) for room in view.max_lengths))
+        return self._asked
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        self._judges = True
+        proposed = draft.lengths.tolist()
+        self._proposed = max(proposed, default=0)
+        limits = zip(proposed, view.max_lengths, strict=True)
+        room = tuple(min(length, most, self.max_length) for length, most in limits)
+        if not any(room):
+            return room
+        if not self._score.knows_drafts():
+            return tuple(min(1, most) for most in room)
+        evidence = draft.evidence or (0,) * len(room)
+        free = [0.0] * (self.max_length + 1)  # the draft is there and paid for
+        return self._choose(view, room, evidence, free, spoken=1.0)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        rows = len(outcome.rows)
+        if not rows:
+            return
+        self._learn_costs(outcome)
+        self._learn_acceptance(outcome)
+        if self._score.knows_plain():
+            self._settle(outcome)
+        self._drafting = self._asked_requests(outcome)
+        for request, ended in zip(outcome.request_ids, outcome.ended, strict=True):
+            if ended:
+                self._acceptance.forget(request)
+        if self._acceptance.requests > 4 * rows + 64:  # requests that were aborted never report an end
+            self._acceptance.keep_only(outcome.request_ids)
+
+    def describe(self) -> dict[str, object]:
+        """What the policy believes, in seconds, chances and plain rounds."""
+        known = self._score.rows_known()
+        return {
+            "score_seconds": {rows: [(round(x * rows), s) for x, s in self._score.points(rows)] for rows in known},
+            "draft_seconds": {rows: self._draft.table(rows, self.max_length) for rows in known},
+            "acceptance": self._acceptance.describe(),
+            "spoken": self._spoken,
+            "drafts_are_judged": self._judges,
+            "credit": self._trust.credit,
+            "allowance": self._trust.allowance,
+        }
+
+    def _ask(self, view: BatchView, room: tuple[int, ...]) -> tuple[int, ...]:
+        """Lengths to ask the drafter for."""
+        none = (0,) * len(room)
+        if not any(room) or not self._score.knows_plain():
+            return none
+        if not self._score.knows_drafts():
+            return tuple(min(1, most) for most in room) if self._begin_trial(FIRST_LOSS, 0) else none
+        if self._judges:
+            return room if self._worth_asking(len(room)) else none
+        costs = self._draft.table(len(room), self.max_length)
+        return self._choose(view, room, none, costs, self._spoken)
+
+    def _worth_asking(self, rows: int) -> bool:
+        cost = self._asking.seconds / self._score.plain(rows)
+        if cost <= CHEAP or self._asking.gain > cost:
+            return True
+        if not self._begin_trial(cost, ASKING):
+            return False
+        self._asking.soften()
+        return True
+
+    def _choose(
+        self, view: BatchView, room: Sequence[int], evidence: Sequence[int], draft: Sequence[float], spoken: float
+    ) -> tuple[int, ...]:
+        """The lengths that pay; where none does, those of a trial if one may be paid, else none."""
+        rows = zip(view.request_ids, evidence, room, strict=True)
+        survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
+        score = self._score.table(len(room), sum(room))
+        lengths = best_lengths(survival, score, draft, spoken)
+        return lengths if any(lengths) else self._try(view, room, evidence, score, draft)
+
+    def _try(
+        self, view: BatchView, room: Sequence[int], evidence: Sequence[int], score: Sequence[float], draft: Sequence[float]
+    ) -> tuple[int, ...]:
+        """Lengths that would pay if the most hopeful rows did well."""
+        rates = [self._acceptance.rate(kind) if most else 0.0 for kind, most in zip(evidence, room, strict=True)]
+        hopeful = [min(most, TRIAL_LENGTH) if rate >= 0.9 * max(rates) else 0 for rate, most in zip(rates, room, strict=True)]
+        lengths = best_lengths([[TRIAL_HOPE ** (i + 1) for i in range(most)] for most in hopeful], score, draft)
+        if not any(lengths):
+            lengths = tuple(min(1, most) for most in hopeful)
+        worst = (score[sum(lengths)] - score[0] + draft[max(lengths)]) / score[0]
+        kept = sum(rate**i for rate, length in zip(rates, lengths, strict=True) for i in range(1, length + 1))
+        loss = max(worst - kept / len(room), worst / 4)
+        if not self._begin_trial(loss, evidence[rates.index(max(rates))]):
+            return (0,) * len(room)
+        self._spoken = max(self._spoken, 0.5)
+        for request, kind, length in zip(view.request_ids, evidence, lengths, strict=True):
+            if length:
+                self._acceptance.soften(request, kind)
+        return lengths
+
+    def _begin_trial(self, loss: float, evidence: int) -> bool:
+        trial = self._trust.trial(loss, evidence)
+        self._trial = trial or self._trial
+        return trial is not None
+
+    def _asked_requests(self, outcome: RoundOutcome) -> frozenset[int]:
+        if len(self._asked) != len(outcome.rows):
+            return frozenset()
+        return frozenset(request for request, asked in zip(outcome.request_ids, self._asked, strict=True) if asked)
+
+    def _learn_costs(self, outcome: RoundOutcome) -> None:
+        rows, drafted, longest = len(outcome.rows), sum(outcome.drafted), max(outcome.drafted)
+        if outcome.scored <= 2 * rows * (longest + 1):  # more than that is a prompt that came along
+            self._score.add(rows, rows + drafted, outcome.score_seconds + outcome.verify_seconds)
+        asked = self._asked_requests(outcome)
+        if not asked:
+            return
+        self._asking.time(outcome.draft_seconds)
+        proposed = max(longest, self._proposed)
+        if proposed:
+            self._draft.add(rows, proposed, outcome.draft_seconds, steady=asked <= self._drafting)
+        spoke = sum(map(bool, outcome.drafted)) / len(asked)
+        self._spoken += (min(spoke, 1.0) - self._spoken) / SPOKEN_MEMORY
+
+    def _learn_acceptance(self, outcome: RoundOutcome) -> None:
+        evidence = outcome.evidence or (0,) * len(outcome.rows)
+        columns = (outcome.request_ids, evidence, outcome.drafted, outcome.accepted, outcome.ended)
+        for request, kind, drafted, accepted, ended in zip(*columns, strict=True):
+            if drafted:  # a drafter with nothing to say was not wrong
+                self._acceptance.observe(request, kind, drafted, accepted, ended)
+
+    def _settle(self, outcome: RoundOutcome) -> None:
+        """Compare the round with the plain rounds it replaced."""
+        rows, drafted, asked = len(outcome.rows), sum(outcome.drafted), self._asked_requests(outcome)
+        plain = self._score.plain(rows)
+        won = sum(outcome.accepted) / rows - self._extra(outcome, plain)
+        draft = outcome.draft_seconds / plain
+        if not asked <= self._drafting:
+            draft = min(draft, 0.6)  # reading up on missed text happens once: it should not end a drafter's chance
+        if asked:
+            self._asking.add(won)
+        kept = sum(outcome.accepted) / rows
+        if drafted or draft > CHEAP:
+            tried = sum(min(a + 1, d) for a, d in zip(outcome.accepted, outcome.drafted, strict=True))
+            self._trust.settle(won - draft, kept, tried)
+        if self._trial:
+            self._trust.conclude(self._trial, won - draft, kept)
+        elapsed = (outcome.draft_seconds + outcome.score_seconds + outcome.verify_seconds) / plain
+        self._trust.pass_time(min(elapsed, 4.0), 0.0 if drafted or draft > CHEAP else draft)
+
+    def _extra(self, outcome: RoundOutcome, plain: float) -> float:
+        """Plain rounds that scoring the drafts cost, without what only a warm-up or a hiccup explains."""
+        drafted = sum(outcome.drafted)
+        if not drafted:
+            return 0.0
+        table = self._score.table(len(outcome.rows), drafted)
+        believed = 1.5 * table[drafted] if drafted < len(table) else 2.2 * plain
+        return min(outcome.score_seconds + outcome.verify_seconds, believed) / plain - 1
+
+
+class AskingValue:
+    """What asking a drafter whose drafts can be judged has been worth."""
+
+    def __init__(self) -> None:
+        self._times = Samples()
+        self.gain = 0.5  # plain rounds won per asking, before the cost of drafting; hopeful at first
+        self._weight = 2.0
+
+    @property
+    def seconds(self) -> float:
+        return self._times.seconds if self._times.values else 0.0
+
+    def time(self, seconds: float) -> None:
+        self._times.add(0.0, seconds)
+
+    def add(self, gain: float) -> None:
+        self._weight = min(self._weight + 1, ASK_MEMORY)
+        self.gain += (gain - self.gain) / self._weight
+
+    def soften(self) -> None:
+        """Before asking again after a pause: let the answer count."""
+        self._weight = min(self._weight, 2.0)

@@ -1,0 +1,32 @@
+"""The same draft length in every round."""
+
+from __future__ import annotations
+
+from forerun.errors import InvalidArgument
+from forerun.types import BatchView, Draft, RoundOutcome
+
+
+class Constant:
+    """Draft `n` tokens for every row; 0 is plain decoding."""
+
+    def __init__(self, n: int) -> None:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+            raise InvalidArgument(f"draft length {n!r}: must be an integer >= 0; 0 decodes without drafting")
+        self.n = n
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(min(self.n, room) for room in view.max_lengths)
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        return kept_whole(view, draft)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """A constant has nothing to learn."""
+
+    def __repr__(self) -> str:
+        return f"Constant({self.n})"
+
+
+def kept_whole(view: BatchView, draft: Draft) -> tuple[int, ...]:
+    """What a policy answers to `trim` that does not look at evidence: all that was drafted and fits."""
+    return tuple(min(length, room) for length, room in zip(draft.lengths.tolist(), view.max_lengths, strict=True))

@@ -1,0 +1,197 @@
+"""What a round costs on this machine, learnt from its own timings."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+Points = list[tuple[float, float]]  # (x, seconds), x increasing
+Known = dict[int, tuple[float, float]]  # bucket -> (x, seconds)
+
+WINDOW = 9  # samples a point remembers: enough for the median to ignore a hiccup, few enough to follow a growing context
+TRUSTED = 2  # the first sample of a shape is often a warm-up
+PLAUSIBLE = 1.25  # times what as many plain rounds would cost: a first sample below that was no warm-up
+GENTLE_SLOPE = 0.1  # of a plain round per position and row: the growth assumed beyond the first jump until it is measured
+
+
+class Samples:
+    """Running median of one duration, and where on the axis it was measured."""
+
+    __slots__ = ("seconds", "trusted", "values", "x")
+
+    def __init__(self) -> None:
+        self.values: deque[float] = deque(maxlen=WINDOW)
+        self.seconds = math.inf
+        self.x = 0.0
+        self.trusted = False
+
+    def add(self, x: float, seconds: float, believable: bool = False) -> None:
+        """`believable`: good enough to be trusted without a second one."""
+        self.values.append(seconds)
+        self.x += (x - self.x) / len(self.values)
+        # The lower median: of two samples the faster one, because what disturbs a timing only ever adds to it.
+        self.seconds = sorted(self.values)[(len(self.values) - 1) // 2]
+        self.trusted = self.trusted or believable or len(self.values) >= TRUSTED
+
+
+class ScoreCost:
+    """Seconds to score and verify, by rows and positions.
+
+    Points lie on the axis x = positions / rows, in buckets a quarter octave wide that are the same for every number of rows,
+    so that a batch of 7 can borrow what a batch of 8 has taught.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[int, dict[int, Samples]] = {}  # rows -> bucket -> samples
+        self._cache: dict[tuple[int, int], list[float]] = {}
+        self._points: dict[int, Points] = {}
+
+    def add(self, rows: int, positions: int, seconds: float) -> None:
+        table = self._tables.setdefault(_near(rows), {})
+        known = positions > rows and self.knows_plain()
+        bound = PLAUSIBLE * self.plain(rows) * positions / rows if known else 0.0
+        table.setdefault(_bucket(rows, positions), Samples()).add(positions / rows, max(seconds, 1e-9), seconds <= bound)
+        self._cache.clear()
+        self._points.clear()
+
+    def plain(self, rows: int) -> float:
+        """Seconds of a round without drafts."""
+        return self.table(rows, 0)[0]
+
+    def knows_plain(self) -> bool:
+        return any(0 in table and table[0].trusted for table in self._tables.values())
+
+    def knows_drafts(self) -> bool:
+        """Whether scoring more than one position a row has been measured: nobody can guess that jump."""
+        return any(bucket and samples.trusted for table in self._tables.values() for bucket, samples in table.items())
+
+    def table(self, rows: int, extra: int) -> list[float]:
+        """Seconds for 0, 1, ... up to `extra` drafted positions in all; shorter where that is too far from what is known."""
+        key = (rows, extra)
+        if key not in self._cache:
+            points = self.points(rows)
+            reach = 3 * points[-1][0] if points else 1.0  # three times what is known, so lengths grow by steps
+            furthest = min(extra, int((reach - 1) * rows))
+            self._cache[key] = _read(points, [1 + m / rows for m in range(furthest + 1)])
+        return self._cache[key]
+
+    def points(self, rows: int) -> Points:
+        """Known points for a batch of `rows`, its own before its neighbours', increasing in both coordinates."""
+        if rows not in self._points:
+            own = _trusted(self._tables.get(_near(rows), {}))
+            self._points[rows] = _monotone(_believable(sorted((self._borrowed(rows, own) | own).values())))
+        return self._points[rows]
+
+    def _borrowed(self, rows: int, own: Known) -> Known:
+        """The nearest other table that knows plain rounds, scaled to agree with `own` where both know something."""
+        mine = _near(rows)
+        others = [(other, _trusted(table)) for other, table in self._tables.items() if other != mine]
+        useful = [(len(known) < 2, abs(math.log(other / mine)), other, known) for other, known in others if 0 in known]
+        if not useful:
+            return {}
+        known = min(useful, key=lambda entry: entry[:3])[3]
+        ratios = sorted(own[bucket][1] / known[bucket][1] for bucket in own.keys() & known.keys())
+        scale = ratios[len(ratios) // 2] if ratios else 1.0
+        return {bucket: (x, seconds * scale) for bucket, (x, seconds) in known.items()}
+
+    def rows_known(self) -> list[int]:
+        return sorted(self._tables)
+
+
+class DraftCost:
+    """Seconds to draft, by rows and the longest draft of the round."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, dict[int, Samples]] = {}
+
+    def add(self, rows: int, longest: int, seconds: float, steady: bool) -> None:
+        """`steady`: every drafting row also drafted in the round before, so nobody had to read up on what was missed."""
+        table = self._tables.setdefault(_near(rows), {})
+        samples = table.setdefault(longest, Samples())
+        if steady and not samples.trusted:
+            samples.values.clear()
+        if steady or not samples.trusted:
+            samples.add(longest, seconds, believable=steady)
+
+    def table(self, rows: int, longest: int) -> list[float]:
+        """Seconds for drafts of 0, 1, ..., `longest` tokens; length 0 means that nobody is asked."""
+        mine = _near(rows)
+        for other in sorted(self._tables, key=lambda other: abs(math.log(other / mine))):
+            known = _trusted(self._tables[other]) or {k: (s.x, s.seconds) for k, s in self._tables[other].items()}
+            return _line(_monotone(sorted(known.values())), longest)
+        return [0.0] * (longest + 1)
+
+
+def _line(points: Points, longest: int) -> list[float]:
+    """Through the origin and the points, straight beyond the last."""
+    points = [(0.0, 0.0), *(point for point in points if point[0] > 0)]
+    out = [0.0]
+    index = 0
+    for k in range(1, longest + 1):
+        while index < len(points) - 2 and points[index + 1][0] < k:
+            index += 1
+        (x0, y0), (x1, y1) = points[index], points[min(index + 1, len(points) - 1)]
+        out.append(y0 + (y1 - y0) * (k - x0) / (x1 - x0) if x1 > x0 else y0)
+    return out
+
+
+def _read(points: Points, xs: list[float]) -> list[float]:
+    """Seconds at each of `xs`, which increase: one walk along the points."""
+    if not points:
+        return [0.0 for _ in xs]
+    (last_x, last), slope, index = points[-1], _last_slope(points), 0
+    out = []
+    for x in xs:
+        while index < len(points) and points[index][0] < x:
+            index += 1
+        out.append(_segment(points, index, x) if index < len(points) else last + slope * (x - last_x))
+    return out
+
+
+def _segment(points: Points, index: int, x: float) -> float:
+    """Straight up to point `index`, except that the jump from one position to several is half taken at once."""
+    x1, y1 = points[index]
+    if index == 0 or x == x1:
+        return y1
+    x0, y0 = points[index - 1]
+    share = (x - x0) / (x1 - x0)
+    return y0 + (y1 - y0) * ((1 + share) / 2 if x0 == 1.0 else share)
+
+
+def _last_slope(points: Points) -> float:
+    last_x, last = points[-1]
+    earlier = [point for point in points if 1.0 < point[0] <= last_x / 1.4]  # neighbours are too close for a slope
+    if earlier:
+        x, seconds = earlier[-1]
+        return (last - seconds) / (last_x - x)
+    return GENTLE_SLOPE * points[0][1]
+
+
+def _believable(points: Points) -> Points:
+    """Nothing costs much more than doing it in plain rounds: beyond that, warm-ups and hiccups came together."""
+    plain = points[0][1] if points else 0.0
+    return [(x, min(seconds, PLAUSIBLE * plain * x)) for x, seconds in points]
+
+
+def _monotone(points: Points) -> Points:
+    """More work never costs less: a point above a later one was disturbed, and takes the later one's value."""
+    least = math.inf
+    out: Points = []
+    for x, seconds in reversed(points):
+        least = min(least, seconds)
+        if not out or x < out[-1][0]:
+            out.append((x, least))
+    return out[::-1]
+
+
+def _trusted(table: dict[int, Samples]) -> Known:
+    return {bucket: (samples.x, samples.seconds) for bucket, samples in table.items() if samples.trusted}
+
+
+def _near(rows: int) -> int:
+    """Batches of up to 8 rows are told apart, larger ones by quarter octaves."""
+    return rows if rows <= 8 else round(2 ** (round(4 * math.log2(rows)) / 4))
+
+
+def _bucket(rows: int, positions: int) -> int:
+    return 0 if positions <= rows else max(1, round(4 * math.log2(positions / rows)))

@@ -1,0 +1,92 @@
+"""Rules that lengthen a draft after success and shorten it after failure, without measuring time."""
+
+from __future__ import annotations
+
+from forerun.errors import InvalidArgument
+from forerun.policy.constant import kept_whole
+from forerun.types import BatchView, Draft, RoundOutcome
+
+
+class HfHeuristic:
+    """The rule of transformers' assisted generation, for each row on its own.
+
+    A fully kept draft adds `increase`, any other takes `decrease` away, never below 1. With `persistent` a request starts
+    where the last one to finish stopped (transformers' schedule "heuristic"), otherwise at `start` ("heuristic_transient").
+    """
+
+    def __init__(self, start: int = 5, increase: int = 2, decrease: int = 1, persistent: bool = True) -> None:
+        _at_least(1, start=start)
+        _at_least(0, increase=increase, decrease=decrease)
+        self.start = start
+        self.increase = increase
+        self.decrease = decrease
+        self.persistent = persistent
+        self._opening = start  # where a new request begins
+        self._length: dict[int, int] = {}  # by request id
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        wanted = (self._length.setdefault(request, self._opening) for request in view.request_ids)
+        return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        return kept_whole(view, draft)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        for row, request in enumerate(outcome.request_ids):
+            if outcome.drafted[row]:  # no draft is neither success nor failure
+                # A stop token inside the draft leaves the rest unjudged: that is not a fully kept draft.
+                kept = outcome.accepted[row] == outcome.drafted[row] and not outcome.ended[row]
+                self._length[request] = self._next(self._length.get(request, self._opening), kept)
+            if outcome.ended[row]:
+                self._close(request)
+
+    def _next(self, length: int, kept: bool) -> int:
+        return length + self.increase if kept else max(1, length - self.decrease)
+
+    def _close(self, request: int) -> None:
+        last = self._length.pop(request, self._opening)
+        if self.persistent:
+            self._opening = last
+
+
+class BassHeuristic:
+    """Algorithm 1 of BASS (Qian et al. 2024): one length for the whole batch, led by its luckiest row.
+
+    The bracket around l / modulus is a ceiling: a floor would keep the default 7 after a miss, against the paper's text.
+    """
+
+    def __init__(self, l0: int = 7, increase: int = 2, modulus: int = 10, limit: int = 32) -> None:
+        _at_least(1, l0=l0, modulus=modulus, limit=limit)
+        _at_least(0, increase=increase)
+        if l0 > limit:
+            raise InvalidArgument(f"l0={l0}: must be at most limit={limit}")
+        self.length = l0
+        self.increase = increase
+        self.modulus = modulus
+        self.limit = limit
+        self._missed = False  # s in the paper: a second miss in a row shortens by one more
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(min(self.length, room) for room in view.max_lengths)
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        return kept_whole(view, draft)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        if not any(outcome.drafted):
+            return
+        best = max(outcome.accepted)
+        # A draft cut by a budget or by the drafter cannot reach `length`; the longest really drafted is the mark then.
+        if best == min(self.length, max(outcome.drafted)):
+            self.length = min(self.length + self.increase, self.limit)
+            self._missed = False
+        else:
+            shorter = self.length - -(-self.length // self.modulus) - self._missed
+            self.length = max(1, best, shorter)
+            self._missed = True
+
+
+def _at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise InvalidArgument(f"{name}={value!r}: must be an integer >= {least}")

@@ -1,0 +1,265 @@
+"""The self-tuning length on simulated machines: never much worse than plain decoding, near the best constant length."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from policy.rounds import as_draft, outcome, view
+from policy.simulation import CPU, GPU, World
+
+from forerun.policy import Constant, CostModel
+from forerun.types import Policy
+
+MACHINES = {"cpu": (CPU, 0.0047), "gpu": (GPU, 0.002)}  # with what one drafted token of a draft model costs
+LENGTHS = (0, 1, 2, 4, 6, 8, 12, 16)
+SEEDS = (0, 1, 2)
+
+
+def always(alpha: float) -> Callable[[int, int], float]:
+    return lambda tokens, evidence: alpha
+
+
+def run(policy: Policy, rows: int, generations: int, **world: Any) -> World:
+    result = World(**world)
+    for _ in range(generations):
+        result.generate(policy, [128] * rows)
+    return result
+
+
+def mean_rate(make: Callable[[], Policy], rows: int, generations: int, **world: Any) -> float:
+    """Tokens per second, over several seeds."""
+    worlds = [run(make(), rows, generations, seed=seed, **world) for seed in SEEDS]
+    return sum(w.tokens for w in worlds) / sum(w.seconds for w in worlds)
+
+
+def overhead(make: Callable[[], Policy], rows: int, generations: int = 1, **world: Any) -> float:
+    """Time lost against plain decoding, as a share."""
+    return mean_rate(lambda: Constant(0), rows, generations, **world) / mean_rate(make, rows, generations, **world) - 1
+
+
+def best_constant(rows: int, generations: int, **world: Any) -> float:
+    return max(mean_rate(lambda k=k: Constant(k), rows, generations, **world) for k in LENGTHS)
+
+
+@pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("name", MACHINES)
+def test_useless_drafter_costs_little(name: str, rows: int, judged: bool) -> None:
+    machine, per_token = MACHINES[name]
+    world = {"machine": machine, "alpha": always(0.0), "judged": judged, "draft_seconds": 0.0 if judged else per_token}
+    assert overhead(CostModel, rows, **world) <= 0.03
+    assert overhead(CostModel, rows, generations=4, **world) <= 0.015
+    if name == "cpu" or not judged:  # on a flat machine a free wrong draft costs nobody anything
+        assert overhead(lambda: Constant(4), rows, **world) > 0.1, "the bound would not notice a bad policy"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("judged", "slowness"), [(False, 0.6), (True, 0.2)], ids=["sampled", "judged"])
+def test_useless_and_slow_drafter_costs_little(rows: int, judged: bool, slowness: float) -> None:
+    plain = CPU[rows][rows]
+    costs = {"ask_seconds": slowness * plain} if judged else {"draft_seconds": slowness * plain}
+    world = {"machine": CPU, "alpha": always(0.0), "judged": judged, **costs}
+    assert overhead(CostModel, rows, **world) <= 0.03
+    assert overhead(lambda: Constant(1), rows, **world) > 0.2
+
+
+def test_silent_drafter_costs_little() -> None:
+    world = {"machine": CPU, "alpha": always(0.0), "ask_seconds": 0.005, "say": lambda rng: (0, 0)}
+    assert overhead(CostModel, 1, **world) <= 0.03
+    assert overhead(lambda: Constant(4), 1, **world) > 0.05
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("name", MACHINES)
+def test_near_the_best_constant(name: str, rows: int, alpha: float) -> None:
+    machine, per_token = MACHINES[name]
+    world = {"machine": machine, "alpha": always(alpha), "draft_seconds": per_token}
+    reached = mean_rate(CostModel, rows, 4, **world)
+    best = best_constant(rows, 4, **world)
+    # With one row few tokens decide at first, and whether they pay is close: a wrong start costs more there.
+    assert reached >= (0.85 if rows == 1 else 0.94) * best
+    if alpha == 0.9:
+        assert mean_rate(lambda: Constant(1), rows, 4, **world) < 0.9 * best, "any length would pass"
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", MACHINES)
+def test_near_the_best_constant_when_drafts_are_judged(name: str, rows: int, alpha: float) -> None:
+    world = {"machine": MACHINES[name][0], "alpha": always(alpha), "judged": True}
+    assert mean_rate(CostModel, rows, 4, **world) >= 0.93 * best_constant(rows, 4, **world)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("name", MACHINES)
+def test_follows_a_change_of_text(name: str, rows: int) -> None:
+    """Acceptance 0.9, then 0.1, then 0.9 again."""
+    machine, per_token = MACHINES[name]
+    third = 1500 * rows
+    for seed in SEEDS:
+        world = World(machine, lambda t, e: 0.1 if third < t < 2 * third else 0.9, draft_seconds=per_token, seed=seed)
+        policy, left, marks = CostModel(), {i: 10**6 for i in range(rows)}, []
+        while world.tokens < 3 * third:
+            world.round(policy, left)
+            marks.append((world.tokens, world.seconds))
+        plain = rows / machine[rows][rows]
+        good, bad = rate_between(marks, 0, third), rate_between(marks, third, 2 * third)
+        last = rate_between(marks, 2.7 * third, 3 * third)
+        assert good > 1.35 * plain
+        assert bad > 0.95 * plain
+        assert last > 0.9 * good
+
+
+def rate_between(marks: list[tuple[int, float]], first: float, last: float) -> float:
+    inside = [mark for mark in marks if first <= mark[0] <= last]
+    return (inside[-1][0] - inside[0][0]) / (inside[-1][1] - inside[0][1])
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_only_good_evidence_is_verified(rows: int) -> None:
+    """Class 3 is kept nine times in ten and speaks in a third of the rounds, class 1 is always wrong."""
+
+    def say(rng: random.Random) -> tuple[int, int]:
+        return (3, 8) if rng.random() < 0.33 else (1, 8)
+
+    def alpha(tokens: int, evidence: int) -> float:
+        return 0.9 if evidence == 3 else 0.0
+
+    world = {"machine": CPU, "alpha": alpha, "judged": True, "say": say}
+    policy = CostModel()
+    result = run(policy, rows, 8, **world)
+    late = result.verified[len(result.verified) // 4 :]
+    assert sum(kind == 3 for kind, _ in late) > 0.9 * len(late)
+    assert len(late) > 20
+    rates = {kind: entry["rate"] for kind, entry in policy.describe()["acceptance"].items()}  # type: ignore[attr-defined]
+    assert rates[3] > 0.7 > 0.3 > rates[1]
+    if rows == 1:
+        assert result.rate > 1.1 * best_constant(rows, 8, **world), "no constant length can tell the classes apart"
+
+
+def test_a_lucky_row_drafts_longer() -> None:
+    policy = CostModel()
+    for _ in range(40):
+        lengths = policy.lengths(view(0, 1))
+        accepted = (lengths[0], 0)
+        seconds = 0.02 + 0.0002 * sum(lengths)
+        policy.observe(outcome((0, 1), lengths, accepted, draft_seconds=0.0005 * max(lengths), score_seconds=seconds))
+    lucky, unlucky = policy.lengths(view(0, 1))
+    assert lucky > unlucky
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_warm_ups_and_hiccups_do_not_decide(rows: int) -> None:
+    """Every shape is ten times too slow at first and one round in fifty five times: after that, nearly the best length."""
+    world = {"machine": CPU, "alpha": always(0.9), "draft_seconds": 0.0047}
+    best = best_constant(rows, 4, hiccup=0.02, **world)
+    rates = []
+    for seed in SEEDS:
+        policy, disturbed = CostModel(), World(spike=10.0, hiccup=0.02, seed=seed, **world)  # type: ignore[arg-type]
+        for _ in range(6):
+            disturbed.generate(policy, [128] * rows)
+        calm = World(hiccup=0.02, seed=seed, next_id=10**6, **world)  # type: ignore[arg-type]
+        for _ in range(4):
+            calm.generate(policy, [128] * rows)
+        rates.append(calm.rate)
+    assert sum(rates) / len(rates) > 0.9 * best
+
+
+def test_warm_ups_do_not_make_a_useless_drafter_dear() -> None:
+    disturbed = run(CostModel(), 1, 4, machine=CPU, alpha=always(0.0), spike=10.0)
+    assert 2 <= len(disturbed.verified) <= 6
+
+
+def test_ragged_budgets_and_shrinking_batches() -> None:
+    """Lengths stay inside every row's room (asserted in the simulation) and rows that leave cost nothing learnt."""
+    world = World(CPU, always(0.9), draft_seconds=0.0047)
+    policy = CostModel()
+    for _ in range(4):
+        world.generate(policy, [1, 2, 3, 40, 80, 120, 160, 200])
+    plain = World(CPU, always(0.9))
+    for _ in range(4):
+        plain.generate(Constant(0), [1, 2, 3, 40, 80, 120, 160, 200])
+    assert world.rate > 1.25 * plain.rate
+
+
+def test_a_neighbouring_batch_size_does_not_start_from_nothing() -> None:
+    policy = CostModel()
+    run(policy, 8, 2, machine=GPU, alpha=always(0.9), draft_seconds=0.002)
+    fresh = tuple(range(1000, 1010))
+    assert min(policy.lengths(view(*fresh[:7]))) > 3
+    assert min(policy.lengths(view(*fresh))) > 3
+
+
+def test_finished_and_aborted_requests_are_forgotten() -> None:
+    policy = CostModel()
+    run(policy, 4, 10, machine=GPU, alpha=always(0.5))
+    assert policy._acceptance.requests == 0
+    for request in range(1000):
+        lengths = policy.lengths(view(request))
+        policy.observe(outcome((request,), lengths, lengths))
+    assert policy._acceptance.requests < 100
+
+
+def test_same_inputs_same_lengths() -> None:
+    first, second = (run(CostModel(), 4, 2, machine=CPU, alpha=always(0.7), draft_seconds=0.004, seed=5) for _ in range(2))
+    assert first.verified == second.verified
+    assert first.seconds == second.seconds
+
+
+def test_starts_with_plain_rounds_and_describes_what_it_learnt() -> None:
+    policy = CostModel()
+    assert policy.lengths(view(0)) == (0,)
+    run(policy, 1, 2, machine=CPU, alpha=always(0.9), draft_seconds=0.0047)
+    belief = policy.describe()
+    costs = dict(belief["score_seconds"][1])  # type: ignore[index]
+    assert costs[1] == pytest.approx(0.047, rel=0.06)
+    assert costs[2] == pytest.approx(0.098, rel=0.1)
+    assert belief["draft_seconds"][1][4] == pytest.approx(4 * 0.0047, rel=0.15)  # type: ignore[index]
+    assert belief["acceptance"][0]["rate"] == pytest.approx(0.9, abs=0.1)  # type: ignore[index]
+    assert belief["drafts_are_judged"] is False
+
+
+def test_missing_clocks_are_survived() -> None:
+    policy = CostModel()
+    for _ in range(20):
+        lengths = policy.lengths(view(0, 1))
+        policy.observe(outcome((0, 1), lengths, lengths, score_seconds=0.0))
+    assert min(policy.lengths(view(0, 1))) > 3
+
+
+def test_a_prompt_scored_along_does_not_spoil_the_costs() -> None:
+    policy = CostModel()
+    run(policy, 1, 1, machine=GPU, alpha=always(0.9), draft_seconds=0.002)
+    before = policy.describe()["score_seconds"]
+    lengths = policy.lengths(view(77))
+    result = outcome((77,), lengths, (0,), score_seconds=9.0)
+    policy.observe(type(result)(*[getattr(result, name) if name != "scored" else 700 for name in result.__slots__]))
+    assert policy.describe()["score_seconds"] == before
+
+
+def test_no_trial_without_exploration_once_credit_is_spent() -> None:
+    policy = CostModel(exploration=0.0)
+    result = run(policy, 1, 8, machine=CPU, alpha=always(0.0), draft_seconds=0.0047)
+    assert 1 <= len(result.verified) <= 3
+    tried = run(CostModel(), 1, 8, machine=CPU, alpha=always(0.0), draft_seconds=0.0047)
+    assert len(tried.verified) > len(result.verified)
+
+
+def test_a_round_of_eight_rows_is_decided_quickly() -> None:
+    policy = CostModel()
+    run(policy, 8, 1, machine=GPU, alpha=always(0.8), draft_seconds=0.002)
+    ids = tuple(range(5000, 5008))
+    draft = as_draft((16,) * 8, (0, 1, 2, 3) * 2)
+    rounds = []
+    for _ in range(100):
+        start = time.perf_counter()
+        lengths = policy.lengths(view(*ids))
+        policy.trim(view(*ids), draft)
+        policy.observe(outcome(ids, lengths, (2,) * 8, score_seconds=0.021, draft_seconds=0.01))
+        rounds.append(time.perf_counter() - start)
+    assert sorted(rounds)[50] < 0.002, "far above what a decision may cost, because test machines are busy"
