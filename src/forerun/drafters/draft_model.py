@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from forerun.drafters.autoregressive import draft_with
 from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
+from forerun.math.laws import PointMass
 from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext
 
@@ -43,7 +46,9 @@ class DraftModel:
         self.scorer.release(row)
 
     def propose(self, context: DraftContext) -> Draft:
-        context = self._within_context(context)
+        context = self._within_reach(context)
+        if not any(context.max_lengths):
+            return _nothing(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
         rows = [context.rows[b] for b in wanting]
         unseen = [context.histories[b][self.scorer.length(context.rows[b]) :] for b in wanting]
@@ -57,13 +62,21 @@ class DraftModel:
         for row, length in zip(rows, lengths, strict=True):
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
-    def _within_context(self, context: DraftContext) -> DraftContext:
-        """A draft model may see less far than the target: it falls silent at its own limit."""
-        limit = self.scorer.context_length
-        if limit is None:
-            return context
+    def _within_reach(self, context: DraftContext) -> DraftContext:
+        """A draft model may see less far than the target or lack its last ids: it falls silent where it cannot follow."""
         room = tuple(
-            max(0, min(most, limit - len(history)))
-            for most, history in zip(context.max_lengths, context.histories, strict=True)
+            max(0, min(most, self._room(row, history)))
+            for row, most, history in zip(context.rows, context.max_lengths, context.histories, strict=True)
         )
         return context if room == context.max_lengths else replace(context, max_lengths=room)
+
+    def _room(self, row: int, history: Sequence[int]) -> int:
+        if any(token >= self.scorer.vocab_size for token in history[self.scorer.length(row) :]):
+            return 0
+        limit = self.scorer.context_length
+        return sys.maxsize if limit is None else limit - len(history)
+
+
+def _nothing(context: DraftContext) -> Draft:
+    tokens = torch.zeros(len(context.rows), 0, dtype=torch.long, device=context.device)
+    return Draft(tokens, torch.zeros(len(context.rows), dtype=torch.long, device=context.device), PointMass(tokens, context.vocab_size))

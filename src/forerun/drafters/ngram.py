@@ -180,9 +180,9 @@ def _shape(weights: Floats, params: LawParams) -> Floats:
 def _draw(probs: Floats, uniforms: Floats) -> Integers:
     """Inverse CDF over a few entries that never increase, so that those of probability 0 come last: [B, S] -> [B]."""
     running = probs.cumsum(axis=1)
+    # A float64 below 1 times the total never rounds up to the total, so the last entry is not passed.
     passed: Integers = (running <= uniforms[:, None] * running[:, -1:]).sum(axis=1)
-    last: Integers = (probs > 0).sum(axis=1) - 1
-    return np.minimum(passed, last)  # rounding may carry a uniform past the end
+    return passed
 
 
 def _on_cpu(params: LawParams) -> LawParams:
