@@ -24,7 +24,7 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this fraction as likely as the most likely one."""
     repetition_penalty: float = 1.0
-    """Divide positive logits of tokens seen in prompt or output by this, multiply negative ones (transformers' rule)."""
+    """Divide positive logits of tokens in prompt or output by this, multiply negative ones (as in transformers)."""
     presence_penalty: float = 0.0
     """Subtract from tokens that are in the output (OpenAI's rule)."""
     frequency_penalty: float = 0.0
@@ -52,9 +52,7 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         """Whether the logits depend on more than the model: the cheap path skips adjustment altogether."""
-        return bool(
-            self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias
-        )
+        return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
 
 def _check(good: bool, name: str, value: object, rule: str) -> None:
@@ -72,4 +70,13 @@ def cache_folder() -> Path:
 
 def is_offline() -> bool:
     """Whether the user has told Hugging Face libraries to stay off the network."""
-    return any(os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"} for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(
+        os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    )
+
+
+def data_folder() -> Path | None:
+    """Where prompts for measurements are kept: $FORERUN_DATA, or the folder the tests use, $FORERUN_TEST_DATA."""
+    chosen = os.environ.get("FORERUN_DATA") or os.environ.get("FORERUN_TEST_DATA")
+    return Path(chosen) if chosen else None

@@ -1,7 +1,7 @@
 """One sequence, one screen: the algorithm as the papers print it.
 
-Leviathan et al. (arXiv:2211.17192, Algorithm 1) and Chen et al. (arXiv:2302.01318, Algorithm 2). Short and slow on purpose: this
-is the specification, and the engine must agree with it token for token.
+Leviathan et al. (arXiv:2211.17192, Algorithm 1) and Chen et al. (arXiv:2302.01318, Algorithm 2). Short and slow
+on purpose: this is the specification, and the engine must agree with it token for token.
 """
 
 from __future__ import annotations

@@ -24,9 +24,11 @@ from forerun.types import Drafter, Origin, Policy, Rule
 
 @dataclass(frozen=True, slots=True)
 class GenerateResult:
-    """Everything a call of `generate` made, row by row in the order of the prompts (copies of one prompt side by side)."""
+    """What a call of `generate` made, row by row in the order of the prompts; copies of one prompt are side by side."""
 
-    sequences: Tensor  # [R, L] prompt and output; prompts end in the same column, pads left of them and after the output
+    sequences: (
+        Tensor  # [R, L] prompt and output; prompts end in the same column, pads left of them and after the output
+    )
     rows: tuple[RowResult, ...]
     stats: Stats
     seconds: float
@@ -71,14 +73,15 @@ class GenerateResult:
 class SpeculativeDecoder:
     """Decodes faster with a drafter's help and says exactly what the target would have said.
 
-    `drafter` is any of `DraftModel`, `PromptLookup`, `NgramTable`, `EarlyExit`, `RandomDraft`, `Chain`, one of your own, or
-    None for plain decoding; `policy` is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all lossless.
+    `drafter` is any of `DraftModel`, `PromptLookup`, `NgramTable`, `EarlyExit`, `RandomDraft`, `Chain`, one of your
+    own, or None for plain decoding; `policy` is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all
+    of them lossless.
     """
 
     def __init__(
         self,
         target: PreTrainedModel,
-        drafter: Drafter | None | str = "lookup",
+        drafter: Drafter | str | None = "lookup",
         *,
         policy: str | int | Policy = "auto",
         rule: Rule | str = Rule.TOKEN,
@@ -91,15 +94,15 @@ class SpeculativeDecoder:
         self.policy = as_policy(policy)
         self.drafter = _drafter(drafter)
         scorer = Scorer(target, _choice(Form, attention, "attention"))
-        rule = _choice(Rule, rule, "rule")
-        self.engine = Engine(scorer, self.drafter, self.policy, rule=rule, tokenizer=tokenizer, keep_rows=keep_rows)
+        chosen: Rule = _choice(Rule, rule, "rule")
+        self.engine = Engine(scorer, self.drafter, self.policy, rule=chosen, tokenizer=tokenizer, keep_rows=keep_rows)
 
     def generate(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **keywords: Unpack[GenerateKeywords]
     ) -> GenerateResult:
         """Like `model.generate`, for any batch. Prompts may be padded on either side; the mask says where.
 
-        One deliberate difference: nothing is read from a hidden default. Without sampling parameters decoding is greedy.
+        One deliberate difference: nothing is read from a hidden default. Without sampling parameters it is greedy.
         """
         job = self._job(input_ids, attention_mask, keywords)
         started = self.engine.clock()
@@ -112,7 +115,9 @@ class SpeculativeDecoder:
             raise NonFiniteLogits(rows[0].error)
         stats = _with_seconds(Stats.total([row.stats for row in rows]), self.engine.seconds, before)
         seconds = self.engine.clock() - started
-        return GenerateResult(_sequences(rows, job.pad_token_id, input_ids), rows, stats, seconds, job.num_return_sequences)
+        return GenerateResult(
+            _sequences(rows, job.pad_token_id, input_ids), rows, stats, seconds, job.num_return_sequences
+        )
 
     def stream(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **keywords: Unpack[GenerateKeywords]
@@ -127,7 +132,10 @@ class SpeculativeDecoder:
             yield [replace(entry, row=order[entry.request_id]) for entry in progress]
 
     def as_custom_generate(self) -> Callable[..., Any]:
-        """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`."""
+        """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
+
+        transformers does not hand a `streamer` to such a function: give it to `SpeculativeDecoder.generate` instead.
+        """
 
         def custom_generate(
             model: PreTrainedModel,
@@ -138,9 +146,13 @@ class SpeculativeDecoder:
             **model_kwargs: Any,
         ) -> Any:
             if model is not self.target:
-                raise InvalidArgument("as_custom_generate belongs to another model than the one whose generate was called")
+                raise InvalidArgument(
+                    "as_custom_generate belongs to another model than the one whose generate was called"
+                )
             mask = model_kwargs.get("attention_mask")
-            keywords = keywords_of(generation_config, logits_processor, stopping_criteria, model_kwargs)
+            keywords = keywords_of(
+                generation_config, logits_processor, stopping_criteria, model_kwargs, input_ids.shape[1]
+            )
             result = self.generate(input_ids, mask, **keywords)
             wants_dict = generation_config is not None and generation_config.return_dict_in_generate
             return result if wants_dict else result.sequences
@@ -151,7 +163,9 @@ class SpeculativeDecoder:
         prompts = _unpadded(input_ids, attention_mask)
         job = understand(prompts, keywords, self.target.generation_config or GenerationConfig(), self.tokenizer)
         if job.streamer is not None and len(job.requests) > 1:
-            raise InvalidArgument(f"a streamer takes one sequence and there are {len(job.requests)}; use decoder.stream")
+            raise InvalidArgument(
+                f"a streamer takes one sequence and there are {len(job.requests)}; use decoder.stream"
+            )
         return job
 
     def _run(self, job: Job, results: dict[int, RowResult]) -> Iterator[list[Progress]]:
@@ -161,8 +175,10 @@ class SpeculativeDecoder:
             raise InvalidArgument("another call is still running on this decoder; finish or close its stream first")
         engine.tokenizer = job.tokenizer
         deadline = None if job.max_time is None else engine.clock() + job.max_time
-        numbers = [engine.add(replace(request, deadline=deadline)) for request in job.requests]
+        numbers: list[int] = []
         try:
+            for request in job.requests:  # one that is refused takes those before it along
+                numbers.append(engine.add(replace(request, deadline=deadline)))
             if job.streamer is not None:
                 job.streamer.put(torch.tensor([job.requests[0].prompt]))
             while not engine.is_idle:
@@ -180,10 +196,10 @@ class SpeculativeDecoder:
                 engine.take_results()
 
 
-def _drafter(value: Drafter | None | str) -> Drafter | None:
+def _drafter(value: Drafter | str | None) -> Drafter | None:
     if value == "lookup":
         return PromptLookup()
-    if value is None or not isinstance(value, str) and all(hasattr(value, verb) for verb in ("propose", "rewind")):
+    if value is None or (not isinstance(value, str) and all(hasattr(value, verb) for verb in ("propose", "rewind"))):
         return value
     raise InvalidArgument(f"drafter={value!r}: give an object with the methods propose and rewind, 'lookup', or None")
 
@@ -197,18 +213,20 @@ def _choice(kind: Any, value: Any, name: str) -> Any:
 
 def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
     """Each row's own tokens. Padding may be on either side; a hole in the middle is refused."""
+    if not isinstance(input_ids, Tensor):
+        raise InvalidArgument(f"input_ids is a {type(input_ids).__name__}: give a tensor [batch, length]")
     if input_ids.ndim != 2:
         raise InvalidArgument(f"input_ids has shape {tuple(input_ids.shape)}: give [batch, length]")
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
     if attention_mask.shape != input_ids.shape:
         raise InvalidArgument(
-            f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: they must agree"
+            f"attention_mask is {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: make them agree"
         )
     prompts = []
     for row, (ids, mask) in enumerate(zip(input_ids.tolist(), attention_mask.bool().tolist(), strict=True)):
-        if sum(a != b for a, b in zip(mask, mask[1:], strict=False)) > 2 or (mask and mask[0] and mask[-1] and not all(mask)):
-            raise InvalidArgument(f"attention_mask of row {row} has a hole in the middle; pad on the left or on the right")
+        if "0" in "".join("01"[real] for real in mask).strip("0"):
+            raise InvalidArgument(f"attention_mask of row {row} has a hole in the middle; pad on the left or the right")
         prompts.append([token for token, real in zip(ids, mask, strict=True) if real])
         if not prompts[-1]:
             raise InvalidArgument(f"prompt {row} is empty: give at least one token (a begin-of-sequence id will do)")
@@ -217,10 +235,12 @@ def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int
 
 def _sequences(rows: Sequence[RowResult], pad: int, like: Tensor) -> Tensor:
     """Prompts end in the same column, as in a left-padded batch; outputs are padded on the right."""
-    left = max(max(len(row.request.prompt) for row in rows), like.shape[1])
+    left = max(like.shape[1], *(len(row.request.prompt) for row in rows))
     right = max(len(row.tokens) for row in rows)
     lines = [
-        [pad] * (left - len(row.request.prompt)) + [*row.request.prompt, *row.tokens] + [pad] * (right - len(row.tokens))
+        [pad] * (left - len(row.request.prompt))
+        + [*row.request.prompt, *row.tokens]
+        + [pad] * (right - len(row.tokens))
         for row in rows
     ]
     return torch.tensor(lines, dtype=like.dtype, device=like.device)

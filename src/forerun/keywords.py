@@ -125,7 +125,7 @@ def understand(
     seeds = _spread(_seed(given), len(prompts), "seed")
     budgets = _budgets(given, prompts)
     params = _params(given, len(prompts))
-    eos = _id_set(given["eos_token_id"] if "eos_token_id" in given else model_config.eos_token_id)
+    eos = _id_set(given.get("eos_token_id", model_config.eos_token_id))
     ids = list(given.get("request_ids") or range(len(prompts) * copies))
     if len(ids) != len(prompts) * copies or len(set(ids)) != len(ids):
         raise InvalidArgument(f"request_ids={ids}: give {len(prompts) * copies} different ids, one a sequence")
@@ -170,7 +170,7 @@ def merged(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration carries bookkeeping no keyword has (bos_token_id, assistant settings); those change nothing here."""
+    """A configuration carries bookkeeping no keyword has (bos_token_id, assistant settings): it changes nothing."""
     return {name: value for name, value in fields.items() if name in KNOWN or name in REFUSED}
 
 
@@ -222,7 +222,9 @@ def _params(given: Mapping[str, Any], count: int) -> list[SamplingParams]:
         columns = {name: values for name, values in columns.items() if name not in SAMPLING}
     columns.setdefault("temperature", [1.0 if do_sample else 0.0] * count)
     bias = dict(given.get("logit_bias") or {})
-    return [SamplingParams(**{name: values[i] for name, values in columns.items()}, logit_bias=bias) for i in range(count)]
+    return [
+        SamplingParams(**{name: values[i] for name, values in columns.items()}, logit_bias=bias) for i in range(count)
+    ]
 
 
 def _processors(given: Mapping[str, Any], eos: frozenset[int]) -> tuple[Any, ...]:

@@ -10,24 +10,23 @@ from torch import Tensor
 from forerun.math import attention as attention_reference
 from forerun.math import laws as laws_reference
 from forerun.math import verify as verify_reference
-from forerun.math.attention import Form, Scale
-from forerun.types import Draft, Keys, Law, RaggedRows, Rule, Verdict
+from forerun.math.attention import Plan, Scale
+from forerun.math.verify import TargetLaw
+from forerun.types import Draft, Keys, Rule, Verdict
 
 
 def attend(
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [R, C, Hk, D]
     values: Tensor,  # [R, C, Hk, Dv]
-    rows: RaggedRows,
-    mask: Tensor | None,  # [N, S] bool
+    plan: Plan,
     scale: Scale,
-    form: Form = Form.AUTO,
 ) -> Tensor:  # [N, Hq, Dv]
     """Attention of each row's new tokens over that row's own keys; see `forerun.math.attention.attend`."""
-    return attention_reference.attend(query, keys, values, rows, mask, scale, form)
+    return attention_reference.attend(query, keys, values, plan, scale)
 
 
-def verify(target: Law, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
+def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
 

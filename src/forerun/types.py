@@ -170,7 +170,7 @@ class DraftContext:
 
 
 class Drafter(Protocol):
-    """Whatever proposes tokens. `admit(row, prompt)` and `release(row)` may be added by one that keeps state per row."""
+    """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`."""
 
     def propose(self, context: DraftContext) -> Draft:
         """Guess up to `context.max_lengths[b]` tokens for each row."""

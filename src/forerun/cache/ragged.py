@@ -1,7 +1,7 @@
 """Ragged key/value rows: every row has its own length, and cutting one back is an assignment.
 
-A layer's keys are one tensor [slots, capacity, heads, size]. A row lives in one slot; the token at position i of slot s has
-the address s * capacity + i, so a forward pass writes all its new keys with one indexed copy, whatever the lengths.
+A layer's keys are one tensor [slots, capacity, heads, size]. A row lives in one slot; the token at position i of slot s
+has the address s * capacity + i, so a forward pass writes all its new keys with one indexed copy, whatever the lengths.
 Slots in use are kept side by side (the last one moves into a hole), because attention over neighbours can read keys in
 place. Everything past a row's keys is finite: a slot is wiped when its row leaves, so that no tenant inherits a NaN.
 """

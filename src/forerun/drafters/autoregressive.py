@@ -39,8 +39,8 @@ def draft_with(
 ) -> Draft:
     """Sample up to `max_lengths` tokens a row; `blocks[b]` are the tokens the scorer has not seen yet.
 
-    `stop_below` ends a row's draft after a token the draft itself gave less than that probability. The token is kept: a rule
-    that looked at a token and then dropped it would bend the law.
+    `stop_below` ends a row's draft after a token the draft itself gave less than that probability. The token is kept: a
+    rule that looked at a token and then dropped it would bend the law.
     """
     if not any(context.max_lengths):
         return silent(len(context.rows), context.vocab_size, context.device)

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from forerun.drafters.autoregressive import draft_with
 from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
-from forerun.math.laws import PointMass
 from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext
 
@@ -22,8 +20,8 @@ from forerun.types import Draft, DraftContext
 class DraftModel:
     """Drafts with `model`; keeps a ragged cache of its own that follows the rows.
 
-    After a fully kept draft its cache is one key behind, and after rounds without drafts many: each draft begins by taking
-    in whatever the rows have gained since.
+    After a fully kept draft its cache is one key behind, and after rounds without drafts many: each draft begins by
+    taking in whatever the rows have gained since.
     """
 
     def __init__(
@@ -47,8 +45,6 @@ class DraftModel:
 
     def propose(self, context: DraftContext) -> Draft:
         context = self._within_reach(context)
-        if not any(context.max_lengths):
-            return _nothing(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
         rows = [context.rows[b] for b in wanting]
         unseen = [context.histories[b][self.scorer.length(context.rows[b]) :] for b in wanting]
@@ -63,7 +59,7 @@ class DraftModel:
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
     def _within_reach(self, context: DraftContext) -> DraftContext:
-        """A draft model may see less far than the target or lack its last ids: it falls silent where it cannot follow."""
+        """A draft model may see less far than the target or lack its last ids: there it falls silent."""
         room = tuple(
             max(0, min(most, self._room(row, history)))
             for row, most, history in zip(context.rows, context.max_lengths, context.histories, strict=True)
@@ -75,8 +71,3 @@ class DraftModel:
             return 0
         limit = self.scorer.context_length
         return sys.maxsize if limit is None else limit - len(history)
-
-
-def _nothing(context: DraftContext) -> Draft:
-    tokens = torch.zeros(len(context.rows), 0, dtype=torch.long, device=context.device)
-    return Draft(tokens, torch.zeros(len(context.rows), dtype=torch.long, device=context.device), PointMass(tokens, context.vocab_size))

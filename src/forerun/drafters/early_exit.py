@@ -18,8 +18,8 @@ from forerun.types import Draft, DraftContext
 class EarlyExit:
     """Drafts with the first `num_layers` layers, the final norm and the head of the target.
 
-    The first layers' keys of everything accepted are already in the target's cache, so the draft reads them there, writes
-    its own behind them, and cuts them off again; the target overwrites them when it scores.
+    The first layers' keys of everything accepted are already in the target's cache, so the draft reads them there,
+    writes its own behind them, and cuts them off again; the target overwrites them when it scores.
     """
 
     def __init__(self, num_layers: int, *, stop_below: float | None = None) -> None:
@@ -35,7 +35,9 @@ class EarlyExit:
 
     def propose(self, context: DraftContext) -> Draft:
         if self.scorer is None:
-            raise InvalidArgument("EarlyExit was used before it knew its target; give it to SpeculativeDecoder or Engine")
+            raise InvalidArgument(
+                "EarlyExit was used before it knew its target; give it to SpeculativeDecoder or Engine"
+            )
         before = [self.scorer.length(row) for row in context.rows]
         try:
             return draft_with(self.scorer, context, [history[-1:] for history in context.histories], self.stop_below)
@@ -52,8 +54,8 @@ def shallow(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     path = _layer_list(model, config.num_hidden_layers)
     if num_layers >= config.num_hidden_layers:
         raise InvalidArgument(
-            f"num_layers={num_layers}: {type(model).__name__} has {config.num_hidden_layers} layers; an early exit must "
-            "leave some out"
+            f"num_layers={num_layers}: {type(model).__name__} has {config.num_hidden_layers} layers; an early exit "
+            "must leave some out"
         )
     shorter = copy.copy(config)
     shorter.num_hidden_layers = num_layers
@@ -79,7 +81,9 @@ def _twin(module: Any, config: Any) -> Any:
 
 
 def _layer_list(model: PreTrainedModel, num_layers: int) -> str:
-    for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers and "." not in name.removeprefix(model.base_model_prefix + ".").replace("decoder.", ""):
-            return name
-    raise UnsupportedModel(f"{type(model).__name__}: no list of {num_layers} layers found to exit from early")
+    lists: list[str] = [
+        name for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers
+    ]
+    if not lists:
+        raise UnsupportedModel(f"{type(model).__name__}: no list of {num_layers} layers found to exit from early")
+    return min(lists, key=lambda name: name.count("."))  # a layer may hold a list of its own, of experts say

@@ -13,7 +13,9 @@ from forerun.errors import TokenizerMismatch
 PADDING = 512
 
 
-def check_vocabularies(target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedModel, draft_tokenizer: Any) -> None:
+def check_vocabularies(
+    target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedModel, draft_tokenizer: Any
+) -> None:
     """Raise unless the two models use the same token ids; with both tokenizers at hand that is known, not guessed."""
     if target_tokenizer is not None and draft_tokenizer is not None:
         if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
@@ -30,8 +32,8 @@ def _message(target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedMo
         for model, tokenizer in ((target, target_tokenizer), (draft, draft_tokenizer))
     )
     return (
-        f"target and draft do not share a tokenizer: {names}; choose a draft model of the same family, or a drafter that "
-        "needs none, such as PromptLookup()"
+        f"target and draft do not share a tokenizer: {names}; choose a draft model of the same family, or a drafter "
+        "that needs none, such as PromptLookup()"
     )
 
 

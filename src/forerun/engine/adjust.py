@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import SequenceBiasLogitsProcessor
 
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
@@ -44,13 +45,21 @@ def _process(processors: Sequence[LogitsProcessor], history: list[int], scores: 
         row = processor(ids, row)
         if _state(processor) != before:
             raise InvalidArgument(
-                f"logits processor {type(processor).__name__} changes its own state when called; a draft asks for positions that "
-                "may be taken back, so only processors that depend on their arguments alone can be used"
+                f"logits processor {type(processor).__name__} changes its own state when called; a draft asks for "
+                "positions that may be taken back, so only processors that depend on their arguments alone can be used"
             )
     return row
 
 
 def _state(processor: LogitsProcessor) -> Any:
     """The plain values a processor keeps: enough to notice counters and flags, cheap enough for every call."""
+    if isinstance(
+        processor, SequenceBiasLogitsProcessor
+    ):  # and banned words: tables made once from the vocabulary's size
+        return None
     kept = getattr(processor, "__dict__", {})
-    return {name: copy.copy(value) for name, value in kept.items() if isinstance(value, (int, float, str, list, dict, set, tuple))}
+    return {
+        name: copy.copy(value)
+        for name, value in kept.items()
+        if isinstance(value, (int, float, str, list, dict, set, tuple))
+    }

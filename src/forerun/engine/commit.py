@@ -11,7 +11,10 @@ from forerun.types import Origin, Verdict
 
 
 def commit(batch: list[Row], blocks: list[list[int]], verdict: Verdict, logits: Tensor) -> list[Progress]:
-    """Give every row what it gained. `blocks[b]` is the row's last token and its draft; logits [N, V] are the model's own."""
+    """Give every row what it gained.
+
+    `blocks[b]` is the row's last token and its draft; `logits` [N, V] are the model's own.
+    """
     accepted, following, finite = (t.tolist() for t in (verdict.num_accepted, verdict.next_token, verdict.finite))
     start = 0
     progress = []
@@ -39,8 +42,8 @@ def _fail(row: Row, drafted: int) -> Progress:
     """Logits that are not numbers end the row and nobody else's."""
     row.finish_reason = FinishReason.ERROR
     row.error = (
-        f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights and dtype "
-        "(float16 overflows where bfloat16 does not)"
+        f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights and "
+        "dtype (float16 overflows where bfloat16 does not)"
     )
     row.stats.count(drafted, 0, 0)
     return Progress(row.number, row.request.request_id, (), (), row.finish_reason)
@@ -53,5 +56,8 @@ def _logprobs(logits: Tensor, tokens: list[int], alternatives: int) -> list[Toke
     if not alternatives:
         return [TokenLogprob(token, value) for token, value in zip(tokens, own, strict=True)]
     best = laws.topk(min(alternatives, laws.shape[-1]), dim=-1)
-    tops = [tuple(zip(ids, values, strict=True)) for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    tops = [
+        tuple(zip(ids, values, strict=True))
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]
     return [TokenLogprob(token, value, top) for token, value, top in zip(tokens, own, tops, strict=True)]

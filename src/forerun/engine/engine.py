@@ -29,8 +29,8 @@ from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawPara
 class Engine:
     """Rows in flight behind one target: `add` requests, `step` until `is_idle`, collect `take_results`.
 
-    `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a chat)
-    starts from there.
+    `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
+    chat) starts from there.
     """
 
     def __init__(
@@ -142,12 +142,12 @@ class Engine:
             return request.max_new_tokens
         if len(request.prompt) >= limit:
             raise InvalidArgument(
-                f"the prompt has {len(request.prompt)} tokens and the target's context ends at {limit}: shorten the prompt"
+                f"the prompt has {len(request.prompt)} tokens, the target's context ends at {limit}: shorten the prompt"
             )
         return min(request.max_new_tokens, limit - len(request.prompt))
 
     def _admit(self) -> None:
-        """Take waiting rows in: all but a prompt's last token goes through the target, which the first round then scores."""
+        """Take waiting rows in: all of a prompt but its last token, which the first round then scores."""
         started = self.clock()
         rows, self._waiting = self._waiting, []
         for row in rows:
@@ -241,12 +241,18 @@ class Engine:
         waiting = [row for row in self._waiting if row.finish_reason is not None]
         self._waiting = [row for row in self._waiting if row.finish_reason is None]
         self._results.extend(row.result(self.clock()) for row in waiting)
+        for row in waiting:
+            if self.shelf.take(row.number) is not None:  # it had claimed a kept row
+                self._release(row.number)
         for row in [row for row in self._running.values() if row.finish_reason is not None]:
             del self._running[row.number]
             self._results.append(row.result(self.clock()))
             for number in self.shelf.put(row.number, row.history, broken=row.error is not None):
-                self.target.release(number)
-                self._call_drafter("release", number)
+                self._release(number)
+
+    def _release(self, number: int) -> None:
+        self.target.release(number)
+        self._call_drafter("release", number)
 
     def _call_drafter(self, verb: str, *arguments: Any) -> None:
         if (method := getattr(self.drafter, verb, None)) is not None:

@@ -54,6 +54,8 @@ class Request:
             raise InvalidArgument(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
         if self.logprobs is not None and self.logprobs < 0:
             raise InvalidArgument(f"logprobs={self.logprobs}: must be >= 0, or None for no log-probabilities")
+        if not -(2**63) <= self.seed < 2**63:
+            raise InvalidArgument(f"seed={self.seed}: must fit 64 bits, sign included")
         if not 0 <= self.request_id < 2**32:
             raise InvalidArgument(f"request_id={self.request_id}: must fit 32 bits")
         if any(not text for text in self.stop_strings):

@@ -80,5 +80,12 @@ class Row:
         assert self.finish_reason is not None
         logprobs = None if self.request.logprobs is None else tuple(self.logprobs)
         return RowResult(
-            self.request, tuple(self.output), tuple(self.origins), self.finish_reason, self.stats, logprobs, now, self.error
+            self.request,
+            tuple(self.output),
+            tuple(self.origins),
+            self.finish_reason,
+            self.stats,
+            logprobs,
+            now,
+            self.error,
         )

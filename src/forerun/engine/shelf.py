@@ -41,7 +41,7 @@ class Shelf:
         return best
 
     def take(self, number: int) -> int | None:
-        """Tokens a claimed row still holds of its new prompt, None for a row that is new. The last one is scored again."""
+        """Tokens a claimed row still holds of its new prompt, None for a row that is new."""
         return self._claimed.pop(number, None)
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+COUNTS_PER_PLACE = (
+    "num_accepted_tokens_per_pos", "num_draft_tokens_per_pos", "num_reached_tokens_per_pos", "acceptance_histogram",
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class Stats:
@@ -20,6 +24,8 @@ class Stats:
     """Entry i: rounds whose draft token i was emitted."""
     num_draft_tokens_per_pos: list[int] = field(default_factory=list)
     """Entry i: rounds that drafted more than i tokens."""
+    num_reached_tokens_per_pos: list[int] = field(default_factory=list)
+    """Entry i: rounds that drafted more than i tokens and kept all before token i."""
     acceptance_histogram: list[int] = field(default_factory=list)
     """Entry n: drafts of which exactly n tokens were emitted."""
     rounds: int = 0
@@ -40,6 +46,9 @@ class Stats:
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
         _bump(self.num_draft_tokens_per_pos, range(drafted))
+        _bump(
+            self.num_reached_tokens_per_pos, range(min(drafted, emitted)), at_least=drafted
+        )  # after a stop nothing is
         _bump(self.num_accepted_tokens_per_pos, range(accepted), at_least=drafted)
         _bump(self.acceptance_histogram, (accepted,), at_least=drafted + 1)
 
@@ -50,7 +59,7 @@ class Stats:
         for part in parts:
             for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "rounds", "num_emitted_tokens"):
                 setattr(total, name, getattr(total, name) + getattr(part, name))
-            for name in ("num_accepted_tokens_per_pos", "num_draft_tokens_per_pos", "acceptance_histogram"):
+            for name in COUNTS_PER_PLACE:
                 _add(getattr(total, name), getattr(part, name))
         return total
 
@@ -77,12 +86,9 @@ class Stats:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """Leviathan's alpha at each position: kept / reached, where a position is reached if all before it were kept."""
-        accepted = self.num_accepted_tokens_per_pos
-        reached = [
-            min(drafted, accepted[i - 1]) if i else drafted for i, drafted in enumerate(self.num_draft_tokens_per_pos)
-        ]
-        return [kept / seen if seen else 0.0 for kept, seen in zip(accepted, reached, strict=True)]
+        """Leviathan's alpha by position: kept / reached, where a position is reached if all before it were kept."""
+        counts = zip(self.num_accepted_tokens_per_pos, self.num_reached_tokens_per_pos, strict=True)
+        return [kept / reached if reached else 0.0 for kept, reached in counts]
 
     def as_dict(self) -> dict[str, Any]:
         """Counts and the rates derived from them, ready for JSON."""
@@ -96,7 +102,8 @@ class Stats:
 
     def __str__(self) -> str:
         by_position = " ".join(f"{rate:.2f}" for rate in self.acceptance_by_position) or "-"
-        seconds = f"drafting {self.draft_seconds:.2f} s, scoring {self.score_seconds:.2f} s, verifying {self.verify_seconds:.2f} s"
+        phases = {"drafting": self.draft_seconds, "scoring": self.score_seconds, "verifying": self.verify_seconds}
+        seconds = ", ".join(f"{name} {value:.2f} s" for name, value in phases.items())
         return (
             f"{self.num_emitted_tokens} tokens in {self.rounds} rounds ({self.tokens_per_round:.2f} a round), accepted "
             f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted ({self.acceptance_rate:.0%}), by position "

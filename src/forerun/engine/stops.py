@@ -7,8 +7,8 @@ from typing import Any
 
 from forerun.engine.request import FinishReason, Request
 
-# A stop string is looked for in the text of the last tokens only. Every token is at least one byte, and up to four bytes
-# make a character, so this many tokens hold it, with room for a multi-byte character cut at the window's edge.
+# A stop string is looked for in the text of the last tokens only. Every token is at least one byte, and up to four
+# bytes make a character, so this many tokens hold it, with room for a multi-byte character cut at the window's edge.
 BYTES_PER_CHARACTER, EDGE = 4, 8
 
 

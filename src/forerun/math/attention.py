@@ -2,7 +2,8 @@
 
 Queries of all rows come packed, one row after the other; each row has its own number of keys. PAD pads the queries and
 reads all rows' keys up to the longest in one batched product; SPLIT makes one product a row and reads nothing twice.
-Both read keys in place: the cache's tensors are only ever sliced, never copied.
+Both read keys in place: the cache's tensors are only ever sliced, never copied. What depends on the rows and the mask
+alone is worked out once a pass (`plan`); every layer then only multiplies (`attend`).
 """
 
 from __future__ import annotations
@@ -39,67 +40,75 @@ class Scale:
     sinks: Tensor | None = None  # [Hq] a learned score per head that attends to nothing
 
 
-def choose_form(rows: RaggedRows) -> Form:
-    """PAD for rows of similar length that lie side by side, SPLIT otherwise."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all layers of one pass that share a mask have in common."""
+
+    rows: RaggedRows
+    form: Form  # PAD or SPLIT
+    group: int  # query heads that share a key head
+    seen: tuple[Tensor | None, ...]  # folded masks [b, 1, group * T, S]: one for PAD, one a row for SPLIT
+    place: Tensor | None  # [B, T] for PAD where drafts differ in length: see `pad_index`
+
+
+def choose_form(rows: RaggedRows, wanted: Form = Form.AUTO) -> Form:
+    """PAD for rows of similar length, SPLIT otherwise. PAD needs neighbouring slots, which it reads as one block."""
     first = rows.slots[0]
-    side_by_side = rows.slots == tuple(range(first, first + len(rows.slots)))
-    if not side_by_side:
+    if rows.slots != tuple(range(first, first + len(rows.slots))):
         return Form.SPLIT
+    if wanted is not Form.AUTO:
+        return wanted
     padded = len(rows.slots) * rows.longest * max(rows.counts)
     live = sum((past + count) * count for past, count in zip(rows.past, rows.counts, strict=True))
     return Form.PAD if live >= padded * (1 - WASTE_BEFORE_SPLIT) else Form.SPLIT
+
+
+def plan(rows: RaggedRows, mask: Tensor | None, group: int, form: Form = Form.AUTO) -> Plan:
+    """`mask` is [N, S] bool, S = rows.longest; None where every query sees all keys of its own row."""
+    form = choose_form(rows, form)
+    if form is Form.SPLIT:
+        return Plan(rows, form, group, _split_masks(rows, mask, group), None)
+    if mask is None and len(set(rows.past)) == 1 == len(set(rows.counts)):
+        return Plan(rows, form, group, (None,), None)
+    device = torch.device("cpu") if mask is None else mask.device
+    place = pad_index(rows, device)
+    seen = _all_own_keys(rows, device) if mask is None else mask
+    folded = _folded(seen[place.clamp(min=0)], group)
+    return Plan(rows, form, group, (folded,), place if len(set(rows.counts)) > 1 else None)
 
 
 def attend(
     query: Tensor,  # [N, Hq, D] new tokens of all rows, packed
     keys: Tensor,  # [R, C, Hk, D] every row of the cache, the new tokens written already
     values: Tensor,  # [R, C, Hk, Dv]
-    rows: RaggedRows,
-    mask: Tensor | None,  # [N, S] bool, S = rows.longest; None where every query sees all keys of its row
+    plan: Plan,
     scale: Scale,
-    form: Form = Form.AUTO,
 ) -> Tensor:  # [N, Hq, Dv]
     """Each row's queries against that row's own keys."""
-    if form is Form.AUTO:
-        form = choose_form(rows)
-    run = attend_padded if form is Form.PAD else attend_split
-    return run(query, keys, values, rows, mask, scale)
+    run = attend_padded if plan.form is Form.PAD else attend_split
+    return run(query, keys, values, plan, scale)
 
 
-def attend_split(
-    query: Tensor, keys: Tensor, values: Tensor, rows: RaggedRows, mask: Tensor | None, scale: Scale
-) -> Tensor:
+def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale) -> Tensor:
     """One product a row: nothing padded, nothing read beyond a row's own keys."""
-    parts = []
-    start = 0
-    for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True):
-        length = past + count
-        own = slice(start, start + count)
-        seen = None if mask is None else mask[None, own, :length]
+    rows, parts, start = plan.rows, [], 0
+    for slot, past, count, seen in zip(rows.slots, rows.past, rows.counts, plan.seen, strict=True):
+        own, length = slice(start, start + count), past + count
         k, v = keys[slot : slot + 1, :length], values[slot : slot + 1, :length]
-        parts.append(_attend_block(query[None, own], k, v, seen, scale)[0])
+        parts.append(_attend_block(query[None, own], k, v, seen, scale, plan.group)[0])
         start += count
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def attend_padded(
-    query: Tensor, keys: Tensor, values: Tensor, rows: RaggedRows, mask: Tensor | None, scale: Scale
-) -> Tensor:
+def attend_padded(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale) -> Tensor:
     """One batched product: queries padded to the longest draft, keys read up to the longest row."""
-    first, batch, width = rows.slots[0], len(rows.slots), max(rows.counts)
-    k, v = (pool[first : first + batch, : rows.longest] for pool in (keys, values))
-    if mask is None and len(set(rows.past)) > 1:
-        lengths = torch.tensor([p + c for p, c in zip(rows.past, rows.counts, strict=True)], device=query.device)
-        owners = torch.repeat_interleave(lengths, torch.tensor(rows.counts, device=query.device))
-        mask = torch.arange(rows.longest, device=query.device) < owners[:, None]
-    if min(rows.counts) == width:
-        block = query.view(batch, width, *query.shape[1:])
-        seen = None if mask is None else mask.view(batch, width, -1)
-        return _attend_block(block, k, v, seen, scale).flatten(0, 1)
-    place = pad_index(rows, query.device)
-    seen = None if mask is None else mask[place.clamp(min=0)]
-    out = _attend_block(query[place.clamp(min=0)], k, v, seen, scale)
-    return out[place >= 0]
+    first, batch, longest = plan.rows.slots[0], len(plan.rows.slots), plan.rows.longest
+    k, v = keys[first : first + batch, :longest], values[first : first + batch, :longest]
+    if plan.place is None:
+        block = query.unflatten(0, (batch, -1))
+        return _attend_block(block, k, v, plan.seen[0], scale, plan.group).flatten(0, 1)
+    out = _attend_block(query[plan.place.clamp(min=0)], k, v, plan.seen[0], scale, plan.group)
+    return out[plan.place >= 0]
 
 
 def pad_index(rows: RaggedRows, device: torch.device) -> Tensor:
@@ -110,25 +119,41 @@ def pad_index(rows: RaggedRows, device: torch.device) -> Tensor:
     return torch.where(step < counts, starts + step, -1)
 
 
-def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale) -> Tensor:
-    """[B, T, Hq, D] queries, [B, S, Hk, D] keys, [B, T, S] mask -> [B, T, Hq, Dv].
+def _split_masks(rows: RaggedRows, mask: Tensor | None, group: int) -> tuple[Tensor | None, ...]:
+    if mask is None:
+        return (None,) * len(rows.slots)
+    parts = mask.split(list(rows.counts))
+    lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
+    return tuple(_folded(part[None, :, :length], group) for part, length in zip(parts, lengths, strict=True))
+
+
+def _all_own_keys(rows: RaggedRows, device: torch.device) -> Tensor:
+    """[N, S]: the keys of the token's own row."""
+    lengths = torch.tensor([past + count for past, count in zip(rows.past, rows.counts, strict=True)], device=device)
+    owners = lengths.repeat_interleave(torch.tensor(rows.counts, device=device))
+    return torch.arange(rows.longest, device=device) < owners[:, None]
+
+
+def _folded(seen: Tensor, group: int) -> Tensor:
+    """[B, T, S] -> [B, 1, group * T, S]: every query head of a group sees the same."""
+    batch, width, span = seen.shape
+    return seen[:, None, None].expand(batch, 1, group, width, span).reshape(batch, 1, group * width, span)
+
+
+def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int) -> Tensor:
+    """[B, T, Hq, D] queries, [B, S, Hk, D] keys -> [B, T, Hq, Dv].
 
     The query heads of one key head are folded into the query axis: one key read serves the whole group.
     """
-    batch, width, query_heads, size = query.shape
-    key_heads = keys.shape[2]
-    group = query_heads // key_heads
-    folded = query.view(batch, width, key_heads, group, size).permute(0, 2, 3, 1, 4)
-    folded = folded.reshape(batch, key_heads, group * width, size)
-    if seen is not None:
-        seen = seen[:, None, None].expand(batch, 1, group, width, -1).reshape(batch, 1, group * width, -1)
+    batch, width, heads, size = query.shape
+    folded = query.view(batch, width, heads // group, group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
     k, v = keys.transpose(1, 2), values.transpose(1, 2)
     if scale.softcap is None and scale.sinks is None:
         out = F.scaled_dot_product_attention(folded, k, v, attn_mask=seen, scale=scale.factor)
     else:
         out = _softmax_by_hand(folded, k, v, seen, scale, group)
-    out = out.view(batch, key_heads, group, width, -1).permute(0, 3, 1, 2, 4)
-    return out.reshape(batch, width, query_heads, -1)
+    unfolded: Tensor = out.view(batch, heads // group, group, width, -1).permute(0, 3, 1, 2, 4)
+    return unfolded.flatten(2, 3)
 
 
 def _softmax_by_hand(

@@ -167,12 +167,16 @@ class LogitLaw:
         return cls(logits.reshape(rows * width, vocab), index.reshape(rows, width), params, owner, vocab_size)
 
     def of(self, tokens: Tensor) -> Tensor:
+        if self._params.all_greedy:
+            return self._best.of(tokens)
         rows = self._index[:, : tokens.shape[1]]
         known = (tokens >= 0) & (tokens < self._logits.shape[-1])
         weights = self._log_weights[rows, tokens.clamp(0, self._logits.shape[-1] - 1)]
         return (weights - self._log_mass[rows]).exp() * known
 
     def at(self, position: Tensor) -> Tensor:
+        if self._params.all_greedy:
+            return self._best.at(position)
         rows = self._row(position)
         law = (self._log_weights[rows] - self._log_mass[rows].unsqueeze(-1)).exp()
         missing = self.vocab_size - law.shape[-1]
@@ -193,13 +197,16 @@ class LogitLaw:
 
     @cached_property
     def _log_mass(self) -> Tensor:  # [N]
-        if self._params.all_greedy:
-            return self._log_weights.new_zeros(self._log_weights.shape[0])
         return log_sum_exp(self._log_weights)
 
     @cached_property
     def _usable(self) -> Tensor:  # [N] bool; the peak is NaN, +inf or -inf exactly where the row is unusable
         return self._logits.amax(dim=-1).isfinite()
+
+    @cached_property
+    def _best(self) -> PointMass:  # the law where all rows are greedy, without a tensor of size [N, V]
+        best = self._logits.argmax(dim=-1)[self._index]
+        return PointMass(best, self.vocab_size, working(self._logits[:0]).dtype)
 
 
 class SparseLaw:
@@ -224,17 +231,19 @@ class SparseLaw:
 class PointMass:
     """The law of a draft that was not drawn: prompt lookup, n-grams, a greedy draft model."""
 
-    def __init__(self, tokens: Tensor, vocab_size: int) -> None:
+    def __init__(self, tokens: Tensor, vocab_size: int, dtype: torch.dtype = torch.float32) -> None:
         self.tokens = tokens  # [B, K] int64
         self.vocab_size = vocab_size
+        self.dtype = dtype
 
     def of(self, tokens: Tensor) -> Tensor:
-        return (tokens == self.tokens[:, : tokens.shape[1]]).float()
+        return (tokens == self.tokens[:, : tokens.shape[1]]).to(self.dtype)
 
     def at(self, position: Tensor) -> Tensor:
         where = position.clamp(0, self.tokens.shape[1] - 1).unsqueeze(-1)
         token = self.tokens.gather(1, where).clamp(0, self.vocab_size - 1)
-        return torch.zeros(token.shape[0], self.vocab_size, device=token.device).scatter_(1, token, 1.0)
+        law = torch.zeros(token.shape[0], self.vocab_size, dtype=self.dtype, device=token.device)
+        return law.scatter_(1, token, 1.0)
 
 
 class MixedLaw:

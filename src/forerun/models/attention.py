@@ -1,8 +1,8 @@
 """Our attention and our mask, registered with transformers under the name `forerun`.
 
-While a pass is under way (`ragged(...)`), the model's layers call `_attention` with whatever `RaggedStates.update` returned,
-and the model's mask builder calls `_mask`, which evaluates the model's own mask rule (causal, sliding window, chunked ...)
-at each row's own positions. So a window is right at and past its edge for every row, whatever its neighbours do.
+While a pass is under way (`ragged(...)`), the model's layers call `_attention` with whatever `RaggedStates.update`
+returned, and the model's mask builder calls `_mask`, which evaluates the model's own mask rule (causal, sliding window,
+chunked ...) at each row's own positions. So a window is right at and past its edge for every row.
 Outside a pass the model is as it was: the name is only set for the duration of a pass.
 """
 
@@ -22,7 +22,7 @@ from transformers.masking_utils import causal_mask_function
 from forerun import ops
 from forerun.cache.ragged import Layer, RaggedCache
 from forerun.errors import UnsupportedModel
-from forerun.math.attention import Form, Scale, choose_form, pad_index
+from forerun.math.attention import Form, Plan, Scale, choose_form, pad_index, plan
 from forerun.models.families import Family, Layout
 from forerun.types import RaggedRows
 
@@ -38,15 +38,16 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
-class RaggedStates(Cache):  # type: ignore[misc]
+class RaggedStates(Cache):
     """What transformers sees of the cache during one pass: as many keys as the longest row has."""
 
     is_compileable = False
 
     def __init__(self, cache: RaggedCache, rows: RaggedRows, family: Family, form: Form, device: torch.device) -> None:
         self.cache, self.rows, self.layout, self.device = cache, rows, family.layout, device
-        self.form = choose_form(rows) if form is Form.AUTO else form
-        self.layers = []
+        self.form = choose_form(rows, form)
+        self._plans: dict[tuple[int, int], tuple[Tensor | None, Plan]] = {}
+        self.layers: list[Any] = []
         self.width = max(rows.counts)
         self.longest_past = max(rows.past)
         self.positions = _positions(rows).to(device)  # [N]
@@ -76,6 +77,13 @@ class RaggedStates(Cache):  # type: ignore[misc]
         grown = (_padded_rows(pool, slots, span) for pool in (layer.keys, layer.values))
         keys, values = (pool.transpose(1, 2) for pool in grown)
         return keys, values
+
+    def plan(self, mask: Tensor | None, group: int) -> Plan:
+        """How to attend under this mask, worked out for the first layer that asks. Keeping the mask keeps its id."""
+        key = (id(mask), group)
+        if key not in self._plans:
+            self._plans[key] = mask, plan(self.rows, None if mask is None else mask[0, 0], group, self.form)
+        return self._plans[key][1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.longest_past
@@ -117,7 +125,7 @@ def _configs(model: PreTrainedModel) -> list[Any]:
     found = getattr(model, "_forerun_configs", None)
     if found is None:
         found = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
-        model._forerun_configs = found  # type: ignore[assignment]
+        model._forerun_configs = found
     return found
 
 
@@ -143,10 +151,10 @@ def _attention(
             "use model.generate for this model"
         )
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
-    mask = None if attention_mask is None else attention_mask[0, 0]
     layer = states.current
     packed = query[0].transpose(0, 1)
-    out = ops.attend(packed, layer.keys, layer.values, states.rows, mask, Scale(factor, softcap, s_aux), states.form)
+    how = states.plan(attention_mask, query.shape[1] // layer.keys.shape[2])
+    out = ops.attend(packed, layer.keys, layer.values, how, Scale(factor, softcap, s_aux))
     return out.unsqueeze(0), None
 
 
@@ -181,7 +189,7 @@ def _padded_mask(states: RaggedStates, mask_function: Callable[..., Tensor], dty
     zero = torch.zeros((), dtype=torch.long, device=states.device)
     allowed = mask_function(zero, zero, queries[:, None, :, None], keys[None, None, None, :])
     mask = torch.zeros(allowed.shape, dtype=dtype, device=states.device).masked_fill_(~allowed, torch.finfo(dtype).min)
-    # ALiBi Falcon folds its bias into any 4-D mask and then, outside its own SDPA path, adds it once more to the scores.
+    # ALiBi Falcon folds its bias into any 4-D mask and, outside its own SDPA path, adds it once more to the scores.
     # One axis more keeps it out of the mask; the sum broadcasts to the same numbers.
     return mask[None] if states.alibi_in_scores else mask
 

@@ -48,37 +48,42 @@ def inspect(model: PreTrainedModel) -> Family:
 def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"{name} is an encoder-decoder model; only decoder-only language models can be used here")
+        raise UnsupportedModel(
+            f"{name} is an encoder-decoder model; only decoder-only language models can be used here"
+        )
     if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{name} has no language-model head; load it with AutoModelForCausalLM")
     odd = set(getattr(config, "layer_types", None) or ()) - REWINDABLE_LAYERS
     if getattr(model, "_is_stateful", False) or odd:
         what = f"layers of kind {', '.join(sorted(odd))}" if odd else "recurrent state"
         raise UnsupportedModel(
-            f"{name} keeps {what}, which cannot be cut back after a rejected draft; use a model whose layers are all attention"
+            f"{name} keeps {what}, which cannot be cut back after a rejected draft; "
+            "use a model whose layers are all attention"
         )
     if getattr(config, "num_kv_shared_layers", 0):
-        raise UnsupportedModel(f"{name} shares keys between layers, which the ragged cache does not hold yet; use model.generate")
+        raise UnsupportedModel(
+            f"{name} shares keys between layers, which the ragged cache does not hold yet; use model.generate"
+        )
 
 
 def _layout(model: PreTrainedModel, config: Any) -> Layout:
     if config.model_type in MASKED_FAMILIES:
         if "flash" in str(config._attn_implementation):
             raise UnsupportedModel(
-                f"{type(model).__name__} was loaded with attn_implementation={config._attn_implementation!r}, which takes no "
-                "4-D mask; load it with attn_implementation='eager'"
+                f"{type(model).__name__} was loaded with attn_implementation={config._attn_implementation!r}, which "
+                "takes no 4-D mask; load it with attn_implementation='eager'"
             )
         return Layout.PADDED
     if getattr(model, "_supports_attention_backend", False):
         return Layout.PACKED
     raise UnsupportedModel(
-        f"{type(model).__name__} ({config.model_type}) does not call attention through transformers' attention interface, and "
-        f"is none of {', '.join(sorted(MASKED_FAMILIES))}; use model.generate for it"
+        f"{type(model).__name__} ({config.model_type}) does not call attention through transformers' attention "
+        f"interface, and is none of {', '.join(sorted(MASKED_FAMILIES))}; use model.generate for it"
     )
 
 
 def _context_length(config: Any) -> int | None:
-    """Positions the model can tell apart; where RoPE frequencies depend on the longest row, only up to where they switch.
+    """Positions the model can tell apart; where RoPE depends on the longest row, only up to where it switches.
 
     Long-RoPE and dynamic RoPE choose frequencies from the largest position in the batch, so past that point a long
     neighbour would change everyone's numbers.

@@ -34,7 +34,8 @@ class Scorer:
 
     @property
     def device(self) -> torch.device:
-        return self.model.device
+        device: torch.device = self.model.device
+        return device
 
     @property
     def vocab_size(self) -> int:

@@ -15,10 +15,10 @@ def as_policy(value: str | int | Policy) -> Policy:
     """`"auto"`, a constant draft length, or a policy as it is."""
     if isinstance(value, str):
         if value != "auto":
-            raise InvalidArgument(f'policy={value!r}: the only policy with a name is "auto"; give that, an integer, or a policy object')
+            raise InvalidArgument(f'policy={value!r}: the only name is "auto"; give that, an integer or a policy')
         return CostModel()
     if isinstance(value, int):
         return Constant(value)
     if not all(callable(getattr(value, name, None)) for name in ("lengths", "trim", "observe")):
-        raise InvalidArgument(f"policy={value!r}: needs the methods lengths, trim and observe, or give \"auto\" or an integer")
+        raise InvalidArgument(f'policy={value!r}: needs lengths, trim and observe; or give "auto" or an integer')
     return value

@@ -123,7 +123,11 @@ class Acceptance:
 
     def describe(self) -> dict[int, dict[str, object]]:
         return {
-            evidence: {"rate": self.rate(evidence), "trials": known.trials, "survival": self.survival(-1, evidence, self._places)}
+            evidence: {
+                "rate": self.rate(evidence),
+                "trials": known.trials,
+                "survival": self.survival(-1, evidence, self._places),
+            }
             for evidence, known in sorted(self._classes.items())
         }
 
@@ -138,7 +142,8 @@ class Acceptance:
         if not known.chances:
             prior = PLACE_WEIGHT * self.rate(evidence)
             places = zip(known.place_hits, known.place_trials, strict=True)
-            known.chances = [min(max((hits + prior) / (trials + PLACE_WEIGHT), 0.001), 0.995) for hits, trials in places]
+            rates = [(hits + prior) / (trials + PLACE_WEIGHT) for hits, trials in places]
+            known.chances = [min(max(rate, 0.001), 0.995) for rate in rates]
         return known.chances
 
 

@@ -30,7 +30,7 @@ class CostModel:
 
     def __init__(self, max_length: int = 16, exploration: float = 0.01) -> None:
         if max_length < 1:
-            raise InvalidArgument(f"max_length={max_length!r}: must be >= 1; use Constant(0) to decode without drafting")
+            raise InvalidArgument(f"max_length={max_length!r}: must be >= 1; Constant(0) decodes without drafting")
         if not 0 <= exploration < 1:
             raise InvalidArgument(f"exploration={exploration!r}: must be a share of the time in [0, 1)")
         self.max_length = max_length
@@ -126,11 +126,17 @@ class CostModel:
         return lengths if any(lengths) else self._try(view, room, evidence, score, draft)
 
     def _try(
-        self, view: BatchView, room: Sequence[int], evidence: Sequence[int], score: Sequence[float], draft: Sequence[float]
+        self,
+        view: BatchView,
+        room: Sequence[int],
+        evidence: Sequence[int],
+        score: Sequence[float],
+        draft: Sequence[float],
     ) -> tuple[int, ...]:
         """Lengths that would pay if the most hopeful rows did well."""
         rates = [self._acceptance.rate(kind) if most else 0.0 for kind, most in zip(evidence, room, strict=True)]
-        hopeful = [min(most, TRIAL_LENGTH) if rate >= 0.9 * max(rates) else 0 for rate, most in zip(rates, room, strict=True)]
+        bar = 0.9 * max(rates)
+        hopeful = [min(most, TRIAL_LENGTH) if rate >= bar else 0 for rate, most in zip(rates, room, strict=True)]
         lengths = best_lengths([[TRIAL_HOPE ** (i + 1) for i in range(most)] for most in hopeful], score, draft)
         if not any(lengths):
             lengths = tuple(min(1, most) for most in hopeful)

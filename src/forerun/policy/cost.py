@@ -8,10 +8,10 @@ from collections import deque
 Points = list[tuple[float, float]]  # (x, seconds), x increasing
 Known = dict[int, tuple[float, float]]  # bucket -> (x, seconds)
 
-WINDOW = 9  # samples a point remembers: enough for the median to ignore a hiccup, few enough to follow a growing context
-TRUSTED = 2  # the first sample of a shape is often a warm-up
+WINDOW = 9  # samples a point remembers: the median ignores a hiccup and follows a growing context
+TRUSTED = 3  # samples: the first of a shape is often a warm-up, and a bucket holds several shapes
 PLAUSIBLE = 1.25  # times what as many plain rounds would cost: a first sample below that was no warm-up
-GENTLE_SLOPE = 0.1  # of a plain round per position and row: the growth assumed beyond the first jump until it is measured
+GENTLE_SLOPE = 0.1  # of a plain round per position and row: growth assumed beyond the first jump until measured
 
 
 class Samples:
@@ -37,8 +37,8 @@ class Samples:
 class ScoreCost:
     """Seconds to score and verify, by rows and positions.
 
-    Points lie on the axis x = positions / rows, in buckets a quarter octave wide that are the same for every number of rows,
-    so that a batch of 7 can borrow what a batch of 8 has taught.
+    Points lie on the axis x = positions / rows, in buckets a quarter octave wide, the same for every number
+    of rows, so that a batch of 7 can borrow what a batch of 8 has taught.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,9 @@ class ScoreCost:
         table = self._tables.setdefault(_near(rows), {})
         known = positions > rows and self.knows_plain()
         bound = PLAUSIBLE * self.plain(rows) * positions / rows if known else 0.0
-        table.setdefault(_bucket(rows, positions), Samples()).add(positions / rows, max(seconds, 1e-9), seconds <= bound)
+        spent = max(seconds, 1e-9)
+        samples = table.setdefault(_bucket(rows, positions), Samples())
+        samples.add(positions / rows, min(spent, bound) if known else spent, believable=spent <= bound)
         self._cache.clear()
         self._points.clear()
 
@@ -66,7 +68,7 @@ class ScoreCost:
         return any(bucket and samples.trusted for table in self._tables.values() for bucket, samples in table.items())
 
     def table(self, rows: int, extra: int) -> list[float]:
-        """Seconds for 0, 1, ... up to `extra` drafted positions in all; shorter where that is too far from what is known."""
+        """Seconds for 0, 1, ... up to `extra` drafted positions; shorter where that is far from what is known."""
         key = (rows, extra)
         if key not in self._cache:
             points = self.points(rows)
@@ -105,7 +107,7 @@ class DraftCost:
         self._tables: dict[int, dict[int, Samples]] = {}
 
     def add(self, rows: int, longest: int, seconds: float, steady: bool) -> None:
-        """`steady`: every drafting row also drafted in the round before, so nobody had to read up on what was missed."""
+        """`steady`: every drafting row also drafted in the round before, so nobody had to catch up."""
         table = self._tables.setdefault(_near(rows), {})
         samples = table.setdefault(longest, Samples())
         if steady and not samples.trusted:

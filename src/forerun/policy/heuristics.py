@@ -10,8 +10,9 @@ from forerun.types import BatchView, Draft, RoundOutcome
 class HfHeuristic:
     """The rule of transformers' assisted generation, for each row on its own.
 
-    A fully kept draft adds `increase`, any other takes `decrease` away, never below 1. With `persistent` a request starts
-    where the last one to finish stopped (transformers' schedule "heuristic"), otherwise at `start` ("heuristic_transient").
+    A fully kept draft adds `increase`, any other takes `decrease` away, never below 1. With `persistent` a request
+    starts where the last one to finish stopped (transformers' schedule "heuristic"), otherwise at `start`
+    ("heuristic_transient").
     """
 
     def __init__(self, start: int = 5, increase: int = 2, decrease: int = 1, persistent: bool = True) -> None:
@@ -52,7 +53,7 @@ class HfHeuristic:
 class BassHeuristic:
     """Algorithm 1 of BASS (Qian et al. 2024): one length for the whole batch, led by its luckiest row.
 
-    The bracket around l / modulus is a ceiling: a floor would keep the default 7 after a miss, against the paper's text.
+    The bracket around l / modulus is a ceiling: a floor would keep the default 7 after a miss, against its text.
     """
 
     def __init__(self, l0: int = 7, increase: int = 2, modulus: int = 10, limit: int = 32) -> None:

@@ -18,12 +18,15 @@ def best_lengths(
 ) -> tuple[int, ...]:
     """Lengths that maximise expected tokens per second, all 0 where plain decoding is best.
 
-    A token further down a draft is never likelier to survive than the one before. So for a given longest draft the best `m`
-    tokens of the batch are the first `m` in order of survival, and only `m` has to be searched.
+    A token further down a draft is never likelier to survive than the one before. So for a given longest draft the best
+    `m` tokens of the batch are the first `m` in order of survival, and only `m` has to be searched.
     """
     rows, plain = len(survival), score[0]
     order = sorted(
-        (-chance, place, row) for row, chances in enumerate(survival) for place, chance in enumerate(chances) if chance > WORTH
+        (-chance, place, row)
+        for row, chances in enumerate(survival)
+        for place, chance in enumerate(chances)
+        if chance > WORTH
     )
     best: list[tuple[float, int, int]] = []
     best_rate = MARGIN * rows / plain
@@ -31,7 +34,7 @@ def best_lengths(
         within = [token for token in order if token[1] < longest]
         fixed = draft[longest] + (1 - spoken) * plain
         gained = accumulate(spoken * -token[0] for token in within)
-        rates = [(rows + tokens) / (fixed + spoken * seconds) for tokens, seconds in zip(gained, score[1:], strict=False)]
+        rates = [(rows + more) / (fixed + spoken * took) for more, took in zip(gained, score[1:], strict=False)]
         if rates and max(rates) > best_rate:
             best_rate = max(rates)
             best = within[: rates.index(best_rate) + 1]

@@ -34,7 +34,7 @@ class Trust:
         self._patience: dict[int, int] = {}  # by evidence class
 
     def trial(self, loss: float, evidence: int) -> Trial | None:
-        """A trial that is expected to lose `loss`, if it can be paid. Half of it in credit is enough: it may also succeed."""
+        """A trial that is expected to lose `loss`, if it can be paid. Half of it in credit is enough."""
         if self.credit >= loss / 2 and self._failures.get(evidence, 0) < FAILURES:
             return Trial(evidence, on_credit=True)
         if self.allowance >= loss * self._patience.get(evidence, 1):

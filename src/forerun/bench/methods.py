@@ -1,0 +1,256 @@
+"""The contenders: each decodes a batch of prompts greedily or by sampling, and says how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from forerun.decoder import SpeculativeDecoder
+from forerun.drafters import DraftModel, RandomDraft
+from forerun.errors import InvalidArgument
+from forerun.types import Drafter
+
+Prompts = Sequence[Sequence[int]]
+
+BASELINE = "generate"
+LOOKUP_TOKENS = 10  # transformers' own default for the length of a looked-up draft
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one call made."""
+
+    tokens: tuple[tuple[int, ...], ...]  # new ones, row by row
+    seconds: float
+    rounds: int  # target forwards times the rows they served
+    drafted: int | None = None
+    accepted: int | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+class Contender(Protocol):
+    """A way to decode."""
+
+    name: str
+    title: str
+
+    def refusal(self, batch: int) -> str | None:
+        """Why it cannot run that many rows; None where it can."""
+        ...
+
+    def run(self, prompts: Prompts, max_new_tokens: int) -> Run:
+        """Decode exactly `max_new_tokens` for each prompt."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all contenders share."""
+
+    target: Any
+    tokenizer: Any
+    temperature: float
+    seed: int
+    draft: Any = None
+    draft_tokenizer: Any = None
+
+    @property
+    def pad(self) -> int:
+        pad = getattr(self.tokenizer, "pad_token_id", None)
+        return 0 if pad is None else int(pad)
+
+    def inputs(self, prompts: Prompts) -> tuple[Tensor, Tensor]:
+        """Ids and mask, padded on the left."""
+        width = max(map(len, prompts))
+        ids = [[self.pad] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=self.target.device), torch.tensor(mask, device=self.target.device)
+
+
+class WithTransformers:
+    """`model.generate`, plain or with one of transformers' own ways to speculate."""
+
+    def __init__(self, name: str, title: str, bench: Bench, *, single: bool = False, **options: Any) -> None:
+        self.name, self.title, self.bench = name, title, bench
+        self.single, self.options = single, options
+
+    def refusal(self, batch: int) -> str | None:
+        return "transformers speculates for one sequence at a time" if self.single and batch > 1 else None
+
+    def run(self, prompts: Prompts, max_new_tokens: int) -> Run:
+        ids, mask = self.bench.inputs(prompts)
+        with _count_forwards(self.bench.target) as forwards:
+            out, seconds = timed(ids.device, lambda: self._generate(ids, mask, max_new_tokens))
+        tokens = tuple(tuple(row) for row in out[:, ids.shape[1] :].tolist())
+        return Run(tokens, seconds, rounds=forwards[0] * len(prompts))
+
+    def _generate(self, ids: Tensor, mask: Tensor, max_new_tokens: int) -> Tensor:
+        sampling = self._sampling()
+        out: Tensor = self.bench.target.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=self.bench.pad,
+            **sampling,
+            **self.options,
+        )
+        return out
+
+    def _sampling(self) -> dict[str, Any]:
+        if self.bench.temperature == 0:
+            return {"do_sample": False}
+        torch.manual_seed(self.bench.seed)
+        return {"do_sample": True, "temperature": self.bench.temperature, "top_k": 0, "top_p": 1.0}
+
+
+class WithForerun:
+    """A `SpeculativeDecoder` that lives as long as the comparison, as a user's would: its policy goes on learning."""
+
+    def __init__(self, name: str, title: str, bench: Bench, drafter: Drafter | str | None) -> None:
+        self.name, self.title, self.bench = name, title, bench
+        self.decoder = SpeculativeDecoder(bench.target, drafter, tokenizer=bench.tokenizer)
+
+    def refusal(self, batch: int) -> str | None:
+        return None
+
+    def run(self, prompts: Prompts, max_new_tokens: int) -> Run:
+        ids, mask = self.bench.inputs(prompts)
+        out, seconds = timed(ids.device, lambda: self._generate(ids, mask, max_new_tokens))
+        stats = out.stats
+        return Run(
+            tokens=tuple(tuple(row) for row in out.new_tokens),
+            seconds=seconds,
+            rounds=stats.rounds,
+            drafted=stats.num_draft_tokens,
+            accepted=stats.num_accepted_tokens,
+            phases={name: getattr(stats, f"{name}_seconds") for name in ("prefill", "draft", "score", "verify")},
+        )
+
+    def _generate(self, ids: Tensor, mask: Tensor, max_new_tokens: int) -> Any:
+        bench = self.bench
+        return self.decoder.generate(
+            ids, mask, max_new_tokens=max_new_tokens, temperature=bench.temperature, seed=bench.seed, eos_token_id=[]
+        )
+
+
+def plain_generate(bench: Bench) -> Contender:
+    return WithTransformers(BASELINE, "model.generate", bench)
+
+
+def prompt_lookup(bench: Bench) -> Contender:
+    return WithTransformers(
+        "lookup", "transformers prompt lookup", bench, single=True, prompt_lookup_num_tokens=LOOKUP_TOKENS
+    )
+
+
+def assisted(bench: Bench) -> Contender:
+    return WithTransformers(
+        "assisted", "transformers assisted", bench, single=True, assistant_model=_draft(bench, "assisted")
+    )
+
+
+def forerun_plain(bench: Bench) -> Contender:
+    return WithForerun("forerun-plain", "Forerun plain", bench, None)
+
+
+def forerun_default(bench: Bench) -> Contender:
+    return WithForerun("forerun", "Forerun", bench, "lookup")
+
+
+def forerun_draft(bench: Bench) -> Contender:
+    drafter = DraftModel(_draft(bench, "forerun-draft"), tokenizer=bench.draft_tokenizer)
+    return WithForerun("forerun-draft", "Forerun draft model", bench, drafter)
+
+
+def forerun_random(bench: Bench) -> Contender:
+    return WithForerun("forerun-random", "Forerun random drafts", bench, RandomDraft())
+
+
+# In the order they take turns; the baseline leads.
+CONTENDERS: dict[str, Callable[[Bench], Contender]] = {
+    BASELINE: plain_generate,
+    "lookup": prompt_lookup,
+    "assisted": assisted,
+    "forerun-plain": forerun_plain,
+    "forerun": forerun_default,
+    "forerun-draft": forerun_draft,
+    "forerun-random": forerun_random,
+}
+NEED_DRAFT = frozenset({"assisted", "forerun-draft"})
+
+
+def default_methods(has_draft: bool) -> tuple[str, ...]:
+    return tuple(name for name in CONTENDERS if has_draft or name not in NEED_DRAFT)
+
+
+def check_methods(names: Sequence[str], has_draft: bool) -> tuple[str, ...]:
+    """Known ones, in the order they take turns; the baseline is always among them, since ratios need it."""
+    for name in names:
+        if name not in CONTENDERS:
+            raise InvalidArgument(f"no method {name!r}; there are: {', '.join(CONTENDERS)}")
+        if name in NEED_DRAFT and not has_draft:
+            raise InvalidArgument(f"method {name!r} needs a draft model: give one with --draft")
+    return tuple(name for name in CONTENDERS if name == BASELINE or name in names)
+
+
+def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
+    """A whole call, waiting for the device on both sides."""
+    _synchronise(device)
+    started = time.perf_counter()
+    out = call()
+    _synchronise(device)
+    return out, time.perf_counter() - started
+
+
+@contextmanager
+def same_law(*models: Any) -> Iterator[None]:
+    """No end token, and none of the hidden defaults a checkpoint brings: every contender has the same task.
+
+    With them transformers would sample from another law than it was asked for, and texts would differ in length.
+    """
+    from transformers import GenerationConfig
+    from transformers.utils import logging
+
+    kept = [(model, model.generation_config) for model in models if model is not None]
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    for model, _ in kept:
+        model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        for model, config in kept:
+            model.generation_config = config
+
+
+def _draft(bench: Bench, name: str) -> Any:
+    if bench.draft is None:
+        raise InvalidArgument(f"method {name!r} needs a draft model: give one with --draft")
+    return bench.draft
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _count_forwards(model: Any) -> Iterator[list[int]]:
+    """How often `model` is called; transformers does not say."""
+    count = [0]
+
+    def add(*_: Any) -> None:
+        count[0] += 1
+
+    handle = model.register_forward_hook(add)
+    try:
+        yield count
+    finally:
+        handle.remove()

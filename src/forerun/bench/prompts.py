@@ -1,0 +1,141 @@
+"""Prompts to measure with: Spec-Bench's questions where they can be found, else a few of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from forerun.bench.builtin import BUILT_IN
+from forerun.config import data_folder
+from forerun.errors import InvalidArgument
+
+MT_BENCH = "mt_bench"
+MT_BENCH_PARTS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+PLACES = ("spec_bench/question.jsonl", "question.jsonl")
+"""Where the questions lie in the data folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The first turn of a question."""
+
+    category: str  # as the file names it
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """All there is to ask, and where it comes from."""
+
+    items: tuple[Question, ...]
+    source: str  # for records: a name and a fingerprint, no folders
+    note: str | None = None  # what the user should hear
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Those that are measured unless others are asked for: MT-bench's parts count as one."""
+        return tuple(dict.fromkeys(whole(question.category) for question in self.items))
+
+    def of(self, category: str) -> list[Question]:
+        """All questions of a category, or of a part of MT-bench; MT-bench itself takes its parts in turn."""
+        found = [q for q in self.items if q.category == category]
+        if category == MT_BENCH and not found:
+            parts = ([q for q in self.items if q.category == part] for part in MT_BENCH_PARTS)
+            found = [q for row in zip_longest(*parts) for q in row if q is not None]
+        if not found:
+            names = ", ".join(dict.fromkeys((*self.categories, *(q.category for q in self.items))))
+            raise InvalidArgument(f"no questions of category {category!r} in {self.source}; there are: {names}")
+        return found
+
+
+def whole(category: str) -> str:
+    return MT_BENCH if category in MT_BENCH_PARTS else category
+
+
+def find_questions(path: Path | None = None) -> Questions:
+    """From `path` (a file, or a folder with one), else from the data folder of the environment, else our own."""
+    if path is not None:
+        return read_questions(_file_in(path) or path)
+    folder = data_folder()
+    found = _file_in(folder) if folder else None
+    return read_questions(found) if found else built_in(folder)
+
+
+def built_in(folder: Path | None = None) -> Questions:
+    items = tuple(Question(category, text) for category, texts in BUILT_IN.items() for text in texts)
+    missing = f"there is no {PLACES[0]} in {str(folder)!r}" if folder else "no prompts were given"
+    note = (
+        f"{missing}, so Forerun's own {len(items)} prompts are used. For figures that compare with others', "
+        "give Spec-Bench's question.jsonl: --data FILE, or FORERUN_DATA for the folder that has it."
+    )
+    return Questions(items, f"Forerun's own {len(items)} prompts", note)
+
+
+def read_questions(path: Path) -> Questions:
+    """A file in Spec-Bench's form: one JSON object a line with `category` and `turns`."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"cannot read prompts from {str(path)!r} ({error}); give Spec-Bench's question.jsonl"
+        ) from error
+    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
+    items = tuple(_question(line, number, path) for number, line in lines)
+    if not items:
+        raise InvalidArgument(f"{str(path)!r} holds no questions; give Spec-Bench's question.jsonl")
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()[:12]
+    return Questions(items, f"{path.name} ({len(items)} questions, sha256 {fingerprint})")
+
+
+def encode(tokenizer: Any, questions: Sequence[Question]) -> list[tuple[int, ...]]:
+    """Token ids of each question as one would ask it in a chat, where the model has a template for that."""
+    return [
+        tuple(tokenizer(text, add_special_tokens=plain)["input_ids"]) for text, plain in _asked(tokenizer, questions)
+    ]
+
+
+def pools(
+    questions: Questions, categories: Sequence[str], tokenizer: Any, longest: int | None
+) -> dict[str, list[tuple[int, ...]]]:
+    """Prompts of each category that leave room in the model's context: at most `longest` tokens."""
+    encoded = {category: encode(tokenizer, questions.of(category)) for category in categories}
+    return {
+        category: list(dict.fromkeys(p for p in prompts if longest is None or len(p) <= longest))
+        for category, prompts in encoded.items()
+    }
+
+
+def _asked(tokenizer: Any, questions: Sequence[Question]) -> list[tuple[str, bool]]:
+    """Text, and whether the tokenizer should still add its special tokens: a template has them."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return [(q.text, True) for q in questions]
+    return [
+        (tokenizer.apply_chat_template(_chat(q), tokenize=False, add_generation_prompt=True), False) for q in questions
+    ]
+
+
+def _chat(question: Question) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question.text}]
+
+
+def _file_in(path: Path) -> Path | None:
+    if path.is_file():
+        return path
+    return next((path / place for place in PLACES if (path / place).is_file()), None)
+
+
+def _question(line: str, number: int, path: Path) -> Question:
+    try:
+        entry: Mapping[str, Any] = json.loads(line)
+        category, text = entry["category"], entry["turns"][0]
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        problem = f"line {number} of {str(path)!r} is not a question ({type(error).__name__}: {error})"
+        raise InvalidArgument(f'{problem}; each line must be like {{"category": "qa", "turns": ["..."]}}') from error
+    if not isinstance(category, str) or not isinstance(text, str) or not text.strip():
+        raise InvalidArgument(f"line {number} of {str(path)!r}: category and the first turn must be text")
+    return Question(category, text)

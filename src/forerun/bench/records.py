@@ -1,0 +1,256 @@
+"""What a measurement leaves behind: numbers, and everything one must know to trust or repeat them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import forerun
+from forerun.errors import ForerunError, InvalidArgument
+from forerun.version import __version__
+
+FORMAT = 1
+"""Raise it when an older reader would misunderstand a new record."""
+DECODE = "decode"
+"""The kind of record that compares whole generate calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the numbers were measured on. No names of hosts or people."""
+
+    cpu: str
+    cores: int  # those this process may use
+    threads: int  # torch's
+    memory_gib: float
+    system: str
+    device: str  # as torch writes it
+    gpu: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a record comes from; every kind of measurement begins with one."""
+
+    date: str  # ISO 8601, UTC
+    command: str
+    commit: str | None  # None outside a checkout; ends in "-changed" where files differed from the commit
+    versions: Mapping[str, str]
+    machine: Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Rows of a group whose text was compared with the baseline's."""
+
+    identical: int
+    ties: int  # part where two tokens are equally likely as far as the arithmetic can tell
+    different: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One contender on one group of prompts, prefill included."""
+
+    method: str
+    batch: int
+    category: str
+    group: int
+    repeat: int
+    seconds: float
+    prompt_tokens: int
+    new_tokens: int  # all rows together
+    rounds: int  # target forwards times the rows they served
+    drafted: int | None  # None where the contender does not tell
+    accepted: int | None
+    repeated: float  # share of 4-grams that the same output already had
+    agreement: Agreement | None  # None for the baseline and for sampled text
+    phases: Mapping[str, float] = field(default_factory=dict)  # seconds of drafting, scoring ..., where known
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.new_tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A contender that cannot run at a batch size."""
+
+    method: str
+    batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A finished or interrupted comparison."""
+
+    provenance: Provenance
+    settings: Mapping[str, Any]
+    titles: Mapping[str, str]  # of the methods, in the order they took turns; the first is the baseline
+    complete: bool
+    measurements: tuple[Measurement, ...]
+    refusals: tuple[Refusal, ...] = ()
+    notes: tuple[str, ...] = ()
+    kind: str = DECODE
+
+    @property
+    def baseline(self) -> str:
+        return next(iter(self.titles))
+
+
+def provenance(device: Any, command: Sequence[str]) -> Provenance:
+    """Of a measurement that happens now, on `device`."""
+    return Provenance(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(without_folders(word) for word in command),
+        commit=commit(),
+        versions=versions(),
+        machine=machine(device),
+    )
+
+
+def without_folders(word: str) -> str:
+    """Where files lay is nobody's business and helps nobody: `--data=/home/me/q.jsonl` becomes `--data=q.jsonl`."""
+    option, equals, value = word.rpartition("=")
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+
+def versions() -> dict[str, str]:
+    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    return {"forerun": __version__, "python": platform.python_version(), **libraries}
+
+
+def machine(device: Any) -> Machine:
+    import torch
+
+    place = torch.device(device)
+    return Machine(
+        cpu=_cpu(),
+        cores=_cores(),
+        threads=torch.get_num_threads(),
+        memory_gib=_memory_gib(),
+        system=f"{platform.system()} {platform.machine()}",
+        device=str(place),
+        gpu=torch.cuda.get_device_name(place) if place.type == "cuda" else None,
+    )
+
+
+def commit() -> str | None:
+    """The commit of the checkout this package runs from, if it runs from one."""
+    package = Path(forerun.__file__).resolve().parent
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if top is None or Path(top) / "src" / "forerun" != package:  # installed below somebody else's repository
+        return None
+    head = _git(package, "rev-parse", "--short=12", "HEAD")
+    changed = _git(package, "status", "--porcelain", "--", str(package))
+    return head if head is None or not changed else f"{head}-changed"
+
+
+def default_path(now: datetime | None = None, start: Path | None = None) -> Path:
+    """A fresh name in `benchmarks/results` of the checkout around `start`, or in `start` outside one."""
+    start = start or Path.cwd()
+    name = f"bench-{(now or datetime.now()):%Y-%m-%d-%H%M%S}.json"
+    for folder in (start, *start.parents):
+        if (folder / "benchmarks").is_dir() and (folder / "src" / "forerun").is_dir():
+            return folder / "benchmarks" / "results" / name
+    return start / name
+
+
+def check_writable(path: Path) -> None:
+    """Find out before a quarter of an hour of measuring, not after it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8"):
+            pass
+        if path.stat().st_size == 0:
+            path.unlink()
+    except OSError as error:
+        raise ForerunError(f"cannot write {str(path)!r} ({error.strerror}); give another file with --output") from error
+
+
+def write(record: Record, path: Path, summary: Mapping[str, Any] | None = None) -> None:
+    """As JSON. `summary` is for people who read the file; it is derived again from the measurements when read."""
+    content = {"format": FORMAT, **asdict(record), "summary": summary or {}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".part")  # an interrupt while writing leaves the old file or the new one, whole
+    fresh.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def read(path: Path) -> Record:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(
+            f"cannot read {str(path)!r} ({error.strerror}); give a file that `forerun bench` wrote"
+        ) from error
+    except ValueError as error:
+        raise InvalidArgument(f"{str(path)!r} is not JSON ({error}); give a file that `forerun bench` wrote") from error
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise InvalidArgument(
+            f"{str(path)!r} has record format {found!r} and this version reads {FORMAT}; measure again"
+        )
+    try:
+        return _record(content)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"{str(path)!r} is a damaged record ({type(error).__name__}: {error})") from error
+
+
+def _record(content: dict[str, Any]) -> Record:
+    origin = content["provenance"]
+    known = {f.name: content[f.name] for f in fields(Record)}
+    return Record(
+        **known
+        | {
+            "provenance": Provenance(**origin | {"machine": Machine(**origin["machine"])}),
+            "measurements": tuple(_measurement(entry) for entry in content["measurements"]),
+            "refusals": tuple(Refusal(**entry) for entry in content["refusals"]),
+            "notes": tuple(content["notes"]),
+        }
+    )
+
+
+def _measurement(entry: dict[str, Any]) -> Measurement:
+    agreement = entry["agreement"]
+    return Measurement(**entry | {"agreement": None if agreement is None else Agreement(**agreement)})
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_gib() -> float:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return 0.0

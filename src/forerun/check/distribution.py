@@ -1,0 +1,133 @@
+"""Sampling must follow the target's law: continuations drawn through the whole loop against laws computed plainly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from forerun.check import plain
+from forerun.check.chi_square import POWER, Fit, detectable, fit
+from forerun.check.control import LyingDrafter, most_telling
+from forerun.check.finding import Finding, Outcome
+from forerun.check.plan import Pair, Plan, Tell
+from forerun.engine import Stats
+from forerun.types import Rule
+
+NAME, CONTROL = "sampled law", "control"
+LENGTH = 3  # new tokens of a continuation: a draft of two and what follows
+MOST_TESTS = 6  # the first token, and continuations of the most frequent beginnings
+LEAST_SAMPLES = 60  # a beginning seen less often says too little about what follows
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Sampled continuations of one prompt."""
+
+    tokens: list[list[int]]
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Compares continuations of one prompt with the target's exact law after each beginning."""
+
+    pair: Pair
+    prompt: Sequence[int]
+    plan: Plan
+    rounding: float
+
+    def fit(self, tokens: Sequence[Sequence[int]], beginning: tuple[int, ...]) -> Fit:
+        """What follows `beginning`, where something follows."""
+        n = len(beginning)
+        counts = Counter(t[n] for t in tokens if len(t) > n and tuple(t[:n]) == beginning)
+        logits = plain.logits_after(self.pair.model, [*self.prompt, *beginning])
+        law = plain.law(logits, self.plan.params)
+        doubtful = plain.edge(logits, self.plan.params, self.rounding)
+        return fit(counts, law, plain.slack(self.rounding, self.plan.temperature), doubtful)
+
+
+def check_distribution(
+    pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, rounding: float, tell: Tell
+) -> list[Finding]:
+    """The test on the prompt whose continuation is most open, then the control on the same one."""
+    laws = [plain.law(plain.logits_after(pair.model, prompt), plan.params) for prompt in prompts]
+    best = max(range(len(laws)), key=lambda i: most_telling(laws[i])[1])
+    judge = Judge(pair, prompts[best], plan, rounding)
+    draws = _draw(pair, judge.prompt, plan, LENGTH, tell, "sampled law")
+    beginnings = _beginnings(draws.tokens)
+    level = plan.alpha / len(beginnings)
+    fits = {beginning: judge.fit(draws.tokens, beginning) for beginning in beginnings}
+    return [_finding(pair, plan, draws, fits, level), _check_control(judge, laws[best], level, tell)]
+
+
+def _draw(pair: Pair, prompt: Sequence[int], plan: Plan, length: int, tell: Tell, stage: str) -> Draws:
+    """Independent continuations: one seed, request ids that count on from batch to batch."""
+    decoder = pair.decoder()
+    ids = torch.tensor([list(prompt)], device=pair.model.device)
+    tokens: list[list[int]] = []
+    stats = []
+    while len(tokens) < plan.samples:
+        tell(stage, len(tokens), plan.samples)
+        count = min(plan.batch, plan.samples - len(tokens))
+        result = decoder.generate(
+            ids, max_new_tokens=length, temperature=plan.temperature, top_k=plan.top_k, seed=plan.seed,
+            num_return_sequences=count, request_ids=range(len(tokens), len(tokens) + count),
+        )  # fmt: skip
+        tokens += result.new_tokens
+        stats.append(result.stats)
+    tell(stage, plan.samples, plan.samples)
+    return Draws(tokens, Stats.total(stats))
+
+
+def _beginnings(tokens: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """The empty one and the most frequent others. They are chosen by their own counts, never by what follows them."""
+    counts = Counter(tuple(t[:n]) for t in tokens for n in range(1, LENGTH) if len(t) > n)
+    frequent = [beginning for beginning, count in counts.most_common(MOST_TESTS - 1) if count >= LEAST_SAMPLES]
+    return [(), *frequent]
+
+
+def _finding(pair: Pair, plan: Plan, draws: Draws, fits: dict[tuple[int, ...], Fit], level: float) -> Finding:
+    worst = min(fits.values(), key=lambda f: f.p_value)
+    adjusted = min(1.0, worst.p_value * len(fits))
+    distance = _detectable(fits[()], level)
+    stats = draws.stats
+    numbers: dict[str, Any] = {
+        "samples": plan.samples, "drafted": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens,
+        "tests": [{"beginning": list(b), **asdict(f)} for b, f in fits.items()], "level_each": level,
+        "p_value": adjusted, "alpha": plan.alpha, "detectable_distance": distance, "power": POWER,
+    }  # fmt: skip
+    summary = (
+        f"{plan.samples} continuations, {stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted accepted; p = "
+        f"{adjusted:.2g} over {len(fits)} chi-square tests; a first-token law off by {distance:.0%} or more would fail "
+        f"with chance {POWER:.0%}"
+    )
+    if adjusted < plan.alpha:
+        return Finding(NAME, Outcome.FAILED, f"{summary}; the text does not follow the target's law", numbers)
+    drafted = stats.num_draft_tokens or pair.drafter is None
+    return Finding(NAME, Outcome.PASSED if drafted else Outcome.UNTESTED, summary, numbers)
+
+
+def _detectable(first: Fit, level: float) -> float:
+    return detectable(first.samples, first.freedom, level, first.shift) if first.freedom else 1.0
+
+
+def _check_control(judge: Judge, law: torch.Tensor, level: float, tell: Tell) -> Finding:
+    """The same test on a sampler that is wrong by a known distance: it must be rejected."""
+    token, distance = most_telling(law)
+    liar = replace(judge.pair, drafter=LyingDrafter(token, len(judge.prompt)), policy=1, rule=Rule.TOKEN)
+    draws = _draw(liar, judge.prompt, judge.plan, 2, tell, "control")
+    found = judge.fit(draws.tokens, ())
+    caught = found.p_value < level
+    numbers = {"distance": distance, "p_value": found.p_value, "level": level, "caught": caught}
+    answer = "yes" if caught else "no"
+    summary = (
+        f"control caught: {answer}; a sampler that draws corrections from p instead of the rest of p, "
+        f"its law off by {distance:.0%}: p = {found.p_value:.1g}"
+    )
+    if not caught:
+        summary += "; the distribution test proves nothing here: give more --samples or a higher --temperature"
+    return Finding(CONTROL, Outcome.PASSED if caught else Outcome.UNTESTED, summary, numbers)

@@ -1,0 +1,90 @@
+"""The target by plain means, through none of the code under test: the judge must not be the accused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from forerun.config import SamplingParams
+from forerun.math.laws import warp
+from forerun.types import LawParams
+
+BLOCK = 8  # positions of the long forward that the deviation is measured with
+
+
+@contextmanager
+def neutral_defaults(model: PreTrainedModel) -> Iterator[None]:
+    """Without the settings a model was published with, which `model.generate` would apply unasked; ids stay."""
+    own = model.generation_config
+    ids = {name: getattr(own, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**ids)
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def greedy(model: PreTrainedModel, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    """New tokens of `model.generate`, one prompt, no padding."""
+    ids = torch.tensor([list(prompt)], device=model.device)
+    with neutral_defaults(model):
+        keywords: dict[str, Any] = {"do_sample": False, "max_new_tokens": max_new_tokens}
+        if model.generation_config.pad_token_id is None:
+            keywords["pad_token_id"] = 0  # never met: the batch has one row
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), **keywords)
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+@torch.inference_mode()
+def logits_after(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+    """Logits [V] float after `tokens`, by one forward without a cache."""
+    ids = torch.tensor([list(tokens)], device=model.device)
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1]
+    return logits.float().cpu()
+
+
+def law(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The law [V] float64 that logits [V] and sampling parameters make."""
+    return warp(logits.double()[None], LawParams.stack([params])).softmax(dim=-1)[0]
+
+
+def edge(logits: Tensor, params: SamplingParams, deviation: float) -> frozenset[int]:
+    """Tokens whose place in a top-k truncation is within rounding."""
+    if not params.top_k or params.top_k >= len(logits):
+        return frozenset()
+    last = logits.topk(params.top_k).values[-1]
+    near = ((logits - last).abs() <= 2 * deviation).nonzero().flatten().tolist()
+    return frozenset(near) if len(near) > 1 else frozenset()
+
+
+def slack(deviation: float, temperature: float) -> float:
+    """Relative error of a probability whose logits are off by `deviation`."""
+    return math.expm1(min(2 * deviation / temperature, 5.0))
+
+
+@torch.inference_mode()
+def deviation(model: PreTrainedModel, tokens: Sequence[int]) -> float:
+    """The model's own rounding: how far logits move between reading tokens one at a time and up to eight at once."""
+    ids = torch.tensor([list(tokens)], device=model.device)
+    cut = max(ids.shape[1] - BLOCK, 1)
+    if cut == ids.shape[1]:
+        return 0.0
+    together = _continued(model, ids[:, :cut], [ids[:, cut:]])
+    singly = _continued(model, ids[:, :cut], list(ids[:, cut:].split(1, dim=1)))
+    return float((together - singly).abs().max())
+
+
+def _continued(model: PreTrainedModel, start: Tensor, steps: list[Tensor]) -> Tensor:
+    cache = model(input_ids=start, use_cache=True).past_key_values
+    parts = []
+    for step in steps:
+        out = model(input_ids=step, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        parts.append(out.logits[0].float())
+    return torch.cat(parts)

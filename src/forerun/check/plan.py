@@ -1,0 +1,77 @@
+"""What is tested, and how hard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from forerun.config import SamplingParams
+from forerun.decoder import SpeculativeDecoder
+from forerun.errors import InvalidArgument
+from forerun.types import Drafter, Policy, Rule
+
+# (what is being done, steps done, steps in all)
+Tell = Callable[[str, int, int], None]
+
+
+def tell_nobody(stage: str, done: int, total: int) -> None:
+    """For callers without a progress bar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and whatever drafts for it."""
+
+    model: PreTrainedModel
+    drafter: Drafter | None
+    policy: str | int | Policy = 4
+    """A constant by default: "auto" may find that drafting does not pay in runs this short, and nothing is tested."""
+    rule: Rule = Rule.TOKEN
+    tokenizer: Any = None
+    attention: str = "auto"
+
+    def decoder(self, rule: Rule | None = None) -> SpeculativeDecoder:
+        """A fresh one for every test: a drafter that shares the target's cache belongs to one decoder at a time."""
+        return SpeculativeDecoder(
+            self.model,
+            self.drafter,
+            policy=self.policy,
+            rule=rule or self.rule,
+            tokenizer=self.tokenizer,
+            attention=self.attention,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much is drawn and how sure the verdict is."""
+
+    samples: int = 512
+    """Continuations drawn for the distribution test."""
+    alpha: float = 1e-3
+    """Chance that the whole suite fails a pair that is exact."""
+    max_new_tokens: int = 24
+    """Of the greedy test; the test of rows takes half."""
+    temperature: float = 1.0
+    top_k: int = 8
+    """Few enough tokens that each is seen often."""
+    seed: int = 0
+    batch: int = 64
+    """Rows decoded together in the distribution test."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 100:
+            raise InvalidArgument(f"samples={self.samples}: fewer than 100 show nothing; 512 is a good start")
+        if not 0 < self.alpha < 1:
+            raise InvalidArgument(f"alpha={self.alpha}: must be in (0, 1), the chance of a false alarm")
+        if self.max_new_tokens < 2:
+            raise InvalidArgument(f"max_new_tokens={self.max_new_tokens}: a draft needs room for at least 2 tokens")
+        if self.temperature <= 0:
+            raise InvalidArgument(f"temperature={self.temperature}: a distribution test needs a temperature above 0")
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(temperature=self.temperature, top_k=self.top_k)

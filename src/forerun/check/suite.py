@@ -1,0 +1,73 @@
+"""The whole suite on one pair."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forerun.check import plain
+from forerun.check.distribution import check_distribution
+from forerun.check.finding import Finding, Outcome
+from forerun.check.greedy import check_greedy
+from forerun.check.plan import Pair, Plan, Tell, tell_nobody
+from forerun.check.rows import check_rows
+from forerun.errors import ForerunWarning, InvalidArgument
+
+MEASURED = 2  # prompts the model's rounding is measured on
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings on one pair."""
+
+    findings: tuple[Finding, ...]
+    plan: Plan
+
+    @property
+    def passed(self) -> bool:
+        """Whether every test was made and passed."""
+        return all(finding.outcome is Outcome.PASSED for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "plan": asdict(self.plan), "findings": [asdict(f) for f in self.findings]}
+
+
+def check_pair(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    open_prompts: Sequence[Sequence[int]],
+    plan: Plan | None = None,
+    tell: Tell = tell_nobody,
+) -> Report:
+    """Test that `pair` gives exactly the target's text. Prompts are token ids; open ones may go on in several ways."""
+    if not prompts or not open_prompts:
+        raise InvalidArgument(f"{len(prompts)} prompts and {len(open_prompts)} open prompts: give at least one of each")
+    plan = plan or Plan()
+    tell("the model's own rounding", 0, 1)
+    rounding = max(plain.deviation(pair.model, prompt) for prompt in prompts[:MEASURED])
+    tell("the model's own rounding", 1, 1)
+    with _drafter_failures() as failures:
+        findings = [
+            check_greedy(pair, prompts, plan, rounding, tell),
+            *check_distribution(pair, open_prompts, plan, rounding, tell),
+            check_rows(pair, prompts, plan, rounding, tell),
+        ]
+    return Report((*findings, *failures), plan)
+
+
+@contextmanager
+def _drafter_failures() -> Iterator[list[Finding]]:
+    """A drafter that fails costs the engine a draft and the user a warning; here it is a finding."""
+    failures: list[Finding] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ForerunWarning)
+        yield failures
+    messages = {str(w.message): w for w in caught}
+    for text, warning in messages.items():
+        if issubclass(warning.category, ForerunWarning):
+            failures.append(Finding("drafter", Outcome.FAILED, text))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

@@ -1,0 +1,247 @@
+"""`forerun bench`: measure speed against plain decoding and keep the record.
+
+Alone it compares ways to decode. For another measurement write a command in a file of its own and name it in `BENCHES`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from forerun.cli.main import INTERRUPTED, LazyCommand
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.bench.plan import Plan
+    from forerun.bench.records import Record
+
+BENCHES = {
+    "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
+}
+
+
+class BenchGroup(click.Group):
+    """Commands that are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(BENCHES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return BENCHES[cmd_name].load() if cmd_name in BENCHES else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in BENCHES.items()])
+
+
+def names(value: str) -> tuple[str, ...]:
+    """`a,b,c`"""
+    found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    if not found:
+        raise click.BadParameter(f"{value!r} names nothing; give one or more, separated by commas")
+    return found
+
+
+def sizes(value: str) -> tuple[int, ...]:
+    """`1,4,8`"""
+    found = names(value)
+    if not all(part.isdecimal() and int(part) > 0 for part in found):
+        raise click.BadParameter(f"{value!r}: give whole numbers of at least 1, separated by commas, such as 1,4,8")
+    return tuple(map(int, found))
+
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.group(cls=BenchGroup, invoke_without_command=True)
+@click.option("--model", default="embedded", show_default=True, help="Hub name, folder, GGUF file or 'embedded'.")
+@click.option(
+    "--draft", metavar="MODEL", help="A smaller model with the same tokenizer; adds the methods that need one."
+)
+@click.option(
+    "--data",
+    type=click.Path(exists=True, path_type=Path),
+    help="Spec-Bench's question.jsonl [default: FORERUN_DATA, else our own prompts].",
+)
+@click.option(
+    "--methods",
+    type=names,
+    metavar="NAME,...",
+    help="To compare with model.generate: lookup, assisted, forerun-plain, forerun, forerun-draft, forerun-random.",
+)
+@click.option(
+    "--categories",
+    type=names,
+    metavar="NAME,...",
+    help="Which kinds of prompts, parts of MT-bench such as 'coding' included [default: all].",
+)
+@click.option("--batch-sizes", type=sizes, metavar="N,...", help="[default: 1,4,8]")
+@click.option(
+    "--prompts-per-category", metavar="N", type=click.IntRange(min=1), help="[default: as many as fit --minutes]"
+)
+@click.option(
+    "--max-new-tokens",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="For every prompt; end tokens are ignored. [default: 128]",
+)
+@click.option("--temperature", metavar="X", type=click.FloatRange(min=0), help="[default: 0, greedy]")
+@click.option("--seed", metavar="N", type=click.IntRange(min=0), help="For sampling. [default: 0]")
+@click.option(
+    "--repeats", metavar="N", type=click.IntRange(min=1), help="Measure everything that many times. [default: 1]"
+)
+@click.option(
+    "--minutes",
+    metavar="X",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Choose the number of prompts to take about that long. [default: 15]",
+)
+@click.option("--quick", is_flag=True, help="Few prompts, two batch sizes, short texts: about two minutes.")
+@click.option("--device", help="[default: a GPU where there is one]")
+@click.option("--dtype", help="[default: bfloat16 on a GPU, float32 elsewhere]")
+@click.option(
+    "--output", type=FILE, help="The record [default: benchmarks/results/bench-DATE.json of a checkout, else here]."
+)
+@click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
+@click.pass_context
+def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype: str | None, **options: Any) -> None:
+    """Measure Forerun against model.generate and transformers' own speculation, in one run and in turns.
+
+    Tokens per second belong to a machine, so the tables show ratios to model.generate. Ctrl-C keeps what was measured.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_options(ctx)
+        return
+    from rich.console import Console
+
+    from forerun.bench.job import carry_out, check
+    from forerun.bench.plot import check_plot, plot
+
+    if picture is not None:
+        check_plot(picture)
+    job = check(**options)
+    err = Console(stderr=True)
+    if job.questions.note:
+        err.print(job.questions.note, style="yellow", markup=False, highlight=False)
+    with RichListener(err) as listener:
+        record = carry_out(job, listener, ["forerun", *sys.argv[1:]], device=device, dtype=dtype)
+    _finish(record, job.output, err)
+    if picture is not None and record.measurements:
+        plot(record, picture)
+        err.print(f"Picture: {picture}", markup=False, highlight=False)
+    if not record.complete:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+@click.command()
+@click.argument("record", type=click.Path(path_type=Path))
+@click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
+def show(record: Path, picture: Path | None) -> None:
+    """Print the tables of a stored record again."""
+    from rich.console import Console
+
+    from forerun.bench.plot import plot
+    from forerun.bench.records import read
+
+    found = read(record)
+    print_record(found, Console())
+    if picture is not None:
+        plot(found, picture)
+
+
+def print_record(record: Record, console: Console) -> None:
+    from rich.table import Table
+
+    from forerun.bench.report import OVERALL, headline, remarks, tables
+
+    for table in tables(record):
+        drawn = Table(title=table.title, title_justify="left")
+        for place, heading in enumerate(table.headings):
+            drawn.add_column(heading, justify="right" if place else "left", overflow="fold")
+        for row in table.rows:
+            if row[0] == OVERALL:
+                drawn.add_section()
+            drawn.add_row(*row, style="bold" if row[0] == OVERALL else None)
+        console.print(drawn, markup=False)
+    for line in remarks(record):
+        console.print(line, style="dim", markup=False, highlight=False)
+    for line in headline(record):
+        console.print(line, style="bold", markup=False, highlight=False)
+
+
+def _finish(record: Record, output: Path, err: Console) -> None:
+    from rich.console import Console
+
+    if not record.measurements:
+        err.print("Stopped before anything was measured.")
+        return
+    print_record(record, Console())
+    err.print(f"Record: {output}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _refuse_options(ctx: click.Context) -> None:
+    """Options before a sub-command would be ignored, so they are refused."""
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(
+            f"{', '.join(given)} belong to `forerun bench` alone, not to {ctx.invoked_subcommand!r}", ctx=ctx
+        )
+
+
+class RichListener:
+    """A spinner while preparing, then a bar whose length is the expected time."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            SpinnerColumn,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self.console = console
+        self.bar = Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            console=console,
+            transient=True,
+            speed_estimate_period=600,
+        )
+        self.task = self.bar.add_task("starting", total=None)
+
+    def __enter__(self) -> RichListener:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def planned(self, plan: Plan) -> None:
+        minutes = plan.total_seconds / 60
+        self.console.print(
+            f"{len(plan.groups)} groups of prompts, {plan.prompts_per_category} a category at batch 1: "
+            f"about {minutes:.1f} minutes (if every contender were as fast as model.generate)",
+            markup=False,
+            highlight=False,
+        )
+        self.bar.reset(self.task, total=plan.total_seconds)
+
+    def starting(self, what: str) -> None:
+        self.bar.update(self.task, description=what)
+
+    def finished(self, expected_seconds: float) -> None:
+        self.bar.advance(self.task, expected_seconds)

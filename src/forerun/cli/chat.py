@@ -1,0 +1,188 @@
+"""`forerun chat`: talk to a model. What was said stays in its cache, so every turn only reads what is new."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.options import (
+    GroupedCommand,
+    length_options,
+    model_options,
+    option,
+    sampling_options,
+    speculation_options,
+)
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.cli.pair import Loaded
+    from forerun.cli.run import Run
+    from forerun.engine import Progress
+
+COMMANDS = {
+    "/help": "this list",
+    "/reset": "forget the conversation",
+    "/stats": "tokens, acceptance and times of all answers so far",
+    "/system": "set the system message to what follows, and start anew",
+    "/quit": "leave (so does Ctrl-D)",
+}
+LEAST_ANSWER = 64  # tokens of the context kept free for an answer
+
+
+@click.command(cls=GroupedCommand)
+@option("Prompt", "--system", metavar="TEXT", show_default="the template's own", help="System message.")
+@model_options
+@speculation_options(policy="auto")
+@sampling_options
+@length_options(max_new_tokens=512)
+@option("Output", "--quiet", "-q", is_flag=True, help="Only the answers.")
+def chat(**options: Any) -> None:
+    """Talk to a model. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves.
+
+    From a pipe every line is a turn, and only the answers go to standard output.
+    """
+    from forerun.cli.console import err_console, out_console, plain_warnings
+    from forerun.cli.pair import load
+    from forerun.cli.prompts import uses_template
+    from forerun.cli.settings import generate_keywords
+
+    console = err_console(options["quiet"])
+    keywords = generate_keywords(options)
+    with plain_warnings(console):
+        loaded = load(options, console)
+        uses_template(loaded.tokenizer, True, options["system"], [])
+        session = Session(loaded, keywords, options["system"], out_console(), console)
+        if sys.stdin.isatty():
+            console.print("Ask away. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
+        for line in _lines():
+            if not session.hear(line.strip()):
+                break
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, or the lines of a pipe."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    import readline  # noqa: F401  (input() then knows arrow keys and history)
+
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            click.echo(err=True)
+            return
+        except KeyboardInterrupt:
+            click.echo("\n(Ctrl-D or /quit leaves)", err=True)
+
+
+class Session:
+    """One conversation at a terminal or behind a pipe."""
+
+    def __init__(
+        self, loaded: Loaded, keywords: dict[str, Any], system: str | None, out: Console, err: Console
+    ) -> None:
+        from forerun.cli.console import TextOut
+        from forerun.cli.conversation import Conversation
+        from forerun.engine import Stats
+
+        self.keywords, self.err = keywords, err
+        self.text = TextOut(out)
+        self.decoder = loaded.decoder(keep_rows=1)
+        self.conversation = Conversation(loaded.tokenizer, system)
+        self.stats, self.seconds = Stats(), 0.0
+
+    def hear(self, line: str) -> bool:
+        """One line of the user's; False to leave."""
+        if line.startswith("/"):
+            return self._obey(line)
+        if line:
+            self._answer(line)
+        return True
+
+    def _obey(self, line: str) -> bool:
+        command, _, rest = line.partition(" ")
+        if command == "/quit":
+            return False
+        if command == "/reset":
+            self.conversation.reset()
+            self._say("The conversation is forgotten.")
+        elif command == "/system":
+            self._set_system(rest.strip())
+        elif command == "/stats":
+            self._print_statistics()
+        elif command == "/help":
+            self._say("\n".join(f"{name:<9}{what}" for name, what in COMMANDS.items()))
+        else:
+            near = difflib.get_close_matches(command, COMMANDS, n=1)
+            self._say(f"No command {command}. {f'Did you mean {near[0]}?' if near else '/help lists them.'}")
+        return True
+
+    def _set_system(self, text: str) -> None:
+        if not text:
+            self._say(
+                f"System message: {self.conversation.system or 'as the template has it'}. Set it with /system TEXT."
+            )
+            return
+        self.conversation.system = text
+        self.conversation.reset()
+        self._say("System message set; the conversation starts anew.")
+
+    def _answer(self, question: str) -> None:
+        limit = self.decoder.engine.target.context_length
+        reserve = min(self.keywords["max_new_tokens"], LEAST_ANSWER)
+        self.conversation.ask(question)
+        try:
+            prompt, dropped = self.conversation.fit(limit, reserve)
+        except InvalidArgument as error:
+            self._say(f"{error}.")
+            return
+        if dropped:
+            self._say(
+                f"The context of {limit} tokens is full: the oldest {dropped} turns were dropped. /reset starts anew."
+            )
+        self._finish(self._stream(prompt))
+
+    def _stream(self, prompt: list[int]) -> Run:
+        from forerun.cli.interrupt import stop_on_interrupt
+        from forerun.cli.run import run
+        from forerun.cli.text import Decoder
+
+        decoder = Decoder(self.conversation.tokenizer)
+
+        def show(index: int, progress: Progress) -> None:
+            for token, origin in zip(progress.tokens, progress.origins, strict=True):
+                self.text.write(decoder.push(token), origin)
+
+        with stop_on_interrupt() as stopped:
+            done = run(self.decoder, [prompt], self.keywords, show, stopped)
+        self.text.write(decoder.finish() + "\n")
+        return done
+
+    def _finish(self, done: Run) -> None:
+        from forerun.cli.statistics import add, one_line
+
+        row = done.rows[0]
+        self.conversation.answer(row.tokens)
+        self.stats, self.seconds = add(self.stats, done.stats), self.seconds + done.seconds
+        if row.error:
+            self._say(row.error)
+        elif self.text.is_terminal:
+            self.err.print(f"{one_line(done.stats, done.seconds)}; ended by {row.finish_reason.value}", style="dim")
+
+    def _print_statistics(self) -> None:
+        from forerun.cli.console import legend
+        from forerun.cli.statistics import statistics_table
+
+        legend(self.err)
+        self.err.print(statistics_table(self.stats, self.seconds))
+
+    def _say(self, text: str) -> None:
+        self.err.print(text, style="dim", markup=False)

@@ -1,0 +1,214 @@
+"""The same text three ways: transformers' `model.generate`, our plain decoding, and with drafts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forerun.check import plain
+from forerun.check.greedy import Difference, difference, gap_in_words
+from forerun.cli.run import run
+from forerun.config import SamplingParams
+from forerun.decoder import SpeculativeDecoder
+from forerun.types import Drafter
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from forerun.cli.pair import Loaded
+    from forerun.cli.run import Run
+
+WARM_UP = 16  # tokens decoded each way before anything is timed
+PLAIN = "Forerun without drafts"
+TRANSFORMERS = "transformers model.generate"
+# Settings that transformers does not have; beside them its text would follow another law.
+OURS_ALONE = ("presence_penalty", "frequency_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One way of decoding the prompts."""
+
+    name: str
+    seconds: float
+    num_tokens: int
+    tokens: list[list[int]]
+
+    @property
+    def rate(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Plain ways first, the speculative one last."""
+
+    ways: tuple[Timed, ...]
+    speculative: Run
+    greedy: bool
+    differences: dict[str, list[Difference]]  # by the name of the other way; greedy only
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        last = self.ways[-1]
+        return {
+            "warm_up_tokens": WARM_UP,
+            "ways": [
+                {"name": w.name, "seconds": w.seconds, "tokens": w.num_tokens, "tokens_per_second": w.rate,
+                 "speedup_of_drafts": last.rate / w.rate if w.rate else None}
+                for w in self.ways
+            ],
+            "identical": {name: not found for name, found in self.differences.items()} if self.greedy else None,
+            "differences": {name: [asdict(d) for d in found] for name, found in self.differences.items()},
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def compare(
+    loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], stage: Callable[[str], None]
+) -> Comparison:
+    """Warm up and time each way in turn. Loading, tokenising and first calls are not in the times; prompts are."""
+    ways: list[Timed] = []
+    notes = []
+    if missing := [name for name in OURS_ALONE if keywords.get(name)]:
+        notes.append(f"transformers has no {' and no '.join(missing)}: its row is left out")
+    else:
+        if keywords.get("repetition_penalty") and len({len(prompt) for prompt in prompts}) > 1:
+            notes.append("transformers counts the padding of shorter prompts as repeated tokens: its texts may differ")
+        stage(f"{TRANSFORMERS}: warm-up")
+        _transformers(loaded, prompts, keywords | {"max_new_tokens": WARM_UP})
+        stage(TRANSFORMERS)
+        ways.append(_transformers(loaded, prompts, keywords))
+    done = []
+    for name, drafter in ((PLAIN, None), ("Forerun with drafts", loaded.drafter)):
+        decoder = _decoder(loaded, drafter)
+        stage(f"{name}: warm-up")
+        run(decoder, prompts, keywords | {"max_new_tokens": WARM_UP})
+        stage(name)
+        done.append(run(decoder, prompts, keywords))
+        ways.append(_timed(name, done[-1]))
+    greedy = done[-1].rows[0].request.params.is_greedy
+    found = _differences(loaded, prompts, ways, done[-1].rows[0].request.params) if greedy else {}
+    return Comparison(tuple(ways), done[-1], greedy, found, tuple(notes))
+
+
+def _decoder(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
+    settings = {"policy": loaded.policy, "rule": loaded.rule, "attention": loaded.attention}
+    if drafter is None:
+        settings["policy"] = 0  # a policy object learns, and must not learn from this
+    return SpeculativeDecoder(loaded.model, drafter, tokenizer=loaded.tokenizer, **settings)  # type: ignore[arg-type]
+
+
+def _timed(name: str, done: Run) -> Timed:
+    return Timed(name, done.seconds, done.stats.num_emitted_tokens, [list(row.tokens) for row in done.rows])
+
+
+def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: dict[str, Any]) -> Timed:
+    """One padded batch, with the settings the user gave and none of the model's own defaults."""
+    model = loaded.model
+    pad = loaded.tokenizer.pad_token_id or 0
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=model.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    settings = _their_words(keywords, loaded.tokenizer)
+    if (seed := keywords.get("seed")) is not None:
+        torch.manual_seed(seed)
+    with plain.neutral_defaults(model):
+        started = time.perf_counter()
+        out = model.generate(ids, attention_mask=mask, pad_token_id=pad, **settings)
+        if out.is_cuda:
+            torch.cuda.synchronize(out.device)
+        seconds = time.perf_counter() - started
+        ends = model.generation_config.eos_token_id
+    ends = {ends} if isinstance(ends, int) else set(ends or ())
+    tokens = [_until_end(row, ends) for row in out[:, width:].tolist()]
+    return Timed(TRANSFORMERS, seconds, sum(map(len, tokens)), tokens)
+
+
+def _their_words(keywords: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Our keywords in transformers' terms, its hidden defaults switched off."""
+    settings = {name: value for name, value in keywords.items() if name not in ("seed", "logit_bias", *OURS_ALONE)}
+    sampled = (
+        any(name in keywords for name in ("temperature", "top_k", "top_p", "min_p"))
+        and keywords.get("temperature") != 0
+    )
+    if sampled:
+        settings = {"temperature": 1.0, "top_k": 0} | settings
+    else:
+        settings = {
+            name: value for name, value in settings.items() if name not in ("temperature", "top_k", "top_p", "min_p")
+        }
+    if keywords.get("logit_bias"):
+        settings["sequence_bias"] = [[[token], float(bias)] for token, bias in keywords["logit_bias"].items()]
+    if keywords.get("stop_strings"):
+        settings["tokenizer"] = tokenizer
+    return settings | {"do_sample": sampled}
+
+
+def _until_end(tokens: list[int], ends: set[int]) -> list[int]:
+    """A row up to its end token; what follows is padding."""
+    return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in ends), tokens)
+
+
+def _differences(
+    loaded: Loaded, prompts: Sequence[Sequence[int]], ways: Sequence[Timed], params: SamplingParams
+) -> dict[str, list[Difference]]:
+    """Where the text with drafts parts from each plain one, ties of the logits told from faults."""
+    last, others = ways[-1], ways[:-1]
+    found: dict[str, list[Difference]] = {}
+    for way in others:
+        rows = range(len(prompts))
+        parted = [i for i in rows if last.tokens[i] != way.tokens[i]]
+        rounding = max((plain.deviation(loaded.model, prompts[i]) for i in parted), default=0.0)
+        judged = (
+            difference(loaded.model, prompts[i], last.tokens[i], way.tokens[i], rounding, i, params) for i in parted
+        )
+        found[way.name] = [d for d in judged if d is not None]
+    return found
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Times side by side; the ratio is of tokens per second, since sampled texts differ in length."""
+    from rich.table import Table
+
+    table = Table(title="The same prompts, decoded in turn", title_justify="left")
+    for heading in ("", "seconds", "tokens", "tokens/s", "drafts are faster by"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    last = comparison.ways[-1]
+    for way in comparison.ways:
+        ratio = "" if way is last or not way.rate else f"{last.rate / way.rate:.2f} x"
+        table.add_row(way.name, f"{way.seconds:.2f}", str(way.num_tokens), f"{way.rate:.1f}", ratio)
+    return table
+
+
+def explanations(comparison: Comparison) -> list[str]:
+    """What was measured, and whether the texts agree."""
+    lines = [
+        "Measured: decoding all prompts as one batch, the pass over the prompts included, after a warm-up of "
+        f"{WARM_UP} tokens each way; loading and tokenising are left out.",
+        *comparison.notes,
+    ]
+    if not comparison.greedy:
+        return [*lines, "Sampled texts follow the same law and are different draws; `forerun check` tests the law."]
+    return [*lines, *(_agreement(name, found) for name, found in comparison.differences.items())]
+
+
+def _agreement(name: str, found: list[Difference]) -> str:
+    if not found:
+        return f"Text with drafts and {name}: identical."
+    faults = [d for d in found if not d.is_tie]
+    first = (faults or found)[0]
+    where = f"prompt {first.row + 1}, token {first.position + 1}"
+    if not faults:
+        return (
+            f"Text with drafts and {name}: {len(found)} part at a numerical tie ({where}: the two best logits lie "
+            f"{first.gap:.1g} apart, within the model's own rounding)."
+        )
+    return (
+        f"Text with drafts and {name}: DIFFERENT in {len(faults)} prompts, no tie ({where}, {gap_in_words(first)}). "
+        "Please run `forerun check` and report it."
+    )

@@ -1,0 +1,90 @@
+"""Where things are printed: text that was asked for goes to stdout, everything about it to stderr."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from forerun.types import Origin
+
+COLOURS = {"accepted": "green", "correction": "yellow", "bonus": "blue"}
+MEANINGS = {
+    "accepted": "drafted and accepted",
+    "correction": "the target's correction",
+    "bonus": "the target's own, with no draft refused",
+}
+
+
+def out_console() -> Console:
+    """stdout; rich finds out whether it is a terminal and whether NO_COLOR is set."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def err_console(quiet: bool = False) -> Console:
+    """stderr, silent on demand."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, quiet=quiet)
+
+
+class TextOut:
+    """Writes generated text, coloured by origin on a terminal, byte for byte as it is elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.is_terminal = console.is_terminal
+        self.colour = console.is_terminal and not console.no_color
+
+    def write(self, text: str, origin: Origin | None = None) -> None:
+        if self.is_terminal:
+            text = text.replace("\x1b", "␛")  # a model must not steer the terminal
+        if self.colour and origin is not None:
+            text = click.style(text, fg=COLOURS[origin])
+        click.echo(text, nl=False, color=self.is_terminal)
+
+
+def legend(console: Console) -> None:
+    """What the colours mean, where there are any."""
+    if console.is_terminal and not console.no_color:
+        shown = "  ".join(f"[{colour}]■ {MEANINGS[name]}[/]" for name, colour in COLOURS.items())
+        console.print(shown)
+
+
+@contextmanager
+def busy(console: Console, what: str) -> Iterator[None]:
+    """A spinner while something takes its time."""
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar on stderr that leaves nothing behind; none where nobody watches."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    disabled = console.quiet or not console.is_terminal
+    return Progress(*columns, console=console, transient=True, disable=disabled, refresh_per_second=4)
+
+
+@contextmanager
+def plain_warnings(console: Console) -> Iterator[None]:
+    """Warnings as one line, without the place in our code they come from."""
+
+    def show(message: Warning | str, *where: Any) -> None:
+        console.print(f"Note: {message}", style="yellow", markup=False, soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

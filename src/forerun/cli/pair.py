@@ -1,0 +1,55 @@
+"""Loading what the options name: the target, its tokenizer, the drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forerun.cli.console import busy
+from forerun.cli.settings import make_drafter, make_policy
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from transformers import PreTrainedModel
+
+    from forerun.decoder import SpeculativeDecoder
+    from forerun.types import Drafter, Policy
+
+LOADING = ("device", "dtype", "offline")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the options --model, --draft, --policy, --rule and --attention stand for."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    drafter: Drafter | None
+    policy: str | int | Policy
+    rule: str
+    attention: str
+
+    def decoder(self, keep_rows: int = 0) -> SpeculativeDecoder:
+        from forerun.decoder import SpeculativeDecoder
+
+        return SpeculativeDecoder(
+            self.model,
+            self.drafter,
+            policy=self.policy,
+            rule=self.rule,
+            tokenizer=self.tokenizer,
+            attention=self.attention,
+            keep_rows=keep_rows,
+        )
+
+
+def load(options: dict[str, Any], console: Console) -> Loaded:
+    """Cheap mistakes first: the policy is read before anything large is."""
+    policy = make_policy(options["policy"])
+    with busy(console, f"loading {options['model']}"):
+        from forerun.loading import load_model
+
+        where = {name: options[name] for name in LOADING}
+        drafter = make_drafter(options["draft"], **where)
+        model, tokenizer = load_model(options["model"], **where)
+    return Loaded(model, tokenizer, drafter, policy, options["rule"], options["attention"])

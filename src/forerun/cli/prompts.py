@@ -1,0 +1,122 @@
+"""Prompts from arguments, files and pipes, and what the model is given of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunWarning, InvalidArgument
+
+Message = dict[str, str]
+# A prompt is text, or a conversation.
+Prompt = str | list[Message]
+FIELDS = ("prompt", "text", "turns")
+
+
+def read_prompts(arguments: Sequence[str], file: Path | None) -> list[Prompt]:
+    """Arguments first ('-' is stdin as one prompt), then the file's prompts. With neither, stdin, if it is a pipe."""
+    if not arguments and file is None and not sys.stdin.isatty():
+        arguments = ["-"]
+    prompts: list[Prompt] = [sys.stdin.read() if text == "-" else text for text in arguments]
+    if file is not None:
+        prompts += _from_file(file)
+    if not prompts:
+        raise InvalidArgument("no prompt: give one as an argument, with --file, or through a pipe")
+    for number, prompt in enumerate(prompts, start=1):
+        if not prompt or (isinstance(prompt, str) and not prompt.strip()):
+            raise InvalidArgument(f"prompt {number} is empty: give at least one word")
+    return prompts
+
+
+def _from_file(path: Path) -> list[Prompt]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first"
+        ) from error
+    is_jsonl = path.suffix in (".jsonl", ".ndjson") or (bool(lines) and lines[0].lstrip().startswith("{"))
+    prompts = [
+        _from_json(line, f"{path}, line {number}") if is_jsonl else line
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not prompts:
+        raise InvalidArgument(
+            f"{path} holds no prompts: write one a line, or JSONL with one of the fields {', '.join(FIELDS)}"
+        )
+    return prompts
+
+
+def _from_json(line: str, where: str) -> Prompt:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidArgument(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    name = next((name for name in FIELDS if isinstance(entry, dict) and name in entry), None)
+    if name is None:
+        raise InvalidArgument(f"{where}: no field {', '.join(FIELDS)}")
+    return _conversation(entry[name], where) if name == "turns" else _text(entry[name], where, name)
+
+
+def _text(value: Any, where: str, name: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{where}: field {name!r} is {type(value).__name__}, not text")
+    return value
+
+
+def _conversation(turns: Any, where: str) -> Prompt:
+    """Messages with roles as they are; of bare texts, which are a user's turns with no answers between, the first."""
+    if not isinstance(turns, list) or not turns:
+        raise InvalidArgument(f"{where}: field 'turns' must be a list with at least one turn")
+    if all(isinstance(turn, str) for turn in turns):
+        if len(turns) > 1:
+            warnings.warn(
+                "'turns' holds several texts and no answers: only the first is used", ForerunWarning, stacklevel=2
+            )
+        return str(turns[0])
+    if all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in turns):
+        return [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in turns]
+    raise InvalidArgument(f"{where}: 'turns' must be texts, or messages with 'role' and 'content'")
+
+
+def uses_template(tokenizer: Any, chat: bool | None, system: str | None, prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts go through the chat template: as asked, else where the tokenizer has one."""
+    has_template = getattr(tokenizer, "chat_template", None) is not None
+    use = has_template if chat is None else chat
+    if use and not has_template:
+        raise InvalidArgument("--chat: this model's tokenizer has no chat template; use --no-chat")
+    if not use and system is not None:
+        raise InvalidArgument("--system needs a chat template; leave it out, or put it into the prompt")
+    if not use and any(isinstance(prompt, list) for prompt in prompts):
+        raise InvalidArgument("a conversation with roles needs a chat template, and there is none or it was turned off")
+    return use
+
+
+def encode(tokenizer: Any, prompt: Prompt, template: bool, system: str | None = None) -> list[int]:
+    """Token ids of one prompt."""
+    if not template:
+        assert isinstance(prompt, str)
+        ids = list(tokenizer(prompt).input_ids)
+    else:
+        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+        start = [] if system is None else [{"role": "system", "content": system}]
+        ids = tokenize(tokenizer, render(tokenizer, [*start, *messages]))
+    if not ids:
+        raise InvalidArgument(f"prompt {prompt!r} has no tokens in this model's vocabulary")
+    return ids
+
+
+def render(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """The conversation as the model was trained to read it, up to where its answer begins."""
+    text: str = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    return text
+
+
+def tokenize(tokenizer: Any, text: str) -> list[int]:
+    """Text that already holds its special tokens."""
+    return list(tokenizer(text, add_special_tokens=False).input_ids)

@@ -1,0 +1,99 @@
+"""From options as typed to what the decoder takes."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from forerun.types import Drafter, Policy
+
+KINDS = ("lookup", "none", "random", "early:N", "ngram:FILE")
+# Option names that are also keywords of `SpeculativeDecoder.generate`.
+KEYWORDS = (
+    "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "max_time",
+)  # fmt: skip
+
+
+def generate_keywords(options: dict[str, Any]) -> dict[str, Any]:
+    """Keywords for `generate`: only what was given, so that its defaults stay its own."""
+    keywords = {name: options[name] for name in KEYWORDS if options.get(name) is not None}
+    if options.get("stop"):
+        keywords["stop_strings"] = list(options["stop"])
+    if options.get("logit_bias"):
+        keywords["logit_bias"] = dict(map(_bias, options["logit_bias"]))
+    return keywords
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise InvalidArgument(f"--logit-bias {text!r}: write ID=VALUE, such as 11=-2.5 or 11=-inf") from None
+
+
+def make_policy(text: str) -> str | int | Policy:
+    """'auto', a number, 'hf' or 'bass'."""
+    from forerun.policy import BassHeuristic, Constant, HfHeuristic
+
+    if text == "auto":
+        return text
+    if text == "hf":
+        return HfHeuristic()
+    if text == "bass":
+        return BassHeuristic()
+    try:
+        return Constant(int(text))
+    except ValueError:
+        raise InvalidArgument(f"--policy {text!r}: give auto, hf, bass, or a draft length such as 4") from None
+
+
+def make_drafter(text: str, **loading: Any) -> Drafter | None:
+    """The drafter a name stands for; several with commas form a chain. `loading` goes to `load_model`."""
+    from forerun.drafters import Chain
+
+    names = [name.strip() for name in text.split(",")]
+    if names == ["none"]:
+        return None
+    if "none" in names:
+        raise InvalidArgument(f"--draft {text!r}: 'none' stands alone; leave it out of the list")
+    parts = [_one_drafter(name, loading) for name in names]
+    return parts[0] if len(parts) == 1 else Chain(*parts)
+
+
+def _one_drafter(name: str, loading: dict[str, Any]) -> Drafter:
+    from forerun.drafters import DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft
+    from forerun.loading import load_model
+
+    kind, _, rest = name.partition(":")
+    if name == "lookup":
+        return PromptLookup()
+    if name == "random":
+        return RandomDraft()
+    if kind == "early":
+        return EarlyExit(_layers(name, rest))
+    if kind == "ngram":
+        return NgramTable.load(rest or name)
+    _refuse_misspelt(name, kind)
+    model, tokenizer = load_model(name, **loading)
+    return DraftModel(model, tokenizer=tokenizer)
+
+
+def _layers(name: str, text: str) -> int:
+    if not text.isdigit():
+        raise InvalidArgument(f"--draft {name!r}: say how many layers, such as early:8")
+    return int(text)
+
+
+def _refuse_misspelt(name: str, kind: str) -> None:
+    """A word close to a known kind is no model: better said now than after asking the Hub for it."""
+    near = difflib.get_close_matches(kind, [known.partition(":")[0] for known in KINDS], n=1, cutoff=0.7)
+    if near or not name:
+        hint = f"did you mean {near[0]!r}?" if near else "it is empty;"
+        raise InvalidArgument(
+            f"--draft {name!r}: {hint} There are {', '.join(KINDS)}, or a model's name, folder or .gguf file"
+        )

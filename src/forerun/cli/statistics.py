@@ -1,0 +1,67 @@
+"""The table of what happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forerun.engine import Stats
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+MOST_POSITIONS = 16
+
+
+def bars(rates: list[float]) -> str:
+    """One little bar a rate in [0, 1]."""
+    return "".join(BLOCKS[round(rate * (len(BLOCKS) - 1))] for rate in rates)
+
+
+def by_position(stats: Stats) -> str:
+    """Chance that a draft token is kept once those before it were: bars, then the first and last numbers."""
+    rates = stats.acceptance_by_position[:MOST_POSITIONS]
+    numbers = " ".join(f"{rate:.2f}" for rate in rates[:6])
+    return f"{bars(rates)}  {numbers}{' ...' if len(rates) > 6 else ''}"
+
+
+def statistics_table(stats: Stats, seconds: float) -> Table:
+    """Counts, rates and times of one run."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    drafted = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted tokens"
+    table.add_row("tokens", f"{stats.num_emitted_tokens} in {stats.rounds} rounds")
+    table.add_row("tokens per round", f"{stats.tokens_per_round:.2f}")
+    table.add_row(
+        "accepted", f"{stats.acceptance_rate:.0%}  ({drafted})" if stats.num_draft_tokens else "nothing was drafted"
+    )
+    if stats.num_draft_tokens:
+        table.add_row("by position", by_position(stats))
+    table.add_row("seconds", times(stats, seconds))
+    table.add_row("tokens per second", f"{rate(stats, seconds):.1f}")
+    return table
+
+
+def times(stats: Stats, seconds: float) -> str:
+    parts = {"prompt": stats.prefill_seconds, "drafting": stats.draft_seconds, "scoring": stats.score_seconds,
+             "verifying": stats.verify_seconds}  # fmt: skip
+    return f"{seconds:.2f}  ({', '.join(f'{name} {spent:.2f}' for name, spent in parts.items())})"
+
+
+def rate(stats: Stats, seconds: float) -> float:
+    return stats.num_emitted_tokens / seconds if seconds > 0 else 0.0
+
+
+def one_line(stats: Stats, seconds: float) -> str:
+    """The same, short."""
+    return (
+        f"{stats.num_emitted_tokens} tokens, {stats.tokens_per_round:.2f} a round, {rate(stats, seconds):.1f} a second"
+    )
+
+
+def add(one: Stats, other: Stats) -> Stats:
+    """Two runs one after the other: counts and seconds added."""
+    names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds")
+    return replace(Stats.total([one, other]), **{name: getattr(one, name) + getattr(other, name) for name in names})
