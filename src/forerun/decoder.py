@@ -74,8 +74,8 @@ class SpeculativeDecoder:
     """Decodes faster with a drafter's help and says exactly what the target would have said.
 
     `drafter` is any of `DraftModel`, `PromptLookup`, `NgramTable`, `EarlyExit`, `RandomDraft`, `Chain`, one of your
-    own, or None for plain decoding; `policy` is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all
-    of them lossless.
+    own, or None for plain decoding; `policy` is "auto", a draft length, or a policy object; `rule` is one of `Rule`,
+    all of them lossless.
     """
 
     def __init__(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from policy.rounds import as_draft
-
 from forerun.types import BatchView, Policy, RoundOutcome
+from policy.rounds import as_draft
 
 CPU = {  # rows -> positions -> seconds
     1: {1: 0.047, 2: 0.098, 4: 0.106, 8: 0.115, 17: 0.150},
@@ -24,7 +24,7 @@ def seconds_on(machine: dict[int, dict[int, float]], rows: int, positions: int) 
     points = sorted(table.items())
     if positions <= points[0][0]:
         return points[0][1] * (0.5 + 0.5 * positions / points[0][0])
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         if positions <= x1:
             return y0 + (y1 - y0) * (positions - x0) / (x1 - x0)
     return points[-1][1] * positions / points[-1][0]
@@ -32,7 +32,7 @@ def seconds_on(machine: dict[int, dict[int, float]], rows: int, positions: int) 
 
 @dataclass
 class World:
-    """`alpha(tokens so far, evidence)` is the chance that a draft token is kept; `say` draws a row's evidence and supply."""
+    """`alpha(tokens so far, evidence)` is the chance that a token is kept; `say` draws a row's evidence and supply."""
 
     machine: dict[int, dict[int, float]]
     alpha: Callable[[int, int], float]

@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from policy.rounds import as_draft, outcome, view
 
 from forerun.errors import InvalidArgument
 from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic, as_policy
 from forerun.types import Policy
+from policy.rounds import as_draft, outcome, view
 
 
 def step(policy: Policy, accepted: int | None, ended: bool = False, request: int = 0) -> int:

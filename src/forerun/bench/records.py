@@ -227,19 +227,20 @@ def _measurement(entry: dict[str, Any]) -> Measurement:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    return _output("git", "-C", str(folder), *arguments)
+
+
+def _output(*command: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip()
 
 
 def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    """The processor's trade name where the system tells it, else its architecture."""
+    listed = (_output("lscpu") or "").splitlines()
+    names = [line.partition(":")[2].strip() for line in listed if line.startswith("Model name:")]
     return names[0] if names else platform.processor() or platform.machine()
 
 

@@ -12,7 +12,7 @@ from forerun.bench.records import Agreement, Measurement, Record
 
 REFUSES = "refuses"
 NOTHING = "-"
-OVERALL = "all (geometric mean)"
+OVERALL = "geometric mean"
 PLAIN, RANDOM, DEFAULT = "forerun-plain", "forerun-random", "forerun"
 
 

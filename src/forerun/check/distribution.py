@@ -57,15 +57,15 @@ def check_distribution(
     laws = [plain.law(plain.logits_after(pair.model, prompt), plan.params) for prompt in prompts]
     best = max(range(len(laws)), key=lambda i: most_telling(laws[i])[1])
     judge = Judge(pair, prompts[best], plan, rounding)
-    draws = _draw(pair, judge.prompt, plan, LENGTH, tell, "sampled law")
+    draws = _draw(pair, judge.prompt, plan, tell, "sampled law", max_new_tokens=LENGTH)
     beginnings = _beginnings(draws.tokens)
     level = plan.alpha / len(beginnings)
     fits = {beginning: judge.fit(draws.tokens, beginning) for beginning in beginnings}
     return [_finding(pair, plan, draws, fits, level), _check_control(judge, laws[best], level, tell)]
 
 
-def _draw(pair: Pair, prompt: Sequence[int], plan: Plan, length: int, tell: Tell, stage: str) -> Draws:
-    """Independent continuations: one seed, request ids that count on from batch to batch."""
+def _draw(pair: Pair, prompt: Sequence[int], plan: Plan, tell: Tell, stage: str, **ends: Any) -> Draws:
+    """Independent continuations: one seed, request ids that count on from batch to batch. `ends`: where they end."""
     decoder = pair.decoder()
     ids = torch.tensor([list(prompt)], device=pair.model.device)
     tokens: list[list[int]] = []
@@ -74,7 +74,7 @@ def _draw(pair: Pair, prompt: Sequence[int], plan: Plan, length: int, tell: Tell
         tell(stage, len(tokens), plan.samples)
         count = min(plan.batch, plan.samples - len(tokens))
         result = decoder.generate(
-            ids, max_new_tokens=length, temperature=plan.temperature, top_k=plan.top_k, seed=plan.seed,
+            ids, temperature=plan.temperature, top_k=plan.top_k, seed=plan.seed, **ends,
             num_return_sequences=count, request_ids=range(len(tokens), len(tokens) + count),
         )  # fmt: skip
         tokens += result.new_tokens
@@ -119,7 +119,9 @@ def _check_control(judge: Judge, law: torch.Tensor, level: float, tell: Tell) ->
     """The same test on a sampler that is wrong by a known distance: it must be rejected."""
     token, distance = most_telling(law)
     liar = replace(judge.pair, drafter=LyingDrafter(token, len(judge.prompt)), policy=1, rule=Rule.TOKEN)
-    draws = _draw(liar, judge.prompt, judge.plan, 2, tell, "control")
+    # Room for a draft, yet any token ends the text: only the first is judged.
+    ends = {"max_new_tokens": 2, "eos_token_id": range(len(law))}
+    draws = _draw(liar, judge.prompt, judge.plan, tell, "control", **ends)
     found = judge.fit(draws.tokens, ())
     caught = found.p_value < level
     numbers = {"distance": distance, "p_value": found.p_value, "level": level, "caught": caught}

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from forerun.cli.run import Run
 
 WARM_UP = 16  # tokens decoded each way before anything is timed
-PLAIN = "Forerun without drafts"
-TRANSFORMERS = "transformers model.generate"
+TRANSFORMERS, PLAIN, DRAFTS = "model.generate", "Forerun, plain", "Forerun, drafts"
 # Settings that transformers does not have; beside them its text would follow another law.
 OURS_ALONE = ("presence_penalty", "frequency_penalty")
 
@@ -84,7 +83,7 @@ def compare(
         stage(TRANSFORMERS)
         ways.append(_transformers(loaded, prompts, keywords))
     done = []
-    for name, drafter in ((PLAIN, None), ("Forerun with drafts", loaded.drafter)):
+    for name, drafter in ((PLAIN, None), (DRAFTS, loaded.drafter)):
         decoder = _decoder(loaded, drafter)
         stage(f"{name}: warm-up")
         run(decoder, prompts, keywords | {"max_new_tokens": WARM_UP})
@@ -172,23 +171,24 @@ def _differences(
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Times side by side; the ratio is of tokens per second, since sampled texts differ in length."""
+    """Times side by side; ratios are of tokens per second, since sampled texts differ in length."""
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="The same prompts, decoded in turn", title_justify="left")
-    for heading in ("", "seconds", "tokens", "tokens/s", "drafts are faster by"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    last = comparison.ways[-1]
+    table = Table(title="The same prompts, decoded in turn", title_justify="left", box=box.SIMPLE)
+    bases = comparison.ways[:-1]
+    for heading in ("", "seconds", "tokens", "tokens/s", *(f"against {base.name}" for base in bases)):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
     for way in comparison.ways:
-        ratio = "" if way is last or not way.rate else f"{last.rate / way.rate:.2f} x"
-        table.add_row(way.name, f"{way.seconds:.2f}", str(way.num_tokens), f"{way.rate:.1f}", ratio)
+        ratios = (f"{way.rate / base.rate:.2f} x" if base.rate else "-" for base in bases)
+        table.add_row(way.name, f"{way.seconds:.2f}", str(way.num_tokens), f"{way.rate:.1f}", *ratios)
     return table
 
 
 def explanations(comparison: Comparison) -> list[str]:
     """What was measured, and whether the texts agree."""
     lines = [
-        "Measured: decoding all prompts as one batch, the pass over the prompts included, after a warm-up of "
+        "Measured once each: decoding all prompts as one batch, the pass over the prompts included, after a warm-up of "
         f"{WARM_UP} tokens each way; loading and tokenising are left out.",
         *comparison.notes,
     ]

@@ -19,7 +19,7 @@ COLOURS = {"accepted": "green", "correction": "yellow", "bonus": "blue"}
 MEANINGS = {
     "accepted": "drafted and accepted",
     "correction": "the target's correction",
-    "bonus": "the target's own, with no draft refused",
+    "bonus": "one more after a whole draft",
 }
 
 
@@ -43,11 +43,16 @@ class TextOut:
     def __init__(self, console: Console) -> None:
         self.is_terminal = console.is_terminal
         self.colour = console.is_terminal and not console.no_color
+        self._before: Origin | None = None
 
     def write(self, text: str, origin: Origin | None = None) -> None:
+        """The text of one token, or text of our own, which has no origin."""
+        # A bonus that follows no accepted token comes from a round without a draft: an ordinary token.
+        is_plain = origin is None or (origin == "bonus" and self._before != "accepted")
+        self._before = origin
         if self.is_terminal:
             text = text.replace("\x1b", "␛")  # a model must not steer the terminal
-        if self.colour and origin is not None:
+        if self.colour and origin is not None and not is_plain:
             text = click.style(text, fg=COLOURS[origin])
         click.echo(text, nl=False, color=self.is_terminal)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,13 +145,12 @@ class _Show:
         from forerun.cli.console import progress_bar
 
         with progress_bar(self.err) as bar:
-            task = bar.add_task("comparing", total=6)
-            comparison = compare(
-                self.loaded,
-                prompts,
-                keywords,
-                lambda stage: bar.update(task, description=stage, advance=1, refresh=True),
-            )
+            task, done = bar.add_task("comparing", total=6), count()
+
+            def stage(name: str) -> None:
+                bar.update(task, description=name, completed=next(done), refresh=True)
+
+            comparison = compare(self.loaded, prompts, keywords, stage)
         if not as_json:
             self._print_texts(comparison.speculative)
             self._print_statistics(comparison.speculative)

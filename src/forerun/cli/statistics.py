@@ -39,15 +39,17 @@ def statistics_table(stats: Stats, seconds: float) -> Table:
     )
     if stats.num_draft_tokens:
         table.add_row("by position", by_position(stats))
-    table.add_row("seconds", times(stats, seconds))
+    table.add_row("seconds", f"{seconds:.2f}")
+    table.add_row("of which", times(stats))
     table.add_row("tokens per second", f"{rate(stats, seconds):.1f}")
     return table
 
 
-def times(stats: Stats, seconds: float) -> str:
+def times(stats: Stats) -> str:
+    """Where the time went."""
     parts = {"prompt": stats.prefill_seconds, "drafting": stats.draft_seconds, "scoring": stats.score_seconds,
              "verifying": stats.verify_seconds}  # fmt: skip
-    return f"{seconds:.2f}  ({', '.join(f'{name} {spent:.2f}' for name, spent in parts.items())})"
+    return ", ".join(f"{name} {spent:.2f}" for name, spent in parts.items())
 
 
 def rate(stats: Stats, seconds: float) -> float:

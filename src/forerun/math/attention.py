@@ -105,7 +105,7 @@ def attend_padded(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale
     first, batch, longest = plan.rows.slots[0], len(plan.rows.slots), plan.rows.longest
     k, v = keys[first : first + batch, :longest], values[first : first + batch, :longest]
     if plan.place is None:
-        block = query.unflatten(0, (batch, -1))
+        block = query.view(batch, -1, *query.shape[1:])
         return _attend_block(block, k, v, plan.seen[0], scale, plan.group).flatten(0, 1)
     out = _attend_block(query[plan.place.clamp(min=0)], k, v, plan.seen[0], scale, plan.group)
     return out[plan.place >= 0]
@@ -146,12 +146,17 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | No
     The query heads of one key head are folded into the query axis: one key read serves the whole group.
     """
     batch, width, heads, size = query.shape
-    folded = query.view(batch, width, heads // group, group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    if width == 1:  # plain decoding: folding is a view
+        folded = query.reshape(batch, heads // group, group, size)
+    else:
+        folded = query.view(batch, width, heads // group, group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
     k, v = keys.transpose(1, 2), values.transpose(1, 2)
     if scale.softcap is None and scale.sinks is None:
         out = F.scaled_dot_product_attention(folded, k, v, attn_mask=seen, scale=scale.factor)
     else:
         out = _softmax_by_hand(folded, k, v, seen, scale, group)
+    if width == 1:
+        return out.reshape(batch, 1, heads, -1)
     unfolded: Tensor = out.view(batch, heads // group, group, width, -1).permute(0, 3, 1, 2, 4)
     return unfolded.flatten(2, 3)
 

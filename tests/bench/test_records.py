@@ -1,0 +1,94 @@
+"""What was written is what is read, and a record tells nothing about folders."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.fakes import measurement, record_of
+from forerun.bench import records
+from forerun.bench.records import Agreement, Refusal
+from forerun.errors import ForerunError, InvalidArgument
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    agreement = Agreement(identical=3, ties=1, different=0)
+    record = record_of(
+        [
+            measurement("generate", 4, "qa", 0, 2.5),
+            measurement("forerun", 4, "qa", 0, 1.25, agreement=agreement, drafted=9, accepted=4, phases={"draft": 0.1}),
+        ],
+        Refusal("lookup", 4, "one at a time"),
+        complete=False,
+    )
+    path = tmp_path / "new" / "r.json"
+    records.write(record, path, {"4": {}})
+    assert records.read(path) == record
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_the_order_of_methods_survives(tmp_path: Path) -> None:
+    record = record_of([measurement("generate", 1, "qa", 0, 1.0), measurement("forerun", 1, "qa", 0, 1.0)])
+    records.write(record, tmp_path / "r.json")
+    assert records.read(tmp_path / "r.json").baseline == "generate"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("no json", "not JSON"),
+        ("[]", "format None"),
+        ('{"format": 99}', "format 99"),
+        ('{"format": 1, "kind": "decode"}', "damaged"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    with pytest.raises(InvalidArgument, match=message):
+        records.read(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot read"):
+        records.read(tmp_path / "none.json")
+
+
+def test_provenance_is_json_and_has_no_folders() -> None:
+    origin = records.provenance(
+        "cpu", ["forerun", "bench", "--data=/home/me/q.jsonl", "--output", "/a/b/r.json", "x/y"]
+    )
+    assert origin.command == "forerun bench --data=q.jsonl --output r.json x/y"
+    assert origin.machine.cores >= 1
+    assert origin.machine.threads == torch.get_num_threads()
+    assert origin.machine.cpu
+    assert set(origin.versions) == {"forerun", "python", "torch", "transformers"}
+    assert datetime.fromisoformat(origin.date).utcoffset() is not None
+
+
+def test_where_records_go(tmp_path: Path) -> None:
+    now = datetime(2030, 1, 2, 3, 4, 5)
+    assert records.default_path(now, tmp_path) == tmp_path / "bench-2030-01-02-030405.json"
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "src" / "forerun").mkdir(parents=True)
+    inside = records.default_path(now, tmp_path / "src")
+    assert inside == tmp_path / "benchmarks" / "results" / "bench-2030-01-02-030405.json"
+
+
+def test_an_output_that_cannot_be_written_is_noticed_first(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ForerunError, match="--output"):
+        records.check_writable(tmp_path / "file" / "r.json")
+    records.check_writable(tmp_path / "r.json")
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_an_existing_record_survives_the_check(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"kept": True}))
+    records.check_writable(path)
+    assert json.loads(path.read_text()) == {"kept": True}

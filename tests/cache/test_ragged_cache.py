@@ -1,0 +1,197 @@
+"""Rows that come, go, grow, move and are cut back never see each other's keys, nor their own past mistakes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.cache.ragged import GRAIN, RaggedCache
+from forerun.math.attention import Form
+from forerun.models.scorer import Scorer
+from support.tiny import ragged_prompts, tiny_model
+
+VOCAB = 97
+# Packed with full rows, packed with sliding windows, padded with a mask, padded with ALiBi.
+KINDS = ("llama", "mistral", "codegen", "bloom")
+
+
+@torch.no_grad()
+def recomputed(model: Any, tokens: list[int]) -> Tensor:
+    """Logits [n, V] of a plain forward without any cache."""
+    logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
+    return logits
+
+
+def check(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-5 * float(want.abs().max()))
+
+
+@torch.inference_mode()
+def poison(scorer: Scorer, slots: slice | int, places: slice, value: float) -> None:
+    """Overwrite keys and values of every layer."""
+    for layer in scorer.cache.layers.values():
+        layer.keys[slots, places] = value
+        layer.values[slots, places] = value
+
+
+def filled(family: str, form: Form = Form.AUTO, rows: int = 4) -> tuple[Scorer, list[list[int]]]:
+    """A scorer that has taken in ragged texts, one a row."""
+    scorer, texts = Scorer(tiny_model(family), form), ragged_prompts(rows, VOCAB, seed=3, longest=30)
+    for row in range(rows):
+        scorer.admit(row)
+    scorer.feed(range(rows), texts)
+    return scorer, texts
+
+
+def check_rows(scorer: Scorer, texts: dict[int, list[int]], new: tuple[int, ...] = (5, 6, 7)) -> None:
+    """Every row continues as a fresh computation does; rows are left as they were."""
+    order = sorted(texts, key=scorer.cache.slot)
+    logits = scorer.score(order, [list(new)] * len(order)).split(len(new))
+    for row, own in zip(order, logits, strict=True):
+        check(own, recomputed(scorer.model, [*texts[row], *new])[-len(new) :])
+        scorer.rewind([row], [len(texts[row])])
+
+
+FORMS = [(family, form) for family in KINDS for form in (Form.PAD, Form.SPLIT)]
+
+
+SCHEDULES = [
+    ("llama", Form.PAD),
+    ("llama", Form.SPLIT),
+    ("mistral", Form.PAD),
+    ("mistral", Form.SPLIT),
+    ("codegen", Form.AUTO),
+]
+
+
+@pytest.mark.parametrize(("family", "form"), SCHEDULES)
+def test_random_schedule_of_accepted_counts(family: str, form: Form) -> None:
+    """200 rounds of drafts and cuts: each row's logits are those of the row alone, and of a full recompute in between."""
+    model = tiny_model(family, **{"n_positions" if family == "codegen" else "max_position_embeddings": 2048})
+    plan = random.Random(f"{family} {form}")
+    texts = ragged_prompts(4, VOCAB, seed=5)
+    together, alone = Scorer(model, form), [Scorer(model) for _ in texts]
+    for row, text in enumerate(texts):
+        together.admit(row)
+        alone[row].admit(0)
+        alone[row].feed([0], [text])
+    together.feed(range(4), texts)
+    for step in range(200):
+        blocks = [[plan.randrange(VOCAB) for _ in range(plan.randint(1, 5))] for _ in texts]
+        logits = together.score(range(4), blocks).split([len(block) for block in blocks])
+        for row, (text, block) in enumerate(zip(texts, blocks, strict=True)):
+            check(logits[row], alone[row].score([0], [block]))
+            if step % 20 == row:
+                check(logits[row], recomputed(model, [*text, *block])[len(text) :])
+            text += block[: plan.randint(1, len(block))]
+            together.rewind([row], [len(text)])
+            alone[row].rewind([0], [len(text)])
+    assert min(map(len, texts)) > 300
+
+
+@pytest.mark.parametrize(("family", "form"), FORMS)
+def test_garbage_beyond_a_rows_keys_is_never_read(family: str, form: Form) -> None:
+    scorer, texts = filled(family, form)
+    for row, text in enumerate(texts):
+        poison(scorer, scorer.cache.slot(row), slice(len(text), None), 1e4)
+    poison(scorer, slice(len(texts), None), slice(None), 1e4)
+    check_rows(scorer, dict(enumerate(texts)))
+
+
+def test_garbage_within_a_rows_keys_is_read() -> None:
+    """The negative control: the same poison one key earlier spoils the row."""
+    scorer, texts = filled("llama")
+    poison(scorer, scorer.cache.slot(1), slice(len(texts[1]) - 1, None), 1e4)
+    with pytest.raises(AssertionError, match="not close"):
+        check_rows(scorer, dict(enumerate(texts)))
+
+
+@pytest.mark.parametrize(("family", "form"), FORMS)
+@pytest.mark.parametrize("leaver", (0, 1, 3))
+def test_a_tenants_nan_is_not_inherited(family: str, form: Form, leaver: int) -> None:
+    """The tenant had been longer once: what it wrote and took back is wiped as well."""
+    scorer, texts = filled(family, form)
+    longest = max(map(len, texts)) + 8
+    scorer.score([leaver], [[1] * (longest - len(texts[leaver]))])
+    poison(scorer, scorer.cache.slot(leaver), slice(0, longest), torch.nan)
+    scorer.rewind([leaver], [1])
+    scorer.release(leaver)
+    assert all(pool.isfinite().all() for layer in scorer.cache.layers.values() for pool in (layer.keys, layer.values))
+    scorer.admit(9)
+    scorer.feed([9], [[1, 2, 3]])
+    standing = {row: text for row, text in enumerate(texts) if row != leaver}
+    check_rows(scorer, standing | {9: [1, 2, 3]})
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_rows_come_and_go(family: str) -> None:
+    scorer, texts = filled(family)
+    standing = dict(enumerate(texts))
+    for leaver, newcomer in ((1, 10), (0, 11), (10, 1)):
+        scorer.release(leaver)
+        del standing[leaver]
+        check_rows(scorer, standing)
+        scorer.admit(newcomer)
+        standing[newcomer] = [newcomer, 4, 2, newcomer + 1]
+        scorer.feed([newcomer], [standing[newcomer]])
+        check_rows(scorer, standing)
+    assert sorted(scorer.cache.slot(row) for row in standing) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_growth_keeps_every_key(family: str) -> None:
+    scorer, texts = filled(family, rows=2)
+    standing = dict(enumerate(texts))
+    capacity, slots = scorer.cache.capacity, scorer.cache.num_slots
+    more = [i % VOCAB for i in range(2 * GRAIN)]
+    scorer.feed([1], [more])
+    standing[1] = [*texts[1], *more]
+    for row in range(2, 7):
+        scorer.admit(row)
+        scorer.feed([row], [[row, 3]])
+        standing[row] = [row, 3]
+    assert scorer.cache.capacity > capacity and scorer.cache.num_slots > slots
+    check_rows(scorer, standing)
+
+
+@pytest.mark.parametrize(("family", "form"), FORMS)
+def test_rows_need_not_be_neighbours(family: str, form: Form) -> None:
+    """A pass may leave rows out, or name them in another order than they lie in."""
+    scorer, texts = filled(family, form)
+    for rows in ((0, 2), (3, 1), (2, 0, 3)):
+        logits = scorer.score(rows, [[5, 6]] * len(rows)).split(2)
+        for row, own in zip(rows, logits, strict=True):
+            check(own, recomputed(scorer.model, [*texts[row], 5, 6])[-2:])
+            scorer.rewind([row], [len(texts[row])])
+
+
+def test_copies_are_rows_of_their_own() -> None:
+    scorer, texts = filled("llama", rows=2)
+    scorer.admit(5)
+    scorer.cache.copy(1, 5, 4)
+    scorer.feed([5], [[8, 9]])
+    check_rows(scorer, {0: texts[0], 1: texts[1], 5: [*texts[1][:4], 8, 9]})
+
+
+def test_bookkeeping() -> None:
+    cache = RaggedCache()
+    cache.admit(7)
+    cache.admit(3)
+    rows = cache.extend([7, 3], [5, 2])
+    assert (rows.slots, rows.past, rows.counts) == ((0, 1), (0, 0), (5, 2))
+    assert cache.capacity == GRAIN
+    assert cache.addresses(rows).tolist() == [0, 1, 2, 3, 4, GRAIN, GRAIN + 1]
+    cache.rewind(7, 1)
+    assert (cache.length(7), cache.length(3)) == (1, 2)
+    cache.release(7)
+    assert cache.rows == (3,)
+    assert cache.slot(3) == 0
+    assert cache.length(3) == 2
+    with pytest.raises(AssertionError, match="cannot keep"):
+        cache.rewind(3, 3)
+    with pytest.raises(AssertionError, match="already"):
+        cache.admit(3)

@@ -1,0 +1,151 @@
+"""`forerun chat`: turns, commands, a cache that is kept, and a context that fills up."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from cli.conftest import VOCAB, Command, byte_tokenizer
+from forerun.cli import chat as module
+from forerun.cli.console import err_console, out_console
+from forerun.cli.conversation import Conversation
+from forerun.cli.pair import Loaded
+from forerun.cli.prompts import tokenize
+from forerun.errors import InvalidArgument
+from support.tiny import tiny_model
+
+SHORT = ("--max-new-tokens", "8", "-d", "none")
+
+
+def session(keywords: dict[str, Any] | None = None, **config: Any) -> module.Session:
+    model = tiny_model("llama", vocab=VOCAB, **config)
+    loaded = Loaded(model, byte_tokenizer(), None, "auto", "token", "auto")
+    return module.Session(loaded, keywords or {"max_new_tokens": 8}, None, out_console(), err_console())
+
+
+def test_every_line_of_a_pipe_is_a_turn(chat: Command, target: str) -> None:
+    result = chat("-m", target, "-q", *SHORT, stdin="hello\n\nhow are you\n")
+    assert result.exit_code == 0
+    first = chat("-m", target, "-q", *SHORT, stdin="hello\n").stdout
+    assert result.stdout.startswith(first)
+    assert len(result.stdout) > len(first)
+    assert result.stderr == ""
+
+
+def test_the_second_answer_knows_the_first_turn(chat: Command, target: str) -> None:
+    with_past = chat("-m", target, "-q", *SHORT, stdin="hello\nhow are you\n").stdout
+    first, alone = (chat("-m", target, "-q", *SHORT, stdin=f"{text}\n").stdout for text in ("hello", "how are you"))
+    assert with_past != first + alone
+
+
+def test_reset_forgets(chat: Command, target: str) -> None:
+    reset = chat("-m", target, "-q", *SHORT, stdin="hello\n/reset\nhow are you\n").stdout
+    first, alone = (chat("-m", target, "-q", *SHORT, stdin=f"{text}\n").stdout for text in ("hello", "how are you"))
+    assert reset == first + alone
+
+
+def test_commands(chat: Command, target: str) -> None:
+    result = chat("-m", target, *SHORT, stdin="/help\n/sats\n/system\n/system be brief\nhi\n/stats\n/quit\nnot heard\n")
+    told = result.stderr
+    for words in ("forget the conversation", "Did you mean /stats?", "Set it with", "starts anew", "8 in 8 rounds"):
+        assert words in told
+    assert result.stdout == chat("-m", target, "-q", *SHORT, "--system", "be brief", stdin="hi\n").stdout
+
+
+def test_a_model_without_a_template_cannot_chat(chat: Command, bare: str) -> None:
+    result = chat("-m", bare, stdin="hi\n")
+    assert result.exit_code == 2
+    assert "no chat template" in result.stderr
+
+
+def test_keys_are_kept_from_turn_to_turn() -> None:
+    talk = session()
+    fed: list[int] = []
+    scorer = talk.decoder.engine.target
+    feed = scorer.feed
+
+    def counted(rows: Any, blocks: Any) -> None:
+        fed.append(sum(map(len, blocks)))
+        feed(rows, blocks)
+
+    scorer.feed = counted  # type: ignore[method-assign]
+    talk.hear("hello there")
+    talk.hear("and again")
+    question = len(
+        tokenize(talk.conversation.tokenizer, "<|end|>\n<|start|>user\nand again<|end|>\n<|start|>assistant\n")
+    )
+    assert fed[1] <= question
+    assert fed[0] > question - len("<|end|>\n")
+
+
+def test_kept_keys_change_nothing() -> None:
+    kept, fresh = session(), session()
+    fresh.decoder.engine.shelf.limit = 0
+    for line in ("hello", "what else", "go on"):
+        kept.hear(line)
+        fresh.hear(line)
+    assert kept.conversation.messages == fresh.conversation.messages
+
+
+def test_control_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = session({"max_new_tokens": 200})
+    step = talk.decoder.engine.step
+    rounds = []
+
+    def interrupted() -> Any:
+        rounds.append(1)
+        if len(rounds) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return step()
+
+    monkeypatch.setattr(talk.decoder.engine, "step", interrupted)
+    assert talk.hear("tell me everything")
+    assert len(rounds) == 3
+    assert talk.hear("/stats")
+    assert len(talk.conversation.messages) == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_full_context_drops_the_oldest_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = session(max_position_embeddings=128)
+    for line in ("first question", "second question", "third question", "fourth question"):
+        assert talk.hear(line)
+    assert "turns were dropped" in capsys.readouterr().err
+    assert talk.conversation.messages[0]["content"] != "first question"
+    assert talk.conversation.messages[-2]["content"] == "fourth question"
+
+
+def test_a_message_longer_than_the_context_is_refused_and_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    talk = session(max_position_embeddings=128)
+    assert talk.hear("x" * 300)
+    assert "send a shorter one" in " ".join(capsys.readouterr().err.split())
+    assert talk.conversation.messages == []
+    talk.hear("short")
+    assert len(talk.conversation.messages) == 2
+
+
+class TestConversation:
+    def test_tokens_of_an_answer_stay_as_they_were(self) -> None:
+        talk = Conversation(byte_tokenizer())
+        prompt = talk.ask("hi")
+        talk.answer([100, 101, 0])
+        assert talk.ask("more")[: len(prompt) + 3] == [*prompt, 100, 101, 0]
+
+    def test_the_prompt_is_what_the_template_says(self) -> None:
+        tokenizer = byte_tokenizer()
+        talk = Conversation(tokenizer, "be kind")
+        talk.ask("hi")
+        talk.answer([*tokenize(tokenizer, "hello"), 0])
+        text = tokenizer.decode(talk.ask("more"))
+        assert text == (
+            "<|start|>system\nbe kind<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\nhello<|end|>\n"
+            "<|start|>user\nmore<|end|>\n<|start|>assistant\n"
+        )
+
+    def test_nothing_fits(self) -> None:
+        talk = Conversation(byte_tokenizer())
+        talk.ask("a long question")
+        with pytest.raises(InvalidArgument, match="context ends at 10"):
+            talk.fit(10, 4)

@@ -1,0 +1,259 @@
+"""`forerun check`: it passes what is exact, fails what is not, and its statistics are what they claim to be."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from cli.conftest import Command
+from forerun.check import Outcome, Pair, Plan, Report, check_pair
+from forerun.check.chi_square import detectable, fit, survival
+from forerun.check.greedy import difference
+from forerun.check.plain import deviation, greedy, logits_after
+from forerun.drafters import DraftModel, PromptLookup
+from forerun.errors import InvalidArgument
+from forerun.types import Draft, DraftContext
+from support.tiny import draft_of, ragged_prompts, tiny_model
+
+QUICK = Plan(samples=300, max_new_tokens=8)
+PROMPTS = [prompt + prompt[:4] for prompt in ragged_prompts(3, 97, seed=5, longest=12)]
+OPEN = PROMPTS[1:]
+
+
+def outcomes(report: Report) -> dict[str, Outcome]:
+    return {finding.name: finding.outcome for finding in report.findings}
+
+
+def run(drafter: Any, plan: Plan = QUICK, **settings: Any) -> Report:
+    return check_pair(Pair(tiny_model("llama"), drafter, **settings), PROMPTS, OPEN, plan)
+
+
+def drafter() -> DraftModel:
+    return DraftModel(draft_of(tiny_model("llama"), noise=0.05))
+
+
+def test_an_honest_pair_passes_and_the_control_is_caught() -> None:
+    report = run(drafter())
+    assert report.passed, report
+    assert outcomes(report) == dict.fromkeys(("greedy text", "sampled law", "control", "rows apart"), Outcome.PASSED)
+    numbers = {finding.name: finding.numbers for finding in report.findings}
+    assert numbers["sampled law"]["accepted"] > 50
+    assert numbers["sampled law"]["drafted"] > numbers["sampled law"]["accepted"] + 50
+    assert 0.05 < numbers["sampled law"]["detectable_distance"] < 0.3
+    assert numbers["control"]["caught"]
+
+
+class Forged:
+    """A law that claims `claim` for every drafted token and nothing for the rest."""
+
+    def __init__(self, claim: float, vocab_size: int) -> None:
+        self.claim, self.vocab_size = claim, vocab_size
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return torch.full_like(tokens, self.claim, dtype=torch.float64)
+
+    def at(self, position: Tensor) -> Tensor:
+        return torch.zeros(len(position), self.vocab_size, dtype=torch.float64)
+
+
+class Liar:
+    """Drafts as another drafter does and lies about how."""
+
+    def __init__(self, honest: Any, claim: float) -> None:
+        self.honest, self.claim = honest, claim
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.honest, name)
+
+    def propose(self, context: DraftContext) -> Draft:
+        draft: Draft = self.honest.propose(context)
+        return replace(draft, law=Forged(self.claim, context.vocab_size), deterministic=False)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.honest.rewind(rows, lengths)
+
+
+def test_a_drafter_that_lies_about_its_law_fails() -> None:
+    report = run(Liar(drafter(), 1e-9))
+    assert outcomes(report)["sampled law"] is Outcome.FAILED
+    assert not report.passed
+
+
+def test_the_coupled_rule_does_not_mind_a_liar() -> None:
+    from forerun.types import Rule
+
+    assert run(Liar(drafter(), 1e-9), rule=Rule.COUPLED).passed
+
+
+class Silent:
+    def propose(self, context: DraftContext) -> Draft:
+        raise RuntimeError("out of ideas")
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Nothing to forget."""
+
+
+def test_a_drafter_that_fails_is_a_finding() -> None:
+    found = outcomes(run(Silent()))
+    assert found["drafter"] is Outcome.FAILED
+    assert found["sampled law"] is Outcome.UNTESTED
+
+
+def test_without_a_drafter_there_is_nothing_to_draft() -> None:
+    assert run(None).passed
+
+
+def test_nothing_drafted_is_not_a_pass() -> None:
+    report = run(PromptLookup(), policy=0)
+    assert outcomes(report)["sampled law"] is Outcome.UNTESTED
+    assert not report.passed
+
+
+def test_a_wrong_greedy_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.check import plain
+
+    real = plain.greedy
+    monkeypatch.setattr(plain, "greedy", lambda *arguments: [*real(*arguments)[:-1], 11])
+    assert outcomes(run(drafter()))["greedy text"] is Outcome.FAILED
+
+
+def test_rows_that_lean_on_their_neighbours_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose random numbers are counted by row number, not by request."""
+    from forerun.engine import engine
+
+    real = engine._keys
+    monkeypatch.setattr(
+        engine,
+        "_keys",
+        lambda batch, device: replace(real(batch, device), request_id=torch.full((len(batch),), len(batch))),
+    )
+    assert outcomes(run(drafter()))["rows apart"] is Outcome.FAILED
+
+
+def test_too_few_samples_for_the_control_is_said() -> None:
+    report = run(None, Plan(samples=100, alpha=1e-12, max_new_tokens=4, temperature=0.2))
+    control = next(finding for finding in report.findings if finding.name == "control")
+    assert control.outcome is Outcome.UNTESTED
+    assert "--samples" in control.summary
+
+
+class TestDifference:
+    def judge(self, ours: list[int], theirs: list[int], rounding: float) -> Any:
+        return difference(tiny_model("llama"), [3, 4], ours, theirs, rounding)
+
+    def test_none(self) -> None:
+        assert self.judge([1, 2], [1, 2], 0.0) is None
+
+    def test_a_tie_is_within_twice_the_rounding(self) -> None:
+        logits = logits_after(tiny_model("llama"), [3, 4, 1])
+        gap = abs(float(logits[2] - logits[5]))
+        assert self.judge([1, 2], [1, 5], gap / 1.9).is_tie
+        found = self.judge([1, 2], [1, 5], gap / 2.1)
+        assert (found.position, found.ours, found.theirs, found.is_tie) == (1, 2, 5, False)
+
+    def test_an_early_end(self) -> None:
+        found = self.judge([1], [1, 5], 1e9)
+        assert (found.gap, found.is_tie) == (None, False)
+
+
+def test_rounding_is_measured() -> None:
+    model = tiny_model("llama")
+    assert 0 < deviation(model, list(range(1, 20))) < 1e-3
+    assert deviation(model, [5]) == 0
+
+
+def test_the_judge_is_plain_decoding() -> None:
+    model = tiny_model("llama")
+    first = int(logits_after(model, [3, 4]).argmax())
+    assert greedy(model, [3, 4], 1) == [first]
+
+
+class TestChiSquare:
+    @pytest.mark.parametrize("shift", [0.0, 0.3, 40.0])
+    def test_survival(self, shift: float) -> None:
+        for x in (0.5, 8.0, 60.0):
+            law = stats.ncx2(7, shift) if shift else stats.chi2(7)
+            assert math.isclose(survival(x, 7, shift), float(law.sf(x)), rel_tol=1e-6)
+
+    def test_p_values_are_uniform_for_the_right_law_and_not_for_another(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        law = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.03, 0.02, 0.0], dtype=torch.float64)
+        wrong = torch.tensor([0.3, 0.4, 0.15, 0.1, 0.03, 0.02, 0.0], dtype=torch.float64)
+
+        def p_values(source: Tensor) -> list[float]:
+            draws = torch.multinomial(source, 400 * 300, replacement=True, generator=generator).reshape(300, 400)
+            return [fit(Counter(row), law).p_value for row in draws.tolist()]
+
+        assert stats.kstest(p_values(law), "uniform").pvalue > 0.01
+        assert stats.kstest(p_values(wrong), "uniform").pvalue < 1e-9
+
+    def test_a_forbidden_token_fails_at_once_unless_in_doubt(self) -> None:
+        law = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+        counts = {0: 50, 1: 49, 2: 1}
+        assert fit(counts, law).p_value == 0
+        assert fit(counts, law, doubtful=frozenset({1, 2})).p_value > 0.5
+
+    def test_slack_forgives_rounding_and_no_more(self) -> None:
+        law = torch.tensor([0.5, 0.5], dtype=torch.float64)
+        counts = {0: 5200, 1: 4800}
+        assert fit(counts, law).p_value < 1e-3
+        assert fit(counts, law, slack=0.05).p_value > 0.05
+
+    def test_the_stated_distance_is_found_as_often_as_stated(self) -> None:
+        law = torch.full((8,), 1 / 8, dtype=torch.float64)
+        samples, level = 500, 1e-3
+        distance = detectable(samples, 7, level)
+        hard = law + distance / 4 * torch.tensor([1.0] * 4 + [-1.0] * 4)  # the form that is hardest to see
+        generator = torch.Generator().manual_seed(1)
+        draws = torch.multinomial(hard, samples * 400, replacement=True, generator=generator).reshape(400, samples)
+        caught = sum(fit(Counter(row), law).p_value < level for row in draws.tolist())
+        assert 340 <= caught <= 385  # 360 expected, 6 the standard deviation
+
+
+@pytest.mark.parametrize("bad", [{"samples": 5}, {"alpha": 0.0}, {"max_new_tokens": 1}, {"temperature": 0.0}])
+def test_a_plan_that_shows_nothing_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(bad))):
+        Plan(**bad)
+
+
+QUICKLY = ("--samples", "200", "--max-new-tokens", "6")
+
+
+def test_the_command_passes_with_a_table(check: Command, target: str, draft: str) -> None:
+    result = check("-m", target, "-d", draft, *QUICKLY, COLUMNS="200")
+    assert result.exit_code == 0, result.output
+    for words in ("control caught: yes", "identical to model.generate", "would fail", "0.001 of the time", "Passed"):
+        assert words in " ".join(result.stdout.split())
+
+
+def test_the_command_fails_with_exit_code_1(
+    check: Command, target: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.cli import pair, settings
+
+    monkeypatch.setattr(pair, "make_drafter", lambda *a, **k: Liar(settings.make_drafter(*a, **k), 1e-9))
+    result = check("-m", target, "-d", draft, *QUICKLY, "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert found["passed"] is False
+    assert {f["name"]: f["outcome"] for f in found["findings"]}["sampled law"] == "FAILED"
+
+
+def test_quiet_is_an_exit_code(check: Command, target: str) -> None:
+    result = check("-m", target, "-d", "early:1", "-q", *QUICKLY)
+    assert (result.exit_code, result.output) == (0, "")
+
+
+def test_help_lists_defaults(check: Command) -> None:
+    output = " ".join(check("--help").output.split())
+    for words in ("[default: 512]", "[default: 0.001]", "[default: 4]", "[default: lookup]"):
+        assert words in output

@@ -1,0 +1,142 @@
+"""Penalties, processors and log-probabilities hold at every position of a draft, as they do in plain decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, NoRepeatNGramLogitsProcessor
+
+import forerun
+from engine.scripted import PROMPT, answer
+from forerun.drafters import DraftModel, PromptLookup
+from forerun.errors import InvalidArgument
+from support.tiny import draft_of, ragged_prompts, tiny_model
+
+PROMPTS = ragged_prompts(4, 97, seed=31, longest=14)
+NEW = 30
+
+
+def decoder_with(drafter: str, **settings: Any) -> forerun.SpeculativeDecoder:
+    made: Any = {
+        "model": lambda: DraftModel(draft_of(tiny_model("llama"))),
+        "lookup": PromptLookup,
+        "none": lambda: None,
+    }
+    return forerun.SpeculativeDecoder(tiny_model("llama"), made[drafter](), policy=4, **settings)
+
+
+def padded() -> tuple[Tensor, Tensor]:
+    width = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS])
+    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])
+
+
+def plain(**keywords: Any) -> list[list[int]]:
+    """`model.generate`, each prompt alone."""
+    found = []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt])
+        out = tiny_model("llama").generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, **keywords
+        )
+        found.append(out[0, len(prompt) :].tolist())
+    return found
+
+
+class NoNeighbours(LogitsProcessor):
+    """Depends on the whole history: forbids tokens next to the last one, and likes the history's length."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        last = int(input_ids[0, -1])
+        scores = scores.clone()
+        scores[:, max(0, last - 20) : last + 20] = -torch.inf
+        scores[:, (7 * input_ids.shape[1]) % 97] += 3.0
+        return scores
+
+
+class Counting(LogitsProcessor):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        return scores
+
+
+KEYWORDS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.3},
+    {"repetition_penalty": 0.8},
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[answer(tuple(PROMPTS[1]))[0]], [5, 6]]},
+    {"suppress_tokens": list(range(0, 97, 3))},
+    {"sequence_bias": {(answer(tuple(PROMPTS[1]))[1],): -9.0, (4,): 2.0}},
+    {
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "min_new_tokens": 6,
+        "eos_token_id": answer(tuple(PROMPTS[1]))[2],
+    },
+]
+
+
+@pytest.mark.parametrize("drafter", ("none", "model", "lookup"))
+@pytest.mark.parametrize("keywords", KEYWORDS, ids=lambda k: "+".join(k))
+def test_keywords_mean_what_they_mean_in_generate(drafter: str, keywords: dict[str, Any], recwarn: Any) -> None:
+    out = decoder_with(drafter).generate(*padded(), max_new_tokens=NEW, **keywords)
+    assert out.new_tokens == plain(**keywords)
+    assert out.new_tokens != plain()
+    assert not [w for w in recwarn if issubclass(w.category, forerun.ForerunWarning)]
+
+
+@pytest.mark.parametrize("drafter", ("none", "model", "lookup"))
+@pytest.mark.parametrize("processor", (NoNeighbours(), NoRepeatNGramLogitsProcessor(2)), ids=("own", "ngram"))
+def test_processors_see_every_position(drafter: str, processor: Any) -> None:
+    out = decoder_with(drafter).generate(*padded(), max_new_tokens=NEW, logits_processor=[processor])
+    assert out.new_tokens == plain(logits_processor=LogitsProcessorList([processor]))
+    assert out.new_tokens != plain()
+
+
+def test_good_drafts_survive_processors() -> None:
+    """The drafter's law passes through the same processor, so an equal model is accepted throughout."""
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), DraftModel(tiny_model("llama")), policy=4)
+    out = decoder.generate(*padded(), max_new_tokens=NEW, logits_processor=[NoNeighbours()], repetition_penalty=1.3)
+    assert out.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("drafter", ("none", "lookup", "model"))
+@pytest.mark.filterwarnings("ignore::forerun.errors.ForerunWarning")
+def test_stateful_processors_are_refused(drafter: str) -> None:
+    decoder = decoder_with(drafter)
+    with pytest.raises(InvalidArgument, match="Counting changes its own state"):
+        decoder.generate(*padded(), max_new_tokens=4, logits_processor=[Counting()])
+    assert len(decoder.generate(*padded(), max_new_tokens=4).new_tokens[0]) == 4
+
+
+@pytest.mark.parametrize("temperature", (0.0, 1.1))
+@pytest.mark.parametrize("drafter", ("none", "model"))
+def test_logprobs_are_the_models_own(drafter: str, temperature: float) -> None:
+    """Of a full recompute, before temperature and penalties; alternatives best first."""
+    out = decoder_with(drafter).generate(
+        *padded(), max_new_tokens=12, temperature=temperature, top_k=20, repetition_penalty=1.2, seed=2, logprobs=3
+    )
+    for prompt, row in zip(PROMPTS, out.rows, strict=True):
+        text = [*prompt, *row.tokens]
+        laws = (
+            tiny_model("llama")(torch.tensor([text]), use_cache=False).logits[0].log_softmax(-1)[len(prompt) - 1 : -1]
+        )
+        assert row.logprobs is not None
+        assert [entry.token for entry in row.logprobs] == list(row.tokens)
+        own = torch.tensor([entry.logprob for entry in row.logprobs])
+        torch.testing.assert_close(own, laws[torch.arange(12), torch.tensor(row.tokens)], atol=1e-4, rtol=0)
+        top = torch.tensor([[value for _, value in entry.top] for entry in row.logprobs])
+        torch.testing.assert_close(top, laws.topk(3).values, atol=1e-4, rtol=0)
+
+
+def test_logprobs_stop_with_the_row() -> None:
+    stop = answer()[2]
+    out = decoder_with("model").generate(torch.tensor([PROMPT]), max_new_tokens=12, logprobs=True, eos_token_id=stop)
+    assert len(out.logprobs[0] or ()) == len(out.new_tokens[0]) < 12
+    assert decoder_with("none").generate(torch.tensor([PROMPT]), max_new_tokens=2).logprobs == [None]

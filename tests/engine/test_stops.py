@@ -1,0 +1,150 @@
+"""Several tokens arrive at once: a row ends at the first that ends it, wherever in the run that is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.scripted import PROMPT, VOCAB, Scripted, Spell, answer, engine_with, finish, fresh_places, prophet, run
+from forerun.engine import Engine, FinishReason, Request
+from forerun.engine.stops import StopRule
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
+from forerun.types import Origin
+from support.tiny import plain_greedy, tiny_model
+
+PLACES = [place for place in fresh_places() if place < 20]
+UNUSED = next(token for token in range(VOCAB) if token not in answer())
+
+
+def test_the_answer_has_stops_at_every_place_of_a_round() -> None:
+    assert {place % 5 for place in PLACES} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_accepted_or_bonus_stop_ends_the_row_there(place: int) -> None:
+    """Perfect drafts of 4: places 0 to 3 of each round are accepted, place 4 is the bonus."""
+    engine = engine_with(prophet(), keep_rows=1)
+    stop = frozenset({answer()[place]})
+    row = finish(engine, Request(prompt=PROMPT, max_new_tokens=40, stop_ids=stop))[0]
+    assert row.tokens == answer()[: place + 1]
+    assert row.finish_reason is FinishReason.STOP
+    assert row.origins[-1] is (Origin.BONUS if place % 5 == 4 else Origin.ACCEPTED)
+    assert engine.target.length(0) == len(PROMPT) + place  # all but the stop itself has been seen
+    assert row.stats.num_emitted_tokens == place + 1
+    assert row.stats.rounds == place // 5 + 1
+    assert row.stats.num_accepted_tokens == row.origins.count(Origin.ACCEPTED)
+
+
+@pytest.mark.parametrize("place", (0, 1, 2, 3, 5, 8))  # 4 is the bonus of the first round
+def test_a_rejected_stop_stops_nothing(place: int) -> None:
+    row = run(prophet({place: UNUSED}), stop_ids=frozenset({UNUSED}))
+    assert row.tokens == answer()[:20]
+    assert row.origins[place] is Origin.CORRECTION
+    assert row.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if place % 5 < 4])
+def test_a_stop_that_corrects_a_draft(place: int) -> None:
+    row = run(prophet({place: UNUSED}), stop_ids=frozenset({answer()[place]}))
+    assert row.tokens == answer()[: place + 1]
+    assert row.origins[-1] is Origin.CORRECTION
+    assert row.finish_reason is FinishReason.STOP
+
+
+def test_the_earliest_of_several_stops_wins() -> None:
+    first, *later = [place for place in PLACES if place // 5 == 1]
+    assert len(later) >= 2
+    for stops in (later[::-1], later):
+        row = run(prophet(), stop_ids=frozenset(answer()[place] for place in (*stops, first)))
+        assert row.tokens == answer()[: first + 1]
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 2), (2, 4), (3, 5), (3, 6), (4, 5), (1, 12)])
+@pytest.mark.parametrize("length", (0, 4))
+def test_a_stop_string_across_rounds(begin: int, end: int, length: int) -> None:
+    """Drafts of 4 end their rounds after places 4 and 9."""
+    text = "><".join(str(token) for token in answer()[begin : end + 1])
+    row = run(prophet(), length, Spell(), stop_strings=("never", text))
+    assert row.tokens == answer()[: end + 1]
+    assert row.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_in_the_prompt_stops_nothing() -> None:
+    row = run(prophet(), tokenizer=Spell(), stop_strings=(f"<{PROMPT[-1]}><{answer()[0]}>",))
+    assert len(row.tokens) == 20
+
+
+def test_stop_before_and_after_the_budget() -> None:
+    place = next(place for place in PLACES if place % 5 == 2)
+    stop = frozenset({answer()[place]})
+    for budget, kept, reason in (
+        (place + 2, place + 1, FinishReason.STOP),
+        (place + 1, place + 1, FinishReason.STOP),
+        (place, place, FinishReason.LENGTH),
+    ):
+        row = run(prophet(), stop_ids=stop, max_new_tokens=budget)
+        assert (len(row.tokens), row.finish_reason) == (kept, reason)
+
+
+@pytest.mark.parametrize("gamma", (1, 4, 7))
+def test_budgets_are_met_exactly(gamma: int) -> None:
+    for budget in (1, 2, gamma, gamma + 1, gamma + 2, 2 * gamma + 2):
+        row = run(prophet(), gamma, max_new_tokens=budget)
+        assert row.tokens == answer()[:budget]
+        assert row.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("family", ("llama", "gpt2", "opt", "codegen"))
+@pytest.mark.parametrize("length", (0, 5))
+def test_the_context_ends_in_the_middle_of_a_draft(family: str, length: int) -> None:
+    """32 positions: learned position tables have nothing past them, so one token too many would raise."""
+    limit = "n_positions" if family in ("gpt2", "codegen") else "max_position_embeddings"
+    model = tiny_model(family, **{limit: 32})
+    prompt = PROMPT * 3
+    wanted = tuple(plain_greedy(model, list(prompt), 32 - len(prompt)))
+    drafter = Scripted(lambda history, room: list(wanted[len(history) - len(prompt) :][:room]))
+    engine = Engine(Scorer(model), drafter, Constant(length))
+    row = finish(engine, Request(prompt=prompt, max_new_tokens=100))[0]
+    assert row.tokens == wanted
+    assert row.finish_reason is FinishReason.LENGTH
+
+
+def test_a_prompt_of_one_token() -> None:
+    assert run(prophet(prompt=(9,)), prompt=(9,)).tokens == answer((9,))[:20]
+
+
+def test_empty_drafts_are_plain_decoding() -> None:
+    silent, plain = (run(drafter) for drafter in (Scripted(lambda history, room: []), None))
+    assert silent.tokens == plain.tokens == answer()[:20]
+    assert silent.stats.num_drafts == 0
+    assert silent.stats.rounds == 20
+    assert set(silent.origins) == {Origin.BONUS}
+
+
+def test_no_stop_before_the_minimum() -> None:
+    model, stop = tiny_model("llama"), answer()[2]
+    row = run(prophet(), stop_ids=frozenset({stop}), min_new_tokens=8)
+    ids = torch.tensor([PROMPT])
+    wanted = model.generate(
+        ids, attention_mask=ids * 0 + 1, do_sample=False, max_new_tokens=20, min_new_tokens=8, eos_token_id=stop
+    )
+    assert list(row.tokens) == wanted[0, len(PROMPT) :].tolist()
+    assert len(row.tokens) >= 8
+
+
+def test_long_texts_are_searched_at_their_end_only() -> None:
+    """The window holds the longest stop string however it is cut into tokens."""
+    request = Request(prompt=(1,), max_new_tokens=500, stop_strings=("<5><6>",))
+
+    class Watched(Spell):
+        longest = 0
+
+        def decode(self, tokens: object, skip_special_tokens: bool = False) -> str:
+            self.longest = max(self.longest, len(tokens))  # type: ignore[arg-type]
+            return super().decode(tokens)  # type: ignore[arg-type]
+
+    tokenizer = Watched()
+    rule = StopRule(request, 500, tokenizer)
+    assert rule.cut([1] * 300, [5, 6, 7]) == (2, FinishReason.STOP)
+    assert tokenizer.longest <= rule.window < 50

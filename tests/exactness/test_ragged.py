@@ -1,0 +1,92 @@
+"""Rows of different prompts, parameters and seeds in one batch: each has the law it would have alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pytest import MonkeyPatch
+from torch import Tensor
+
+from exactness import controls
+from exactness.sampling import RULES, Loop, verdict
+from exactness.warps import Definition
+from forerun.config import SamplingParams
+from forerun.engine import Request
+from forerun.types import Rule
+from support.markov import joint_law, toy_pair
+
+NUMBER = 800  # of each kind
+
+# prompt, seed, parameters as the library takes them, and as this folder defines them
+KINDS: list[tuple[tuple[int, ...], int, dict[str, Any], dict[str, Any]]] = [
+    ((1,), 3, {"temperature": 1.0}, {}),
+    ((2, 0, 1, 1, 0, 2, 2, 1, 0, 0), 4, {"temperature": 0.7, "top_k": 2}, {"temperature": 0.7, "top_k": 2}),
+    ((0, 1), 3, {"temperature": 0.0}, {"temperature": 0.0}),
+    ((0, 2, 1), 5, {"temperature": 1.3, "presence_penalty": 1.0}, {"temperature": 1.3, "presence": 1.0}),
+]
+
+
+def requests() -> list[Request]:
+    """Kinds in turn, so that every batch holds all of them; budgets differ, so that rows leave at different times."""
+    return [
+        Request(
+            prompt=prompt,
+            max_new_tokens=4 + kind,
+            params=SamplingParams(**given),
+            seed=seed,
+            request_id=len(KINDS) * i + kind,
+        )
+        for i in range(NUMBER)
+        for kind, (prompt, seed, given, _) in enumerate(KINDS)
+    ]
+
+
+def law(kind: int) -> Tensor:
+    prompt, _, _, settings = KINDS[kind]
+    return joint_law(toy_pair(3)[0], prompt, 3, Definition(len(prompt), **settings))
+
+
+def verdicts(rule: Rule, drafter: str, policy: str) -> list[str]:
+    results = Loop(drafter, policy, rule).run(requests())
+    tokens = [result.tokens for result in results]
+    return [verdict(tokens[kind :: len(KINDS)], law(kind)) for kind in range(len(KINDS))]
+
+
+@pytest.mark.parametrize(("rule", "policy"), zip(RULES, ("bass", "hf", "auto"), strict=True))
+@pytest.mark.parametrize("drafter", ["model", "chain"])
+def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str) -> None:
+    assert verdicts(rule, drafter, policy) == [""] * len(KINDS)
+
+
+def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch) -> None:
+    """Parameters handed to the wrong row, by one."""
+    from forerun.engine import engine
+
+    right = engine.LawParams.stack
+    monkeypatch.setattr(engine.LawParams, "stack", lambda params, device: right([*params[1:], params[0]], device))
+    assert all(verdicts(Rule.TOKEN, "model", "3"))
+
+
+def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
+    controls.correct_from_target(monkeypatch)
+    found = verdicts(Rule.TOKEN, "model", "3")
+    assert found[0] and found[1] and not found[2], "greedy rows are right all the same"
+
+
+def test_rows_join_late() -> None:
+    """Requests that come while others are half way, and leave holes behind."""
+    loop = Loop("model", "3")
+    waiting = [replace(r, request_id=r.request_id + 10**6) for r in requests()]
+    results = []
+    while waiting or not loop.engine.is_idle:
+        for request in waiting[:60]:
+            loop.engine.add(request)
+        del waiting[:60]
+        loop.engine.step()
+        results += loop.engine.take_results()
+    for kind in range(len(KINDS)):
+        mine = [r.tokens for r in results if r.request.request_id % len(KINDS) == kind]
+        assert len(mine) == NUMBER
+        assert not verdict(mine, law(kind))

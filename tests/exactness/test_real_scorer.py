@@ -1,0 +1,98 @@
+"""Nothing remembered: the ragged cache and real forward passes, through the face that users see."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+
+from exactness import controls
+from exactness.recall import RecallingScorer
+from exactness.sampling import PLAIN, Clock, draft_model, verdict
+from forerun import SpeculativeDecoder
+from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup
+from forerun.engine import Engine, Request
+from forerun.policy import Constant
+from forerun.types import Drafter, Rule
+from support.markov import count_joint, joint_law, misfit, toy_pair
+from support.stories import Stories, needs_stories
+from support.tiny import draft_of
+
+COPIES = 256
+PROMPTS = ((1, 2, 0, 1, 2), (2,), (0, 1, 1))
+
+
+def drafters() -> dict[str, Drafter]:
+    draft = copy.deepcopy(toy_pair(3)[1])
+    return {
+        "model": DraftModel(draft),
+        "exit": EarlyExit(1),
+        "chain": Chain(PromptLookup(min_ngram=2), DraftModel(draft, stop_below=0.4)),
+    }
+
+
+def misfits(drafter: str, rule: Rule, attention: str) -> list[str]:
+    """Three prompts of different lengths, many copies of each, side by side."""
+    target = copy.deepcopy(toy_pair(3)[0])
+    decoder = SpeculativeDecoder(target, drafters()[drafter], policy=3, rule=rule, attention=attention)
+    longest = max(map(len, PROMPTS))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in PROMPTS])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    samples: list[list[list[int]]] = [[], [], []]
+    for seed in range(3):
+        out = decoder.generate(ids, mask, max_new_tokens=4, temperature=1.0, seed=seed, num_return_sequences=COPIES)
+        for i in range(3):
+            samples[i] += out.new_tokens[i * COPIES : (i + 1) * COPIES]
+    laws = [joint_law(toy_pair(3)[0], prompt, 3) for prompt in PROMPTS]
+    return [verdict(found, law) for found, law in zip(samples, laws, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule", "attention"),
+    [("model", "token", "pad"), ("exit", "block", "auto"), ("chain", "coupled", "pad"), ("chain", "token", "split")],
+)
+def test_joint_law(drafter: str, rule: str, attention: str) -> None:
+    assert misfits(drafter, Rule(rule), attention) == ["", "", ""]
+
+
+def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
+    controls.correct_from_target(monkeypatch)
+    assert all(misfits("model", Rule.TOKEN, "pad"))
+
+
+NUMBER = 4_000
+
+
+def story_misfit(stories: Stories, rule: Rule, steps: int) -> float:
+    """A trained model of 512 tokens with a distorted draft."""
+    prompt = tuple(stories.encode("Once upon a time there was a"))
+    drafter = draft_model(draft_of(stories.model, 0.1))
+    engine = Engine(RecallingScorer(stories.model), drafter, Constant(2), rule=rule, clock=Clock())
+    samples: list[tuple[int, ...]] = []
+    for start in range(0, NUMBER, 250):
+        for i in range(start, start + 250):
+            engine.add(Request(prompt=prompt, max_new_tokens=steps + 1, params=PLAIN, request_id=i))
+        while not engine.is_idle:
+            engine.step()
+        samples += [result.tokens for result in engine.take_results()]
+    return misfit(count_joint(samples, 512, steps), joint_law(stories.model, prompt, steps))
+
+
+@needs_stories
+@pytest.mark.parametrize("rule", Rule)
+def test_a_trained_model(stories: Stories, rule: Rule) -> None:
+    assert story_misfit(stories, rule, 1) < 6
+
+
+@needs_stories
+def test_two_tokens_of_a_trained_model(stories: Stories) -> None:
+    assert story_misfit(stories, Rule.TOKEN, 2) < 6
+
+
+@needs_stories
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_control_a_trained_model(stories: Stories, rule: Rule, monkeypatch: MonkeyPatch) -> None:
+    controls.correct_from_target(monkeypatch)
+    assert story_misfit(stories, rule, 1) > 6

@@ -1,0 +1,116 @@
+"""Numbers for drafting, acceptance and the final draw must not know of each other, and rounds must not share any."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+from torch import Tensor
+
+from exactness import controls
+from exactness.recall import ScriptedScorer
+from exactness.sampling import Loop, draft_model, verdict
+from forerun.drafters import DraftModel
+from forerun.engine import engine
+from forerun.math import verify
+from forerun.math.random import Stream
+from forerun.types import Keys, Rule
+from support.markov import toy_pair
+
+NUMBER = 5_000
+TARGET = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+DRAFT = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64)
+
+
+def scripted(rule: Rule, policy: str = "3") -> Loop:
+    """Target and draft whose laws are known and never change; the draft cannot say 2."""
+    target, draft = toy_pair(3)
+    drafter: DraftModel = draft_model(draft)
+    drafter.scorer = ScriptedScorer(draft, DRAFT.expand(3, 3))
+    return Loop(drafter, policy, rule, target=ScriptedScorer(target, TARGET.expand(3, 3)))
+
+
+def joint(steps: int) -> Tensor:
+    law = TARGET
+    for _ in range(steps - 1):
+        law = law[..., None] * TARGET
+    return law
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("policy", ["1", "3"])
+def test_known_laws(rule: Rule, policy: str) -> None:
+    assert not verdict(scripted(rule, policy).sample(NUMBER, max_new_tokens=5), joint(4))
+
+
+@pytest.mark.parametrize("stream", [Stream.ACCEPT, Stream.FINAL])
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_control_shared_noise_is_noticed(rule: Rule, stream: Stream, monkeypatch: MonkeyPatch) -> None:
+    controls.shared_noise(monkeypatch, stream)
+    assert verdict(scripted(rule).sample(NUMBER, max_new_tokens=5), joint(4))
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_control_rounds_that_share_numbers_are_noticed(rule: Rule, monkeypatch: MonkeyPatch) -> None:
+    controls.one_round(monkeypatch)
+    assert verdict(scripted(rule).sample(NUMBER, max_new_tokens=5), joint(4))
+
+
+def test_control_block_rule_keyed_by_position_is_noticed(monkeypatch: MonkeyPatch) -> None:
+    """Block verification looks at later tokens before it decides: numbers met again in the next round bend the law."""
+    controls.keyed_by_position(monkeypatch)
+    assert verdict(scripted(Rule.BLOCK).sample(NUMBER, max_new_tokens=5), joint(4))
+
+
+def test_token_rule_keyed_by_position_would_do(monkeypatch: MonkeyPatch) -> None:
+    """The token rule never looks ahead, so the control above is about block verification and nothing else."""
+    controls.keyed_by_position(monkeypatch)
+    assert not verdict(scripted(Rule.TOKEN).sample(NUMBER, max_new_tokens=5), joint(4))
+
+
+def recorded(patch: MonkeyPatch, rounds: int) -> dict[str, Tensor]:
+    """First and second number of each stream in every round of one long row."""
+    found: dict[str, list[Tensor]] = {"draft": [], "accept": [], "final": []}
+    noise_of, draft_uniforms = verify.noise_of, engine.draft_uniforms
+
+    def noise(keys: Keys, width: int, rule: Rule) -> verify.Noise:
+        made = noise_of(keys, width, rule)
+        found["accept"].append(made.accept[0, :2])
+        found["final"].append(made.final[0, :2])
+        return made
+
+    def draft(keys: Keys, width: int, rule: Rule) -> Tensor:
+        made = draft_uniforms(keys, width, rule)
+        found["draft"].append(made[0, :2])
+        return made
+
+    patch.setattr(verify, "noise_of", noise)
+    patch.setattr(engine, "draft_uniforms", draft)
+    loop = scripted(Rule.TOKEN)
+    for start in range(0, rounds, 20):  # rows of more than 20 rounds, one after the other: four tokens a round at most
+        loop.run(loop.requests(1, max_new_tokens=90, seed=start), rows=1)
+    return {name: torch.stack([pair for pair in pairs if len(pair) == 2])[:rounds] for name, pairs in found.items()}
+
+
+def correlation(a: Tensor, b: Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+
+
+def test_uniforms_are_uncorrelated(monkeypatch: MonkeyPatch) -> None:
+    """Along rounds, along positions and between streams; two thousand rounds."""
+    rounds = 2_000
+    streams = recorded(monkeypatch, rounds)
+    least = 4 / rounds**0.5
+    for name, pairs in streams.items():
+        assert len(pairs) == rounds
+        assert abs(correlation(pairs[1:, 0], pairs[:-1, 0])) < least, f"{name}: from round to round"
+        assert abs(correlation(pairs[:, 0], pairs[:, 1])) < least, f"{name}: from position to position"
+        assert abs(float(pairs[:, 0].mean()) - 0.5) < least * 12**-0.5
+    for one, other in (("draft", "accept"), ("draft", "final"), ("accept", "final")):
+        assert abs(correlation(streams[one][:, 0], streams[other][:, 0])) < least, f"{one} and {other}"
+
+
+def test_control_correlated_uniforms_are_noticed(monkeypatch: MonkeyPatch) -> None:
+    controls.shared_noise(monkeypatch, Stream.FINAL)
+    streams = recorded(monkeypatch, 500)
+    assert abs(correlation(streams["draft"][:, 0], streams["final"][:, 0])) > 4 / 500**0.5
