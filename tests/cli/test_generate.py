@@ -36,6 +36,12 @@ def test_the_text_is_that_of_plain_decoding(generate: Command, target: str) -> N
     prompt = [2 + sorted_alphabet().index(c) for c in "helloĠhello"]
     assert entry["token_ids"] == plain_greedy(tiny_model("llama", vocab=VOCAB), prompt, 12)
     assert entry["finish_reason"] == "length"
+    assert [document(result.stdout)[name] for name in ("model", "draft", "policy", "rule")] == [
+        target,
+        "lookup",
+        "auto",
+        "token",
+    ]
     assert len(entry["origins"]) == 12
 
 

@@ -19,8 +19,8 @@ def texts(requests: list[Request], rule: Rule, drafter: str = "model", policy: s
     return {(result.request.seed, result.request.request_id): result.tokens for result in results}
 
 
-def some(number: int = 48, seed: int = 1) -> list[Request]:
-    plain = Loop(vocab=5).requests(number, max_new_tokens=12, seed=seed)
+def some(number: int = 16, seed: int = 1) -> list[Request]:
+    plain = Loop(vocab=5).requests(number, max_new_tokens=8, seed=seed)
     return [replace(request, prompt=(1 + i % 4, *range(i % 3))) for i, request in enumerate(plain)]
 
 
@@ -29,7 +29,7 @@ def some(number: int = 48, seed: int = 1) -> list[Request]:
 def test_order_and_neighbours_do_not_matter(rule: Rule, drafter: str) -> None:
     once = texts(some(), rule, drafter)
     assert texts(some(), rule, drafter) == once
-    shuffled = random.Random(3).sample(some(), 48)
+    shuffled = random.Random(3).sample(some(), 16)
     assert texts(shuffled, rule, drafter, rows=7) == once
     among_others = [request for pair in zip(some(), some(seed=2), strict=True) for request in pair]
     mixed = texts(among_others, rule, drafter, rows=20)

@@ -104,7 +104,8 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
         else:
             done, comparison = show.decoded(encoded, keywords, live=not options["as_json"]), None
         if options["as_json"]:
-            document = _document(loaded, given, done, comparison)
+            settings = {name: options[name] for name in ("model", "draft", "policy", "rule", "attention")}
+            document = settings | _document(loaded, given, done, comparison)
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     _fail_on_errors(done)
 
@@ -234,8 +235,6 @@ def _print_row(out: TextOut, tokenizer: Any, row: RowResult) -> None:
 def _document(loaded: Loaded, given: Sequence[Prompt], done: Run, comparison: Comparison | None) -> dict[str, Any]:
     """Everything about a run, ready for JSON."""
     document = {
-        "model": loaded.model.config.name_or_path,
-        "rule": loaded.rule,
         "prompts": [
             {"prompt": given[number], "texts": [_entry(loaded.tokenizer, done.rows[row]) for row in rows]}
             for number, rows in enumerate(done.ranking)

@@ -20,7 +20,7 @@ def bars(rates: list[float]) -> str:
 
 
 def by_position(stats: Stats) -> str:
-    """Chance that a draft token is kept once those before it were: bars, then the first and last numbers."""
+    """Chance that a draft token is kept once those before it were: bars, then the first numbers."""
     rates = stats.acceptance_by_position[:MOST_POSITIONS]
     numbers = " ".join(f"{rate:.2f}" for rate in rates[:6])
     return f"{bars(rates)}  {numbers}{' ...' if len(rates) > 6 else ''}"
