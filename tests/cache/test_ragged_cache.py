@@ -70,7 +70,7 @@ SCHEDULES = [
 
 @pytest.mark.parametrize(("family", "form"), SCHEDULES)
 def test_random_schedule_of_accepted_counts(family: str, form: Form) -> None:
-    """200 rounds of drafts and cuts: each row's logits are those of the row alone, and of a full recompute in between."""
+    """200 rounds of drafts and cuts: each row's logits are those of the row alone and of full recomputes."""
     model = tiny_model(family, **{"n_positions" if family == "codegen" else "max_position_embeddings": 2048})
     plan = random.Random(f"{family} {form}")
     texts = ragged_prompts(4, VOCAB, seed=5)
@@ -87,7 +87,7 @@ def test_random_schedule_of_accepted_counts(family: str, form: Form) -> None:
             check(logits[row], alone[row].score([0], [block]))
             if step % 20 == row:
                 check(logits[row], recomputed(model, [*text, *block])[len(text) :])
-            text += block[: plan.randint(1, len(block))]
+            text.extend(block[: plan.randint(1, len(block))])
             together.rewind([row], [len(text)])
             alone[row].rewind([0], [len(text)])
     assert min(map(len, texts)) > 300

@@ -1,4 +1,4 @@
-"""`model.generate(custom_generate=...)` and the arguments people already have: configurations, streamers, stop strings."""
+"""`model.generate(custom_generate=...)` and what people already have: configurations, streamers, stop strings."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_streamer_hears_everything_in_order() -> None:
     out = decoder().generate(torch.tensor([PROMPTS[1]]), max_new_tokens=17, streamer=recorder)
     prompt, *rounds = recorder.heard
     assert prompt == PROMPTS[1]
-    assert sum(rounds, []) == out.new_tokens[0]
+    assert [token for tokens in rounds for token in tokens] == out.new_tokens[0]
     assert len(rounds) == out.stats.rounds < 17
     assert recorder.ended == 1
     with pytest.raises(InvalidArgument, match="takes one sequence"):

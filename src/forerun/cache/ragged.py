@@ -40,6 +40,7 @@ class RaggedCache:
     capacity: int = 0
     layers: dict[int, Layer] = field(default_factory=dict)
     _slot: dict[int, int] = field(default_factory=dict)  # row -> slot, always 0 .. len - 1
+    _tenants: list[int] = field(default_factory=list)  # slot -> row
     _length: dict[int, int] = field(default_factory=dict)  # row -> keys that stand
     _written: dict[int, int] = field(default_factory=dict)  # row -> positions ever written since the slot was wiped
 
@@ -61,6 +62,7 @@ class RaggedCache:
         """A new, empty row."""
         assert row not in self._slot, f"row {row} is there already"
         self._slot[row] = len(self._slot)
+        self._tenants.append(row)
         self._length[row] = self._written[row] = 0
         if len(self._slot) > self.num_slots:
             self._resize(max(len(self._slot), int(self.num_slots * GROWTH) if self.layers else 0), self.capacity)
@@ -70,11 +72,13 @@ class RaggedCache:
         hole = self._slot.pop(row)
         self._wipe(hole, self._written.pop(row))
         del self._length[row]
-        if hole == len(self._slot):
+        mover = self._tenants.pop()
+        if mover == row:
             return
-        mover = next(other for other, slot in self._slot.items() if slot == len(self._slot))
-        self._copy(len(self._slot), hole, self._length[mover])
-        self._wipe(len(self._slot), self._written[mover])
+        last = len(self._tenants)
+        self._copy(last, hole, self._length[mover])
+        self._wipe(last, self._written[mover])
+        self._tenants[hole] = mover
         self._slot[mover], self._written[mover] = hole, self._length[mover]
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -102,12 +106,8 @@ class RaggedCache:
 
     def addresses(self, rows: RaggedRows) -> Tensor:
         """[N] where each new token of `rows` lies when slots and positions are one axis."""
-        return torch.cat(
-            [
-                torch.arange(slot * self.capacity + past, slot * self.capacity + past + count)
-                for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True)
-            ]
-        )
+        starts = [slot * self.capacity + past for slot, past in zip(rows.slots, rows.past, strict=True)]
+        return ranges(starts, rows.counts)
 
     @torch.inference_mode()
     def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> Layer:
@@ -140,6 +140,12 @@ class RaggedCache:
         for layer in self.layers.values():
             layer.keys[target, :length].copy_(layer.keys[source, :length])
             layer.values[target, :length].copy_(layer.values[source, :length])
+
+
+def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """`counts[i]` numbers from `starts[i]` on, one range after the other: [N] int64."""
+    spans = (range(start, start + count) for start, count in zip(starts, counts, strict=True))
+    return torch.tensor([number for span in spans for number in span])
 
 
 def _resized(pool: Tensor, num_slots: int, capacity: int) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 import torch
@@ -51,6 +53,8 @@ class Engine:
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
         self._results: list[RowResult] = []
+        self._free: list[int] = []  # row numbers that were used and are free again, the smallest first
+        self._numbers = itertools.count()
         self._warned = False
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
@@ -62,10 +66,9 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its row number, the handle for `abort`."""
         budget = self._budget(request)
-        taken = {*self._running, *(row.number for row in self._waiting)}
-        number = self.shelf.reuse(request.prompt, taken) if self.shelf.limit else None
+        number = self.shelf.reuse(request.prompt)
         if number is None:
-            number = next(n for n in range(len(taken) + len(self.shelf) + 1) if n not in taken and n not in self.shelf)
+            number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
         row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output))
@@ -237,14 +240,16 @@ class Engine:
         self.seconds.verify_seconds += verify
 
     def _retire(self) -> None:
-        """Let finished rows go."""
-        waiting = [row for row in self._waiting if row.finish_reason is not None]
-        self._waiting = [row for row in self._waiting if row.finish_reason is None]
-        self._results.extend(row.result(self.clock()) for row in waiting)
-        for row in waiting:
-            if self.shelf.take(row.number) is not None:  # it had claimed a kept row
+        """Let finished rows go, the last slots first: then nobody has to move."""
+        for row in [row for row in self._waiting if row.finish_reason is not None]:
+            self._waiting.remove(row)
+            self._results.append(row.result(self.clock()))
+            if self.shelf.take(row.number) is None:
+                heappush(self._free, row.number)
+            else:  # it had claimed a kept row
                 self._release(row.number)
-        for row in [row for row in self._running.values() if row.finish_reason is not None]:
+        done = [row for row in self._running.values() if row.finish_reason is not None]
+        for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
             del self._running[row.number]
             self._results.append(row.result(self.clock()))
             for number in self.shelf.put(row.number, row.history, broken=row.error is not None):
@@ -253,6 +258,7 @@ class Engine:
     def _release(self, number: int) -> None:
         self.target.release(number)
         self._call_drafter("release", number)
+        heappush(self._free, number)
 
     def _call_drafter(self, verb: str, *arguments: Any) -> None:
         if (method := getattr(self.drafter, verb, None)) is not None:

@@ -13,12 +13,6 @@ class Shelf:
         self._kept: dict[int, tuple[int, ...]] = {}
         self._claimed: dict[int, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._kept) + len(self._claimed)
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._kept or number in self._claimed
-
     def put(self, number: int, history: Sequence[int], broken: bool) -> list[int]:
         """Keep a finished row; returns the rows to release instead."""
         if not self.limit or broken:
@@ -30,9 +24,9 @@ class Shelf:
         del self._kept[oldest]
         return [oldest]
 
-    def reuse(self, prompt: Sequence[int], taken: set[int]) -> int | None:
+    def reuse(self, prompt: Sequence[int]) -> int | None:
         """Claim the kept row that shares the longest beginning with `prompt`, if any shares some."""
-        shared = {number: _common(history, prompt) for number, history in self._kept.items() if number not in taken}
+        shared = {number: _common(history, prompt) for number, history in self._kept.items()}
         best = max(shared, key=lambda number: shared[number], default=None)
         if best is None or shared[best] == 0:
             return None

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import causal_mask_function
 
 from forerun import ops
-from forerun.cache.ragged import Layer, RaggedCache
+from forerun.cache.ragged import Layer, RaggedCache, ranges
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, Scale, choose_form, pad_index, plan
 from forerun.models.families import Family, Layout
@@ -50,7 +50,7 @@ class RaggedStates(Cache):
         self.layers: list[Any] = []
         self.width = max(rows.counts)
         self.longest_past = max(rows.past)
-        self.positions = _positions(rows).to(device)  # [N]
+        self.positions = ranges(rows.past, rows.counts).to(device)  # [N]
         self.addresses = cache.addresses(rows).to(device)  # [N]
         self.pad_index = pad_index(rows, device) if self.layout is Layout.PADDED else None
         self.alibi_in_scores = family.alibi_in_scores
@@ -192,11 +192,6 @@ def _padded_mask(states: RaggedStates, mask_function: Callable[..., Tensor], dty
     # ALiBi Falcon folds its bias into any 4-D mask and, outside its own SDPA path, adds it once more to the scores.
     # One axis more keeps it out of the mask; the sum broadcasts to the same numbers.
     return mask[None] if states.alibi_in_scores else mask
-
-
-def _positions(rows: RaggedRows) -> Tensor:
-    spans = [torch.arange(past, past + count) for past, count in zip(rows.past, rows.counts, strict=True)]
-    return torch.cat(spans)
 
 
 def _padded_rows(pool: Tensor, slots: Tensor, span: int) -> Tensor:
