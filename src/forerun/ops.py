@@ -17,8 +17,8 @@ from forerun.types import Draft, Keys, Rule, Verdict
 
 def attend(
     query: Tensor,  # [N, Hq, D]
-    keys: Tensor,  # [R, C, Hk, D]
-    values: Tensor,  # [R, C, Hk, Dv]
+    keys: Tensor,  # [R, Hk, C, D]
+    values: Tensor,  # [R, Hk, C, Dv]
     plan: Plan,
     scale: Scale,
 ) -> Tensor:  # [N, Hq, Dv]

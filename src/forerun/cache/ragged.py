@@ -27,9 +27,18 @@ class Layer:
     keys: Tensor  # [slots, capacity, heads, size]
     values: Tensor  # [slots, capacity, heads, size of a value]
 
+    # Two more views of the same memory, made once: a step of a small model is mostly small operations.
+    flat: tuple[Tensor, Tensor] = field(init=False)  # slots and positions one axis, for writing
+    by_head: tuple[Tensor, Tensor] = field(init=False)  # [slots, heads, capacity, size], for attention
+
+    def __post_init__(self) -> None:
+        self.flat = self.keys.flatten(0, 1), self.values.flatten(0, 1)
+        self.by_head = self.keys.transpose(1, 2), self.values.transpose(1, 2)
+
     def resize(self, num_slots: int, capacity: int) -> None:
         self.keys = _resized(self.keys, num_slots, capacity)
         self.values = _resized(self.values, num_slots, capacity)
+        self.__post_init__()
 
 
 @dataclass(slots=True)
@@ -109,14 +118,13 @@ class RaggedCache:
         starts = [slot * self.capacity + past for slot, past in zip(rows.slots, rows.past, strict=True)]
         return ranges(starts, rows.counts)
 
-    @torch.inference_mode()
     def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> Layer:
         """Store new keys and values ([N, heads, size]) of one layer and return that layer."""
-        if layer not in self.layers:
-            self.layers[layer] = Layer(*(self._empty(new) for new in (keys, values)))
-        pool = self.layers[layer]
-        pool.keys.view(-1, *keys.shape[1:]).index_copy_(0, addresses, keys)
-        pool.values.view(-1, *values.shape[1:]).index_copy_(0, addresses, values)
+        pool = self.layers.get(layer)
+        if pool is None:
+            pool = self.layers[layer] = Layer(self._empty(keys), self._empty(values))
+        pool.flat[0].index_copy_(0, addresses, keys)
+        pool.flat[1].index_copy_(0, addresses, values)
         return pool
 
     def _empty(self, like: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ class Plan:
     rows: RaggedRows
     form: Form  # PAD or SPLIT
     group: int  # query heads that share a key head
-    seen: tuple[Tensor | None, ...]  # folded masks [b, 1, group * T, S]: one for PAD, one a row for SPLIT
+    longest: int  # keys of the longest row
+    seen: tuple[Tensor | None, ...]  # masks [b, 1, M, S], M queries a key head: one for PAD, one a row for SPLIT
     place: Tensor | None  # [B, T] for PAD where drafts differ in length: see `pad_index`
 
 
@@ -67,20 +68,20 @@ def plan(rows: RaggedRows, mask: Tensor | None, group: int, form: Form = Form.AU
     """`mask` is [N, S] bool, S = rows.longest; None where every query sees all keys of its own row."""
     form = choose_form(rows, form)
     if form is Form.SPLIT:
-        return Plan(rows, form, group, _split_masks(rows, mask, group), None)
+        return Plan(rows, form, group, rows.longest, _split_masks(rows, mask, group), None)
     if mask is None and len(set(rows.past)) == 1 == len(set(rows.counts)):
-        return Plan(rows, form, group, (None,), None)
+        return Plan(rows, form, group, rows.longest, (None,), None)
     device = torch.device("cpu") if mask is None else mask.device
     place = pad_index(rows, device)
     seen = _all_own_keys(rows, device) if mask is None else mask
     folded = _folded(seen[place.clamp(min=0)], group)
-    return Plan(rows, form, group, (folded,), place if len(set(rows.counts)) > 1 else None)
+    return Plan(rows, form, group, rows.longest, (folded,), place if len(set(rows.counts)) > 1 else None)
 
 
 def attend(
     query: Tensor,  # [N, Hq, D] new tokens of all rows, packed
-    keys: Tensor,  # [R, C, Hk, D] every row of the cache, the new tokens written already
-    values: Tensor,  # [R, C, Hk, Dv]
+    keys: Tensor,  # [R, Hk, C, D] every row of the cache, the new tokens written already
+    values: Tensor,  # [R, Hk, C, Dv]
     plan: Plan,
     scale: Scale,
 ) -> Tensor:  # [N, Hq, Dv]
@@ -94,7 +95,7 @@ def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale:
     rows, parts, start = plan.rows, [], 0
     for slot, past, count, seen in zip(rows.slots, rows.past, rows.counts, plan.seen, strict=True):
         own, length = slice(start, start + count), past + count
-        k, v = keys[slot : slot + 1, :length], values[slot : slot + 1, :length]
+        k, v = keys[slot : slot + 1, :, :length], values[slot : slot + 1, :, :length]
         parts.append(_attend_block(query[None, own], k, v, seen, scale, plan.group)[0])
         start += count
     return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -102,8 +103,10 @@ def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale:
 
 def attend_padded(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale) -> Tensor:
     """One batched product: queries padded to the longest draft, keys read up to the longest row."""
-    first, batch, longest = plan.rows.slots[0], len(plan.rows.slots), plan.rows.longest
-    k, v = keys[first : first + batch, :longest], values[first : first + batch, :longest]
+    first, batch, longest = plan.rows.slots[0], len(plan.rows.slots), plan.longest
+    if batch < keys.shape[0]:
+        keys, values = keys.narrow(0, first, batch), values.narrow(0, first, batch)
+    k, v = keys.narrow(2, 0, longest), values.narrow(2, 0, longest)
     if plan.place is None:
         block = query.view(batch, -1, *query.shape[1:])
         return _attend_block(block, k, v, plan.seen[0], scale, plan.group).flatten(0, 1)
@@ -135,35 +138,37 @@ def _all_own_keys(rows: RaggedRows, device: torch.device) -> Tensor:
 
 
 def _folded(seen: Tensor, group: int) -> Tensor:
-    """[B, T, S] -> [B, 1, group * T, S]: every query head of a group sees the same."""
+    """[B, T, S] -> [B, 1, group * T, S]: every query head of a group sees the same. One query a row is not folded."""
     batch, width, span = seen.shape
+    if width == 1:
+        return seen[:, None]
     return seen[:, None, None].expand(batch, 1, group, width, span).reshape(batch, 1, group * width, span)
 
 
 def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int) -> Tensor:
-    """[B, T, Hq, D] queries, [B, S, Hk, D] keys -> [B, T, Hq, Dv].
-
-    The query heads of one key head are folded into the query axis: one key read serves the whole group.
-    """
+    """[B, T, Hq, D] queries, [B, Hk, S, D] keys -> [B, T, Hq, Dv]."""
     batch, width, heads, size = query.shape
-    if width == 1:  # plain decoding: folding is a view
-        folded = query.reshape(batch, heads // group, group, size)
-    else:
-        folded = query.view(batch, width, heads // group, group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    k, v = keys.transpose(1, 2), values.transpose(1, 2)
-    if scale.softcap is None and scale.sinks is None:
-        out = F.scaled_dot_product_attention(folded, k, v, attn_mask=seen, scale=scale.factor)
-    else:
-        out = _softmax_by_hand(folded, k, v, seen, scale, group)
     if width == 1:
-        return out.reshape(batch, 1, heads, -1)
-    unfolded: Tensor = out.view(batch, heads // group, group, width, -1).permute(0, 3, 1, 2, 4)
-    return unfolded.flatten(2, 3)
+        return _softmax_product(query.transpose(1, 2), keys, values, seen, scale, group).view(batch, 1, heads, -1)
+    # The query heads of one key head are folded into the query axis: one key read serves the whole group.
+    folded = query.view(batch, width, heads // group, group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    out = _softmax_product(folded, keys, values, seen, scale, 1)
+    return out.view(batch, heads // group, group, width, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def _softmax_by_hand(
+def _softmax_product(
     query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int
 ) -> Tensor:
+    """[B, H, M, D] queries over [B, Hk, S, D] keys, H = group * Hk."""
+    if scale.softcap is None and scale.sinks is None:
+        out: Tensor = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=seen, scale=scale.factor, enable_gqa=group > 1
+        )
+        return out
+    return _softmax_by_hand(query, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), seen, scale)
+
+
+def _softmax_by_hand(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale) -> Tensor:
     """For the two things the library's attention cannot do: capped scores and sinks."""
     scores = query @ keys.transpose(-1, -2) * scale.factor
     if scale.softcap is not None:
@@ -172,7 +177,7 @@ def _softmax_by_hand(
         scores = scores.masked_fill(~seen, -torch.inf)
     if scale.sinks is None:
         return torch.softmax(scores.float(), dim=-1).to(values.dtype) @ values
-    batch, heads, rows, _ = scores.shape
-    sink = scale.sinks.view(1, heads, group, 1).expand(batch, heads, group, rows // group)
+    batch, heads, rows, _ = scores.shape  # where heads are folded, `rows` holds a whole group of them
+    sink = scale.sinks.view(1, heads, -1, 1).expand(batch, heads, -1, rows * heads // scale.sinks.numel())
     scores = torch.cat([scores, sink.reshape(batch, heads, rows, 1)], dim=-1)
     return torch.softmax(scores.float(), dim=-1)[..., :-1].to(values.dtype) @ values

@@ -182,6 +182,12 @@ class LogitLaw:
         missing = self.vocab_size - law.shape[-1]
         return pad(law, (0, missing)) if missing else law
 
+    def draw(self, position: Tensor, u: Tensor) -> Tensor:
+        """One token a row from the law at `position`: [B] int64 and [B] uniforms -> [B] int64."""
+        if self._params.all_greedy:
+            return self._best.draw(position, u)
+        return draw(self.at(position), u)
+
     def finite(self, counts: Tensor) -> Tensor:
         """Whether the first `counts[b]` positions of each row hold no NaN or +inf and offer some token: [B] bool."""
         column = torch.arange(self._index.shape[1], device=counts.device)
@@ -238,6 +244,10 @@ class PointMass:
 
     def of(self, tokens: Tensor) -> Tensor:
         return (tokens == self.tokens[:, : tokens.shape[1]]).to(self.dtype)
+
+    def draw(self, position: Tensor, u: Tensor) -> Tensor:
+        """The only token there is, whatever the uniform."""
+        return self.tokens.gather(1, position.unsqueeze(-1)).squeeze(-1)
 
     def at(self, position: Tensor) -> Tensor:
         where = position.clamp(0, self.tokens.shape[1] - 1).unsqueeze(-1)

@@ -23,6 +23,10 @@ from forerun.types import Draft, Keys, Law, Rule, Verdict
 class TargetLaw(Law, Protocol):
     """The target's law at every draft position and one more, which can say where its logits were broken."""
 
+    def draw(self, position: Tensor, u: Tensor) -> Tensor:
+        """One token a row from the law at `position`: [B] each."""
+        ...
+
     def finite(self, counts: Tensor) -> Tensor:
         """Whether the first `counts[b]` positions of each row are usable: [B] bool."""
         ...
@@ -63,14 +67,17 @@ def quiet(draft: Draft) -> Noise:
     return Noise(zeros[:, :-1], zeros)
 
 
-def token_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
+def token_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
     """Modified rejection sampling: each token is kept with probability min(1, p / q), up to the first that is not."""
+    if not draft.width:
+        num_accepted = torch.zeros_like(draft.lengths)
+        return num_accepted, _finish(target, draft, num_accepted, None, noise)
     p, q = target.of(draft.tokens), draft.law.of(draft.tokens)
     num_accepted = count_accepted(p, q, noise.accept, draft.lengths)
     return num_accepted, _finish(target, draft, num_accepted, None, noise)
 
 
-def block_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
+def block_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
     """Block verification (Sun et al., arXiv:2403.10444): the longest prefix that its own test keeps."""
     weight = block_weights(target.of(draft.tokens), draft.law.of(draft.tokens))
     chance = block_chances(weight, _excess(target, draft, weight), draft.lengths)
@@ -80,7 +87,7 @@ def block_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]
     return num_accepted, _finish(target, draft, num_accepted, pad(weight, (1, 0), value=1.0), noise)
 
 
-def coupled_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
+def coupled_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:
     """The target draws its own token at every position; the draft is kept for as long as it is the same."""
     num_accepted = torch.zeros_like(draft.lengths)
     next_token = draw(target.at(num_accepted), noise.final[:, 0])
@@ -95,7 +102,7 @@ def coupled_rule(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tenso
     return num_accepted, next_token
 
 
-RULES: dict[Rule, Callable[[Law, Draft, Noise], tuple[Tensor, Tensor]]] = {
+RULES: dict[Rule, Callable[[TargetLaw, Draft, Noise], tuple[Tensor, Tensor]]] = {
     Rule.TOKEN: token_rule,
     Rule.BLOCK: block_rule,
     Rule.COUPLED: coupled_rule,
@@ -155,12 +162,13 @@ def _excess(target: Law, draft: Draft, weight: Tensor) -> Tensor:
     return excess
 
 
-def _finish(target: Law, draft: Draft, num_accepted: Tensor, scale: Tensor | None, noise: Noise) -> Tensor:
+def _finish(target: TargetLaw, draft: Draft, num_accepted: Tensor, scale: Tensor | None, noise: Noise) -> Tensor:
     """The correction or bonus at each row's own position; `scale` [B, K + 1] weighs p against q (1 if None)."""
     where = num_accepted.unsqueeze(-1)
-    weights = target.at(num_accepted)
+    u = noise.final.gather(1, where).squeeze(-1)
     rejected = num_accepted < draft.lengths
-    if bool(rejected.any()):
-        p = weights if scale is None else weights * scale.gather(1, where)
-        weights = torch.where(rejected.unsqueeze(-1), residual(p, draft.law.at(num_accepted)), weights)
-    return draw(weights, noise.final.gather(1, where).squeeze(-1))
+    if not draft.width or not bool(rejected.any()):
+        return target.draw(num_accepted, u)
+    p = target.at(num_accepted)
+    weights = residual(p if scale is None else p * scale.gather(1, where), draft.law.at(num_accepted))
+    return draw(torch.where(rejected.unsqueeze(-1), weights, p), u)

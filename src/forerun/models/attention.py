@@ -144,18 +144,23 @@ def _attention(
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
     states = _pass.get()
     assert states is not None and states.current is not None, "attention called outside a pass"
-    unknown = [name for name, value in others.items() if name not in HARMLESS and value is not None]
+    if not others.keys() <= HARMLESS:
+        _refuse_unknown(module, others)
+    factor = scaling if scaling is not None else query.shape[-1] ** -0.5
+    layer = states.current
+    packed = query[0].transpose(0, 1)
+    how = states.plan(attention_mask, query.shape[1] // layer.keys.shape[2])
+    out = ops.attend(packed, *layer.by_head, how, Scale(factor, softcap, s_aux))
+    return out.unsqueeze(0), None
+
+
+def _refuse_unknown(module: nn.Module, asked: dict[str, Any]) -> None:
+    unknown = [name for name, value in asked.items() if name not in HARMLESS and value is not None]
     if unknown:
         raise UnsupportedModel(
             f"{type(module).__name__} asks attention for {', '.join(unknown)}, which Forerun does not honour; "
             "use model.generate for this model"
         )
-    factor = scaling if scaling is not None else query.shape[-1] ** -0.5
-    layer = states.current
-    packed = query[0].transpose(0, 1)
-    how = states.plan(attention_mask, query.shape[1] // layer.keys.shape[2])
-    out = ops.attend(packed, layer.keys, layer.values, how, Scale(factor, softcap, s_aux))
-    return out.unsqueeze(0), None
 
 
 def _mask(

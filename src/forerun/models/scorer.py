@@ -28,14 +28,10 @@ class Scorer:
         self.model = model.eval()
         self.form = form
         self.cache = cache if cache is not None else RaggedCache()
+        self.device: torch.device = model.device
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
 
     @property
     def vocab_size(self) -> int:
