@@ -9,7 +9,7 @@ from forerun.version import __version__
 
 if TYPE_CHECKING:
     from forerun.config import SamplingParams
-    from forerun.decoder import GenerateResult, SpeculativeDecoder
+    from forerun.decoder import GenerateResult, SpeculativeDecoder, Stream
     from forerun.drafters import Chain, DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
     from forerun.errors import ForerunError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Where each public name lives: torch and transformers are only imported when one is used.
 _HOMES = {
     "forerun.config": ("SamplingParams",),
-    "forerun.decoder": ("GenerateResult", "SpeculativeDecoder"),
+    "forerun.decoder": ("GenerateResult", "SpeculativeDecoder", "Stream"),
     "forerun.drafters": ("Chain", "DraftModel", "EarlyExit", "NgramTable", "PromptLookup", "RandomDraft"),
     "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
     "forerun.errors": ("ForerunError",),
@@ -55,6 +55,7 @@ __all__ = [
     "Scorer",
     "SpeculativeDecoder",
     "Stats",
+    "Stream",
     "__version__",
 ]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -11,63 +10,18 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from forerun.drafters import PromptLookup
-from forerun.engine import Engine, FinishReason, Progress, RowResult, Stats
-from forerun.engine.row import TokenLogprob
+from forerun.engine import Engine
 from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import keywords_of
 from forerun.keywords import GenerateKeywords, Job, understand
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
 from forerun.policy import as_policy
-from forerun.types import Drafter, Origin, Policy, Rule
+from forerun.result import GenerateResult
+from forerun.stream import Stream
+from forerun.types import Drafter, Policy, Rule
 
-
-@dataclass(frozen=True, slots=True)
-class GenerateResult:
-    """What a call of `generate` made, row by row in the order of the prompts; copies of one prompt are side by side."""
-
-    sequences: (
-        Tensor  # [R, L] prompt and output; prompts end in the same column, pads left of them and after the output
-    )
-    rows: tuple[RowResult, ...]
-    stats: Stats
-    seconds: float
-    num_return_sequences: int
-
-    @property
-    def new_tokens(self) -> list[list[int]]:
-        return [list(row.tokens) for row in self.rows]
-
-    @property
-    def origins(self) -> list[list[Origin]]:
-        return [list(row.origins) for row in self.rows]
-
-    @property
-    def finish_reasons(self) -> list[FinishReason]:
-        return [row.finish_reason for row in self.rows]
-
-    @property
-    def logprobs(self) -> list[tuple[TokenLogprob, ...] | None]:
-        return [row.logprobs for row in self.rows]
-
-    @property
-    def errors(self) -> list[str | None]:
-        return [row.error for row in self.rows]
-
-    @property
-    def parameters(self) -> list[dict[str, Any]]:
-        """What each row was really decoded with, the drawn seed included."""
-        return [_parameters(row) for row in self.rows]
-
-    @property
-    def ranking(self) -> list[list[int]]:
-        """For each prompt its rows, the best mean log-probability first; needs logprobs (always there for copies)."""
-        groups = range(0, len(self.rows), self.num_return_sequences)
-        return [sorted(range(g, g + self.num_return_sequences), key=self._badness) for g in groups]
-
-    def _badness(self, row: int) -> float:
-        mean = self.rows[row].mean_logprob
-        return float("inf") if mean is None else -mean
+__all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
 
 class SpeculativeDecoder:
@@ -104,32 +58,21 @@ class SpeculativeDecoder:
 
         One deliberate difference: nothing is read from a hidden default. Without sampling parameters it is greedy.
         """
-        job = self._job(input_ids, attention_mask, keywords)
-        started = self.engine.clock()
-        before = replace(self.engine.seconds)
-        results: dict[int, RowResult] = {}
-        for _ in self._run(job, results):
+        stream = self.stream(input_ids, attention_mask, **keywords)
+        for _ in stream:
             pass
-        rows = tuple(results[request.request_id] for request in job.requests)
-        if all(row.error for row in rows):
-            raise NonFiniteLogits(rows[0].error)
-        stats = _with_seconds(Stats.total([row.stats for row in rows]), self.engine.seconds, before)
-        seconds = self.engine.clock() - started
-        return GenerateResult(
-            _sequences(rows, job.pad_token_id, input_ids), rows, stats, seconds, job.num_return_sequences
-        )
+        if all(stream.result.errors):
+            raise NonFiniteLogits(stream.result.errors[0])
+        return stream.result
 
     def stream(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **keywords: Unpack[GenerateKeywords]
-    ) -> Iterator[list[Progress]]:
+    ) -> Stream:
         """Yields what the rows gained, round by round; `Progress.row` counts the sequences of this call.
 
-        Closing the iterator early ends all rows.
+        `close()` ends all rows with what they have; `result` is there once it has ended.
         """
-        job = self._job(input_ids, attention_mask, keywords)
-        order = {request.request_id: i for i, request in enumerate(job.requests)}
-        for progress in self._run(job, {}):
-            yield [replace(entry, row=order[entry.request_id]) for entry in progress]
+        return Stream(self.engine, self._job(input_ids, attention_mask, keywords), input_ids)
 
     def as_custom_generate(self) -> Callable[..., Any]:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
@@ -168,33 +111,6 @@ class SpeculativeDecoder:
             )
         return job
 
-    def _run(self, job: Job, results: dict[int, RowResult]) -> Iterator[list[Progress]]:
-        """Rounds until every request of the job has finished; an early end aborts what is left."""
-        engine = self.engine
-        if not engine.is_idle:
-            raise InvalidArgument("another call is still running on this decoder; finish or close its stream first")
-        engine.tokenizer = job.tokenizer
-        deadline = None if job.max_time is None else engine.clock() + job.max_time
-        numbers: list[int] = []
-        try:
-            for request in job.requests:  # one that is refused takes those before it along
-                numbers.append(engine.add(replace(request, deadline=deadline)))
-            if job.streamer is not None:
-                job.streamer.put(torch.tensor([job.requests[0].prompt]))
-            while not engine.is_idle:
-                progress = engine.step()
-                results.update((result.request.request_id, result) for result in engine.take_results())
-                if job.streamer is not None and progress and progress[0].tokens:
-                    job.streamer.put(torch.tensor(progress[0].tokens))
-                yield progress
-            if job.streamer is not None:
-                job.streamer.end()
-        finally:
-            if not engine.is_idle:
-                for number in numbers:
-                    engine.abort(number)
-                engine.take_results()
-
 
 def _drafter(value: Drafter | str | None) -> Drafter | None:
     if value == "lookup":
@@ -231,28 +147,3 @@ def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int
         if not prompts[-1]:
             raise InvalidArgument(f"prompt {row} is empty: give at least one token (a begin-of-sequence id will do)")
     return prompts
-
-
-def _sequences(rows: Sequence[RowResult], pad: int, like: Tensor) -> Tensor:
-    """Prompts end in the same column, as in a left-padded batch; outputs are padded on the right."""
-    left = max(like.shape[1], *(len(row.request.prompt) for row in rows))
-    right = max(len(row.tokens) for row in rows)
-    lines = [
-        [pad] * (left - len(row.request.prompt))
-        + [*row.request.prompt, *row.tokens]
-        + [pad] * (right - len(row.tokens))
-        for row in rows
-    ]
-    return torch.tensor(lines, dtype=like.dtype, device=like.device)
-
-
-def _with_seconds(stats: Stats, now: Stats, before: Stats) -> Stats:
-    names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds")
-    return replace(stats, **{name: getattr(now, name) - getattr(before, name) for name in names})
-
-
-def _parameters(row: RowResult) -> dict[str, Any]:
-    params, request = row.request.params, row.request
-    shown = {name: getattr(params, name) for name in params.__slots__}
-    shown |= {name: getattr(request, name) for name in ("max_new_tokens", "min_new_tokens", "seed", "request_id")}
-    return shown | {"stop_ids": sorted(request.stop_ids), "stop_strings": list(request.stop_strings)}

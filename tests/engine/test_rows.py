@@ -244,7 +244,6 @@ def test_the_oldest_kept_row_leaves() -> None:
     for number in range(4):
         finish(engine, request(number, max_new_tokens=2))
     assert len(engine.target.cache.rows) == 2
-    assert len(engine.shelf) == 2
 
 
 def test_a_prompt_that_is_known_whole_is_scored_again() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.cli.pair import Loaded
-    from forerun.cli.run import Run
+    from forerun.decoder import GenerateResult
     from forerun.engine import Progress
 
 COMMANDS = {
@@ -150,7 +150,7 @@ class Session:
             )
         self._finish(self._stream(prompt))
 
-    def _stream(self, prompt: list[int]) -> Run:
+    def _stream(self, prompt: list[int]) -> GenerateResult:
         from forerun.cli.interrupt import stop_on_interrupt
         from forerun.cli.run import run
         from forerun.cli.text import Decoder
@@ -166,7 +166,7 @@ class Session:
         self.text.write(decoder.finish() + "\n")
         return done
 
-    def _finish(self, done: Run) -> None:
+    def _finish(self, done: GenerateResult) -> None:
         from forerun.cli.statistics import add, one_line
 
         row = done.rows[0]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from forerun.cli.pair import Loaded
-    from forerun.cli.run import Run
+    from forerun.decoder import GenerateResult
 
 WARM_UP = 16  # tokens decoded each way before anything is timed
 TRANSFORMERS, PLAIN, DRAFTS = "model.generate", "Forerun, plain", "Forerun, drafts"
@@ -47,7 +47,7 @@ class Comparison:
     """Plain ways first, the speculative one last."""
 
     ways: tuple[Timed, ...]
-    speculative: Run
+    speculative: GenerateResult
     greedy: bool
     differences: dict[str, list[Difference]]  # by the name of the other way; greedy only
     notes: tuple[str, ...]
@@ -102,7 +102,7 @@ def _decoder(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
     return SpeculativeDecoder(loaded.model, drafter, tokenizer=loaded.tokenizer, **settings)  # type: ignore[arg-type]
 
 
-def _timed(name: str, done: Run) -> Timed:
+def _timed(name: str, done: GenerateResult) -> Timed:
     return Timed(name, done.seconds, done.stats.num_emitted_tokens, [list(row.tokens) for row in done.rows])
 
 

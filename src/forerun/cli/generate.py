@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forerun.cli.console import TextOut
     from forerun.cli.pair import Loaded
     from forerun.cli.prompts import Prompt
-    from forerun.cli.run import Run
+    from forerun.decoder import GenerateResult
     from forerun.engine import Progress, RowResult
 
 PROMPT, OUTPUT = "Prompt", "Output"
@@ -126,7 +126,7 @@ class _Show:
         self.loaded, self.given, self.err = loaded, given, err
         self.text = TextOut(out)
 
-    def decoded(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], live: bool) -> Run:
+    def decoded(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], live: bool) -> GenerateResult:
         """Run; one text on a terminal is shown as it comes, several after a progress bar."""
         copies = keywords.get("num_return_sequences", 1)
         if live and self.text.is_terminal and len(prompts) * copies == 1:
@@ -141,7 +141,7 @@ class _Show:
 
     def compared(
         self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], as_json: bool
-    ) -> tuple[Run, Comparison]:
+    ) -> tuple[GenerateResult, Comparison]:
         from forerun.cli.compare import compare, comparison_table, explanations
         from forerun.cli.console import progress_bar
 
@@ -160,7 +160,7 @@ class _Show:
                 self.err.print(line, markup=False)
         return comparison.speculative, comparison
 
-    def _streamed(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any]) -> Run:
+    def _streamed(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any]) -> GenerateResult:
         from forerun.cli.run import run
         from forerun.cli.text import Decoder
 
@@ -175,7 +175,7 @@ class _Show:
         finally:
             self.text.write(decoder.finish() + "\n")
 
-    def _waited(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], copies: int) -> Run:
+    def _waited(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], copies: int) -> GenerateResult:
         from forerun.cli.console import progress_bar
         from forerun.cli.run import run
 
@@ -192,7 +192,7 @@ class _Show:
 
             return run(self.loaded.decoder(), prompts, keywords, show)
 
-    def _print_texts(self, done: Run) -> None:
+    def _print_texts(self, done: GenerateResult) -> None:
         first = True
         for number, rows in enumerate(done.ranking):
             for rank, row in enumerate(rows, start=1):
@@ -200,10 +200,12 @@ class _Show:
                     self.text.write("\n")
                 first = False
                 if self.text.is_terminal and len(done.rows) > 1:
-                    click.secho(_heading(self.given[number], number, rank, done.copies, done.rows[row]), bold=True)
+                    click.secho(
+                        _heading(self.given[number], number, rank, done.num_return_sequences, done.rows[row]), bold=True
+                    )
                 _print_row(self.text, self.loaded.tokenizer, done.rows[row])
 
-    def _print_statistics(self, done: Run) -> None:
+    def _print_statistics(self, done: GenerateResult) -> None:
         from forerun.cli.console import legend
         from forerun.cli.statistics import statistics_table
 
@@ -232,7 +234,9 @@ def _print_row(out: TextOut, tokenizer: Any, row: RowResult) -> None:
     out.write("\n")
 
 
-def _document(loaded: Loaded, given: Sequence[Prompt], done: Run, comparison: Comparison | None) -> dict[str, Any]:
+def _document(
+    loaded: Loaded, given: Sequence[Prompt], done: GenerateResult, comparison: Comparison | None
+) -> dict[str, Any]:
     """Everything about a run, ready for JSON."""
     document = {
         "prompts": [
@@ -271,6 +275,6 @@ def _parameters(row: RowResult) -> dict[str, Any]:
     return shown | {"stop_ids": sorted(request.stop_ids), "stop_strings": list(request.stop_strings)}
 
 
-def _fail_on_errors(done: Run) -> None:
+def _fail_on_errors(done: GenerateResult) -> None:
     if errors := [row.error for row in done.rows if row.error]:
         raise NonFiniteLogits(f"{len(errors)} of {len(done.rows)} texts ended early: {errors[0]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-CLASSES = 16  # stronger evidence than this is not told apart
+CLASSES = 256  # stronger evidence than this is not told apart; a chain gives each of its drafters 16 of them
 MEMORY = 64.0  # trials a class remembers
 PLACE_WEIGHT = 8.0  # trials after which a place in the draft counts as much as its class
 FIRST_GUESS = 0.6  # for a class nobody has seen, with the weight of one trial

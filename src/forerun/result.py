@@ -1,0 +1,87 @@
+"""Everything a call of `generate` made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.engine import FinishReason, RowResult, Stats
+from forerun.engine.row import TokenLogprob
+from forerun.types import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateResult:
+    """What a call of `generate` made, row by row in the order of the prompts; copies of one prompt are side by side."""
+
+    sequences: (
+        Tensor  # [R, L] prompt and output; prompts end in the same column, pads left of them and after the output
+    )
+    rows: tuple[RowResult, ...]
+    stats: Stats
+    seconds: float
+    num_return_sequences: int
+
+    @property
+    def new_tokens(self) -> list[list[int]]:
+        return [list(row.tokens) for row in self.rows]
+
+    @property
+    def origins(self) -> list[list[Origin]]:
+        return [list(row.origins) for row in self.rows]
+
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        return [row.finish_reason for row in self.rows]
+
+    @property
+    def logprobs(self) -> list[tuple[TokenLogprob, ...] | None]:
+        return [row.logprobs for row in self.rows]
+
+    @property
+    def errors(self) -> list[str | None]:
+        return [row.error for row in self.rows]
+
+    @property
+    def parameters(self) -> list[dict[str, Any]]:
+        """What each row was really decoded with, the drawn seed included."""
+        return [_parameters(row) for row in self.rows]
+
+    @property
+    def ranking(self) -> list[list[int]]:
+        """For each prompt its rows, the best mean log-probability first; needs logprobs (always there for copies)."""
+        groups = range(0, len(self.rows), self.num_return_sequences)
+        return [sorted(range(g, g + self.num_return_sequences), key=self._badness) for g in groups]
+
+    def _badness(self, row: int) -> float:
+        mean = self.rows[row].mean_logprob
+        return float("inf") if mean is None else -mean
+
+
+def sequences(rows: Sequence[RowResult], pad: int, like: Tensor) -> Tensor:
+    """Prompts end in the same column, as in a left-padded batch; outputs are padded on the right."""
+    left = max(like.shape[1], *(len(row.request.prompt) for row in rows))
+    right = max(len(row.tokens) for row in rows)
+    lines = [
+        [pad] * (left - len(row.request.prompt))
+        + [*row.request.prompt, *row.tokens]
+        + [pad] * (right - len(row.tokens))
+        for row in rows
+    ]
+    return torch.tensor(lines, dtype=like.dtype, device=like.device)
+
+
+def with_seconds(stats: Stats, now: Stats, before: Stats) -> Stats:
+    names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds")
+    return replace(stats, **{name: getattr(now, name) - getattr(before, name) for name in names})
+
+
+def _parameters(row: RowResult) -> dict[str, Any]:
+    params, request = row.request.params, row.request
+    shown = {name: getattr(params, name) for name in params.__slots__}
+    shown |= {name: getattr(request, name) for name in ("max_new_tokens", "min_new_tokens", "seed", "request_id")}
+    return shown | {"stop_ids": sorted(request.stop_ids), "stop_strings": list(request.stop_strings)}
