@@ -52,6 +52,21 @@ def test_a_bad_drafter_costs_its_drafts_only(kind: str, temperature: float) -> N
     assert out.new_tokens == plain.new_tokens
 
 
+@pytest.mark.parametrize("verb", ("admit", "rewind", "release"))
+def test_a_drafter_that_stumbles_over_news_harms_nobody(verb: str) -> None:
+    drafter = DraftModel(draft_of(tiny_model("llama")))
+    plain = forerun.SpeculativeDecoder(tiny_model("llama"), None).generate(*padded(), max_new_tokens=20)
+
+    def stumble(*arguments: Any) -> None:
+        raise RuntimeError("what was that?")
+
+    setattr(drafter, verb, stumble)
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), drafter, policy=3)
+    with pytest.warns(ForerunWarning, match="DraftModel failed"):
+        out = decoder.generate(*padded(), max_new_tokens=20)
+    assert out.new_tokens == plain.new_tokens
+
+
 class Halfway(DraftModel):
     """Fails after its cache has taken in tokens that will not stand."""
 

@@ -157,11 +157,10 @@ class Engine:
             known = self.shelf.take(row.number)
             if known is None:
                 self.target.admit(row.number)
-                self._call_drafter("admit", row.number, row.request.prompt)
+                self._tell("admit", row.number, row.request.prompt)
             else:
                 self.target.rewind([row.number], [min(known, self.target.length(row.number))])
-                if self.drafter is not None:
-                    self.drafter.rewind([row.number], [known])
+                self._tell("rewind", [row.number], [known])
             self._running[row.number] = row
         if rows:
             fed = [self.target.length(row.number) for row in rows]
@@ -231,8 +230,7 @@ class Engine:
         numbers = [row.number for row in batch]
         standing = [len(row.history) - 1 for row in batch]
         self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, standing, strict=True)])
-        if self.drafter is not None:
-            self.drafter.rewind(numbers, standing)
+        self._tell("rewind", numbers, standing)
 
     def _account(self, draft: float, score: float, verify: float) -> None:
         self.seconds.draft_seconds += draft
@@ -257,12 +255,16 @@ class Engine:
 
     def _release(self, number: int) -> None:
         self.target.release(number)
-        self._call_drafter("release", number)
+        self._tell("release", number)
         heappush(self._free, number)
 
-    def _call_drafter(self, verb: str, *arguments: Any) -> None:
+    def _tell(self, verb: str, *arguments: Any) -> None:
+        """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""
         if (method := getattr(self.drafter, verb, None)) is not None:
-            method(*arguments)
+            try:
+                method(*arguments)
+            except Exception as error:
+                self._warn(error)
 
 
 def _keys(batch: list[Row], device: torch.device) -> Keys:
