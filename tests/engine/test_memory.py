@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import torch
+
 from forerun import DraftModel, PromptLookup, SpeculativeDecoder
 from support.tiny import draft_of, tiny_model
 
