@@ -56,19 +56,18 @@ class RecallingScorer(Scorer):
         for row, block in zip(rows, blocks, strict=True):
             self.kept.texts[row].extend(block)
 
-    def score(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
+    def score(
+        self, rows: Sequence[int], blocks: Sequence[Sequence[int]], tails: Sequence[int] | None = None
+    ) -> Tensor:
         asked = []
-        for row, block in zip(rows, blocks, strict=True):
+        for row, block, tail in zip(rows, blocks, tails or map(len, blocks), strict=True):
             text = self.kept.texts[row]
-            for token in block:
+            for place, token in enumerate(block):
                 text.append(token)
-                asked.append(tuple(text))
+                if place >= len(block) - tail:
+                    asked.append(tuple(text))
         self.spend(len(asked))
         return self._recall(asked)
-
-    def score_last(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
-        self.feed(rows, blocks)
-        return self._recall([tuple(self.kept.texts[row]) for row in rows])
 
     def answer(self, histories: Tensor) -> Tensor:
         """What the model says after each of histories [N, T], all of one length: [N, V]."""

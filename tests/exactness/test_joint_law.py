@@ -17,7 +17,7 @@ from forerun.policy import Constant
 from forerun.types import Rule
 from support.markov import joint_law, softmax_at, toy_pair
 
-NUMBER = 4_000
+NUMBER = 12_000
 STEPS = {3: 4, 5: 3}
 
 # Every drafter and every policy meets every rule; which policy drives which drafter differs from rule to rule.

@@ -22,7 +22,7 @@ from forerun.policy import Constant
 from forerun.types import Draft, DraftContext, LawParams, Rule
 from support.markov import joint_law, toy_pair
 
-NUMBER = 3_000
+NUMBER = 6_000
 P = len(PROMPT)
 CASES: dict[str, dict[str, Any]] = {
     "cool": {"temperature": 0.7},

@@ -39,8 +39,9 @@ class EarlyExit:
                 "EarlyExit was used before it knew its target; give it to SpeculativeDecoder or Engine"
             )
         before = [self.scorer.length(row) for row in context.rows]
+        unseen = [history[length:] for history, length in zip(context.histories, before, strict=True)]
         try:
-            return draft_with(self.scorer, context, [history[-1:] for history in context.histories], self.stop_below)
+            return draft_with(self.scorer, context, unseen, self.stop_below)
         finally:
             self.scorer.rewind(context.rows, before)
 

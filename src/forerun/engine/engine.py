@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
@@ -24,7 +25,7 @@ from forerun.engine.stops import StopRule
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.laws import LogitLaw
 from forerun.math.random import draft_uniforms
-from forerun.models.scorer import Scorer
+from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
 
 
@@ -107,7 +108,9 @@ class Engine:
         draft = self._draft(batch, view, params, keys)
         drafted = self.clock()
         blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, _as_lists(draft), strict=True)]
-        logits = self.target.score(view.rows, blocks)
+        unseen = [row.history[self.target.length(row.number) : -1] for row in batch]  # of a prompt that came along
+        passed = [[*more, *block] for more, block in zip(unseen, blocks, strict=True)]
+        logits = self.target.score(view.rows, passed, [len(block) for block in blocks])
         scored = self.clock()
         law = self._law(batch, blocks, logits, params)
         verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
@@ -123,7 +126,7 @@ class Engine:
                 drafted=tuple(len(block) - 1 for block in blocks),
                 accepted=tuple(sum(o == "accepted" for o in p.origins) for p in progress),
                 evidence=draft.evidence,
-                scored=sum(map(len, blocks)),
+                scored=sum(map(len, passed)),
                 draft_seconds=drafted - started,
                 score_seconds=scored - drafted,
                 verify_seconds=verified - scored,
@@ -150,7 +153,7 @@ class Engine:
         return min(request.max_new_tokens, limit - len(request.prompt))
 
     def _admit(self) -> None:
-        """Take waiting rows in: all of a prompt but its last token, which the first round then scores."""
+        """Take waiting rows in."""
         started = self.clock()
         rows, self._waiting = self._waiting, []
         for row in rows:
@@ -162,10 +165,22 @@ class Engine:
                 self.target.rewind([row.number], [min(known, self.target.length(row.number))])
                 self._tell("rewind", [row.number], [known])
             self._running[row.number] = row
+        self._prefill(rows)
         if rows:
-            fed = [self.target.length(row.number) for row in rows]
-            self.target.feed([r.number for r in rows], [r.history[n:-1] for r, n in zip(rows, fed, strict=True)])
             self.seconds.prefill_seconds += self.clock() - started
+
+    def _prefill(self, rows: list[Row]) -> None:
+        """Feed prompts up to their last token, except those that the coming round can take along whole."""
+        copies = Counter(row.request.prompt for row in rows)  # equal prompts are encoded once, before any of them runs
+        room, fed = PREFILL_TOKENS, []
+        for row in rows:
+            length = len(row.history) - self.target.length(row.number)
+            if copies[row.request.prompt] == 1 and length <= room:
+                room -= length
+            else:
+                fed.append(row)
+        parts = [row.history[self.target.length(row.number) : -1] for row in fed]
+        self.target.feed([row.number for row in fed], parts)
 
     def _expire(self) -> None:
         now = self.clock()

@@ -48,6 +48,7 @@ class Plan:
     form: Form  # PAD or SPLIT
     group: int  # query heads that share a key head
     longest: int  # keys of the longest row
+    causal: bool  # new rows: each query sees its row's keys up to its own, and no mask is needed to say so
     seen: tuple[Tensor | None, ...]  # masks [b, 1, M, S], M queries a key head: one for PAD, one a row for SPLIT
     place: Tensor | None  # [B, T] for PAD where drafts differ in length: see `pad_index`
 
@@ -64,18 +65,21 @@ def choose_form(rows: RaggedRows, wanted: Form = Form.AUTO) -> Form:
     return Form.PAD if live >= padded * (1 - WASTE_BEFORE_SPLIT) else Form.SPLIT
 
 
-def plan(rows: RaggedRows, mask: Tensor | None, group: int, form: Form = Form.AUTO) -> Plan:
-    """`mask` is [N, S] bool, S = rows.longest; None where every query sees all keys of its own row."""
+def plan(rows: RaggedRows, mask: Tensor | None, group: int, device: torch.device, form: Form = Form.AUTO) -> Plan:
+    """`mask` is [N, S] bool, S = rows.longest.
+
+    None where plain causality says it all: one new token in each of rows of equal length, or rows without a past.
+    """
     form = choose_form(rows, form)
+    causal = mask is None and max(rows.counts) > 1
+    assert not causal or not any(rows.past), "tokens that follow a past need a mask"
     if form is Form.SPLIT:
-        return Plan(rows, form, group, rows.longest, _split_masks(rows, mask, group), None)
-    if mask is None and len(set(rows.past)) == 1 == len(set(rows.counts)):
-        return Plan(rows, form, group, rows.longest, (None,), None)
-    device = torch.device("cpu") if mask is None else mask.device
-    place = pad_index(rows, device)
-    seen = _all_own_keys(rows, device) if mask is None else mask
-    folded = _folded(seen[place.clamp(min=0)], group)
-    return Plan(rows, form, group, rows.longest, (folded,), place if len(set(rows.counts)) > 1 else None)
+        return Plan(rows, form, group, rows.longest, causal, _split_masks(rows, mask, group), None)
+    place = pad_index(rows, device) if len(set(rows.counts)) > 1 else None
+    if mask is None:
+        return Plan(rows, form, group, rows.longest, causal, (None,), place)
+    seen = mask[place.clamp(min=0)] if place is not None else mask.view(len(rows.slots), -1, rows.longest)
+    return Plan(rows, form, group, rows.longest, causal, (_folded(seen, group),), place)
 
 
 def attend(
@@ -96,7 +100,7 @@ def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale:
     for slot, past, count, seen in zip(rows.slots, rows.past, rows.counts, plan.seen, strict=True):
         own, length = slice(start, start + count), past + count
         k, v = keys[slot : slot + 1, :, :length], values[slot : slot + 1, :, :length]
-        parts.append(_attend_block(query[None, own], k, v, seen, scale, plan.group)[0])
+        parts.append(_attend_block(query[None, own], k, v, seen, scale, plan)[0])
         start += count
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
@@ -109,8 +113,8 @@ def attend_padded(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale
     k, v = keys.narrow(2, 0, longest), values.narrow(2, 0, longest)
     if plan.place is None:
         block = query.view(batch, -1, *query.shape[1:])
-        return _attend_block(block, k, v, plan.seen[0], scale, plan.group).flatten(0, 1)
-    out = _attend_block(query[plan.place.clamp(min=0)], k, v, plan.seen[0], scale, plan.group)
+        return _attend_block(block, k, v, plan.seen[0], scale, plan).flatten(0, 1)
+    out = _attend_block(query[plan.place.clamp(min=0)], k, v, plan.seen[0], scale, plan)
     return out[plan.place >= 0]
 
 
@@ -130,13 +134,6 @@ def _split_masks(rows: RaggedRows, mask: Tensor | None, group: int) -> tuple[Ten
     return tuple(_folded(part[None, :, :length], group) for part, length in zip(parts, lengths, strict=True))
 
 
-def _all_own_keys(rows: RaggedRows, device: torch.device) -> Tensor:
-    """[N, S]: the keys of the token's own row."""
-    lengths = torch.tensor([past + count for past, count in zip(rows.past, rows.counts, strict=True)], device=device)
-    owners = lengths.repeat_interleave(torch.tensor(rows.counts, device=device))
-    return torch.arange(rows.longest, device=device) < owners[:, None]
-
-
 def _folded(seen: Tensor, group: int) -> Tensor:
     """[B, T, S] -> [B, 1, group * T, S]: every query head of a group sees the same. One query a row is not folded."""
     batch, width, span = seen.shape
@@ -145,26 +142,30 @@ def _folded(seen: Tensor, group: int) -> Tensor:
     return seen[:, None, None].expand(batch, 1, group, width, span).reshape(batch, 1, group * width, span)
 
 
-def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int) -> Tensor:
+def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, plan: Plan) -> Tensor:
     """[B, T, Hq, D] queries, [B, Hk, S, D] keys -> [B, T, Hq, Dv]."""
     batch, width, heads, size = query.shape
-    if width == 1:
-        return _softmax_product(query.transpose(1, 2), keys, values, seen, scale, group).view(batch, 1, heads, -1)
+    group = plan.group
+    if width == 1 or plan.causal:
+        out = _softmax_product(query.transpose(1, 2), keys, values, seen, scale, group, plan.causal and width > 1)
+        return out.transpose(1, 2)
     # The query heads of one key head are folded into the query axis: one key read serves the whole group.
     folded = query.view(batch, width, heads // group, group, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    out = _softmax_product(folded, keys, values, seen, scale, 1)
+    out = _softmax_product(folded, keys, values, seen, scale, 1, False)
     return out.view(batch, heads // group, group, width, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def _softmax_product(
-    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale, group: int, causal: bool
 ) -> Tensor:
     """[B, H, M, D] queries over [B, Hk, S, D] keys, H = group * Hk."""
     if scale.softcap is None and scale.sinks is None:
         out: Tensor = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=seen, scale=scale.factor, enable_gqa=group > 1
+            query, keys, values, attn_mask=seen, scale=scale.factor, is_causal=causal, enable_gqa=group > 1
         )
         return out
+    if causal:
+        seen = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
     return _softmax_by_hand(query, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), seen, scale)
 
 

@@ -82,7 +82,10 @@ class RaggedStates(Cache):
         """How to attend under this mask, worked out for the first layer that asks. Keeping the mask keeps its id."""
         key = (id(mask), group)
         if key not in self._plans:
-            self._plans[key] = mask, plan(self.rows, None if mask is None else mask[0, 0], group, self.form)
+            self._plans[key] = (
+                mask,
+                plan(self.rows, None if mask is None else mask[0, 0], group, self.device, self.form),
+            )
         return self._plans[key][1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -172,7 +175,7 @@ def _mask(
     device = states.device
     if states.layout is Layout.PADDED:
         return _padded_mask(states, mask_function, dtype)
-    if mask_function is causal_mask_function and _sees_everything(states):
+    if mask_function is causal_mask_function and _needs_no_mask(states):
         return None
     zero = torch.zeros((), dtype=torch.long, device=device)
     keys = torch.arange(states.rows.longest, device=device)
@@ -180,10 +183,12 @@ def _mask(
     return allowed.expand(len(states.positions), -1)[None, None]
 
 
-def _sees_everything(states: RaggedStates) -> bool:
-    """One new token a row, and no key in reach that belongs to nobody: plain decoding needs no mask."""
+def _needs_no_mask(states: RaggedStates) -> bool:
+    """Plain decoding with no key in reach that belongs to nobody, or rows that begin: causality alone says it all."""
     rows = states.rows
-    return max(rows.counts) == 1 and (states.form is Form.SPLIT or len(set(rows.past)) == 1)
+    if max(rows.counts) == 1:
+        return states.form is Form.SPLIT or len(set(rows.past)) == 1
+    return not any(rows.past)
 
 
 def _padded_mask(states: RaggedStates, mask_function: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:

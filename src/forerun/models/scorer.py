@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import signature
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.ragged import RaggedCache, ranges
 from forerun.math.attention import Form
 from forerun.models import families
 from forerun.models.attention import RaggedStates, ragged
@@ -72,14 +73,17 @@ class Scorer:
         empty = [(row, block) for row, block in pairs if self.cache.length(row) == 0]
         return {row: first[block] for row, block in empty if first.setdefault(block, row) != row}
 
-    def score(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
-        """Logits [N, V] after each token of each block, rows one after the other."""
-        return self._logits(rows, blocks, None)
+    def score(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], tails: Sequence[int] | None = None) -> Tensor:
+        """Logits [N, V] after each of the last `tails[i]` tokens of each block (after all by default), row by row."""
+        ends = list(accumulate(len(block) for block in blocks))
+        if tails is None or sum(tails) == ends[-1]:
+            return self._logits(rows, blocks, None)
+        starts = [end - tail for end, tail in zip(ends, tails, strict=True)]
+        return self._logits(rows, blocks, ranges(starts, tails).to(self.device))
 
     def score_last(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
         """Logits [B, V] after the last token of each block."""
-        ends = torch.tensor([len(block) for block in blocks]).cumsum(0) - 1
-        return self._logits(rows, blocks, ends.to(self.device))
+        return self.score(rows, blocks, [1] * len(rows))
 
     def _logits(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None) -> Tensor:
         """The head runs only where it must: on all packed positions, or on those of `keep`."""
