@@ -56,9 +56,7 @@ class RecallingScorer(Scorer):
         for row, block in zip(rows, blocks, strict=True):
             self.kept.texts[row].extend(block)
 
-    def score(
-        self, rows: Sequence[int], blocks: Sequence[Sequence[int]], tails: Sequence[int] | None = None
-    ) -> Tensor:
+    def score(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], tails: Sequence[int] | None = None) -> Tensor:
         asked = []
         for row, block, tail in zip(rows, blocks, tails or map(len, blocks), strict=True):
             text = self.kept.texts[row]

@@ -73,26 +73,39 @@ def test_silent_drafter_costs_little() -> None:
     assert overhead(lambda: Constant(4), 1, **world) > 0.05
 
 
+def learnt_rate(make: Callable[[], Policy], rows: int, **world: Any) -> tuple[float, float]:
+    """Tokens per second over four generations from the start, and over the four that follow."""
+    early, late = [0.0, 0.0], [0.0, 0.0]
+    for seed in range(6):
+        here, policy = World(seed=seed, **world), make()
+        for total in (early, late):
+            before = here.tokens, here.seconds
+            for _ in range(4):
+                here.generate(policy, [128] * rows)
+            total[0] += here.tokens - before[0]
+            total[1] += here.seconds - before[1]
+    return early[0] / early[1], late[0] / late[1]
+
+
 @pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("name", MACHINES)
-def test_near_the_best_constant(name: str, rows: int, alpha: float) -> None:
+def test_near_the_best_constant(name: str, judged: bool, rows: int, alpha: float) -> None:
+    """The best length is found without having been told: within a tenth while learning, 7 % afterwards.
+
+    What is lost afterwards is mostly the chances of single places of a draft, which few tokens teach.
+    """
     machine, per_token = MACHINES[name]
-    world = {"machine": machine, "alpha": always(alpha), "draft_seconds": per_token}
-    reached = mean_rate(CostModel, rows, 4, **world)
-    best = best_constant(rows, 4, **world)
-    # With one row few tokens decide at first, and whether they pay is close: a wrong start costs more there.
-    assert reached >= (0.85 if rows == 1 else 0.94) * best
+    world = {"machine": machine, "alpha": always(alpha), "judged": judged}
+    world |= {} if judged else {"draft_seconds": per_token}
+    early, late = learnt_rate(CostModel, rows, **world)
+    constants = {k: learnt_rate(lambda k=k: Constant(k), rows, **world)[1] for k in LENGTHS}
+    best = max(constants.values())
+    assert early >= 0.90 * best
+    assert late >= 0.93 * best
     if alpha == 0.9:
-        assert mean_rate(lambda: Constant(1), rows, 4, **world) < 0.9 * best, "any length would pass"
-
-
-@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("name", MACHINES)
-def test_near_the_best_constant_when_drafts_are_judged(name: str, rows: int, alpha: float) -> None:
-    world = {"machine": MACHINES[name][0], "alpha": always(alpha), "judged": True}
-    assert mean_rate(CostModel, rows, 4, **world) >= 0.93 * best_constant(rows, 4, **world)
+        assert constants[1] < 0.9 * best, "any length would pass"
 
 
 @pytest.mark.parametrize("rows", [1, 8])
