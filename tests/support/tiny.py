@@ -157,6 +157,8 @@ def _build(family: str, seed: int, layers: int, vocab: int, overrides: Settings)
         torch.manual_seed(seed)
         model = model_class(config).eval().requires_grad_(False)
         _roughen(model)
+    if family == "gemma2":  # some versions of transformers forget the soft cap in their SDPA path
+        model.set_attn_implementation("eager")
     return model
 
 
