@@ -233,7 +233,7 @@ class RichListener:
     def planned(self, plan: Plan) -> None:
         minutes = plan.total_seconds / 60
         self.console.print(
-            f"{len(plan.groups)} groups of prompts, {plan.prompts_per_category} a category at batch 1: "
+            f"{len(plan.groups)} groups of prompts, {plan.prompts_per_category} prompts a category: "
             f"about {minutes:.1f} minutes (if every contender were as fast as model.generate)",
             markup=False,
             highlight=False,
