@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 WORTH = 0.01  # chances smaller than this never pay and only take time to consider
-MARGIN = 1.02  # drafting must beat plain decoding by this factor: estimates are noisy, and plain decoding is safe
+MARGIN = 1.03  # drafting must beat plain decoding by this factor: estimates are noisy, and plain decoding is safe
 LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)  # longest drafts that are compared; between them the rate is nearly flat
 
 
