@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from forerun.errors import InvalidArgument
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.cost import DraftCost, Samples, ScoreCost
-from forerun.policy.plan import best_lengths
+from forerun.policy.plan import MARGIN, best_lengths
 from forerun.policy.trust import Trial, Trust
 from forerun.types import BatchView, Draft, RoundOutcome
 
@@ -16,6 +16,9 @@ TRIAL_HOPE = 0.8  # the acceptance a trial is sized for
 FIRST_LOSS = 1.1  # plain rounds that scoring a second position is assumed to cost before it was measured
 CHEAP = 0.01  # of a plain round: drafts that cost no more are always looked at
 ASKING = -1  # trials of asking at all, told apart from those of an evidence class
+# Copies of earlier text come in bursts that are over when they are known: a bet on one must promise more than a draft
+# model's steady acceptance has to.
+JUDGED_MARGIN = 1.04
 ASK_MEMORY = 32.0
 SPOKEN_MEMORY = 16.0
 
@@ -122,7 +125,7 @@ class CostModel:
         rows = zip(view.request_ids, evidence, room, strict=True)
         survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
         score = self._score.table(len(room), sum(room))
-        lengths = best_lengths(survival, score, draft, spoken)
+        lengths = best_lengths(survival, score, draft, spoken, JUDGED_MARGIN if self._judges else MARGIN)
         return lengths if any(lengths) else self._try(view, room, evidence, score, draft)
 
     def _try(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 WORTH = 0.01  # chances smaller than this never pay and only take time to consider
-MARGIN = 1.03  # drafting must beat plain decoding by this factor: estimates are noisy, and plain decoding is safe
+MARGIN = 1.02  # drafting must beat plain decoding by this factor: estimates are noisy, and plain decoding is safe
 LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)  # longest drafts that are compared; between them the rate is nearly flat
 
 
@@ -15,6 +15,7 @@ def best_lengths(
     score: Sequence[float],  # seconds to score with 0, 1, ... drafted tokens in all
     draft: Sequence[float],  # seconds to draft with a longest draft of 0, 1, ... tokens
     spoken: float = 1.0,  # how often the drafter has anything to say when asked
+    margin: float = MARGIN,
 ) -> tuple[int, ...]:
     """Lengths that maximise expected tokens per second, all 0 where plain decoding is best.
 
@@ -29,7 +30,7 @@ def best_lengths(
         if chance > WORTH
     )
     best: list[tuple[float, int, int]] = []
-    best_rate = MARGIN * rows / plain
+    best_rate = margin * rows / plain
     for longest in _longest_worth_trying(order, draft):
         within = [token for token in order if token[1] < longest]
         fixed = draft[longest] + (1 - spoken) * plain
