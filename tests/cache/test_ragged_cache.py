@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from forerun.cache.ragged import GRAIN, RaggedCache
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
+from support.recompute import check, recomputed
 from support.tiny import ragged_prompts, tiny_model
 
 VOCAB = 97
 # Packed with full rows, packed with sliding windows, padded with a mask, padded with ALiBi.
 KINDS = ("llama", "mistral", "codegen", "bloom")
-
-
-@torch.no_grad()
-def recomputed(model: Any, tokens: list[int]) -> Tensor:
-    """Logits [n, V] of a plain forward without any cache."""
-    logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
-    return logits
-
-
-def check(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=0, atol=2e-5 * float(want.abs().max()))
 
 
 @torch.inference_mode()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaModel
 
 from forerun.config import SamplingParams
@@ -19,21 +18,12 @@ from forerun.math.attention import Form
 from forerun.models import scorer as scorer_module
 from forerun.models.scorer import Scorer
 from forerun.types import DraftContext, LawParams
+from support.recompute import check, recomputed
 from support.tiny import EXTRA_FAMILIES, FAMILIES, REFUSED_FAMILIES, draft_of, plain_greedy, ragged_prompts, tiny_model
 
 ALL = (*FAMILIES, *EXTRA_FAMILIES)
 GAMMA = 4
 TEXT = ragged_prompts(2, 97, seed=11, longest=120)[1]
-
-
-@torch.no_grad()
-def recomputed(model: Any, tokens: list[int]) -> Tensor:
-    logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0]
-    return logits
-
-
-def check(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=0, atol=2e-5 * float(want.abs().max()))
 
 
 @contextmanager
