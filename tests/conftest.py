@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from support.tiny import disturbed_models
 
 
 def pytest_configure() -> None:
+    os.environ.setdefault("FORERUN_KERNELS", "off")  # chosen by timing otherwise; tests that mean them ask for them
     torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
 
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from forerun.errors import InvalidArgument
@@ -58,6 +59,23 @@ class SamplingParams:
 def _check(good: bool, name: str, value: object, rule: str) -> None:
     if not good:
         raise InvalidArgument(f"{name}={value!r}: {name} {rule}")
+
+
+class Kernels(StrEnum):
+    """Whether compiled kernels may stand in for torch's operations."""
+
+    AUTO = "auto"  # where they are installed, fit, and measure faster on this machine
+    ON = "on"  # wherever they are installed and fit
+    OFF = "off"
+
+
+def kernels() -> Kernels:
+    """What $FORERUN_KERNELS asks for, `auto` without it."""
+    asked = os.environ.get("FORERUN_KERNELS", Kernels.AUTO)
+    try:
+        return Kernels(asked)
+    except ValueError:
+        raise InvalidArgument(f"FORERUN_KERNELS={asked!r}: choose one of {', '.join(Kernels)}") from None
 
 
 def cache_folder() -> Path:

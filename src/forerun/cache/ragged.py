@@ -127,6 +127,14 @@ class RaggedCache:
         pool.flat[1].index_copy_(0, addresses, values)
         return pool
 
+    def layer(self, layer: int, num_heads: int, size: int) -> Layer:
+        """One layer's keys and values for a kernel that writes them itself: float32 on the CPU."""
+        pool = self.layers.get(layer)
+        if pool is None:
+            keys, values = (torch.zeros(self.num_slots, self.capacity, num_heads, size) for _ in range(2))
+            pool = self.layers[layer] = Layer(keys, values)
+        return pool
+
     def _empty(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.num_slots, self.capacity, *like.shape[1:])
 

@@ -1,0 +1,133 @@
+"""Attention of one new token over its row's keys, for the query heads that share one key head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from forerun.kernels.cpu import tile as tiles
+from forerun.kernels.cpu.exponential import exponentials
+from forerun.kernels.cpu.memory import pointer
+from forerun.kernels.cpu.tile import LANES, ROWS, thin, wide
+
+MOST_QUERIES = 4  # query heads mixed at once
+CHUNK = 4 * LANES  # floats of a value mixed at once
+
+
+def _mixer(vectors: int, queries: int) -> Any:
+    """An intrinsic (values, stride, shares, stride, out, stride, keys): out[q] = sum over keys of share[q] * value."""
+
+    @intrinsic
+    def mix(typing: Any, v: Any, v_stride: Any, p: Any, p_stride: Any, out: Any, out_stride: Any, keys: Any) -> Any:
+        signature = types.void(*(types.intp,) * 7)
+
+        def codegen(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+            _emit_mix(build, vectors, queries, arguments)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return mix
+
+
+def _emit_mix(build: Any, vectors: int, queries: int, arguments: Any) -> None:
+    """Keys one after the other: `vectors` x `queries` sums stay in registers, each value is read once."""
+    v, v_stride, p, p_stride, out, out_stride, keys = arguments
+    vector, number = tiles._VECTOR, tiles._int
+    fma = tiles._declared(build, f"llvm.fma.v{LANES}f32", vector, [vector] * 3)
+    first = build.inttoptr(v, tiles._F32.as_pointer())
+    shares = tiles._row_pointers(build, p, p_stride, queries)
+    entry, loop, done = build.block, build.append_basic_block("mix"), build.append_basic_block("mixed")
+    build.branch(loop)
+    build.position_at_end(loop)
+    key = build.phi(tiles._I64)
+    key.add_incoming(number(0), entry)
+    sums = [[build.phi(vector) for _ in range(vectors)] for _ in range(queries)]
+    row = build.gep(first, [build.mul(key, v_stride)])
+    value = [tiles._load(build, row, number(i * LANES)) for i in range(vectors)]
+    grown = []
+    for share, totals in zip(shares, sums, strict=True):
+        weight = build.load(build.gep(share, [key]), align=4)
+        spread = ir.Constant(vector, ir.Undefined)
+        for lane in range(LANES):
+            spread = build.insert_element(spread, weight, ir.Constant(tiles._I32, lane))
+        grown.append([build.call(fma, [spread, part, total]) for part, total in zip(value, totals, strict=True)])
+    following = build.add(key, number(1))
+    key.add_incoming(following, loop)
+    for totals, news in zip(sums, grown, strict=True):
+        for total, new in zip(totals, news, strict=True):
+            total.add_incoming(ir.Constant(vector, [0.0] * LANES), entry)
+            total.add_incoming(new, loop)
+    build.cbranch(build.icmp_signed("<", following, keys), loop, done)
+    build.position_at_end(done)
+    for place, news in zip(tiles._row_pointers(build, out, out_stride, queries), grown, strict=True):
+        for i, new in enumerate(news):
+            there = build.bitcast(build.gep(place, [number(i * LANES)]), vector.as_pointer())
+            build.store(new, there, align=4)
+
+
+_chunk_1, _chunk_2, _chunk_3, _chunk_4 = _mixer(4, 1), _mixer(4, 2), _mixer(4, 3), _mixer(4, 4)
+_small_1 = _mixer(1, 1)
+
+
+@njit(nogil=True, cache=True)
+def attend(
+    q: int, k: int, v: int, out: int, heads: int, size: int, key_stride: int, keys: int, scale: float, scores: int
+) -> None:
+    """`heads` queries that lie side by side at `q`, against `keys` keys from `k` on; `scores` has room for them."""
+    key = 0
+    while key + ROWS <= keys:
+        wide(k + key * key_stride * 4, key_stride, q, size, scores + key * 4, keys, heads, size)
+        key += ROWS
+    while key < keys:
+        thin(k + key * key_stride * 4, q, size, scores + key * 4, keys, heads, size)
+        key += 1
+    for h in range(heads):
+        _softmax(scores + h * keys * 4, keys, scale)
+    _mix(v, key_stride, scores, out, heads, size, keys)
+
+
+@njit(nogil=True, cache=True)
+def _softmax(scores: int, keys: int, scale: float) -> None:
+    row = carray(pointer(scores), (keys,), np.float32)
+    peak = np.float32(-np.inf)
+    for i in range(keys):
+        row[i] *= scale
+        peak = max(peak, row[i])
+    for i in range(keys):
+        row[i] -= peak
+    exponentials(row)
+    total = np.float32(0)
+    for i in range(keys):
+        total += row[i]
+    share = np.float32(1) / total
+    for i in range(keys):
+        row[i] *= share
+
+
+@njit(nogil=True, cache=True)
+def _mix(v: int, v_stride: int, p: int, out: int, heads: int, size: int, keys: int) -> None:
+    h = 0
+    while h < heads:
+        queries = min(MOST_QUERIES, heads - h)
+        weights, place = p + h * keys * 4, out + h * size * 4
+        d = 0
+        while d + CHUNK <= size:
+            if queries == 1:
+                _chunk_1(v + d * 4, v_stride, weights, keys, place + d * 4, size, keys)
+            elif queries == 2:
+                _chunk_2(v + d * 4, v_stride, weights, keys, place + d * 4, size, keys)
+            elif queries == 3:
+                _chunk_3(v + d * 4, v_stride, weights, keys, place + d * 4, size, keys)
+            else:
+                _chunk_4(v + d * 4, v_stride, weights, keys, place + d * 4, size, keys)
+            d += CHUNK
+        while d < size:
+            for i in range(queries):
+                _small_1(v + d * 4, v_stride, weights + i * keys * 4, keys, place + (i * size + d) * 4, size, keys)
+            d += LANES
+        h += queries

@@ -1,0 +1,47 @@
+"""x @ weight.T (+ bias) for few rows of x: each weight is read once, whatever the number of rows."""
+
+from __future__ import annotations
+
+import torch
+from numba import njit, prange
+from torch import Tensor
+
+from forerun.kernels.cpu.share import share
+from forerun.kernels.cpu.threads import turn
+from forerun.kernels.cpu.tile import LANES, ROWS, rows_product
+
+ROWS_AT_ONCE = 32  # inputs beyond this are taken in turns, so that they stay in the cache beside the weights
+
+
+@njit(nogil=True, parallel=True, cache=True)
+def _linear(w: int, x: int, out: int, tokens: int, count: int, size: int, num_threads: int) -> None:
+    for part in prange(num_threads):
+        first, last = share(count, part, num_threads, ROWS)
+        rows_product(w, x, size, out, count, tokens, size, first, last)
+
+
+def fits(weight: Tensor) -> bool:
+    """Whether the product can take this weight where it lies."""
+    return (
+        weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and weight.ndim == 2
+        and weight.is_contiguous()
+        and weight.shape[1] % LANES == 0
+        and weight.shape[1] > 0
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
+    """[.., K], [M, K] -> [.., M], float32."""
+    count, size = weight.shape
+    rows = x.reshape(-1, size).contiguous()
+    out = torch.empty(rows.shape[0], count)
+    with turn(num_threads):
+        for first in range(0, rows.shape[0], ROWS_AT_ONCE):
+            tokens = min(ROWS_AT_ONCE, rows.shape[0] - first)
+            addresses = (weight.data_ptr(), rows.data_ptr() + first * size * 4, out.data_ptr() + first * count * 4)
+            _linear(*addresses, tokens, count, size, num_threads)
+    if bias is not None:
+        out += bias
+    return out.reshape(*x.shape[:-1], count)

@@ -1,0 +1,23 @@
+"""Float32 memory by address inside compiled code: weights stay where torch keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+@intrinsic
+def pointer(typing: Any, address: Any) -> Any:
+    """An address (an integer) as a pointer for `numba.carray`."""
+
+    def codegen(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        return build.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.intp), codegen

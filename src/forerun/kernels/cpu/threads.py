@@ -1,0 +1,37 @@
+"""How many threads the compiled products use, and one caller at a time: Numba's pools are not all re-entrant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+import numba
+import torch
+
+_turn = Lock()
+
+
+@contextmanager
+def turn(num_threads: int) -> Iterator[None]:
+    """Nobody else's products meanwhile, and no more threads woken than are used."""
+    with _turn:
+        before = numba.get_num_threads()
+        numba.set_num_threads(num_threads)
+        try:
+            yield
+        finally:
+            numba.set_num_threads(before)
+
+
+def most_threads() -> int:
+    """What the user allows torch (`torch.set_num_threads`, OMP_NUM_THREADS), and Numba has started."""
+    return max(1, min(torch.get_num_threads(), int(numba.config.NUMBA_NUM_THREADS)))
+
+
+def layer_name() -> str:
+    """Numba's threading layer, known once something has run in parallel."""
+    try:
+        return str(numba.threading_layer())
+    except ValueError:
+        return "none yet"
