@@ -146,7 +146,8 @@ def _attend_block(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | No
     """[B, T, Hq, D] queries, [B, Hk, S, D] keys -> [B, T, Hq, Dv]."""
     batch, width, heads, size = query.shape
     group = plan.group
-    if width == 1 or plan.causal:
+    # A CPU's attention shares keys by itself; on a GPU it copies them for every query head once there is a mask.
+    if plan.causal or (width == 1 and query.device.type == "cpu"):
         out = _softmax_product(query.transpose(1, 2), keys, values, seen, scale, group, plan.causal and width > 1)
         return out.transpose(1, 2)
     # The query heads of one key head are folded into the query axis: one key read serves the whole group.

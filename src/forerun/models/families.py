@@ -35,11 +35,13 @@ class Family:
     alibi_in_scores: bool  # the family adds ALiBi to its scores itself and must not find a 4-D mask to fold it into
 
 
-def inspect(model: PreTrainedModel) -> Family:
-    """Find out how to run a model, or say why it cannot be run."""
+def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
+    """Find out how to run a model, or say why it cannot be run. A `headless` one is asked for hidden states only."""
     config = model.config.get_text_config(decoder=True)
     _refuse_unrewindable(model, config)
-    head = model.get_output_embeddings()
+    head = None if headless else model.get_output_embeddings()
+    if not headless and head is None and not hasattr(model, "lm_head"):
+        raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
     vocab_size = head.weight.shape[0] if head is not None and hasattr(head, "weight") else config.vocab_size
     alibi = config.model_type == "falcon" and config.alibi
     return Family(_layout(model, config), _context_length(config), vocab_size, alibi)
@@ -51,8 +53,6 @@ def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:
         raise UnsupportedModel(
             f"{name} is an encoder-decoder model; only decoder-only language models can be used here"
         )
-    if not hasattr(model, "lm_head") and model.get_output_embeddings() is None:
-        raise UnsupportedModel(f"{name} has no language-model head; load it with AutoModelForCausalLM")
     odd = set(getattr(config, "layer_types", None) or ()) - REWINDABLE_LAYERS
     if getattr(model, "_is_stateful", False) or odd:
         what = f"layers of kind {', '.join(sorted(odd))}" if odd else "recurrent state"

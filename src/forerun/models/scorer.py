@@ -2,34 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from forerun import ops
 from forerun.cache.ragged import RaggedCache, ranges
+from forerun.config import Kernels, kernels
 from forerun.math.attention import Form
 from forerun.models import families
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
+from forerun.models.fast import fused_body
+from forerun.models.products import FewRowProducts
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 PREFILL_TOKENS = 1024
 
 
-class Scorer:
-    """Rows of tokens behind a model: feed some, score some, cut some back."""
+class Listener(Protocol):
+    """Whoever wants the last hidden state of every position that a scorer runs."""
 
-    def __init__(self, model: PreTrainedModel, form: Form = Form.AUTO, cache: RaggedCache | None = None) -> None:
-        self.family = families.inspect(model)
+    def hear(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+        """`hidden` [N, H]: row `rows[i]` has had `past[i]` tokens and now `counts[i]` more, row by row."""
+        ...
+
+    def hear_copy(self, source: int, row: int, length: int) -> None:
+        """`row` was empty and has been given the first `length` tokens of `source`."""
+        ...
+
+
+class Scorer:
+    """Rows of tokens behind a model: feed some, score some, cut some back.
+
+    A `headless` one is a body that takes embeddings and gives hidden states: see `run`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        form: Form = Form.AUTO,
+        cache: RaggedCache | None = None,
+        *,
+        headless: bool = False,
+        use: Kernels | None = None,
+    ) -> None:
+        self.family = families.inspect(model, headless=headless)
         self.model = model.eval()
+        self.listeners: list[Listener] = []
         self.form = form
         self.cache = cache if cache is not None else RaggedCache()
         self.device: torch.device = model.device
+        self.kernels = kernels() if use is None else use
+        self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
+        self._products = FewRowProducts(model, Kernels.OFF if self.body is not None else self.kernels)
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
@@ -62,9 +94,15 @@ class Scorer:
         waiting = [(r, list(b)) for r, b in zip(rows, blocks, strict=True) if len(b) and r not in copies]
         while waiting:
             now, waiting = _next_pass(waiting)
-            self._forward(self._base, [row for row, _ in now], [block for _, block in now])
+            rows_now, blocks_now = [row for row, _ in now], [block for _, block in now]
+            if self.body is not None:
+                self._fused(rows_now, [len(block) for block in blocks_now], self._tokens(blocks_now))
+            else:
+                self._forward(self._base, rows_now, blocks_now)
         for row, source in copies.items():
             self.cache.copy(source, row, self.cache.length(source))
+            for listener in self.listeners:
+                listener.hear_copy(source, row, self.cache.length(row))
 
     def _twins(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, int]:
         """Empty rows that are given the same prompt as an earlier empty row: it is encoded once and copied."""
@@ -85,39 +123,102 @@ class Scorer:
         """Logits [B, V] after the last token of each block."""
         return self.score(rows, blocks, [1] * len(rows))
 
+    def run(self, rows: Sequence[int], counts: Sequence[int], embeddings: Tensor) -> Tensor:
+        """Hidden states [N, H] after `counts[i]` new positions of each row, given as embeddings [N, H], row by row."""
+        if self.body is not None:
+            return self._fused(rows, counts, embeddings)
+        states, out = self._pass(self._base, rows, counts, embeddings)
+        return _packed(out.last_hidden_state, states)
+
     def _logits(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None) -> Tensor:
         """The head runs only where it must: on all packed positions, or on those of `keep`."""
+        if self.body is not None:
+            hidden = self._fused(rows, [len(block) for block in blocks], self._tokens(blocks))
+            head: nn.Linear = self.model.get_output_embeddings()
+            return ops.linear(hidden if keep is None else hidden[keep], head.weight, head.bias, self.kernels)
         if self.family.layout is Layout.PACKED and keep is not None and self._picks_logits:
             _, out = self._forward(self.model, rows, blocks, logits_to_keep=keep)
             picked: Tensor = out.logits[0]
             return picked
         states, out = self._forward(self.model, rows, blocks)
-        packed: Tensor = out.logits[0] if states.pad_index is None else out.logits[states.pad_index >= 0]
+        packed = _packed(out.logits, states)
         return packed if keep is None else packed[keep]
 
-    @torch.inference_mode()
     def _forward(
         self, module: nn.Module, rows: Sequence[int], blocks: Sequence[Sequence[int]], **options: Any
     ) -> tuple[RaggedStates, Any]:
         """One pass of `module` (the whole model, or what lies below its head) over new tokens of some rows."""
-        counts = [len(block) for block in blocks]
+        return self._pass(module, rows, [len(block) for block in blocks], self._tokens(blocks), **options)
+
+    def _tokens(self, blocks: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([token for block in blocks for token in block], device=self.device)
+
+    @torch.inference_mode()
+    def _fused(self, rows: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
+        """Hidden states [N, H] by the fused body, over token ids [N] or embeddings [N, H]."""
+        assert self.body is not None
+        embeddings: Tensor = new if new.is_floating_point() else self._base.get_input_embeddings()(new)
+        before = [self.cache.length(row) for row in rows]
+        try:
+            places = self.cache.extend(rows, counts)
+            hidden = self.body.run(embeddings, places, self.cache)
+        except BaseException:
+            self.rewind(rows, before)
+            raise
+        for listener in self.listeners:
+            listener.hear(rows, places.past, places.counts, hidden)
+        return hidden
+
+    @torch.inference_mode()
+    def _pass(
+        self, module: nn.Module, rows: Sequence[int], counts: Sequence[int], new: Tensor, **options: Any
+    ) -> tuple[RaggedStates, Any]:
+        """The same over what is `new`: token ids [N], or embeddings [N, H] in their place."""
         before = [self.cache.length(row) for row in rows]
         states = RaggedStates(self.cache, self.cache.extend(rows, counts), self.family, self.form, self.device)
-        tokens = torch.tensor([token for block in blocks for token in block], device=self.device)
         positions = states.positions
         if states.pad_index is None:
-            tokens, positions = tokens[None], positions[None]
+            new, positions = new[None], positions[None]
         else:
             place = states.pad_index.clamp(min=0)  # pads repeat the first token: nobody reads what becomes of them
-            tokens, positions = tokens[place], positions[place]
+            new, positions = new[place], positions[place]
+        options["inputs_embeds" if new.is_floating_point() else "input_ids"] = new
         if self._takes_positions:
             options["position_ids"] = positions
         try:
-            with ragged(self.model, states):
-                return states, module(input_ids=tokens, past_key_values=states, use_cache=True, **options)
+            with (
+                ragged(self.model, states),
+                self._products.during_pass(new.shape[:2].numel()),
+                self._overheard(rows, states),
+            ):
+                return states, module(past_key_values=states, use_cache=True, **options)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
+
+    @contextmanager
+    def _overheard(self, rows: Sequence[int], states: RaggedStates) -> Iterator[None]:
+        """Tell the listeners what the body made of a pass, once the pass has succeeded."""
+        if not self.listeners:
+            yield
+            return
+        made: list[Any] = []
+        # Some families (OPT) call what lies within their base model directly, so both are listened to.
+        bodies = {id(body): body for body in (self._base, self.model.get_decoder()) if body is not self.model}
+        hooks = [body.register_forward_hook(lambda *call: made.append(call[-1])) for body in bodies.values()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        hidden = _packed(made[0].last_hidden_state, states)
+        for listener in self.listeners:
+            listener.hear(rows, states.rows.past, states.rows.counts, hidden)
+
+
+def _packed(out: Tensor, states: RaggedStates) -> Tensor:
+    """What a model gave for each new position, pads left out: [1, N, ..] or [B, T, ..] -> [N, ..]."""
+    return out[0] if states.pad_index is None else out[states.pad_index >= 0]
 
 
 def _next_pass(

@@ -10,6 +10,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu import tile as tiles
+from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.exponential import exponentials
 from forerun.kernels.cpu.memory import pointer
 from forerun.kernels.cpu.tile import LANES, ROWS, thin, wide
@@ -91,7 +92,7 @@ def attend(
     _mix(v, key_stride, scores, out, heads, size, keys)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _softmax(scores: int, keys: int, scale: float) -> None:
     row = carray(pointer(scores), (keys,), np.float32)
     peak = np.float32(-np.inf)

@@ -30,7 +30,12 @@ def is_faster(weight: Tensor, rows: int) -> bool:
 @cache
 def _wins(shape: tuple[int, int], threads: int) -> dict[int, bool]:
     times = remembered(f"product {shape[0]}x{shape[1]} threads {threads}", lambda: compare(shape, threads))
-    return {size: times[str(size)][0] < GAIN * times[str(size)][1] for size in BUCKETS}
+    return {size: is_gain(*times[str(size)]) for size in BUCKETS}
+
+
+def is_gain(ours: float, torchs: float) -> bool:
+    """Whether so many seconds of ours are worth not using torch's product."""
+    return ours < GAIN * torchs
 
 
 @torch.inference_mode()

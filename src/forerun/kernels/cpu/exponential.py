@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
+from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.memory import Floats
 
 _LOG2E = np.float32(1.4426950408889634)
@@ -24,7 +25,7 @@ def _float_of_bits(typing: Any, bits: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def exponential(x: np.float32) -> np.float32:
     """Within 2e-7 relative of e^x. x = n ln 2 + r; a polynomial gives e^r, n goes into the exponent's bits."""
     x = min(max(x, _LOWEST), _HIGHEST)
@@ -40,14 +41,14 @@ def exponential(x: np.float32) -> np.float32:
     return e * _float_of_bits((np.int32(n) + np.int32(127)) << np.int32(23))
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def exponentials(x: Floats) -> None:
     """In place."""
     for i in range(x.shape[0]):
         x[i] = exponential(x[i])
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def gated(gate: Floats, up: Floats) -> None:
     """gate = silu(gate) * up, in place."""
     for i in range(gate.shape[0]):

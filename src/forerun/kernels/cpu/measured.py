@@ -36,6 +36,11 @@ def remembered(key: str, measure: Callable[[], Any]) -> Any:
     return _known[key]
 
 
+def known() -> dict[str, Any]:
+    """All answers so far, of this process and on disk; nothing is measured."""
+    return {**_read(), **_known}
+
+
 def seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 4) -> dict[str, float]:
     """The best time of each, taken in turns so that a busy moment hits all, after a first call that may compile."""
     best = dict.fromkeys(candidates, float("inf"))

@@ -11,6 +11,7 @@ import numpy as np
 from numba import carray, njit, prange
 
 from forerun.kernels.cpu.attention import attend
+from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.exponential import gated
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.share import share
@@ -24,7 +25,7 @@ NAMES = (
 IN_NORM, Q, K, V, OUT, MLP_NORM, GATE, UP, DOWN, Q_NORM, K_NORM, Q_BIAS, K_BIAS, V_BIAS, OUT_BIAS = range(len(NAMES))
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _norm(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
     """RMSNorm of one vector."""
     gain = carray(pointer(weight), (x.shape[0],), np.float32)
@@ -36,13 +37,13 @@ def _norm(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
         out[i] = gain[i] * (x[i] * factor)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _norms(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
     for n in range(x.shape[0]):
         _norm(x[n], weight, out[n], epsilon)
 
 
-@njit(nogil=True, cache=True)
+@compiled()
 def _finish_head(head: Floats, bias: int, norm: int, epsilon: np.float32, cos: Floats, sin: Floats, turn: bool) -> None:
     """What happens to one head of one token behind the product: bias, norm, rotary."""
     size = head.shape[0]

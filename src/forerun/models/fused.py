@@ -1,0 +1,159 @@
+"""Llama-like decoders on the CPU: all layers in one compiled call instead of a thousand small ones.
+
+transformers' modules stay the definition of the model: this reads their weights where they lie, refuses whatever it
+does not know (`why_not` says what), and is compared with them in the tests. Used where it measures faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from forerun.cache.ragged import RaggedCache
+from forerun.kernels.cpu import linear, stack
+from forerun.kernels.cpu.memory import Floats, Ints
+from forerun.kernels.cpu.threads import turn
+from forerun.kernels.cpu.tile import LANES
+from forerun.types import RaggedRows
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies that do not depend on the batch
+GRAIN = 256  # rotary tables grow by this many positions
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """What keeps `model` (or a headless body) from being fused; None where nothing does."""
+    config = model.config.get_text_config(decoder=True)
+    if config.model_type not in FAMILIES:
+        return f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}"
+    if model.device.type != "cpu" or model.dtype != torch.float32:
+        return f"{model.dtype} on {model.device.type}, not float32 on the CPU".replace("torch.", "")
+    if getattr(config, "hidden_act", None) != "silu" or getattr(config, "mlp_bias", False):
+        return "its MLP is not the plain gated one"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in ROPE_TYPES or rope.get("partial_rotary_factor", 1) != 1:
+        return f"rotary embedding of type {rope.get('rope_type')}"
+    size = model.base_model.layers[0].self_attn.head_dim
+    if size % LANES:
+        return f"heads of size {size}, no multiple of {LANES}"
+    return _odd_module(model.base_model)
+
+
+def _odd_module(base: Any) -> str | None:
+    """Adapters, quantised layers, hooks: whatever would be skipped without a word."""
+    for name, module in base.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"{name or 'the model'} has forward hooks"
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or "layers." not in name:
+            continue
+        if weight.ndim == 2 and (type(module) is not nn.Linear or not linear.fits(weight)):
+            return f"{name} is a {type(module).__name__} of shape {tuple(weight.shape)}"
+        if not weight.is_contiguous() or weight.dtype != torch.float32:
+            return f"{name} is not contiguous float32"
+    return None
+
+
+@dataclass
+class FusedBody:
+    """What lies below a model's head, run by `kernels.cpu.stack` over the ragged cache."""
+
+    model: PreTrainedModel
+    num_threads: int
+    parameters: list[list[Tensor | None]] = field(init=False)  # by layer, in the order of `stack.NAMES`
+
+    def __post_init__(self) -> None:
+        base, config = self.model.base_model, self.model.config.get_text_config(decoder=True)
+        attention = base.layers[0].self_attn
+        self.size: int = attention.head_dim
+        self.hidden: int = config.hidden_size
+        self.heads: int = config.num_attention_heads
+        self.kv_heads: int = config.num_key_value_heads
+        self.intermediate: int = config.intermediate_size
+        self.scale = np.float32(attention.scaling)
+        self.epsilon = np.float32(config.rms_norm_eps)
+        self.windows = np.array(_windows(config), dtype=np.int64)
+        self.parameters = [_of_layer(layer) for layer in base.layers]
+        self._flat = [p for layer in self.parameters for p in layer]
+        self._weights = np.zeros((len(base.layers), len(stack.NAMES)), dtype=np.int64)
+        self._caches = np.zeros((len(base.layers), 2), dtype=np.int64)
+        self._cos = self._sin = np.zeros((0, self.size), dtype=np.float32)
+        self._scratch = np.zeros(0, dtype=np.float32)
+
+    @property
+    def extra_bytes(self) -> int:
+        """Memory beyond the model's weights, which are read where they lie: room to work, tables, addresses."""
+        held = (self._scratch, self._cos, self._sin, self._weights, self._caches, self.windows)
+        return sum(array.nbytes for array in held)
+
+    def run(self, embeddings: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
+        """[N, H] -> last hidden states [N, H], the final norm included; keys and values of all layers are written."""
+        x = embeddings.clone()
+        positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
+        starts = np.repeat(np.array(rows.slots, dtype=np.int64) * cache.capacity, rows.counts)
+        self._prepare(cache, rows.longest, min(len(positions), TOKENS_AT_ONCE))
+        states = x.numpy()
+        with turn(self.num_threads):
+            for first in range(0, len(positions), TOKENS_AT_ONCE):
+                part = slice(first, first + TOKENS_AT_ONCE)
+                self._run(states[part], positions[part], starts[part])
+        normed: Tensor = self.model.base_model.norm(x)
+        return normed
+
+    def _run(self, x: Floats, positions: Ints, starts: Ints) -> None:
+        stack.run_stack(
+            x, self._weights, self._caches, self.windows, positions, starts, self._cos, self._sin,
+            self.heads, self.kv_heads, self.intermediate, self.scale, self.epsilon, self.num_threads, self._scratch,
+        )  # fmt: skip
+
+    def _prepare(self, cache: RaggedCache, longest: int, tokens: int) -> None:
+        """Addresses as they are now (weights may have been replaced, the cache may have grown), and room to work."""
+        self._weights.reshape(-1)[:] = [0 if p is None else p.data_ptr() for p in self._flat]
+        for i in range(len(self.parameters)):
+            layer = cache.layer(i, self.kv_heads, self.size)
+            self._caches[i] = layer.keys.data_ptr(), layer.values.data_ptr()
+        if longest > len(self._cos):
+            self._cos, self._sin = self._rotary(-(-longest // GRAIN) * GRAIN)
+        need = stack.scratch_size(
+            tokens, self.hidden, self.heads, self.kv_heads, self.size, self.intermediate, longest, self.num_threads
+        )
+        if need > len(self._scratch):
+            self._scratch = np.empty(need + need // 4, dtype=np.float32)
+
+    def _rotary(self, count: int) -> tuple[Floats, Floats]:
+        """The model's own cosines and sines of positions 0 .. count - 1."""
+        cos, sin = self.model.base_model.rotary_emb(torch.zeros(1), torch.arange(count)[None])
+        return cos[0].contiguous().numpy(), sin[0].contiguous().numpy()
+
+
+def _of_layer(layer: Any) -> list[Tensor | None]:
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")]
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [
+        layer.input_layernorm.weight,
+        *(p.weight for p in projections),
+        layer.post_attention_layernorm.weight,
+        mlp.gate_proj.weight,
+        mlp.up_proj.weight,
+        mlp.down_proj.weight,
+        *norms,
+        *(p.bias for p in projections),
+    ]
+
+
+def _windows(config: Any) -> list[int]:
+    """Keys each layer sees, 0 for all, as the families' own mask builders have it."""
+    window = getattr(config, "sliding_window", None) or 0
+    count: int = config.num_hidden_layers
+    if config.model_type == "llama":
+        return [0] * count
+    if config.model_type == "mistral":
+        return [window] * count
+    return [window if kind == "sliding_attention" else 0 for kind in config.layer_types[:count]]

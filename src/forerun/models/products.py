@@ -1,0 +1,65 @@
+"""Our few-row product inside any model on the CPU: its linear layers call it for the duration of a pass.
+
+For families that are not fused. Only plain `nn.Linear`s that nobody has wrapped are touched, and only during a pass of
+ours: `model.generate` on the same model is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from forerun import kernels, ops
+from forerun.config import Kernels
+
+MOST_ROWS = 32  # more rows than this are a matter for the library
+
+
+class FewRowProducts:
+    """The linear layers of one model that our product can take, and whether it is the faster one for each shape."""
+
+    def __init__(self, model: PreTrainedModel, use: Kernels) -> None:
+        self._use = use
+        self._layers: dict[tuple[int, ...], list[nn.Linear]] = {}
+        if use is Kernels.OFF or model.device.type != "cpu" or kernels.missing():
+            return
+        from forerun.kernels.cpu import choice, linear
+
+        for module in model.modules():
+            if type(module) is nn.Linear and "forward" not in module.__dict__ and linear.fits(module.weight):
+                self._layers.setdefault(tuple(module.weight.shape), []).append(module)
+        if use is Kernels.AUTO:
+            for layers in self._layers.values():
+                choice.is_faster(layers[0].weight, 1)  # timed now, not in the middle of a sentence
+
+    @contextmanager
+    def during_pass(self, num_rows: int) -> Iterator[None]:
+        """Let the layers use our product where it is faster for so many rows."""
+        changed = [layer for layers in self._chosen(num_rows) for layer in layers]
+        for layer in changed:
+            layer.__dict__["forward"] = partial(_forward, layer, self._use)
+        try:
+            yield
+        finally:
+            for layer in changed:
+                del layer.__dict__["forward"]
+
+    def _chosen(self, num_rows: int) -> list[list[nn.Linear]]:
+        if not self._layers or num_rows > MOST_ROWS:
+            return []
+        if self._use is Kernels.ON:
+            return list(self._layers.values())
+        from forerun.kernels.cpu import choice
+
+        return [layers for layers in self._layers.values() if choice.is_faster(layers[0].weight, num_rows)]
+
+
+def _forward(layer: nn.Linear, use: Kernels, x: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and layer.weight.requires_grad and not torch.is_inference_mode_enabled():
+        return nn.functional.linear(x, layer.weight, layer.bias)
+    return ops.linear(x, layer.weight, layer.bias, use)
