@@ -10,7 +10,16 @@ from forerun.version import __version__
 if TYPE_CHECKING:
     from forerun.config import SamplingParams
     from forerun.decoder import GenerateResult, SpeculativeDecoder, Stream
-    from forerun.drafters import Chain, DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft
+    from forerun.drafters import (
+        Chain,
+        DraftModel,
+        EarlyExit,
+        FeatureHead,
+        NgramTable,
+        ParallelHeads,
+        PromptLookup,
+        RandomDraft,
+    )
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
     from forerun.errors import ForerunError
     from forerun.models.scorer import Scorer
@@ -21,7 +30,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "forerun.config": ("SamplingParams",),
     "forerun.decoder": ("GenerateResult", "SpeculativeDecoder", "Stream"),
-    "forerun.drafters": ("Chain", "DraftModel", "EarlyExit", "NgramTable", "PromptLookup", "RandomDraft"),
+    "forerun.drafters": (
+        "Chain",
+        "DraftModel",
+        "EarlyExit",
+        "FeatureHead",
+        "NgramTable",
+        "ParallelHeads",
+        "PromptLookup",
+        "RandomDraft",
+    ),
     "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
     "forerun.errors": ("ForerunError",),
     "forerun.models.scorer": ("Scorer",),
@@ -41,11 +59,13 @@ __all__ = [
     "Drafter",
     "EarlyExit",
     "Engine",
+    "FeatureHead",
     "FinishReason",
     "ForerunError",
     "GenerateResult",
     "HfHeuristic",
     "NgramTable",
+    "ParallelHeads",
     "Progress",
     "PromptLookup",
     "RandomDraft",

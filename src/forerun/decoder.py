@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
-from forerun.drafters import PromptLookup
+from forerun.config import Kernels
+from forerun.drafters import PromptLookup, from_folder
 from forerun.engine import Engine
 from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import keywords_of
@@ -27,27 +29,31 @@ __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 class SpeculativeDecoder:
     """Decodes faster with a drafter's help and says exactly what the target would have said.
 
-    `drafter` is any of `DraftModel`, `PromptLookup`, `NgramTable`, `EarlyExit`, `RandomDraft`, `Chain`, one of your
-    own, or None for plain decoding; `policy` is "auto", a draft length, or a policy object; `rule` is one of `Rule`,
-    all of them lossless.
+    `drafter` is any of `DraftModel`, `FeatureHead`, `ParallelHeads`, `PromptLookup`, `NgramTable`, `EarlyExit`,
+    `RandomDraft`, `Chain`, one of your own, a folder with a trained one, or None for plain decoding; `policy` is
+    "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless. `kernels` says whether
+    compiled kernels may stand in for torch on a CPU: "auto" where they measure faster, "on", "off", or None for what
+    $FORERUN_KERNELS says; drafters follow the target.
     """
 
     def __init__(
         self,
         target: PreTrainedModel,
-        drafter: Drafter | str | None = "lookup",
+        drafter: Drafter | str | Path | None = "lookup",
         *,
         policy: str | int | Policy = "auto",
         rule: Rule | str = Rule.TOKEN,
         tokenizer: Any = None,
         attention: Form | str = Form.AUTO,
+        kernels: Kernels | str | None = None,
         keep_rows: int = 0,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
-        self.drafter = _drafter(drafter)
-        scorer = Scorer(target, _choice(Form, attention, "attention"))
+        self.drafter = _drafter(drafter, target)
+        use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
+        scorer = Scorer(target, _choice(Form, attention, "attention"), use=use)
         chosen: Rule = _choice(Rule, rule, "rule")
         self.engine = Engine(scorer, self.drafter, self.policy, rule=chosen, tokenizer=tokenizer, keep_rows=keep_rows)
 
@@ -112,12 +118,16 @@ class SpeculativeDecoder:
         return job
 
 
-def _drafter(value: Drafter | str | None) -> Drafter | None:
+def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Drafter | None:
     if value == "lookup":
         return PromptLookup()
-    if value is None or (not isinstance(value, str) and all(hasattr(value, verb) for verb in ("propose", "rewind"))):
-        return value
-    raise InvalidArgument(f"drafter={value!r}: give an object with the methods propose and rewind, 'lookup', or None")
+    if isinstance(value, str | Path) and Path(value).is_dir():
+        return from_folder(value, device=target.device, dtype=target.dtype)
+    if value is None or all(hasattr(value, verb) for verb in ("propose", "rewind")):
+        return value  # type: ignore[return-value]
+    raise InvalidArgument(
+        f"drafter={value!r}: give an object with the methods propose and rewind, a drafter's folder, 'lookup', or None"
+    )
 
 
 def _choice(kind: Any, value: Any, name: str) -> Any:

@@ -66,8 +66,9 @@ def make_drafter(text: str, **loading: Any) -> Drafter | None:
 
 
 def _one_drafter(name: str, loading: dict[str, Any]) -> Drafter:
-    from forerun.drafters import DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft
+    from forerun.drafters import DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft, from_folder
     from forerun.loading import load_model
+    from forerun.loading.drafter_folder import is_drafter_folder
 
     kind, _, rest = name.partition(":")
     if name == "lookup":
@@ -78,6 +79,8 @@ def _one_drafter(name: str, loading: dict[str, Any]) -> Drafter:
         return EarlyExit(_layers(name, rest))
     if kind == "ngram":
         return NgramTable.load(rest or name)
+    if is_drafter_folder(name):
+        return from_folder(name)
     _refuse_misspelt(name, kind)
     model, tokenizer = load_model(name, **loading)
     return DraftModel(model, tokenizer=tokenizer)

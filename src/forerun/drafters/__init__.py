@@ -5,8 +5,21 @@ from __future__ import annotations
 from forerun.drafters.chain import Chain
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.early_exit import EarlyExit
+from forerun.drafters.feature_head import FeatureHead
+from forerun.drafters.from_folder import from_folder
 from forerun.drafters.ngram import NgramTable
+from forerun.drafters.parallel_heads import ParallelHeads
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.random_draft import RandomDraft
 
-__all__ = ["Chain", "DraftModel", "EarlyExit", "NgramTable", "PromptLookup", "RandomDraft"]
+__all__ = [
+    "Chain",
+    "DraftModel",
+    "EarlyExit",
+    "FeatureHead",
+    "NgramTable",
+    "ParallelHeads",
+    "PromptLookup",
+    "RandomDraft",
+    "from_folder",
+]

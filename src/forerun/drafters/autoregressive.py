@@ -1,8 +1,8 @@
-"""Drafting with a causal model, one token a step, for all rows that still want one."""
+"""Drafting one token after the other, for all rows that still want one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,34 +11,69 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.drafters.silence import silent
-from forerun.math.laws import LogitLaw, warp
+from forerun.errors import InvalidArgument
+from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, warp, working
 from forerun.models.scorer import Scorer
-from forerun.types import Draft, DraftContext
+from forerun.types import Adjuster, Draft, DraftContext, Law
+
+# (batch entries that want a token, the tokens they have just been given) -> logits [M, V] of their next ones. The
+# second is None at first; later the entries are always some of those of the call before.
+Step = Callable[[list[int], list[int] | None], Tensor]
 
 
 @dataclass(slots=True)
 class _Growing:
-    """A draft under construction: tokens by row, logits in the order they were computed."""
+    """A draft under construction: tokens by row, logits (where something is drawn from them) in order of computing."""
 
     tokens: list[list[int]]
     places: list[list[int]]  # places[b][i]: which row of the stacked logits gave token i of row b
     owners: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
 
-    def finish(self, context: DraftContext) -> Draft:
+    def append(self, wanting: Sequence[int], drawn: Sequence[int], logits: Tensor | None) -> None:
+        start = len(self.owners)
+        self.owners.extend(wanting)
+        for place, (b, token) in enumerate(zip(wanting, drawn, strict=True), start):
+            self.tokens[b].append(token)
+            self.places[b].append(place)
+        if logits is not None:
+            self.logits.append(logits)
+
+    def finish(self, context: DraftContext, ids: Tensor | None) -> Draft:
         lengths = torch.tensor([len(row) for row in self.tokens], device=context.device)
-        tokens, index = (_rectangle(rows, context.device) for rows in (self.tokens, self.places))
+        tokens = _rectangle(self.tokens, context.device)
+        return Draft(tokens, lengths, self._law(context, ids, tokens))
+
+    def _law(self, context: DraftContext, ids: Tensor | None, tokens: Tensor) -> Law:
+        if not self.logits:
+            return PointMass(tokens, context.vocab_size)
         owner = torch.tensor(self.owners, dtype=torch.long, device=context.device)
-        stacked = torch.cat(self.logits)
-        law = LogitLaw(stacked, index, context.params, owner, vocab_size=context.vocab_size)
-        return Draft(tokens, lengths, law)
+        index = _rectangle(self.places, context.device)
+        law = LogitLaw(torch.cat(self.logits), index, context.params, owner)
+        return law if ids is None else ReducedLaw(law, ids, context.vocab_size)
 
 
 def draft_with(
-    scorer: Scorer, context: DraftContext, blocks: Sequence[Sequence[int]], stop_below: float | None = None
+    scorer: Scorer,
+    context: DraftContext,
+    blocks: Sequence[Sequence[int]],
+    stop_below: float | None = None,
+    ids: Tensor | None = None,
 ) -> Draft:
-    """Sample up to `max_lengths` tokens a row; `blocks[b]` are the tokens the scorer has not seen yet.
+    """`grow` a draft with a causal model; `blocks[b]` are the tokens the scorer has not seen yet."""
 
+    def step(wanting: list[int], drawn: list[int] | None) -> Tensor:
+        new = [list(blocks[b]) for b in wanting] if drawn is None else [[token] for token in drawn]
+        logits = scorer.score_last([context.rows[b] for b in wanting], new)
+        return _fitted(logits, context.vocab_size) if ids is None else logits
+
+    return grow(context, step, stop_below, ids)
+
+
+def grow(context: DraftContext, step: Step, stop_below: float | None = None, ids: Tensor | None = None) -> Draft:
+    """Sample up to `max_lengths` tokens a row from the logits that `step` gives.
+
+    With `ids` ([Vd] ascending) the logits are of those tokens only, and the draft can say no others.
     `stop_below` ends a row's draft after a token the draft itself gave less than that probability. The token is kept: a
     rule that looked at a token and then dropped it would bend the law.
     """
@@ -46,42 +81,72 @@ def draft_with(
         return silent(len(context.rows), context.vocab_size, context.device)
     growing = _Growing([[] for _ in context.rows], [[] for _ in context.rows])
     wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
-    feed = [list(blocks[b]) for b in wanting]
-    for step in range(max(context.max_lengths)):
-        logits = scorer.score_last([context.rows[b] for b in wanting], feed)
-        logits = _adjusted(_fitted(logits, context.vocab_size), context, wanting, growing)
+    drawn: list[int] | None = None
+    for position in range(max(context.max_lengths)):
+        logits = _adjusted(step(wanting, drawn), context, wanting, growing, ids)
         members = torch.tensor(wanting, device=context.device)
-        weights = torch.softmax(warp(logits, context.params.select(members)), dim=-1)
-        drawn = ops.draw(weights, context.uniforms[members, step])
-        sure = None if stop_below is None else weights.gather(1, drawn[:, None])[:, 0] >= stop_below
-        _append(growing, wanting, logits, drawn.tolist())
+        places, sure = _draw(logits, context, members, position, stop_below)
+        tokens: list[int] = (places if ids is None else ids[places]).tolist()
+        growing.append(wanting, tokens, None if context.params.all_greedy else logits)
         going = [True] * len(wanting) if sure is None else sure.tolist()
-        wanting = [b for b, go in zip(wanting, going, strict=True) if go and step + 1 < context.max_lengths[b]]
-        if not wanting:
+        left = [
+            (b, token)
+            for b, token, go in zip(wanting, tokens, going, strict=True)
+            if go and position + 1 < context.max_lengths[b]
+        ]
+        if not left:
             break
-        feed = [growing.tokens[b][-1:] for b in wanting]
-    return growing.finish(context)
+        wanting, drawn = [b for b, _ in left], [token for _, token in left]
+    return growing.finish(context, ids)
 
 
-def _append(growing: _Growing, wanting: Sequence[int], logits: Tensor, drawn: Sequence[int]) -> None:
-    start = len(growing.owners)
-    growing.logits.append(logits)
-    growing.owners.extend(wanting)
-    for place, (b, token) in enumerate(zip(wanting, drawn, strict=True), start):
-        growing.tokens[b].append(token)
-        growing.places[b].append(place)
+def check_stop_below(stop_below: float | None) -> None:
+    if stop_below is not None and not 0 <= stop_below < 1:
+        raise InvalidArgument(f"stop_below={stop_below}: must be in [0, 1); None never stops early")
 
 
-def _adjusted(logits: Tensor, context: DraftContext, wanting: Sequence[int], growing: _Growing) -> Tensor:
+def _draw(
+    logits: Tensor, context: DraftContext, members: Tensor, position: int, stop_below: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """A place [M] in each row of logits, and whether the draft found it likely enough to go on behind it."""
+    if context.params.all_greedy:
+        places = logits.argmax(dim=-1)
+        return places, None if stop_below is None else _plain_chances(logits, places) >= stop_below
+    params = context.params.select(members)
+    weights = torch.softmax(warp(logits, params), dim=-1)
+    places = ops.draw(weights, context.uniforms[members, position])
+    if stop_below is None:
+        return places, None
+    chances = weights.gather(1, places[:, None])[:, 0]
+    if params.any_greedy:
+        chances = torch.where(params.temperature > 0, chances, _plain_chances(logits, places))
+    return places, chances >= stop_below
+
+
+def _plain_chances(logits: Tensor, places: Tensor) -> Tensor:
+    """For greedy rows, whose own law finds everything certain."""
+    return torch.softmax(working(logits), dim=-1).gather(1, places[:, None])[:, 0]
+
+
+def _adjusted(
+    logits: Tensor, context: DraftContext, wanting: Sequence[int], growing: _Growing, ids: Tensor | None
+) -> Tensor:
     """The row's own penalties and processors: a draft that ignores them would only be rejected more often."""
     if not any(context.adjusters[b] for b in wanting):
         return logits
     rows = []
     for place, b in enumerate(wanting):
-        adjust, drafted = context.adjusters[b], growing.tokens[b]
-        row = logits[place : place + 1]
-        rows.append(row if adjust is None else adjust(row, drafted, len(drafted)))
+        adjust, row = context.adjusters[b], logits[place : place + 1]
+        rows.append(row if adjust is None else _adjusted_row(row, adjust, growing.tokens[b], ids, context.vocab_size))
     return torch.cat(rows)
+
+
+def _adjusted_row(row: Tensor, adjust: Adjuster, drafted: list[int], ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Adjusters speak of the whole vocabulary: what the draft cannot say is impossible to them."""
+    if ids is None:
+        return adjust(row, drafted, len(drafted))
+    full = row.new_full((1, vocab_size), -torch.inf).index_copy_(1, ids, row)
+    return adjust(full, drafted, len(drafted))[:, ids]
 
 
 def _fitted(logits: Tensor, vocab_size: int) -> Tensor:

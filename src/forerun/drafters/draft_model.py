@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.drafters.autoregressive import draft_with
+from forerun.drafters.autoregressive import check_stop_below, draft_with
+from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
+from forerun.loading import load_model
+from forerun.loading.drafter_folder import is_drafter_folder
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext
@@ -25,17 +30,37 @@ class DraftModel:
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, tokenizer: Any = None, stop_below: float | None = None, form: Form = Form.AUTO
+        self,
+        model: PreTrainedModel | CausalFolder,
+        *,
+        tokenizer: Any = None,
+        stop_below: float | None = None,
+        form: Form = Form.AUTO,
     ) -> None:
-        if stop_below is not None and not 0 <= stop_below < 1:
-            raise InvalidArgument(f"stop_below={stop_below}: must be in [0, 1); None never stops early")
-        self.scorer = Scorer(model, form)
-        self.tokenizer = tokenizer
-        self.stop_below = stop_below
+        check_stop_below(stop_below)
+        self.tokenizer, self.stop_below, self.form = tokenizer, stop_below, form
+        self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
+        self._folder = model if isinstance(model, CausalFolder) else None
+        if not isinstance(model, CausalFolder):
+            self._run_with(model)
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, *, stop_below: float | None = None, form: Form = Form.AUTO, **loading: Any
+    ) -> DraftModel:
+        """From the folder that training wrote, or an ordinary model folder; `loading` is `load_model`'s, for those."""
+        if is_drafter_folder(folder):
+            return cls(CausalFolder.load(folder), stop_below=stop_below, form=form)
+        model, tokenizer = load_model(folder, **loading)
+        return cls(model, tokenizer=tokenizer, stop_below=stop_below, form=form)
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        """Refuse a target that speaks other tokens."""
-        check_vocabularies(target.model, tokenizer, self.scorer.model, self.tokenizer)
+        """Refuse a target that speaks other tokens; take from it what a trained draft shares with it."""
+        if self._folder is None:
+            check_vocabularies(target.model, tokenizer, self.scorer.model, self.tokenizer)
+        else:
+            model, self.ids = self._folder.beside(target.model)
+            self._run_with(model)
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.scorer.admit(row)
@@ -44,6 +69,10 @@ class DraftModel:
         self.scorer.release(row)
 
     def propose(self, context: DraftContext) -> Draft:
+        if not hasattr(self, "scorer"):
+            raise InvalidArgument(
+                "a trained DraftModel was used before it knew its target; give it to SpeculativeDecoder or Engine"
+            )
         context = self._within_reach(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
         rows = [context.rows[b] for b in wanting]
@@ -52,11 +81,16 @@ class DraftModel:
         blocks: list[Sequence[int]] = [()] * len(context.rows)
         for b, block in zip(wanting, unseen, strict=True):
             blocks[b] = block[-2:]
-        return draft_with(self.scorer, context, blocks, self.stop_below)
+        return draft_with(self.scorer, context, blocks, self.stop_below, self.ids)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         for row, length in zip(rows, lengths, strict=True):
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
+
+    def _run_with(self, model: PreTrainedModel) -> None:
+        self.scorer = Scorer(model, self.form)
+        embedding = getattr(model.get_input_embeddings(), "weight", None)
+        self._num_embeddings = self.scorer.vocab_size if embedding is None else int(embedding.shape[0])
 
     def _within_reach(self, context: DraftContext) -> DraftContext:
         """A draft model may see less far than the target or lack its last ids: there it falls silent."""
@@ -67,7 +101,7 @@ class DraftModel:
         return context if room == context.max_lengths else replace(context, max_lengths=room)
 
     def _room(self, row: int, history: Sequence[int]) -> int:
-        if any(token >= self.scorer.vocab_size for token in history[self.scorer.length(row) :]):
+        if any(token >= self._num_embeddings for token in history[self.scorer.length(row) :]):
             return 0
         limit = self.scorer.context_length
         return sys.maxsize if limit is None else limit - len(history)

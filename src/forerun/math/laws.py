@@ -274,3 +274,20 @@ class MixedLaw:
         for i, answer in enumerate(answers[1:], start=1):
             chosen = torch.where((self.choice == i).unsqueeze(-1), answer, chosen)
         return chosen
+
+
+class ReducedLaw:
+    """A law that can only say some of the vocabulary: `law` speaks of places in `ids`, and all other tokens get 0."""
+
+    def __init__(self, law: Law, ids: Tensor, vocab_size: int) -> None:
+        self.law = law
+        self.ids = ids  # [Vd] int64, ascending
+        self.vocab_size = vocab_size
+
+    def of(self, tokens: Tensor) -> Tensor:
+        place = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+        return self.law.of(place) * (self.ids[place] == tokens)
+
+    def at(self, position: Tensor) -> Tensor:
+        law = self.law.at(position)
+        return law.new_zeros(law.shape[0], self.vocab_size).index_copy_(1, self.ids, law)

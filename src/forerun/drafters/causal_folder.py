@@ -1,0 +1,98 @@
+"""A trained draft model whose embedding, head or both may be its target's."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from forerun.errors import InvalidArgument
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, check_target, load_drafter
+
+
+@dataclass(frozen=True)
+class CausalFolder:
+    """What a folder of kind `causal` holds; `beside` makes a model of it once the target is known."""
+
+    name: str
+    manifest: DrafterManifest
+    config: PreTrainedConfig
+    tensors: dict[str, Tensor]
+    ids: Tensor | None  # [Vd] int64
+
+    @classmethod
+    def load(cls, folder: str | Path) -> CausalFolder:
+        manifest, config, tensors = load_drafter(folder)
+        if manifest.kind != "causal":
+            raise InvalidArgument(
+                f"drafter {str(folder)!r} is of kind {manifest.kind}, not causal; use forerun.drafters.from_folder"
+            )
+        ids = tensors.pop(DRAFT_VOCABULARY, None)
+        return cls(str(folder), manifest, config, tensors, None if ids is None else ids.long())
+
+    def beside(self, target: PreTrainedModel) -> tuple[PreTrainedModel, Tensor | None]:
+        """The model in its target's type and place, and the ids its head speaks of (None for all)."""
+        check_target(self.manifest.target, target)
+        shares = self.manifest.shares
+        if shares and self.config.get_text_config(decoder=True).hidden_size != self.manifest.target["hidden_size"]:
+            raise InvalidArgument(
+                f"drafter {self.name!r} shares {' and '.join(shares)} with its target but is of another width "
+                f"({self.config.hidden_size}, the target {self.manifest.target['hidden_size']}); train it again"
+            )
+        model = self._own_parts().to(device=target.device, dtype=target.dtype)
+        if "embedding" in shares:
+            model.set_input_embeddings(target.get_input_embeddings())
+        head = target.get_output_embeddings() if "head" in shares else model.get_output_embeddings()
+        ids = None if self.ids is None else self.ids.to(target.device)
+        model.set_output_embeddings(head if ids is None else _cut(head, ids))
+        return model, ids
+
+    def _own_parts(self) -> PreTrainedModel:
+        """The model as it was saved; parts that were not are still to come."""
+        config = copy.deepcopy(self.config)
+        text = config.get_text_config(decoder=True)
+        text.tie_word_embeddings = config.tie_word_embeddings = self._is_tied()
+        if len(self.manifest.shares) == 2:  # nothing of the vocabulary's size is needed for a moment only
+            text.vocab_size, text.pad_token_id = 1, None
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        foreign = self._foreign(model)
+        found = {name: tensor for name, tensor in self.tensors.items() if name not in foreign}
+        try:
+            missing, unexpected = model.load_state_dict(found, strict=False)
+        except RuntimeError as error:
+            raise InvalidArgument(f"drafter {self.name!r}: weights do not fit config.json: {error}") from error
+        if odd := [*(set(missing) - foreign), *unexpected]:
+            raise InvalidArgument(
+                f"drafter {self.name!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
+                "unknown; train or fetch the folder again"
+            )
+        return model
+
+    def _is_tied(self) -> bool:
+        """A model tied within itself stays so; once a part is the target's, the parts are set one by one."""
+        return bool(self.config.get_text_config(decoder=True).tie_word_embeddings) and not self.manifest.shares
+
+    def _foreign(self, model: PreTrainedModel) -> set[str]:
+        """Names of parameters that the file need not hold: the target's, and a head tied to the embedding."""
+        parts = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+        names = (*self.manifest.shares, "head") if self._is_tied() else self.manifest.shares
+        modules = [parts[name] for name in names]
+        return {
+            f"{path}.{name}"
+            for path, module in model.named_modules()
+            if any(module is part for part in modules)
+            for name, _ in module.named_parameters()
+        }
+
+
+def _cut(head: nn.Linear, ids: Tensor) -> nn.Linear:
+    """The rows of a head that speak of `ids`."""
+    small = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
+    small.weight = nn.Parameter(head.weight.detach()[ids], requires_grad=False)
+    if head.bias is not None:
+        small.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
+    return small

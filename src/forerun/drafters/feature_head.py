@@ -1,0 +1,85 @@
+"""A head that reads the target's features and guesses on from there, after EAGLE (Li et al., arXiv:2401.15077)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.drafters.autoregressive import check_stop_below, grow
+from forerun.drafters.trunk import Trunk
+from forerun.math.attention import Form
+from forerun.models.draft_head import DraftHead
+from forerun.models.scorer import Scorer
+from forerun.types import Draft, DraftContext
+
+
+class FeatureHead:
+    """Drafts token by token; the first guess follows from true features, later ones from guessed features.
+
+    `draft_vocabulary` names the token ids it can say (all by default). A row is drafted for once the target has run its
+    prompt.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        *,
+        draft_vocabulary: Tensor | None = None,
+        made_for: Mapping[str, Any] | None = None,
+        stop_below: float | None = None,
+        form: Form = Form.AUTO,
+    ) -> None:
+        check_stop_below(stop_below)
+        self.trunk = Trunk(head, draft_vocabulary, made_for, form)
+        self.stop_below = stop_below
+
+    @classmethod
+    def load(cls, folder: str | Path, *, stop_below: float | None = None, form: Form = Form.AUTO) -> FeatureHead:
+        """A head from the folder that training wrote."""
+        trunk = Trunk.load(folder, "feature", form)
+        return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        self.trunk.bind(target)
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        self.trunk.admit(row)
+
+    def release(self, row: int) -> None:
+        self.trunk.release(row)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.trunk.rewind(rows, lengths)
+
+    def propose(self, context: DraftContext) -> Draft:
+        context = self.trunk.within_reach(context)
+        try:
+            return grow(context, _Guesses(self.trunk, context), self.stop_below, self.trunk.ids)
+        finally:
+            self.trunk.drop_guesses(context.rows, context.histories)
+
+
+class _Guesses:
+    """Hidden states of the rows that are being drafted for, one step after the other."""
+
+    def __init__(self, trunk: Trunk, context: DraftContext) -> None:
+        self.trunk, self.context = trunk, context
+        self.members: list[int] = []
+
+    def __call__(self, wanting: list[int], drawn: list[int] | None) -> Tensor:
+        rows = [self.context.rows[b] for b in wanting]
+        if drawn is None:
+            self.hidden = self.trunk.catch_up(rows, [self.context.histories[b] for b in wanting])
+        else:
+            self.hidden = self.trunk.advance(rows, self._of(wanting), drawn)
+        self.members = wanting
+        return self.trunk.logits(self.hidden)
+
+    def _of(self, wanting: list[int]) -> Tensor:
+        if wanting == self.members:
+            return self.hidden
+        return self.hidden[torch.tensor([self.members.index(b) for b in wanting], device=self.hidden.device)]

@@ -1,0 +1,89 @@
+"""Several heads on the target's features that guess the next tokens all at once, each without knowing the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from forerun.drafters.autoregressive import check_stop_below, grow
+from forerun.drafters.trunk import Trunk
+from forerun.errors import InvalidArgument
+from forerun.math.attention import Form
+from forerun.models.draft_head import DraftHead
+from forerun.models.scorer import Scorer
+from forerun.types import Draft, DraftContext
+
+
+class ParallelHeads:
+    """Drafts up to `num_blocks` tokens from one pass of a small body; the product of the heads' laws is the draft's.
+
+    `draft_vocabulary` names the token ids it can say (all by default). A row is drafted for once the target has run its
+    prompt.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        *,
+        draft_vocabulary: Tensor | None = None,
+        made_for: Mapping[str, Any] | None = None,
+        stop_below: float | None = None,
+        form: Form = Form.AUTO,
+    ) -> None:
+        check_stop_below(stop_below)
+        if not head.blocks:
+            raise InvalidArgument("this head has no blocks: use FeatureHead, or make it with num_blocks=4")
+        self.trunk = Trunk(head, draft_vocabulary, made_for, form)
+        self.stop_below = stop_below
+
+    @classmethod
+    def load(cls, folder: str | Path, *, stop_below: float | None = None, form: Form = Form.AUTO) -> ParallelHeads:
+        """Heads from the folder that training wrote."""
+        trunk = Trunk.load(folder, "parallel", form)
+        return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.trunk.head.blocks)
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        self.trunk.bind(target)
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        self.trunk.admit(row)
+
+    def release(self, row: int) -> None:
+        self.trunk.release(row)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.trunk.rewind(rows, lengths)
+
+    def propose(self, context: DraftContext) -> Draft:
+        context = self.trunk.within_reach(context)
+        rooms = tuple(min(room, self.num_blocks) for room in context.max_lengths)
+        context = replace(context, max_lengths=rooms)
+        return grow(context, _Heads(self.trunk, context), self.stop_below, self.trunk.ids)
+
+
+class _Heads:
+    """All logits of a draft from its first step on; a row's j-th step reads head j."""
+
+    def __init__(self, trunk: Trunk, context: DraftContext) -> None:
+        self.trunk, self.context = trunk, context
+        self.step = 0
+
+    def __call__(self, wanting: list[int], drawn: list[int] | None) -> Tensor:
+        if drawn is None:
+            rows = [self.context.rows[b] for b in wanting]
+            hidden = self.trunk.catch_up(rows, [self.context.histories[b] for b in wanting])
+            width = max(self.context.max_lengths)
+            self.logits = self.trunk.logits(self.trunk.spread(hidden, width))  # [B, width, Vd]
+            self.place = {b: i for i, b in enumerate(wanting)}
+        else:
+            self.step += 1
+        logits = self.logits[:, self.step]
+        return logits if len(wanting) == len(self.place) else logits[[self.place[b] for b in wanting]]

@@ -1,0 +1,206 @@
+"""What feature heads and parallel heads have in common: a draft head that listens to its target."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun import ops
+from forerun.drafters.features import Features
+from forerun.errors import InvalidArgument
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, check_target, load_drafter
+from forerun.math.attention import Form
+from forerun.models.draft_head import DraftHead, check_plain
+from forerun.models.scorer import PREFILL_TOKENS, Scorer
+from forerun.types import DraftContext
+
+
+class Trunk:
+    """Features, the body's keys and the target's embedding and head; rows follow those of the target.
+
+    Row by row the body has taken in pairs 0 .. m - 1 of (feature i, token i + 1). A draft takes in the pairs that came
+    since; pairs made of guesses are cut off again after it, so that what stays was made of true features alone.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        ids: Tensor | None = None,  # [Vd] ascending: all the draft can say
+        made_for: Mapping[str, Any] | None = None,  # a manifest's entry `target`
+        form: Form = Form.AUTO,
+    ) -> None:
+        self.head, self.form = head, form
+        self.made_for = made_for if made_for is not None else {"hidden_size": head.config.hidden_size}
+        self.ids = None if ids is None else ids.long()
+        self.features = Features()
+        self._target: Scorer | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path, kind: str, form: Form) -> Trunk:
+        manifest, config, tensors = load_drafter(folder)
+        if manifest.kind != kind:
+            raise InvalidArgument(
+                f"drafter {str(folder)!r} is of kind {manifest.kind}, not {kind}; use forerun.drafters.from_folder"
+            )
+        ids = tensors.pop(DRAFT_VOCABULARY, None)
+        head = DraftHead(config, manifest.num_blocks)
+        try:
+            head.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise InvalidArgument(f"drafter {str(folder)!r}: weights do not fit config.json: {error}") from error
+        return cls(head, ids, manifest.target, form)
+
+    def bind(self, target: Scorer) -> None:
+        """Listen to `target` from now on, with its embedding and head; a wrong one is refused."""
+        check_target(self.made_for, target.model)
+        check_plain(target.model)
+        self._weight = self._draft_head(target)
+        if self._target is not None:
+            self._target.listeners.remove(self.features)
+        self._target, self.features = target, Features()
+        target.listeners.append(self.features)
+        head = self.head if _is_like(self.head, target) else _cast(self.head, target)
+        self._fuse, self._block = head.fuse.weight.detach(), head.block
+        self.body = Scorer(head.body, self.form, headless=True)
+        self._embedding: Tensor = target.model.get_input_embeddings().weight.detach()
+
+    def _draft_head(self, target: Scorer) -> Tensor:
+        """[Vd, H] the target's head, or a copy of the rows that the draft can say."""
+        weight: Tensor = target.model.get_output_embeddings().weight.detach()
+        if self.ids is None:
+            return weight
+        if int(self.ids[-1]) >= len(weight):
+            raise InvalidArgument(
+                f"the draft vocabulary names token {int(self.ids[-1])}, the target has {len(weight)} tokens; "
+                "use the drafter with its own target"
+            )
+        self.ids = self.ids.to(target.device)
+        return weight[self.ids]
+
+    def admit(self, row: int) -> None:
+        if self._target is not None:
+            self.features.admit(row)
+            self.body.admit(row)
+
+    def release(self, row: int) -> None:
+        if self._knows(row):
+            self.features.release(row)
+            self.body.release(row)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """A pair holds the token behind its feature: of n tokens that stand, n - 1 pairs do."""
+        for row, length in zip(rows, lengths, strict=True):
+            if self._knows(row):
+                self.features.rewind(row, length)
+                self.body.rewind([row], [min(max(length - 1, 0), self.body.length(row))])
+
+    def within_reach(self, context: DraftContext) -> DraftContext:
+        """Rows whose features are not all there (a prompt that is still to run, say) are left out, and so is what
+        lies past the body's context."""
+        if self._target is None:
+            raise InvalidArgument(
+                "a head on features was used before it knew its target; give it to SpeculativeDecoder or Engine"
+            )
+        room = tuple(
+            max(0, min(most, self._room(row, len(history))))
+            for row, most, history in zip(context.rows, context.max_lengths, context.histories, strict=True)
+        )
+        return context if room == context.max_lengths else replace(context, max_lengths=room)
+
+    @torch.inference_mode()
+    def catch_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> Tensor:
+        """Take in every pair of true features; [B, H] what stands for the feature of each history's last token."""
+        ends = [len(history) - 1 for history in histories]
+        for row, end in zip(rows, ends, strict=True):
+            self.body.rewind([row], [min(self.body.length(row), end - 1)])  # the last pair is always run: it answers
+        copies = self._twins(rows, histories)
+        while waiting := self._early_pairs(rows, ends, copies):
+            self._consume(*waiting, dict(zip(rows, histories, strict=True)))
+        for row, source in copies.items():
+            self.body.cache.copy(source, row, self.body.length(source))
+        counts = [end - self.body.length(row) for row, end in zip(rows, ends, strict=True)]
+        hidden = self._consume(rows, counts, dict(zip(rows, histories, strict=True)))
+        if len(hidden) == len(rows):
+            return hidden
+        return hidden[torch.tensor(counts, device=hidden.device).cumsum(0) - 1]
+
+    @torch.inference_mode()
+    def advance(self, rows: Sequence[int], hidden: Tensor, tokens: Sequence[int]) -> Tensor:
+        """One pair further with a guessed feature [B, H] and a guessed token a row: [B, H]."""
+        embeddings = F.embedding(torch.tensor(tokens, device=hidden.device), self._embedding)
+        return self.body.run(rows, [1] * len(rows), self._inputs(embeddings, hidden))
+
+    @torch.inference_mode()
+    def spread(self, hidden: Tensor, width: int) -> Tensor:
+        """What each of the first `width` parallel heads reads: [B, H] -> [B, width, H]."""
+        return torch.stack([self._block(j, hidden) for j in range(width)], dim=1)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[.., H] -> [.., Vd], of the draft vocabulary alone where there is one."""
+        return ops.linear(hidden, self._weight, None, self.body.kernels)
+
+    def drop_guesses(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        for row, history in zip(rows, histories, strict=True):
+            if self._knows(row):
+                self.body.rewind([row], [min(self.body.length(row), max(len(history) - 1, 0))])
+
+    def _inputs(self, embeddings: Tensor, features: Tensor) -> Tensor:
+        """`DraftHead.inputs`, by the product that is faster here."""
+        return ops.linear(torch.cat((embeddings, features), dim=-1), self._fuse, None, self.body.kernels)
+
+    def _knows(self, row: int) -> bool:
+        return self.features.knows(row)
+
+    def _room(self, row: int, length: int) -> int:
+        if length < 2 or self.features.length(row) < length - 1:
+            return 0
+        limit = self.body.context_length
+        return sys.maxsize if limit is None else limit - (length - 1) + 1
+
+    def _twins(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Empty rows with the history of an earlier empty row: their pairs are run once and copied."""
+        first: dict[tuple[int, ...], int] = {}
+        empty = [(r, tuple(h)) for r, h in zip(rows, histories, strict=True) if not self.body.length(r) and len(h) > 2]
+        return {row: first[history] for row, history in empty if first.setdefault(history, row) != row}
+
+    def _early_pairs(
+        self, rows: Sequence[int], ends: Sequence[int], copies: Mapping[int, int]
+    ) -> tuple[list[int], list[int]] | None:
+        """Pairs before the last of each row, as many as fit one pass; None where one more takes all there is."""
+        left = {row: end - 1 - self.body.length(row) for row, end in zip(rows, ends, strict=True) if row not in copies}
+        if not copies and sum(left.values()) <= PREFILL_TOKENS:
+            return None
+        room, counts = PREFILL_TOKENS, {}
+        for row, count in left.items():
+            if take := min(room, count):
+                counts[row] = take
+                room -= take
+        return (list(counts), list(counts.values())) if counts else None
+
+    def _consume(self, rows: Sequence[int], counts: Sequence[int], histories: Mapping[int, Sequence[int]]) -> Tensor:
+        """Run the next `counts[i]` pairs of each row: [N, H]."""
+        starts = [self.body.length(row) for row in rows]
+        spans = zip(rows, starts, counts, strict=True)
+        tokens = [token for row, start, count in spans for token in histories[row][start + 1 : start + count + 1]]
+        features = self.features.take(rows, starts, counts)
+        embeddings = F.embedding(torch.tensor(tokens, device=features.device), self._embedding)
+        return self.body.run(rows, counts, self._inputs(embeddings, features))
+
+
+def _is_like(head: DraftHead, target: Scorer) -> bool:
+    weight = head.fuse.weight
+    return bool(weight.dtype == target.model.dtype and weight.device == target.device)
+
+
+def _cast(head: DraftHead, target: Scorer) -> DraftHead:
+    """A copy in the target's type and place: the head that was given may be in training."""
+    return copy.deepcopy(head).to(device=target.device, dtype=target.model.dtype)

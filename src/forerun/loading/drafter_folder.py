@@ -1,0 +1,204 @@
+"""A trained drafter as a folder: what it is, the configuration of its layers, and its tensors.
+
+`forerun.json` says the kind and the target it was made for, `config.json` is transformers' own, `model.safetensors`
+holds the weights. Where the draft's vocabulary is reduced, the tensor `draft_vocabulary` names the ids it can say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forerun.errors import InvalidArgument, ModelNotFound
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+FORMAT = 1
+KINDS = ("feature", "parallel", "causal")
+SHARES = ("embedding", "head")
+COMPARED = ("model_type", "hidden_size", "vocab_size")
+MANIFEST, CONFIG, WEIGHTS = "forerun.json", "config.json", "model.safetensors"
+DRAFT_VOCABULARY = "draft_vocabulary"  # int32 [Vd], ascending
+REMEDY = "train or fetch the folder again"
+
+
+@dataclass(frozen=True)
+class DrafterManifest:
+    """What `forerun.json` says."""
+
+    kind: str  # one of KINDS
+    num_blocks: int  # tokens a parallel draft can have; 0 for the other kinds
+    target: dict[str, Any]  # name, model_type, hidden_size, vocab_size
+    shares: tuple[str, ...] = ()  # which of SHARES are the target's own
+    provenance: dict[str, Any] = field(default_factory=dict)  # how it was made; free
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InvalidArgument(f"kind={self.kind!r}: a drafter is one of {', '.join(KINDS)}")
+        if type(self.num_blocks) is not int or (self.num_blocks > 0) != (self.kind == "parallel"):
+            raise InvalidArgument(
+                f"num_blocks={self.num_blocks!r} with kind={self.kind!r}: parallel drafters need at least 1, others 0"
+            )
+        if unknown := set(self.shares) - set(SHARES):
+            raise InvalidArgument(f"shares={sorted(unknown)}: only {', '.join(SHARES)} can be shared with the target")
+        if missing := set(COMPARED) - set(self.target):
+            raise InvalidArgument(f"target lacks {', '.join(sorted(missing))}: use describe_target(model)")
+
+
+def describe_target(model: PreTrainedModel) -> dict[str, Any]:
+    """The manifest's entry `target` for a model."""
+    config = model.config.get_text_config(decoder=True)
+    head = model.get_output_embeddings()
+    return {
+        "name": model.config.name_or_path or type(model).__name__,
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "vocab_size": int(head.weight.shape[0]) if head is not None else config.vocab_size,
+    }
+
+
+def check_target(made_for: Mapping[str, Any], model: PreTrainedModel) -> None:
+    """Raise unless `model` has the kind and sizes of the target a drafter was made for.
+
+    Names may differ: one model has many (a folder, a Hub name), and a fine-tuned sister is a fair target.
+    """
+    found = describe_target(model)
+    if all(made_for[name] == found[name] for name in COMPARED if name in made_for):
+        return
+    raise InvalidArgument(
+        f"this drafter was made for {_in_words(made_for)}, the target is {_in_words(found)}; "
+        "use the drafter with its own target, or train one for this target"
+    )
+
+
+def _in_words(target: Mapping[str, Any]) -> str:
+    sizes = ", ".join(f"{name} {target[name]}" for name in COMPARED if name in target)
+    return f"{target.get('name', 'a model')} ({sizes})"
+
+
+def is_drafter_folder(path: str | Path) -> bool:
+    return (Path(path) / MANIFEST).is_file()
+
+
+def read_kind(folder: str | Path) -> str:
+    return _read_manifest(Path(folder) / MANIFEST).kind
+
+
+def save_drafter(
+    folder: str | Path, manifest: DrafterManifest, config: PreTrainedConfig, tensors: Mapping[str, Tensor]
+) -> None:
+    """Write everything beside `folder` first, then move it into place; other files of the folder stay."""
+    folder = Path(folder)
+    _check_tensors(tensors, manifest, str(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        _write(beside, manifest, config, tensors)
+        _put(beside, folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def load_drafter(folder: str | Path) -> tuple[DrafterManifest, PreTrainedConfig, dict[str, Tensor]]:
+    """What `save_drafter` wrote, checked."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ModelNotFound(f"no drafter folder {str(folder)!r}; check the path")
+    for name in (MANIFEST, CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelNotFound(f"drafter folder {str(folder)!r} has no {name}; {REMEDY}")
+    manifest = _read_manifest(folder / MANIFEST)
+    config = _read_config(folder)
+    tensors = _read_tensors(folder / WEIGHTS)
+    _check_tensors(tensors, manifest, str(folder))
+    return manifest, config, tensors
+
+
+def _write(folder: Path, manifest: DrafterManifest, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
+    config.to_json_file(str(folder / CONFIG), use_diff=False)
+    text = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    for file in folder.iterdir():  # a rename may reach the disk before what it names
+        with file.open("rb+") as handle:
+            os.fsync(handle.fileno())
+
+
+def _put(beside: Path, folder: Path) -> None:
+    """The manifest leaves first and comes last: a folder that was interrupted half way is refused, not mixed."""
+    folder.mkdir(exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for name in (WEIGHTS, CONFIG, MANIFEST):
+        os.replace(beside / name, folder / name)
+
+
+def _read_manifest(path: Path) -> DrafterManifest:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{str(path)!r} is not readable as JSON ({error}); {REMEDY}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        version = found.get("format") if isinstance(found, dict) else found
+        raise InvalidArgument(
+            f"{str(path)!r} has format {version!r}, this version of Forerun reads {FORMAT}; update Forerun, or {REMEDY}"
+        )
+    try:
+        return DrafterManifest(
+            kind=found["kind"],
+            num_blocks=found["num_blocks"],
+            target=dict(found["target"]),
+            shares=tuple(found["shares"]),
+            provenance=dict(found.get("provenance") or {}),
+        )
+    except KeyError as error:
+        raise InvalidArgument(f"{str(path)!r} lacks the entry {error}; {REMEDY}") from error
+    except (InvalidArgument, TypeError, ValueError) as error:
+        raise InvalidArgument(f"{str(path)!r}: {error}") from error
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds for a file that is no configuration
+        raise InvalidArgument(f"{str(folder / CONFIG)!r} is no model configuration ({error}); {REMEDY}") from error
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InvalidArgument(f"{str(path)!r} is truncated or corrupt ({error}); {REMEDY}") from error
+    return found
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], manifest: DrafterManifest, where: str) -> None:
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InvalidArgument(f"drafter {where!r}: {name} holds NaN or infinity; the training diverged, {REMEDY}")
+    ids = tensors.get(DRAFT_VOCABULARY)
+    if ids is None:
+        return
+    size = manifest.target["vocab_size"]
+    ascending = ids.dim() == 1 and len(ids) > 0 and bool((ids[1:] > ids[:-1]).all())
+    if ids.is_floating_point() or not ascending or int(ids[0]) < 0 or int(ids[-1]) >= size:
+        raise InvalidArgument(
+            f"drafter {where!r}: {DRAFT_VOCABULARY} must be ascending token ids below {size}, without repeats; {REMEDY}"
+        )
