@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import click
 
@@ -35,6 +36,8 @@ COMMANDS = {
     "chat": LazyCommand("forerun.cli.chat:chat", "Talk to a model."),
     "check": LazyCommand("forerun.cli.check:check", "Test that a target and a drafter give exactly the target's text."),
     "bench": LazyCommand("forerun.cli.bench:bench", "Measure speed against plain decoding and keep the record."),
+    "train": LazyCommand("forerun.cli.train:train", "Make a drafter: write its data, train it, count n-grams."),
+    "export": LazyCommand("forerun.cli.export:export", "Make a trained draft a model of its own."),
     "doctor": LazyCommand("forerun.cli.doctor:doctor", "Say what is installed and what will be used."),
 }
 INTERRUPTED = 130
@@ -55,23 +58,31 @@ class Failure(click.ClickException):
 class LazyGroup(click.Group):
     """A group that knows its commands' names and help without importing them."""
 
+    table: ClassVar[Mapping[str, LazyCommand]] = {}
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+        return self.table[cmd_name].load() if cmd_name in self.table else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+            formatter.write_dl([(name, command.help) for name, command in self.table.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            raise click.UsageError(f"No such command {name!r}.{_suggest(name)}", ctx=ctx)
+        if name not in self.table and not name.startswith("-"):
+            raise click.UsageError(f"No such command {name!r}.{_suggest(name, list(self.table))}", ctx=ctx)
         return super().resolve_command(ctx, args)
+
+
+class ForerunGroup(LazyGroup):
+    """The command itself, where errors become one line."""
+
+    table = COMMANDS
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -85,12 +96,12 @@ class LazyGroup(click.Group):
             raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _suggest(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
-    return f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+def _suggest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=ForerunGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="forerun")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:

@@ -19,18 +19,19 @@ def commit(batch: list[Row], blocks: list[list[int]], verdict: Verdict, logits: 
     start = 0
     progress = []
     for row, block, count, token, good in zip(batch, blocks, accepted, following, finite, strict=True):
-        own = logits[start : start + len(block)]
+        # A view of a tensor costs more than all else here: it is made for those who read it.
+        own = logits[start : start + len(block)] if row.request.logprobs is not None else None
         start += len(block)
         progress.append(_commit_row(row, block[1:], count, token, own) if good else _fail(row, len(block) - 1))
     return progress
 
 
-def _commit_row(row: Row, drafted: list[int], accepted: int, following: int, logits: Tensor) -> Progress:
+def _commit_row(row: Row, drafted: list[int], accepted: int, following: int, logits: Tensor | None) -> Progress:
     last = Origin.BONUS if accepted == len(drafted) else Origin.CORRECTION
     tokens = [*drafted[:accepted], following]
     kept, row.finish_reason = row.stop.cut(row.output, tokens)
     tokens, origins = tokens[:kept], [*[Origin.ACCEPTED] * accepted, last][:kept]
-    if row.request.logprobs is not None:
+    if row.request.logprobs is not None and logits is not None:
         row.logprobs.extend(_logprobs(logits[:kept], tokens, row.request.logprobs))
     row.gain(tokens, origins)
     row.stats.count(len(drafted), min(accepted, kept), kept)

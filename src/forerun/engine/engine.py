@@ -33,7 +33,8 @@ class Engine:
     """Rows in flight behind one target: `add` requests, `step` until `is_idle`, collect `take_results`.
 
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
-    chat) starts from there.
+    chat) starts from there. Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the
+    others are encoded before it, which is better where a long prompt would be padding for hundreds of other rows.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class Engine:
         rule: Rule = Rule.TOKEN,
         tokenizer: Any = None,
         keep_rows: int = 0,
+        join_tokens: int = PREFILL_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target, self.drafter, self.policy, self.rule = target, drafter, policy, rule
-        self.tokenizer, self.clock = tokenizer, clock
+        self.tokenizer, self.join_tokens, self.clock = tokenizer, join_tokens, clock
         self.shelf = Shelf(keep_rows)
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
         self._waiting: list[Row] = []
@@ -172,7 +174,7 @@ class Engine:
     def _prefill(self, rows: list[Row]) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
         copies = Counter(row.request.prompt for row in rows)  # equal prompts are encoded once, before any of them runs
-        room, fed = PREFILL_TOKENS, []
+        room, fed = self.join_tokens, []
         for row in rows:
             length = len(row.history) - self.target.length(row.number)
             if copies[row.request.prompt] == 1 and length <= room:

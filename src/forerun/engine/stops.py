@@ -21,17 +21,16 @@ class StopRule:
 
     def cut(self, output: Sequence[int], new: Sequence[int]) -> tuple[int, FinishReason | None]:
         """How many of `new` are kept after `output`, and why the row ends there. A stop within the budget beats it."""
-        text = list(output)
         for kept, token in enumerate(new, start=1):
-            text.append(token)
-            if token in self.request.stop_ids or self._completes_stop_string(text):
+            if token in self.request.stop_ids or self._completes_stop_string(output, new[:kept]):
                 return kept, FinishReason.STOP
-            if len(text) >= self.budget:
+            if len(output) + kept >= self.budget:
                 return kept, FinishReason.LENGTH
         return len(new), None
 
-    def _completes_stop_string(self, output: Sequence[int]) -> bool:
+    def _completes_stop_string(self, output: Sequence[int], new: Sequence[int]) -> bool:
         if not self.request.stop_strings:
             return False
-        tail = self.tokenizer.decode(output[-self.window :], skip_special_tokens=False)
+        recent = [*output[-self.window :], *new][-self.window :]
+        tail = self.tokenizer.decode(recent, skip_special_tokens=False)
         return any(stop in tail for stop in self.request.stop_strings)

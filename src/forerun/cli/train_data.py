@@ -1,0 +1,379 @@
+"""`forerun train data`: let the target write the text a drafter learns from."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.options import GroupedCommand, option
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.engine import Engine
+    from forerun.train.prompts import Reading
+    from forerun.train.shards import Manifest, ShardWriter
+    from forerun.train.writing import Item, Limits, Tally, WritingSettings
+
+PROMPTS, TEXT, OUTPUT, MACHINE = "Prompts", "What is written", "Where it goes, and when it stops", "Machine"
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("target")
+@option(
+    PROMPTS,
+    "--prompts",
+    "-p",
+    multiple=True,
+    type=FILE,
+    metavar="FILE",
+    show_default=False,
+    help="JSONL rows with prompt, text, question, instruction, turns or messages, or text, one prompt a line; may "
+    "be .gz or .xz. May be given again.",
+)
+@option(PROMPTS, "--paragraphs", is_flag=True, help="Text files: one prompt a paragraph.")
+@option(PROMPTS, "--strict", is_flag=True, help="A bad row is an error instead of being skipped.")
+@option(
+    PROMPTS,
+    "--bare-turns",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="Let the target write N prompts itself: it is given the beginning of a user's turn. Bad ones are dropped.",
+)
+@option(
+    PROMPTS,
+    "--chat/--raw",
+    default=None,
+    show_default="the chat template where there is one",
+    help="Give prompts as a user's turn, or as they are.",
+)
+@option(
+    PROMPTS,
+    "--max-prompt-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1024,
+    help="Longer prompts are left out: one of them makes room for all.",
+)
+@option(
+    PROMPTS,
+    "--slice",
+    "part",
+    default="0/1",
+    metavar="I/N",
+    help="Take every N-th prompt from the I-th on; N processes with one folder share the work.",
+)
+@option(TEXT, "--max-new-tokens", type=click.IntRange(min=8), metavar="N", default=256, help="At most so many a text.")
+@option(TEXT, "--temperatures", default="0,0,0.7,1.0", metavar="T,T,...", help="The prompts take them in turn.")
+@option(TEXT, "--samples-per-prompt", type=click.IntRange(min=1), metavar="N", default=1, help="Texts for each prompt.")
+@option(
+    TEXT,
+    "--top-k",
+    type=click.IntRange(min=0),
+    metavar="K",
+    default=0,
+    help="Keep the target's K most likely tokens at each position, with their log-probabilities (6 K bytes each).",
+)
+@option(TEXT, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Another seed draws other texts.")
+@option(
+    OUTPUT,
+    "--output",
+    "-o",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    show_default=False,
+    help="Folder of shards. The same command again goes on where it stopped.",
+)
+@option(
+    OUTPUT,
+    "--tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="all prompts",
+    help="Stop after N tokens, prompts and all slices included.",
+)
+@option(
+    OUTPUT,
+    "--max-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    show_default="no limit",
+    help="Stop after M minutes, loading not included.",
+)
+@option(OUTPUT, "--disk-budget", default="2GiB", metavar="SIZE", help="Write at most that much, all slices together.")
+@option(
+    OUTPUT,
+    "--shard-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1_000_000,
+    help="Tokens of one file: what a killed run loses at most.",
+)
+@option(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@option(MACHINE, "--batch-size", type=click.IntRange(min=1), metavar="N", default=512, help="Texts written at once.")
+@option(MACHINE, "--device", default="auto", metavar="DEVICE", help="cpu, cuda ...; auto is a GPU where there is one.")
+@option(MACHINE, "--dtype", default="auto", metavar="TYPE", help="float32, bfloat16 ...; auto is bfloat16 on a GPU.")
+@option(MACHINE, "--offline", is_flag=True, help="Use only what is on this machine.")
+def data(target: str, **options: Any) -> None:  # fmt: skip
+    """Let TARGET answer prompts in large batches and keep the texts as training data.
+
+    A drafter is judged on the target's own text, so that is what it should learn from. Nothing depends on the batch:
+    each text has random numbers of its own.
+    """
+    from forerun.cli.console import err_console, plain_warnings
+
+    console = err_console()
+    part = _slice(options["part"])
+    budget = _bytes(options["disk_budget"]) // part[1]
+    temperatures = _temperatures(options["temperatures"])
+    reading = _read(options)
+    with plain_warnings(console):
+        job = _prepare(target, options, part, budget, temperatures, reading, console)
+        if reading and reading.complaint:
+            console.print(f"Note: {reading.complaint}", style="yellow", markup=False, soft_wrap=True)
+        tally = _run(job, options, part, console)
+    _print(tally, job.writer, options)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a run needs."""
+
+    engine: Engine
+    tokenizer: Any
+    template: bool
+    items: tuple[Item, ...]  # of all slices
+    first_turn: int  # the number of the first text whose prompt the target writes
+    settings: WritingSettings
+    writer: ShardWriter
+
+
+def _prepare(
+    target: str,
+    options: dict[str, Any],
+    part: tuple[int, int],
+    budget: int,
+    temperatures: tuple[float, ...],
+    reading: Reading | None,
+    console: Console,
+) -> Job:
+    from forerun.cli.console import busy
+    from forerun.loading import load_model
+    from forerun.train.prompts import encode_prompts, uses_template
+    from forerun.train.shards import ShardWriter
+    from forerun.train.teacher import teacher
+    from forerun.train.writing import WritingSettings, stop_ids, wide_engine
+
+    where = {name: None if options[name] == "auto" else options[name] for name in ("device", "dtype")}
+    with busy(console, f"loading {target}"):
+        model, tokenizer = load_model(target, **where, offline=options["offline"])
+    template = uses_template(tokenizer, options["chat"])
+    prompts = reading.prompts if reading else ()
+    with busy(console, f"encoding {len(prompts)} prompts"):
+        encoded = encode_prompts(tokenizer, prompts, template)
+    settings = WritingSettings(
+        max_new_tokens=options["max_new_tokens"],
+        temperatures=temperatures,
+        seed=options["seed"],
+        batch_size=options["batch_size"],
+        stop_ids=stop_ids(model),
+    )
+    manifest = _manifest(target, model, options, temperatures, template, encoded)
+    top_k = options["top_k"]
+    writer = ShardWriter(
+        options["output"],
+        manifest,
+        part=part,
+        shard_tokens=options["shard_tokens"],
+        disk_budget=budget,
+        teach=teacher(model, top_k) if top_k else None,
+    )
+    engine = wide_engine(model, tokenizer)
+    items = _items(encoded, _longest(options, engine), options["samples_per_prompt"], console)
+    return Job(engine, tokenizer, template, items, len(encoded) * options["samples_per_prompt"], settings, writer)
+
+
+def _longest(options: dict[str, Any], engine: Engine) -> int:
+    """Prompt tokens that leave the context room for a text worth keeping."""
+    from forerun.train.writing import SHORTEST
+
+    limit = engine.target.context_length
+    longest: int = options["max_prompt_tokens"]
+    return longest if limit is None else min(longest, limit - SHORTEST)
+
+
+def _items(encoded: list[tuple[int, ...]], longest: int, samples: int, console: Console) -> tuple[Item, ...]:
+    """Numbers count all prompts, those left out too, so that they do not change with --max-prompt-tokens."""
+    from forerun.train.writing import Item
+
+    fitting = [(i, prompt) for i, prompt in enumerate(encoded) if 0 < len(prompt) <= longest]
+    if left_out := len(encoded) - len(fitting):
+        note = f"Note: {left_out} of {len(encoded)} prompts are longer than {longest} tokens, or empty, and left out"
+        console.print(note, style="yellow")
+    return tuple(Item(i * samples + copy, prompt) for i, prompt in fitting for copy in range(samples))
+
+
+def _run(job: Job, options: dict[str, Any], part: tuple[int, int], console: Console) -> Tally:
+    from forerun.cli.console import progress_bar
+    from forerun.cli.interrupt import stop_on_interrupt
+    from forerun.train.writing import write_shards
+
+    index, count = part
+    items = [item for item in job.items if item.number // options["samples_per_prompt"] % count == index]
+    with stop_on_interrupt() as pressed, progress_bar(console) as bar:
+        task = bar.add_task("starting", total=None)
+        items += _bare_items(job, options, part, bar, task)
+        left = sum(item.number not in job.writer.done for item in items)
+        gc.freeze()  # tens of thousands of prompts stay to the end: the collector need not look them over again
+        if not left and not job.writer.num_sequences:
+            raise InvalidArgument("nothing to write: this slice has no prompts; give more, or use fewer slices")
+
+        def tell(tally: Tally) -> None:
+            done = tally.sequences + tally.too_short + tally.failed
+            what = f"{tally.new_tokens} tokens, {tally.tokens_per_second:.0f}/s"
+            bar.update(task, description=what, completed=done, total=left)
+
+        return write_shards(job.engine, items, job.writer, job.settings, _limits(options, part, pressed), tell)
+
+
+def _limits(options: dict[str, Any], part: tuple[int, int], pressed: Any) -> Limits:
+    from forerun.train.writing import Limits
+
+    tokens = -(-options["tokens"] // part[1]) if options["tokens"] else None
+    seconds = options["max_minutes"] * 60 if options["max_minutes"] else None
+    return Limits(tokens=tokens, seconds=seconds, interrupted=pressed)
+
+
+def _bare_items(job: Job, options: dict[str, Any], part: tuple[int, int], bar: Any, task: Any) -> Iterator[Item]:
+    """Prompts the target writes itself, kept in the folder so that the next run need not write them again."""
+    from forerun.train.bare_turns import write_turns
+    from forerun.train.prompts import encode_prompts
+    from forerun.train.shards import write_whole
+    from forerun.train.writing import Item
+
+    index, count = part
+    numbers = range(job.first_turn + index, job.first_turn + options["bare_turns"], count)
+    path = options["output"] / f"turns-{index}.jsonl"
+    if numbers and not path.exists():
+        rows = []
+        for done, (number, turn) in enumerate(write_turns(job.engine, job.tokenizer, numbers, job.settings), start=1):
+            rows += [json.dumps({"number": number, "prompt": turn})] if turn is not None else []
+            bar.update(task, description="writing prompts", completed=done, total=len(numbers))
+        write_whole(path, "\n".join(sorted(rows)).encode())
+    kept = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()] if numbers else []
+    prompts = encode_prompts(job.tokenizer, [row["prompt"] for row in kept], job.template)
+    for row, prompt in zip(kept, prompts, strict=True):
+        yield Item(row["number"], prompt)
+
+
+def _read(options: dict[str, Any]) -> Reading | None:
+    from forerun.train.prompts import read_prompts
+
+    if options["prompts"]:
+        return read_prompts(options["prompts"], paragraphs=options["paragraphs"], strict=options["strict"])
+    if not options["bare_turns"]:
+        raise InvalidArgument("no prompts: give --prompts FILE, or --bare-turns N to let the target write them")
+    return None
+
+
+def _manifest(
+    target: str,
+    model: Any,
+    options: dict[str, Any],
+    temperatures: tuple[float, ...],
+    template: bool,
+    encoded: list[tuple[int, ...]],
+) -> Manifest:
+    """What decides the texts is compared when the command is repeated; the rest is for the record."""
+    import hashlib
+    from importlib.metadata import version
+
+    from forerun.train.shards import Manifest
+    from forerun.version import __version__
+
+    config = model.config.get_text_config()
+    about = {
+        "name": Path(target).name if Path(target).exists() else target,
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "vocab_size": model.get_output_embeddings().weight.shape[0],
+    }
+    names = ("max_new_tokens", "samples_per_prompt", "seed", "bare_turns", "max_prompt_tokens")
+    arguments = {name: options[name] for name in names} | {
+        "temperatures": temperatures,
+        "slices": _slice(options["part"])[1],
+        "chat": template,
+        "prompts": hashlib.sha256(json.dumps(encoded).encode()).hexdigest(),
+    }
+    versions = {"forerun": __version__} | {name: version(name) for name in ("torch", "transformers")}
+    return Manifest(about, options["top_k"], arguments, versions)
+
+
+def _slice(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if index >= count:
+        raise InvalidArgument(f"--slice {text!r}: write I/N with I from 0 to N - 1, such as 0/4")
+    return index, count
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= value < float("inf") for value in found):
+        raise InvalidArgument(f"--temperatures {text!r}: write numbers >= 0 with commas, such as 0,0.7,1")
+    return found
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if not found:
+        raise InvalidArgument(f"--disk-budget {text!r}: write a size such as 500MB or 2GiB")
+    return int(float(found[1]) * UNITS[found[2] or ""])
+
+
+def _print(tally: Tally, writer: ShardWriter, options: dict[str, Any]) -> None:
+    facts = {
+        "ending": str(tally.ending),
+        "sequences": tally.sequences,
+        "tokens": tally.tokens,
+        "new_tokens": tally.new_tokens,
+        "seconds": round(tally.seconds, 1),
+        "new_tokens_per_second": round(tally.tokens_per_second, 1),
+        "repeated_4_grams": round(tally.repeated_share, 4),
+        "ended_by_themselves": round(tally.stopped_share, 4),
+        "too_short": tally.too_short,
+        "failed": tally.failed,
+        "sequences_in_folder": writer.num_sequences,
+        "tokens_in_folder": writer.num_tokens,
+        "bytes_in_folder": sum(entry.bytes for entry in writer.manifest.shards),
+    }
+    if options["as_json"]:
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        _print_table(facts, str(options["output"]))
+
+
+def _print_table(facts: dict[str, Any], folder: str) -> None:
+    from rich.table import Table
+
+    from forerun.cli.console import out_console
+
+    table = Table(title=f"{folder}: {facts.pop('ending')}", title_justify="left", show_header=False)
+    for name, value in facts.items():
+        is_share = name in ("repeated_4_grams", "ended_by_themselves")
+        table.add_row(name.replace("_", " "), f"{value:.1%}" if is_share else f"{value:,}")
+    out_console().print(table)

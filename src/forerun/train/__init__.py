@@ -1,0 +1,1 @@
+"""Making drafters: text written by the target, and what learns from it."""
