@@ -1,0 +1,404 @@
+"""`forerun train draft`: from a target and its text to a drafter folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.options import GroupedCommand, option
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.train.costs import Costs
+    from forerun.train.loop import Progress, Trained
+    from forerun.train.options import TrainOptions
+
+SHAPE, DATA, LEARNING, RUN, MACHINE = "The draft", "Data", "Learning", "The run", "Machine"
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("target")
+@option(
+    SHAPE,
+    "--kind",
+    type=click.Choice(["feature", "parallel", "causal"]),
+    default="feature",
+    help="'feature' reads the target's last hidden state and drafts token by token; 'parallel' reads it once and "
+    "gives several tokens at once; 'causal' is an ordinary small model.",
+)
+@option(
+    SHAPE,
+    "--num-layers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1,
+    help="Layers of a draft that begins from random weights; as wide as the target's.",
+)
+@option(
+    SHAPE,
+    "--layers",
+    metavar="N,N,...",
+    show_default="random weights",
+    help="Begin from copies of these layers of the target, counted from 0.",
+)
+@option(SHAPE, "--from", "start", metavar="FOLDER", show_default="none", help="Begin from an existing draft.")
+@option(
+    SHAPE,
+    "--config",
+    type=FILE,
+    metavar="FILE",
+    show_default="the target's, with fewer layers",
+    help="Causal only: a transformers config.json of a shape of your own; it shares nothing with the target.",
+)
+@option(
+    SHAPE,
+    "--share/--no-share",
+    default=True,
+    help="Causal only: use the target's embedding and head, or train copies of them.",
+)
+@option(
+    SHAPE,
+    "--draft-vocabulary",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="all tokens",
+    help="Say only the N tokens the target uses most; exact all the same, and the head is most of a draft's cost.",
+)
+@option(SHAPE, "--heads", type=click.IntRange(min=1), metavar="K", default=4, help="Parallel only: tokens at once.")
+@option(
+    DATA,
+    "--data",
+    type=FOLDER,
+    metavar="FOLDER",
+    show_default="written first, from --prompts",
+    help="Shards of `forerun train data`. May grow between runs, not between a kill and --resume.",
+)
+@option(
+    DATA,
+    "--prompts",
+    "-p",
+    multiple=True,
+    type=FILE,
+    metavar="FILE",
+    show_default=False,
+    help="Without --data: what the target is asked, to write the data first (into OUTPUT/data).",
+)
+@option(
+    DATA,
+    "--hold-out",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=64,
+    help="Sequences that are not trained on: expected acceptance is measured on them.",
+)
+@option(
+    DATA,
+    "--max-length",
+    type=click.IntRange(min=4),
+    metavar="N",
+    default=512,
+    help="Longer sequences lose their beginning.",
+)
+@option(
+    LEARNING,
+    "--loss",
+    default="tv",
+    metavar="MIX",
+    help="'tv' is the chance of a rejection itself; 'kl', 'reverse_kl'; 'topk003' regresses hidden states with a "
+    "tenth of kl; mixtures such as tv+0.1*kl.",
+)
+@option(
+    LEARNING,
+    "--unroll",
+    type=click.IntRange(min=1),
+    metavar="S",
+    default=4,
+    help="Feature only: pass s learns from what pass s - 1 made, as the s-th drafted token must.",
+)
+@option(LEARNING, "--depth-decay", type=float, default=0.8, help="Weight of a pass or head over the one before.")
+@option(
+    LEARNING,
+    "--rollout-share",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.0,
+    help="Share of the sequences that the draft itself continues from a random place; the target scores them.",
+)
+@option(LEARNING, "--rollout-length", type=click.IntRange(min=1), metavar="N", default=8, help="For how many tokens.")
+@option(LEARNING, "--learning-rate", type=float, default=6e-4, help="The highest; warm-up before, cosine after.")
+@option(LEARNING, "--warm-up", type=float, default=0.03, help="Share of the run in which the rate rises.")
+@option(LEARNING, "--weight-decay", type=float, default=0.01, help="AdamW's.")
+@option(LEARNING, "--clip", type=float, default=1.0, help="Largest norm of the gradient.")
+@option(
+    LEARNING,
+    "--batch-tokens",
+    type=click.IntRange(min=32),
+    metavar="N",
+    default=16384,
+    help="Tokens of a step, padding included.",
+)
+@option(LEARNING, "--steps", type=click.IntRange(min=1), metavar="N", show_default="one epoch", help="Stop after N.")
+@option(
+    LEARNING,
+    "--epochs",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    show_default="1, or any number beside --steps or --max-minutes",
+    help="Stop after N times the data.",
+)
+@option(
+    LEARNING,
+    "--max-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    show_default="no limit",
+    help="Stop after M minutes of training; the cosine ends then.",
+)
+@option(LEARNING, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Same seed, same weights (CPU).")
+@option(RUN, "--output", "-o", type=FOLDER, required=True, show_default=False, help="The drafter folder to make.")
+@option(RUN, "--resume", is_flag=True, help="Go on with the run in OUTPUT after a kill: same weights in the end.")
+@option(RUN, "--checkpoint-minutes", type=float, default=5.0, help="Minutes between checkpoints.")
+@option(
+    RUN,
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="by minutes alone",
+    help="Steps between checkpoints.",
+)
+@option(
+    RUN,
+    "--evaluate-every",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=500,
+    help="Steps between looks at the held-out sequences.",
+)
+@option(
+    RUN, "--log-every", type=click.IntRange(min=1), metavar="N", default=20, help="Steps between lines of train.jsonl."
+)
+@option(
+    RUN,
+    "--evaluate",
+    type=FILE,
+    metavar="FILE",
+    show_default="none",
+    help="Prompts to decode at the end, none of them trained on: writes eval.json, as `forerun train eval` does.",
+)
+@option(
+    RUN,
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="all",
+    help="With --evaluate: at most N prompts of each category.",
+)
+@option(
+    RUN, "--save-dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of the folder's weights."
+)
+@option(
+    RUN,
+    "--measure-cost/--no-measure-cost",
+    default=True,
+    help="First measure what a step of such a draft costs here, to say early whether it can pay.",
+)
+@option(
+    MACHINE,
+    "--chunk",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=4096,
+    help="Positions whose logits are in memory at one time.",
+)
+@option(MACHINE, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu", help="cpu, cuda ...")
+@option(MACHINE, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32", help="The target's.")
+@option(MACHINE, "--offline", is_flag=True, help="Use only what is on this machine.")
+@click.pass_context
+def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: skip
+    """Train a drafter for TARGET and leave it in OUTPUT, a folder every command takes as --draft.
+
+    It learns from text the target wrote (`forerun train data`). What counts is how often the target keeps what the
+    draft says; that is what the default loss measures, and what is reported.
+
+    Several GPUs: `accelerate launch -m forerun train draft ...`.
+    """
+    from forerun.cli.console import err_console, plain_warnings
+
+    console = err_console()
+    options = _options(given)
+    if given["data"] is None:
+        given["data"] = _write_data(ctx, target, given)
+    with plain_warnings(console):
+        trained = _train(target, options, given, console)
+        if given["is_main"]:
+            _finish(trained, given, console)
+
+
+def _options(given: dict[str, Any]) -> TrainOptions:
+    """Mistakes in options are found before anything is loaded."""
+    from forerun.train.options import TrainOptions
+
+    names = set(TrainOptions.__dataclass_fields__) & set(given)
+    values = {name: given[name] for name in names}
+    values["layers"] = _numbers(given["layers"]) if given["layers"] else None
+    values["config"] = None if given["config"] is None else str(given["config"])
+    return TrainOptions(**values)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InvalidArgument(f"--layers {text!r}: give layer numbers with commas, such as 0,29")
+    return tuple(map(int, parts))
+
+
+def _write_data(ctx: click.Context, target: str, given: dict[str, Any]) -> Path:
+    from forerun.cli.train_data import data
+
+    if not given["prompts"]:
+        raise InvalidArgument("give --data FOLDER, or --prompts FILE to let the target write the data first")
+    folder: Path = given["output"] / "data"
+    where = {name: given[name] or "auto" for name in ("device", "dtype")}
+    ctx.invoke(data, target=target, prompts=given["prompts"], output=folder, offline=given["offline"], **where)
+    return folder
+
+
+def _train(name: str, options: TrainOptions, given: dict[str, Any], console: Console) -> Trained:
+    import torch
+
+    from forerun.cli.console import busy
+    from forerun.loading import load_model
+    from forerun.train.loop import train_draft
+    from forerun.train.processes import Processes
+    from forerun.train.shards import Shards
+
+    data = Shards(given["data"])
+    processes = Processes()
+    with busy(console, f"loading {name}"):
+        device = given["device"] or processes.device
+        target, tokenizer = load_model(name, device=device, dtype=given["dtype"], offline=given["offline"])
+    given["loaded"], given["is_main"] = (target, tokenizer), processes.is_main
+    if processes.is_main:
+        console.print(
+            f"{data.num_sequences:,} sequences, {data.num_tokens:,} tokens; {options.kind} draft, "
+            f"loss {options.mixture}"
+        )
+    wanted = processes.is_main and given["measure_cost"]
+    with _Bar(console, _costs(target, tokenizer, options, data) if wanted else None) as bar:
+        return train_draft(
+            target,
+            data,
+            options,
+            given["output"],
+            resume=given["resume"],
+            special_tokens=special_tokens(target, tokenizer),
+            provenance=_provenance(target),
+            save_dtype=getattr(torch, given["save_dtype"]),
+            report=bar.report,
+            processes=processes,
+        )
+
+
+def special_tokens(target: Any, tokenizer: Any) -> set[int]:
+    """Ids a draft must be able to say: without the end token no draft ever ends."""
+    ends = getattr(target.generation_config, "eos_token_id", None)
+    found = {ends} if isinstance(ends, int) else set(ends or ())
+    return found | set(getattr(tokenizer, "all_special_ids", None) or ())
+
+
+def _provenance(target: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from forerun.bench.records import provenance
+
+    return asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
+
+
+def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Costs | None:
+    """What a step of this draft costs here, measured on its untrained shape: an early answer to whether it can pay."""
+    import tempfile
+
+    from forerun.train.beginning import begin
+    from forerun.train.evaluate import EvaluateOptions, measure_costs
+    from forerun.train.loop import draft_shape
+    from forerun.train.result_folder import write_drafter
+
+    begun = begin(target, options, draft_shape(options, data, special_tokens(target, tokenizer)))
+    text = data.sequence(0)
+    prompt = text.tokens[: max(text.prompt_length, 1)].tolist()
+    with tempfile.TemporaryDirectory() as place:
+        write_drafter(Path(place), target, begun, {}, target.dtype)
+        timing = EvaluateOptions(max_new_tokens=24)
+        return measure_costs(target, tokenizer, Path(place), [prompt] * 3, timing)
+
+
+class _Bar:
+    """A progress bar on a terminal; elsewhere one line every now and then."""
+
+    def __init__(self, console: Console, costs: Costs | None) -> None:
+        from forerun.cli.console import progress_bar
+
+        self.console, self.costs = console, costs
+        self._bar = progress_bar(console)
+        self._task = self._bar.add_task("training", total=1000)
+        self._told = -1
+        self._proxy: Any = None
+
+    def __enter__(self) -> _Bar:
+        self._bar.__enter__()
+        if self.costs is not None:
+            self.console.print(f"a draft step costs {self.costs.draft_ratio:.2f} of a target step here")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
+
+    def report(self, progress: Progress) -> None:
+        text = (
+            f"step {progress.step}  loss {progress.loss:.4f}  kept "
+            + " ".join(f"{rate:.2f}" for rate in progress.acceptance)
+            + f"  {progress.tokens_per_second:,.0f} tokens/s"
+        )
+        self._bar.update(self._task, completed=int(1000 * progress.done), description=text)
+        if not self.console.is_terminal and int(20 * progress.done) > self._told:
+            self._told = int(20 * progress.done)
+            self.console.print(f"{progress.done:4.0%}  {text}", markup=False, soft_wrap=True)
+        if progress.proxy is not None and progress.proxy is not self._proxy:
+            self._proxy = progress.proxy
+            self.console.print(_held_out(progress.proxy, self.costs), markup=False, soft_wrap=True)
+
+
+def _held_out(proxy: Any, costs: Costs | None) -> str:
+    from forerun.train.costs import survival_of, weigh
+
+    rates = " ".join(f"{rate:.3f}" for rate in proxy.acceptance)
+    text = (
+        f"held out: kept {rates} at T=1, {proxy.tokens_per_round:.2f} tokens a round; "
+        f"greedy {proxy.tokens_per_round_greedy:.2f}"
+    )
+    return text if costs is None else f"{text}; {weigh(survival_of(proxy.acceptance), costs)}"
+
+
+def _finish(trained: Trained, given: dict[str, Any], console: Console) -> None:
+    import importlib.util
+
+    console.print(
+        f"trained {trained.num_parameters:,} weights on {trained.tokens:,} tokens in {trained.steps} steps, "
+        f"{trained.seconds:.0f} s; the drafter is in {trained.folder}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    if trained.proxy is not None:
+        console.print(_held_out(trained.proxy, None), markup=False, soft_wrap=True)
+    if importlib.util.find_spec("matplotlib") is None:
+        console.print("no curves were drawn: matplotlib is not installed; run: pip install 'forerun[train]'")
+    if given["evaluate"] is not None:
+        from forerun.cli.train_eval import run_evaluation
+
+        target, tokenizer = given["loaded"]
+        run_evaluation(target, tokenizer, trained.folder, given["evaluate"], {"limit": given["limit"]}, console)

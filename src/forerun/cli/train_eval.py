@@ -1,0 +1,135 @@
+"""`forerun train eval` and `forerun train compare`: what trained drafts are worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.options import GroupedCommand, option
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DECODING, MACHINE = "Decoding", "Machine"
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command("eval", cls=GroupedCommand)
+@click.argument("target")
+@click.argument("folder", type=FOLDER)
+@option(
+    DECODING,
+    "--prompts",
+    "-p",
+    type=FILE,
+    metavar="FILE",
+    required=True,
+    show_default=False,
+    help="Prompts the draft was not trained on; rows with category and turns (Spec-Bench) are told apart.",
+)
+@option(DECODING, "--draft-length", type=click.IntRange(min=1), metavar="N", default=4, help="Tokens of each draft.")
+@option(DECODING, "--max-new-tokens", type=click.IntRange(min=1), metavar="N", default=128, help="Of each answer.")
+@option(DECODING, "--temperatures", default="0,1", metavar="T,T,...", help="Each is measured by itself.")
+@option(
+    DECODING,
+    "--limit",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="all",
+    help="At most N prompts of each category.",
+)
+@option(DECODING, "--batch-size", type=click.IntRange(min=1), metavar="N", default=16, help="Prompts at once.")
+@option(
+    DECODING,
+    "--timed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=3,
+    help="Prompts decoded alone to measure what a draft step costs; 0 for none.",
+)
+@option(DECODING, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Of the sampled answers.")
+@option(MACHINE, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu", help="cpu, cuda ...")
+@option(MACHINE, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32", help="The target's.")
+@option(MACHINE, "--offline", is_flag=True, help="Use only what is on this machine.")
+def evaluate(target: str, folder: Path, **given: Any) -> None:  # fmt: skip
+    """Decode held-out prompts with the draft in FOLDER and say what it is worth.
+
+    Prints JSON and keeps it as eval.json in the folder: tokens per round, acceptance by position and the share of
+    repeated 4-grams (text that goes in circles is easy to draft), overall and by category; the cost of a draft step
+    over that of a target step; and whether the draft will pay on this machine.
+    """
+    from forerun.cli.console import busy, err_console
+    from forerun.loading import load_model
+
+    console = err_console()
+    given["temperatures"] = _temperatures(given["temperatures"])
+    with busy(console, f"loading {target}"):
+        where = {name: given.pop(name) for name in ("device", "dtype", "offline")}
+        model, tokenizer = load_model(target, **where)
+    run_evaluation(model, tokenizer, folder, given.pop("prompts"), given, console)
+
+
+def run_evaluation(
+    target: Any, tokenizer: Any, folder: Path, prompts: Path, settings: dict[str, Any], console: Console
+) -> None:
+    """Decode, keep eval.json in the folder, print it."""
+    from forerun.cli.console import progress_bar
+    from forerun.train.evaluate import EvaluateOptions, evaluate, read_asked, save_evaluation
+
+    options = EvaluateOptions(**settings)
+    asked = read_asked(prompts, tokenizer, options.limit)
+    with progress_bar(console) as bar:
+        task = bar.add_task("decoding", total=len(asked) * len(options.temperatures))
+        found = evaluate(target, tokenizer, folder, asked, options, lambda rows: bar.advance(task, rows))
+    found["source"] = prompts.name
+    save_evaluation(folder, found)
+    click.echo(json.dumps(found, indent=1))
+    if "verdict" in found:
+        console.print(found["verdict"]["text"], markup=False, soft_wrap=True)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 0:
+        raise InvalidArgument(f"--temperatures {text!r}: give numbers of at least 0 with commas, such as 0,1")
+    return found
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("runs", nargs=-1, required=True, type=FOLDER)
+@option(
+    "Output",
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    show_default="none",
+    help="Draw acceptance by position into this .png, .svg or .pdf.",
+)
+@option("Output", "--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  # fmt: skip
+    """Put trained drafts side by side: RUNS are their folders, each with the eval.json of the same prompts."""
+    from dataclasses import asdict
+
+    from forerun.train.compare import draw_comparison, read_run, table
+
+    found = [read_run(folder) for folder in runs]
+    if as_json:
+        click.echo(json.dumps([asdict(run) for run in found], indent=1))
+    else:
+        header, rows = table(found)
+        click.echo(_markdown(header, rows))
+    if plot is not None:
+        draw_comparison(found, plot)
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,222 @@
+"""Where a draft begins: random layers, layers of the target, or a draft there already is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, check_target, is_drafter_folder, load_drafter
+from forerun.models.draft_head import DraftHead, check_plain, shortened
+from forerun.train.options import TrainOptions
+from forerun.train.shared_head import SharedHead
+from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, Student
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A draft ready to be trained."""
+
+    student: Student  # float32, on the target's device
+    head: SharedHead
+    shares: tuple[str, ...]
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        return [weight for weight in self.student.parameters() if weight.requires_grad]
+
+
+def begin(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> Beginning:
+    """`tokens` [Vd] are the ids the draft can say, None for all. Random weights come from the options' seed."""
+    _check_target(target)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        make = _causal if options.kind == "causal" else _with_head
+        found = make(target, options, tokens)
+    found.student.to(target.device).eval()  # drafts are trained as they are used: without dropout
+    _check_windows(found.student, options.max_length)
+    return found
+
+
+def _check_target(target: PreTrainedModel) -> None:
+    try:
+        check_plain(target)
+    except UnsupportedModel as error:
+        reason = str(error).partition(":")[0]
+        raise UnsupportedModel(
+            f"{reason}: training reads the target's law off one plain matrix, so no draft can be trained for it; use a "
+            "smaller model of its family, or a drafter that needs no training"
+        ) from error
+
+
+def draft_tokens(options: TrainOptions, counts: Counter[int], special: Iterable[int], vocab_size: int) -> Tensor | None:
+    """The ids the draft can say: those it begins with, or the most used ones and all special ones."""
+    if options.draft_vocabulary is None:
+        return _tokens_of(options.start)
+    always = {token for token in special if 0 <= token < vocab_size}
+    size = min(options.draft_vocabulary, vocab_size)
+    if size < len(always):
+        raise InvalidArgument(
+            f"draft_vocabulary={options.draft_vocabulary}: must hold the {len(always)} special tokens at least"
+        )
+    used = sorted(counts, key=lambda token: (-counts[token], token))
+    # Ids nobody used come last, lowest first: the vocabulary has the size that was asked for.
+    order = dict.fromkeys([*sorted(always), *used, *range(vocab_size)])
+    return torch.tensor(sorted(list(order)[:size]))
+
+
+def _tokens_of(folder: str | None) -> Tensor | None:
+    if folder is None or not is_drafter_folder(folder):
+        return None
+    tokens = load_drafter(folder)[2].get(DRAFT_VOCABULARY)
+    return None if tokens is None else tokens.long()
+
+
+def _with_head(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> Beginning:
+    head = _draft_head(target, options)
+    embedding = target.get_input_embeddings()
+    student: Student
+    if options.kind == "parallel":
+        student = ParallelStudent(head, embedding)
+    else:
+        student = FeatureStudent(head, embedding, options.unroll)
+    return Beginning(student, _shared_head(target, tokens), ("embedding", "head"))
+
+
+def _draft_head(target: PreTrainedModel, options: TrainOptions) -> DraftHead:
+    num_blocks = options.heads if options.kind == "parallel" else 0
+    if options.start is not None:
+        return _head_from(options.start, target, options, num_blocks)
+    head = DraftHead.for_target(target, len(options.layers or ()) or options.num_layers, num_blocks)
+    if options.layers:
+        _copy_layers(target.base_model, head.body, options.layers)
+    return head
+
+
+def _head_from(folder: str, target: PreTrainedModel, options: TrainOptions, num_blocks: int) -> DraftHead:
+    manifest, config, tensors = load_drafter(folder)
+    if manifest.kind != options.kind or manifest.num_blocks != num_blocks:
+        raise InvalidArgument(
+            f"{folder!r} is a {manifest.kind} draft with {manifest.num_blocks} heads, and a {options.kind} draft with "
+            f"{num_blocks} is to be trained; begin from another folder, or train that kind"
+        )
+    check_target(manifest.target, target)
+    head = DraftHead(config, num_blocks)
+    head.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_VOCABULARY})
+    return head
+
+
+def _causal(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> Beginning:
+    model, shared = _causal_model(target, options)
+    shared = shared and options.share
+    embedding, own = model.get_input_embeddings(), model.get_output_embeddings()
+    if shared:
+        for part in (embedding, own):
+            part.requires_grad_(False)
+        student = CausalStudent(model, target.get_input_embeddings())
+        return Beginning(student, _shared_head(target, tokens), ("embedding", "head"))
+    if tokens is not None:
+        raise InvalidArgument("a reduced vocabulary needs the target's head; leave draft_vocabulary out")
+    return Beginning(CausalStudent(model, None), _shared_head(target, None, own), ())
+
+
+def _causal_model(target: PreTrainedModel, options: TrainOptions) -> tuple[PreTrainedModel, bool]:
+    """A causal model in float32, and whether it may share the target's embedding and head."""
+    if options.start is not None:
+        return _causal_from(options.start, target)
+    config = target.config.get_text_config(decoder=True)
+    if options.config is not None:
+        config, shared = _read_config(options.config, target), False
+    else:
+        config, shared = shortened(config, len(options.layers or ()) or options.num_layers), True
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    check_plain(model)
+    if options.layers:
+        _copy_layers(target.base_model, model.base_model, options.layers)
+    _copy_ends(target, model)
+    return model, shared
+
+
+def _causal_from(folder: str, target: PreTrainedModel) -> tuple[PreTrainedModel, bool]:
+    if not is_drafter_folder(folder):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        _check_vocabulary(model.config, target, folder)
+        return model, False
+    manifest, config, tensors = load_drafter(folder)
+    if manifest.kind != "causal":
+        raise InvalidArgument(f"{folder!r} is a {manifest.kind} draft; begin a causal one from a causal one")
+    check_target(manifest.target, target)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _copy_ends(target, model)
+    model.load_state_dict({name: value for name, value in tensors.items() if name != DRAFT_VOCABULARY}, strict=False)
+    return model, bool(manifest.shares)
+
+
+def _read_config(path: str, target: PreTrainedModel) -> PreTrainedConfig:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = AutoConfig.for_model(**content)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InvalidArgument(f"config={path!r} is no transformers configuration ({error})") from error
+    _check_vocabulary(config, target, path)
+    return config
+
+
+def _check_vocabulary(config: PreTrainedConfig, target: PreTrainedModel, where: str) -> None:
+    size = target.get_output_embeddings().weight.shape[0]
+    if config.get_text_config(decoder=True).vocab_size != size:
+        raise InvalidArgument(f"{where!r}: its vocabulary is {config.vocab_size}, the target's {size}; make them equal")
+
+
+def _shared_head(target: PreTrainedModel, tokens: Tensor | None, own: nn.Linear | None = None) -> SharedHead:
+    placed = None if tokens is None else tokens.to(target.device)
+    return SharedHead(target.get_output_embeddings(), placed, own)
+
+
+def _copy_ends(target: PreTrainedModel, model: PreTrainedModel) -> None:
+    """Embedding and head of the target, where they fit."""
+    for name in ("get_input_embeddings", "get_output_embeddings"):
+        mine, its = getattr(model, name)().weight, getattr(target, name)().weight
+        if mine.shape == its.shape:
+            mine.data.copy_(its.detach())
+
+
+def _copy_layers(source: nn.Module, body: nn.Module, numbers: Sequence[int]) -> None:
+    """Layers by number, and whatever stands outside the layers and fits (the final norm)."""
+    theirs, mine = _layers(source), _layers(body)
+    if bad := [number for number in numbers if not 0 <= number < len(theirs)]:
+        raise InvalidArgument(f"layers={bad}: the target has layers 0 to {len(theirs) - 1}")
+    for layer, number in zip(mine, numbers, strict=True):
+        layer.load_state_dict(theirs[number].state_dict())
+    inside = {id(weight) for weight in mine.parameters()}
+    outer = dict(source.named_parameters())
+    for name, weight in body.named_parameters():
+        if id(weight) not in inside and name in outer and outer[name].shape == weight.shape:
+            weight.data.copy_(outer[name].detach())
+
+
+def _layers(model: nn.Module) -> nn.ModuleList:
+    config: Any = model.config
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == config.get_text_config(decoder=True).num_hidden_layers:
+            return part
+    raise UnsupportedModel(f"{type(model).__name__}: its layers were not found; begin from random weights instead")
+
+
+def _check_windows(student: Student, max_length: int) -> None:
+    """The masks of unrolled passes know no window: within it there is none."""
+    config = getattr(getattr(student, "head", None), "config", None)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if isinstance(student, FeatureStudent) and student.depth > 1 and window is not None and window < max_length:
+        raise UnsupportedModel(
+            f"the target's attention sees {window} tokens and max_length is {max_length}; set max_length to {window} "
+            "or less, or unroll to 1"
+        )

@@ -1,0 +1,361 @@
+"""The training loop: batches in, steps, looks at held-out text, checkpoints, and a drafter folder at the end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forerun.errors import ForerunError, InvalidArgument
+from forerun.train.batches import Ahead, Batch, Plan, Rollouts, Texts, collate, split, step_seed
+from forerun.train.beginning import Beginning, begin, draft_tokens
+from forerun.train.checkpoint import NAME as CHECKPOINT
+from forerun.train.checkpoint import load_checkpoint, save_checkpoint
+from forerun.train.diary import Diary, draw_curves
+from forerun.train.objective import Objective
+from forerun.train.options import TrainOptions
+from forerun.train.processes import Processes
+from forerun.train.proxy import ProxyResult, measure
+from forerun.train.result_folder import write_drafter
+from forerun.train.schedule import Schedule
+
+
+class Diverged(ForerunError, ArithmeticError):
+    """The loss is no number any more."""
+
+
+class Data(Texts, Protocol):
+    """Sequences, and what a run must know of them as a whole; `Shards` is one."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the caller hears every few steps."""
+
+    step: int
+    done: float  # 0 to 1
+    loss: float
+    acceptance: list[float]  # by estimate, on the batch of that step
+    learning_rate: float
+    tokens_per_second: float
+    proxy: ProxyResult | None  # the newest
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a run left behind."""
+
+    folder: Path
+    steps: int
+    tokens: int
+    seconds: float
+    proxy: ProxyResult | None
+    num_parameters: int  # trained ones
+
+
+@dataclass(slots=True)
+class _State:
+    """Everything that changes, beside the weights and the optimiser's memory."""
+
+    step: int = 0
+    tokens: int = 0
+    elapsed: float = 0.0  # seconds of training, over all resumptions
+
+
+def train_draft(
+    target: PreTrainedModel,
+    data: Data,
+    options: TrainOptions,
+    folder: Path,
+    *,
+    resume: bool = False,
+    special_tokens: Iterable[int] = (),
+    provenance: dict[str, Any] | None = None,
+    save_dtype: torch.dtype = torch.bfloat16,
+    clock: Callable[[], float] = time.monotonic,
+    report: Callable[[Progress], None] = lambda progress: None,
+    processes: Processes | None = None,
+) -> Trained:
+    """Train a draft for `target` on `data` and leave it in `folder`. A killed run goes on with `resume`."""
+    trainer = Trainer(target, data, options, folder, special_tokens, clock, processes or Processes())
+    if resume:
+        trainer.resume()
+    elif (folder / CHECKPOINT).exists():
+        raise InvalidArgument(f"{str(folder)!r} holds a run already; use --resume to go on with it, or another folder")
+    with _fast_products(target.device):
+        return trainer.run(report, provenance or {}, save_dtype)
+
+
+class Trainer:
+    """One run. Randomness is a function of seed and step, so a checkpoint needs no generator's state."""
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        data: Data,
+        options: TrainOptions,
+        folder: Path,
+        special_tokens: Iterable[int],
+        clock: Callable[[], float],
+        processes: Processes,
+    ) -> None:
+        self.target, self.data, self.options, self.folder = target.eval().requires_grad_(False), data, options, folder
+        self.clock, self.processes = clock, processes
+        self.state = _State()
+        _check_data(data, target)
+        members, held = split(data.num_sequences, options.hold_out, options.seed)
+        lengths, counts = survey(data, options.draft_vocabulary is not None)
+        self.plan = Plan(lengths, members, options.batch_tokens, options.max_length, options.seed)
+        self._held_plan = Plan(lengths, held, options.batch_tokens, options.max_length, 0) if held else None
+        self.begun = begin(target, options, draft_tokens(options, counts, special_tokens, data.vocab_size))
+        self.objective = Objective(target, self.begun, options, _uses_stored_laws(data, options))
+        self.optimizer: Any = _optimizer(self.begun, options, target.device)
+        self.schedule = _schedule(options, self.plan, processes.num)
+        self._proxy: ProxyResult | None = None
+        self._looked_at = -1
+
+    def resume(self) -> None:
+        """Go on from the folder's checkpoint, if it was made by the same options and data."""
+        stored = load_checkpoint(self.folder)
+        differing = self.options.differing(stored["options"])
+        differing += ["data"] if stored["data"] != self.data.fingerprint else []
+        if differing:
+            raise InvalidArgument(
+                f"{str(self.folder)!r} was begun with other {', '.join(differing)}; repeat those, or choose another "
+                "folder"
+            )
+        self.begun.student.load_state_dict(stored["student"])
+        self.optimizer.load_state_dict(stored["optimizer"])
+        self.state = _State(stored["step"], stored["tokens"], stored["elapsed"])
+
+    def run(self, report: Callable[[Progress], None], provenance: dict[str, Any], save_dtype: torch.dtype) -> Trained:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        diary = Diary(self.folder, self.state.step) if self.processes.is_main else None
+        self.objective.module, self.optimizer = self.processes.wrap(self.begun.student, self.optimizer)
+        self._train(diary, report)
+        self.processes.wait()
+        if self.processes.is_main:
+            if self._looked_at != self.state.step:
+                self._proxy = self._look(diary)
+            self._save()
+            write_drafter(self.folder, self.target, self.begun, self._provenance(provenance), save_dtype)
+            draw_curves(self.folder)
+        size = sum(weight.numel() for weight in self.begun.trainable)
+        state = self.state
+        return Trained(self.folder, state.step, state.tokens, state.elapsed, self._proxy, size)
+
+    def _train(self, diary: Diary | None, report: Callable[[Progress], None]) -> None:
+        options, state = self.options, self.state
+        began = self.clock() - state.elapsed
+        saved_at, logged = state.elapsed, (state.elapsed, state.tokens)
+        losses: list[Tensor] = []
+        for batch in Ahead(self._batches()):
+            done = self.schedule.progress(state.step, state.elapsed)
+            if done >= 1:
+                break
+            last = self.schedule.steps is not None and state.step + 1 >= self.schedule.steps
+            logs = (state.step + 1) % options.log_every == 0 or state.step == 0 or last
+            loss, overlap, rate = self._step(batch, logs)
+            losses.append(loss)
+            state.step += 1
+            state.tokens += batch.num_tokens * self.processes.num
+            if logs:
+                mean = self._checked_mean(losses)
+                losses = []
+                state.elapsed = self.processes.agreed(self.clock() - began)
+                speed = (state.tokens - logged[1]) / max(state.elapsed - logged[0], 1e-9)
+                logged = (state.elapsed, state.tokens)
+                done = self.schedule.progress(state.step, state.elapsed)
+                progress = Progress(state.step, done, mean, overlap.tolist(), rate, speed, self._proxy)
+                if diary is not None:
+                    diary.add(_row(progress, state))
+                    report(progress)
+            state.elapsed = self.processes.agreed(self.clock() - began)
+            if self.processes.is_main and state.step % options.evaluate_every == 0:
+                self._proxy = self._look(diary)
+            if self._is_time_to_save(saved_at):
+                self._checked_mean(losses)
+                saved_at = state.elapsed
+                if self.processes.is_main:
+                    self._save()
+        self._checked_mean(losses)
+        state.elapsed = self.processes.agreed(self.clock() - began)
+
+    def _step(self, batch: Batch, logs: bool) -> tuple[Tensor, Tensor, float]:
+        """One update. Nothing here waits for the device."""
+        state, options = self.state, self.options
+        rate = options.learning_rate * self.schedule.factor(self.schedule.progress(state.step + 1, state.elapsed))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        judged = self.objective(batch.to(self.target.device), step_seed(options.seed, state.step), measure=logs)
+        self.processes.backward(judged.loss)
+        torch.nn.utils.clip_grad_norm_(self.begun.trainable, options.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return judged.loss.detach(), self._means(judged.overlap, batch), rate
+
+    def _means(self, overlap: Tensor, batch: Batch) -> Tensor:
+        """Acceptance by estimate, over the positions where it means something: [S]."""
+        if not overlap.numel():
+            return overlap
+        student = self.begun.student
+        firsts = torch.tensor([student.first(s + 1) for s in range(student.depth)])
+        valid = (batch.times.cpu()[None] >= firsts[:, None]).to(overlap.device)
+        return self.processes.mean((overlap * valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1))
+
+    def _batches(self) -> Iterator[Batch]:
+        """From the current step on; several processes take turns."""
+        options = self.options
+        rollouts = Rollouts(options.rollout_share, options.rollout_length)
+        step = self.state.step
+        for members in self.processes.share(self.plan.from_step(step * self.processes.num)):
+            texts = [self.data.sequence(i) for i in members]
+            seed = step_seed(options.seed, step)
+            yield collate(texts, options.max_length, rollouts, seed, self.objective.stored_laws)
+            step += 1
+
+    def _look(self, diary: Diary | None) -> ProxyResult | None:
+        self._looked_at = self.state.step
+        if self._held_plan is None:
+            return None
+        groups = [[self.data.sequence(i) for i in members] for members in self._held_plan.epoch(0)]
+        stored = self.objective.stored_laws
+        batches = (collate(texts, self.options.max_length, Rollouts(), 0, stored) for texts in groups)
+        found = measure(self.objective, batches)
+        if diary is not None:
+            diary.add({"step": self.state.step, "proxy": found.as_dict()})
+        return found
+
+    def _checked_mean(self, losses: list[Tensor]) -> float:
+        """The only place that reads losses from the device; here a run that went wrong ends."""
+        if not losses:
+            return math.nan
+        mean = float(self.processes.mean(torch.stack(losses).mean()))
+        if not math.isfinite(mean):
+            where = f"the checkpoint in {str(self.folder)!r}" if (self.folder / CHECKPOINT).exists() else "nothing yet"
+            raise Diverged(
+                f"the loss became {mean} by step {self.state.step}; saved so far and good: {where}. "
+                "Lower --learning-rate (or raise --warm-up), and check the data"
+            )
+        return mean
+
+    def _is_time_to_save(self, saved_at: float) -> bool:
+        every = self.options.checkpoint_every
+        by_steps = every is not None and self.state.step % every == 0
+        return by_steps or self.state.elapsed - saved_at >= 60 * self.options.checkpoint_minutes
+
+    def _save(self) -> None:
+        save_checkpoint(
+            self.folder,
+            {
+                "options": self.options.as_dict(),
+                "data": self.data.fingerprint,
+                "step": self.state.step,
+                "tokens": self.state.tokens,
+                "elapsed": self.state.elapsed,
+                "student": self.begun.student.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            },
+        )
+
+    def _provenance(self, more: dict[str, Any]) -> dict[str, Any]:
+        state = self.state
+        done = {"steps": state.step, "tokens": state.tokens, "seconds": round(state.elapsed, 1)}
+        proxy = None if self._proxy is None else self._proxy.as_dict()
+        return {**more, "options": self.options.as_dict(), "data": self.data.fingerprint, **done, "proxy": proxy}
+
+
+def draft_shape(options: TrainOptions, data: Data, special_tokens: Iterable[int]) -> Tensor | None:
+    """The ids the draft will be able to say, [Vd]; None for all."""
+    counts = survey(data, True)[1] if options.draft_vocabulary is not None else Counter()
+    return draft_tokens(options, counts, special_tokens, data.vocab_size)
+
+
+def survey(data: Texts, count: bool) -> tuple[list[int], Counter[int]]:
+    """The length of every sequence and, if asked for, how often each token was written by the target."""
+    lengths: list[int] = []
+    counts: Counter[int] = Counter()
+    written: list[Tensor] = []
+    for i in range(data.num_sequences):
+        text = data.sequence(i)
+        lengths.append(len(text.tokens))
+        if count:
+            written.append(text.tokens[text.prompt_length :])
+    if written:
+        tokens, times = torch.cat(written).unique(return_counts=True)
+        counts.update(dict(zip(tokens.tolist(), times.tolist(), strict=True)))
+    return lengths, counts
+
+
+def _check_data(data: Data, target: PreTrainedModel) -> None:
+    size = target.get_output_embeddings().weight.shape[0]
+    if data.vocab_size != size:
+        raise InvalidArgument(
+            f"the data was written with a vocabulary of {data.vocab_size} tokens, the target has {size}; "
+            "use the target that wrote it, or write it again"
+        )
+
+
+def _uses_stored_laws(data: Data, options: TrainOptions) -> bool:
+    """Stored laws spare the target's run, but know neither its hidden states nor texts that were drafted later."""
+    return (
+        options.kind == "causal" and data.top_k > 0 and not options.rollout_share and not options.mixture.needs_features
+    )
+
+
+def _optimizer(begun: Beginning, options: TrainOptions, device: torch.device) -> torch.optim.AdamW:
+    decayed = [weight for weight in begun.trainable if weight.dim() > 1]
+    plain = [weight for weight in begun.trainable if weight.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
+
+
+def _schedule(options: TrainOptions, plan: Plan, processes: int) -> Schedule:
+    """Steps as asked for, or those of the epochs; one epoch where nothing at all was said."""
+    epochs = options.epochs
+    if options.steps is None and epochs is None and options.max_minutes is None:
+        epochs = 1.0
+    by_epochs = None if epochs is None else max(1, plan.num_steps(epochs) // processes)
+    limits = [limit for limit in (options.steps, by_epochs) if limit is not None]
+    seconds = None if options.max_minutes is None else 60 * options.max_minutes
+    return Schedule(min(limits, default=None), seconds, options.warm_up)
+
+
+def _row(progress: Progress, state: _State) -> dict[str, Any]:
+    return {
+        "step": progress.step,
+        "loss": progress.loss,
+        "acceptance": [round(value, 5) for value in progress.acceptance],
+        "learning_rate": progress.learning_rate,
+        "tokens": state.tokens,
+        "seconds": round(state.elapsed, 2),
+        "tokens_per_second": round(progress.tokens_per_second, 1),
+    }
+
+
+@contextmanager
+def _fast_products(device: torch.device) -> Iterator[None]:
+    """float32 products of the heads on a GPU's tensor cores, at the precision of TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

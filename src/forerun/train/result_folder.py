@@ -1,0 +1,67 @@
+"""From a trained student to the folder a decoder loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from forerun.errors import ForerunError
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
+from forerun.train.beginning import Beginning
+from forerun.train.checkpoint import disk_error
+from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, Student
+
+
+def write_drafter(
+    folder: Path, target: PreTrainedModel, begun: Beginning, provenance: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """`forerun.json`, `config.json` and `model.safetensors`; shared parts are left out, they are the target's."""
+    student = begun.student
+    manifest = DrafterManifest(
+        kind=_kind(student),
+        num_blocks=student.depth if isinstance(student, ParallelStudent) else 0,
+        target=describe_target(target),
+        shares=begun.shares,
+        provenance=provenance,
+    )
+    tensors = {name: tensor.to(dtype) for name, tensor in _own_tensors(begun).items()}
+    if begun.head.tokens is not None:
+        tensors[DRAFT_VOCABULARY] = begun.head.tokens.to(torch.int32)
+    try:
+        save_drafter(folder, manifest, _config(student), tensors)
+    except OSError as error:
+        if isinstance(error, ForerunError):
+            raise
+        raise disk_error(folder, error) from error
+
+
+def _kind(student: Student) -> str:
+    if isinstance(student, CausalStudent):
+        return "causal"
+    return "feature" if isinstance(student, FeatureStudent) else "parallel"
+
+
+def _config(student: Student) -> PreTrainedConfig:
+    if isinstance(student, CausalStudent):
+        return student.model.config
+    assert isinstance(student, FeatureStudent | ParallelStudent)
+    return student.head.config
+
+
+def _own_tensors(begun: Beginning) -> dict[str, Tensor]:
+    student = begun.student
+    if not isinstance(student, CausalStudent):
+        assert isinstance(student, FeatureStudent | ParallelStudent)
+        return dict(student.head.state_dict())
+    model = student.model
+    ends = (
+        {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)} if begun.shares else set()
+    )
+    left_out = {name for name, weight in model.named_parameters(remove_duplicate=False) if id(weight) in ends}
+    if not begun.shares and model.config.tie_word_embeddings:
+        left_out |= set(getattr(model, "_tied_weights_keys", None) or ())
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}

@@ -1,0 +1,144 @@
+"""The commands, end to end, on a target as a user would have it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from transformers import AutoModelForCausalLM
+
+from cli.conftest import VOCAB, byte_tokenizer
+from forerun.cli.main import cli
+from forerun.loading.drafter_folder import load_drafter
+from forerun.train.compare import read_run
+from forerun.train.costs import Costs, survival_of, weigh
+from forerun.train.loop import train_draft
+from forerun.train.processes import Processes
+from forerun.train.shards import Manifest, Sequence_, ShardWriter
+from train.texts import markov_target, memory, small, written_by
+
+TRAIN = ("--steps", "12", "--batch-tokens", "512", "--max-length", "64", "--hold-out", "6", "--evaluate-every", "6",
+         "--learning-rate", "0.02", "--device", "cpu", "--offline")  # fmt: skip
+
+
+def invoke(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, its data and some prompts."""
+    folder = tmp_path_factory.mktemp("training")
+    model = markov_target(VOCAB)
+    model.save_pretrained(folder / "target")
+    byte_tokenizer().save_pretrained(folder / "target")
+    entry = {"name": "tiny", "model_type": "llama", "hidden_size": 32, "vocab_size": VOCAB}
+    writer = ShardWriter(folder / "data", Manifest(entry, 0, {}))
+    for i, row in enumerate(written_by(model, 60, 32, first=5)):
+        writer.add(i, Sequence_(row, 2))
+    writer.flush()
+    rows = [{"category": "ab"[i % 2], "turns": [f"Question {i}"]} for i in range(4)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path) -> dict[str, Path]:
+    """One run of two kinds, the first evaluated at its end."""
+    found = {}
+    for kind in ("feature", "causal"):
+        found[kind] = place / kind
+        more = ("--kind", kind, "--draft-vocabulary", "100", "--loss", "tv+kl", "--unroll", "2")
+        judged = ("--evaluate", place / "prompts.jsonl") if kind == "feature" else ()
+        source = ("--data", place / "data", "-o", found[kind])
+        result = invoke("train", "draft", place / "target", *source, *more, *judged, *TRAIN)
+        assert result.exit_code == 0, result.output
+        assert "held out" in result.stderr and "of a target step" in result.stderr
+    return found
+
+
+def test_a_run_leaves_drafter_diary_and_curves(runs: dict[str, Path]) -> None:
+    names = {path.name for path in runs["feature"].iterdir()}
+    assert {"forerun.json", "model.safetensors", "train.jsonl", "checkpoint.pt", "eval.json"} <= names
+    if importlib.util.find_spec("matplotlib") is not None:
+        assert {"loss.png", "acceptance.png"} <= names
+    provenance = load_drafter(runs["feature"])[0].provenance
+    assert {"commit", "versions", "command", "options", "data", "steps"} <= provenance.keys()
+
+
+def test_the_evaluation_tells_categories_costs_and_verdict(runs: dict[str, Path]) -> None:
+    found = json.loads((runs["feature"] / "eval.json").read_text(encoding="utf-8"))
+    greedy = found["temperatures"]["0"]
+    assert greedy["categories"].keys() == {"a", "b"}
+    assert greedy["tokens"] == sum(part["tokens"] for part in greedy["categories"].values())
+    assert greedy["tokens_per_round"] == pytest.approx(greedy["tokens"] / greedy["rounds"])
+    assert len(greedy["acceptance_by_position"]) == 4
+    assert 0 <= greedy["repeated_4grams"] <= 1
+    assert found["costs"]["draft_step_over_target_step"] > 0
+    assert "pay" in found["verdict"]["text"]
+
+
+def test_runs_are_compared(place: Path, runs: dict[str, Path]) -> None:
+    pytest.importorskip("matplotlib")
+    missing = invoke("train", "compare", runs["feature"], runs["causal"])
+    assert missing.exit_code == 2 and "forerun train eval" in missing.stderr
+    more = ("--prompts", place / "prompts.jsonl", "--max-new-tokens", "12", "--timed", "0", "--device", "cpu")
+    judged = invoke("train", "eval", place / "target", runs["causal"], *more)
+    assert judged.exit_code == 0, judged.output
+    assert json.loads(judged.stdout)["prompts"] == 4
+    result = invoke("train", "compare", runs["feature"], runs["causal"], "--plot", place / "compared.png")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("tv+kl") == 2
+    assert (place / "compared.png").stat().st_size > 1000
+    assert read_run(runs["causal"]).kind == "causal"
+
+
+def test_export(place: Path, runs: dict[str, Path]) -> None:
+    refused = invoke("export", runs["feature"], place / "alone", "--target", place / "target", "--offline")
+    assert refused.exit_code == 2 and "hidden states" in refused.stderr
+    result = invoke("export", runs["causal"], place / "alone", "--target", place / "target", "--offline")
+    assert result.exit_code == 0, result.output
+    assert "vocabulary was reduced" in result.stderr
+    assert AutoModelForCausalLM.from_pretrained(place / "alone").config.vocab_size == VOCAB
+    assert (place / "alone" / "tokenizer.json").exists()
+
+
+def test_data_is_written_first_where_there_is_none(place: Path) -> None:
+    (place / "few.txt").write_text("\n".join(f"Prompt number {i}" for i in range(9)), encoding="utf-8")
+    more = ("--prompts", place / "few.txt", "--steps", "1", "--hold-out", "1", "--batch-tokens", "512")
+    result = invoke("train", "draft", place / "target", "-o", place / "fresh", *more, "--device", "cpu", "--offline")
+    assert result.exit_code == 0, result.output
+    assert (place / "fresh" / "data" / "data.json").exists()
+    assert (place / "fresh" / "forerun.json").exists()
+
+
+def test_mistakes_are_found_before_anything_is_loaded(place: Path) -> None:
+    wrong = invoke("train", "draft", "no-such-model", "--data", place / "data", "-o", place / "x", "--loss", "l2")
+    assert wrong.exit_code == 2 and "is no loss" in wrong.stderr
+    nothing = invoke("train", "draft", "no-such-model", "-o", place / "x")
+    assert nothing.exit_code == 2 and "--prompts" in nothing.stderr
+
+
+def test_one_process_of_accelerate_trains_the_same_weights(tmp_path: Path) -> None:
+    target = markov_target()
+    data = memory(written_by(target, 40, 20), 24)
+    under = Processes()
+    under._accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    for name, processes in (("alone", Processes()), ("under", under)):
+        train_draft(target, data, small(steps=3), tmp_path / name, processes=processes)
+    alone, other = (load_drafter(tmp_path / name)[2] for name in ("alone", "under"))
+    assert all(torch.equal(alone[name], other[name]) for name in alone)
+
+
+def test_the_verdict_follows_the_cost_formula() -> None:
+    cheap = Costs(target_step=10e-3, draft_step=1e-3, block_step=10e-3, draft_length=4)
+    found = weigh(survival_of([0.8, 0.8, 0.8, 0.8]), cheap)
+    assert found.pays and found.draft_length == 4
+    assert found.speedup == pytest.approx((1 + 0.8 + 0.64 + 0.512 + 0.4096) / 1.4)
+    dear = Costs(target_step=10e-3, draft_step=9e-3, block_step=10e-3, draft_length=4)
+    assert not weigh([0.5, 0.25], dear).pays
+    assert "not pay" in str(weigh([0.5, 0.25], dear))
