@@ -11,7 +11,7 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw
-from forerun.math.losses import LOSSES, RECIPES, Estimate, TeacherLaw, overlap, parse_loss
+from forerun.math.losses import LOSSES, RECIPES, Estimate, TeacherLaw, closed_form, overlap, parse_loss
 from forerun.math.theory import acceptance
 from forerun.math.verify import count_accepted
 from forerun.types import LawParams
@@ -133,3 +133,19 @@ def test_hidden_states_must_be_there_and_fit() -> None:
         LOSSES["smooth_l1"](Estimate(law, q, hidden, None))
     with pytest.raises(InvalidArgument, match="one width"):
         LOSSES["smooth_l1"](Estimate(law, q, hidden[:, :2], feature))
+
+
+@pytest.mark.parametrize("text", ["kl", "tv", "tv+kl", "0.3*kl+2*tv"])
+def test_closed_forms_are_what_autograd_gives(text: str) -> None:
+    """Also where p rules tokens out, and where most of its mass lies on tokens the draft cannot say."""
+    torch.manual_seed(4)
+    target = torch.randn(6, 40, dtype=torch.float64) * 3
+    target[1, 5:20] = -torch.inf
+    logits = torch.randn(6, 30, dtype=torch.float64, requires_grad=True)
+    law = TeacherLaw.from_logits(target[:, :30], torch.logsumexp(target, dim=-1))
+    mixture = parse_loss(text)
+    values = mixture(Estimate(law, logits, logits, None))
+    (want,) = torch.autograd.grad(values.sum(), logits)
+    got = closed_form(mixture.terms, law, law.log_p.exp(), logits.detach())
+    torch.testing.assert_close(got[0], values.detach())
+    torch.testing.assert_close(got[1], want)

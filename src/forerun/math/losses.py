@@ -7,7 +7,7 @@ elsewhere, where q is 0. Every loss is one number a position; the target's side 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,6 +93,34 @@ def smooth_l1(case: Estimate) -> Tensor:
     return distance.mean(dim=-1)
 
 
+def closed_form(
+    terms: Sequence[tuple[float, str]], law: TeacherLaw, p: Tensor, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Values [N] and gradients [N, V] of a mixture of kl and tv: what autograd gives, in a third of its memory traffic.
+
+    `p` is `law.log_p.exp()`, which many estimates of one position share.
+    """
+    kl, tv = (sum(weight for weight, term in terms if term == name) for name in ("kl", "tv"))
+    q = torch.softmax(logits, dim=-1)
+    held = p.sum(dim=-1)
+    value, factor = torch.zeros_like(held), kl * held
+    if kl:
+        entropy = torch.linalg.vecdot(p, law.log_p.clamp(min=torch.finfo(p.dtype).min))
+        cross = torch.linalg.vecdot(p, logits) - held * torch.logsumexp(logits, dim=-1)
+        value = kl * (entropy - cross - torch.xlogy(held, held))
+    lesser = torch.where(q < p, q, 0) if tv else None
+    if lesser is not None:
+        below = lesser.sum(dim=-1)
+        value = value + tv * (1 - torch.minimum(p, q).sum(dim=-1))
+        factor = factor + tv * below
+    gradient = q.mul_(factor.unsqueeze(-1))
+    gradient.sub_(p, alpha=kl)
+    return value, gradient if lesser is None else gradient.sub_(lesser, alpha=tv)
+
+
+CLOSED_FORM = frozenset({"kl", "tv"})
+
+
 def _weighed(weight: Tensor, value: Tensor) -> Tensor:
     """Sum of weight * value, in which a weight of 0 makes the term 0 whatever the value."""
     return torch.where(weight > 0, weight * value, torch.zeros_like(weight)).sum(dim=-1)
@@ -121,6 +149,10 @@ class Mixture:
 
     def __call__(self, case: Estimate) -> Tensor:
         return torch.stack([weight * LOSSES[name](case) for weight, name in self.terms]).sum(dim=0)
+
+    @property
+    def has_closed_form(self) -> bool:
+        return all(name in CLOSED_FORM for _, name in self.terms)
 
     @property
     def needs_features(self) -> bool:

@@ -96,9 +96,21 @@ def _draft_head(target: PreTrainedModel, options: TrainOptions) -> DraftHead:
     if options.start is not None:
         return _head_from(options.start, target, options, num_blocks)
     head = DraftHead.for_target(target, len(options.layers or ()) or options.num_layers, num_blocks)
-    if options.layers:
-        _copy_layers(target.base_model, head.body, options.layers)
+    _copy_layers(target.base_model, head.body, options.layers or ())
+    _balance(head, target)
     return head
+
+
+@torch.no_grad()
+def _balance(head: DraftHead, target: PreTrainedModel) -> None:
+    """Let embedding and feature weigh the same at first: a feature may be ten times as large and drown the token."""
+    width = head.config.hidden_size
+    embedding = target.get_input_embeddings().weight
+    some = torch.arange(min(64, len(embedding)), device=target.device)[None]
+    feature: Tensor = target.base_model(input_ids=some, use_cache=False).last_hidden_state
+    for half, like in ((slice(0, width), embedding), (slice(width, None), feature)):
+        scale = float(like.float().square().mean().sqrt().clamp(min=1e-6))
+        nn.init.normal_(head.fuse.weight[:, half], std=(2 * width) ** -0.5 / scale)
 
 
 def _head_from(folder: str, target: PreTrainedModel, options: TrainOptions, num_blocks: int) -> DraftHead:
@@ -194,7 +206,7 @@ def _copy_layers(source: nn.Module, body: nn.Module, numbers: Sequence[int]) -> 
     theirs, mine = _layers(source), _layers(body)
     if bad := [number for number in numbers if not 0 <= number < len(theirs)]:
         raise InvalidArgument(f"layers={bad}: the target has layers 0 to {len(theirs) - 1}")
-    for layer, number in zip(mine, numbers, strict=True):
+    for layer, number in zip(mine, numbers, strict=False):  # none, or one for each
         layer.load_state_dict(theirs[number].state_dict())
     inside = {id(weight) for weight in mine.parameters()}
     outer = dict(source.named_parameters())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forerun.math.losses import Estimate, Mixture, TeacherLaw, log_law
+from forerun.math.losses import Estimate, Mixture, TeacherLaw, closed_form, log_law
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +81,66 @@ def _one_chunk(
 ) -> Tensor:
     """All estimates of a run of positions: the target's law is made once for them."""
     law = positions.law(part)
+    p = law.log_p.exp() if loss.has_closed_form else None
     feature = None if positions.features is None else positions.features[part]
     total = torch.zeros((), device=weight.device)
     measured: list[tuple[Tensor, Tensor]] = []
     for s in range(positions.hidden.shape[0]):
-        with torch.enable_grad(), torch.autocast(weight.device.type, enabled=False):
-            hidden = positions.hidden[s, part].detach().requires_grad_(grads[0] is not None)
-            matrix = weight.detach().requires_grad_(grads[1] is not None)
-            logits = hidden.float() @ matrix.float().T
-            value = (loss(Estimate(law, logits, hidden, feature)) * positions.weights[s, part]).sum()
-            inputs = [leaf for leaf in (hidden, matrix) if leaf.requires_grad]
-            got = list(torch.autograd.grad(value, inputs)) if inputs else []
+        hidden, shares = positions.hidden[s, part].detach(), positions.weights[s, part]
+        with torch.autocast(weight.device.type, enabled=False):
+            if p is not None:
+                value, logits, got = _by_formula(loss, law, p, hidden, weight.detach(), shares, grads)
+            else:
+                value, logits, got = _by_autograd(loss, law, feature, hidden, weight.detach(), shares, grads)
         if grads[0] is not None:
             grads[0][s, part] = got.pop(0)
         if grads[1] is not None:
             grads[1] += got.pop(0)
-        total = total + value.detach()
+        total = total + value
         if found is not None:
             measured.append(_measure(law, logits.detach()))
     if found is not None:
         found += [torch.stack(values) for values in zip(*measured, strict=True)]
     return total
+
+
+_Found = tuple[Tensor, Tensor, list[Tensor]]  # the sum of the losses, the logits, the gradients that are wanted
+
+
+def _by_formula(
+    loss: Mixture,
+    law: TeacherLaw,
+    p: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    shares: Tensor,
+    grads: list[Tensor | None],
+) -> _Found:
+    logits = hidden.float() @ weight.float().T
+    values, gradient = closed_form(loss.terms, law, p, logits)
+    gradient.mul_(shares.unsqueeze(-1))
+    got = [] if grads[0] is None else [(gradient @ weight.float()).to(hidden.dtype)]
+    got += [] if grads[1] is None else [(gradient.T @ hidden.float()).to(weight.dtype)]
+    return (values * shares).sum(), logits, got
+
+
+def _by_autograd(
+    loss: Mixture,
+    law: TeacherLaw,
+    feature: Tensor | None,
+    hidden: Tensor,
+    weight: Tensor,
+    shares: Tensor,
+    grads: list[Tensor | None],
+) -> _Found:
+    with torch.enable_grad():
+        hidden.requires_grad_(grads[0] is not None)
+        weight.requires_grad_(grads[1] is not None)
+        logits = hidden.float() @ weight.float().T
+        value = (loss(Estimate(law, logits, hidden, feature)) * shares).sum()
+        inputs = [leaf for leaf in (hidden, weight) if leaf.requires_grad]
+        got = list(torch.autograd.grad(value, inputs)) if inputs else []
+    return value.detach(), logits.detach(), got
 
 
 def _measure(law: TeacherLaw, logits: Tensor) -> tuple[Tensor, Tensor]:
