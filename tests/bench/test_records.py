@@ -66,7 +66,7 @@ def test_provenance_is_json_and_has_no_folders() -> None:
     assert origin.machine.cores >= 1
     assert origin.machine.threads == torch.get_num_threads()
     assert origin.machine.cpu
-    assert set(origin.versions) == {"forerun", "python", "torch", "transformers"}
+    assert set(origin.versions) - {"numba"} == {"forerun", "python", "torch", "transformers"}
     assert datetime.fromisoformat(origin.date).utcoffset() is not None
 
 

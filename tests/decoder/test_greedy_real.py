@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import forerun
+from forerun.kernels import missing
 from support.stories import Stories, needs_spec_bench, spec_bench_prompts
 from support.ties import check_greedy, deviation
 from support.tiny import draft_of, plain_greedy
@@ -40,13 +41,18 @@ def _answers(model: Any, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]
 @pytest.mark.slow
 @pytest.mark.model
 @needs_spec_bench
-@pytest.mark.parametrize(("policy", "rows"), [("auto", 4), (4, 10), (4, 1)])
-def test_real_questions(embedded: tuple[Any, Any], policy: Any, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "rows", "kernels"), [("auto", 4, "off"), (4, 10, "off"), (4, 1, "off"), (4, 10, "on")]
+)
+def test_real_questions(embedded: tuple[Any, Any], policy: Any, rows: int, kernels: str) -> None:
+    if kernels == "on" and missing() is not None:
+        pytest.skip("no compiled kernels here")
     model, tokenizer = embedded
     prompts = questions(tokenizer)
     wanted = _answers(model, tuple(map(tuple, prompts)))
     noise = max(deviation(model, [*prompts[i], *wanted[i]]) for i in (0, 7))
-    decoder = forerun.SpeculativeDecoder(model, forerun.PromptLookup(), policy=policy)
+    decoder = forerun.SpeculativeDecoder(model, forerun.PromptLookup(), policy=policy, kernels=kernels)
+    assert (decoder.engine.target.body is not None) == (kernels == "on")
     chosen = prompts if rows > 1 else prompts[::5]
     answers = wanted if rows > 1 else wanted[::5]
     ties = accepted = 0

@@ -14,6 +14,7 @@ from exactness.sampling import PLAIN, Clock, draft_model, verdict
 from forerun import SpeculativeDecoder
 from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup
 from forerun.engine import Engine, Request
+from forerun.kernels import missing
 from forerun.policy import Constant
 from forerun.types import Drafter, Rule
 from support.markov import count_joint, joint_law, misfit, toy_pair
@@ -33,10 +34,11 @@ def drafters() -> dict[str, Drafter]:
     }
 
 
-def misfits(drafter: str, rule: Rule, attention: str) -> list[str]:
+def misfits(drafter: str, rule: Rule, attention: str, kernels: str = "off") -> list[str]:
     """Three prompts of different lengths, many copies of each, side by side."""
     target = copy.deepcopy(toy_pair(3)[0])
-    decoder = SpeculativeDecoder(target, drafters()[drafter], policy=3, rule=rule, attention=attention)
+    decoder = SpeculativeDecoder(target, drafters()[drafter], policy=3, rule=rule, attention=attention, kernels=kernels)
+    assert (decoder.engine.target.body is not None) == (kernels == "on")
     longest = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in PROMPTS])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
@@ -60,6 +62,30 @@ def test_joint_law(drafter: str, rule: str, attention: str) -> None:
 def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
     controls.correct_from_target(monkeypatch)
     assert all(misfits("model", Rule.TOKEN, "pad"))
+
+
+needs_kernels = pytest.mark.skipif(missing() is not None, reason="no compiled kernels here")
+
+
+@needs_kernels
+@pytest.mark.parametrize(("drafter", "rule"), [("model", "token"), ("exit", "block"), ("chain", "coupled")])
+def test_joint_law_with_compiled_kernels(drafter: str, rule: str) -> None:
+    assert misfits(drafter, Rule(rule), "auto", kernels="on") == ["", "", ""]
+
+
+@needs_kernels
+def test_control_with_compiled_kernels(monkeypatch: MonkeyPatch) -> None:
+    controls.correct_from_target(monkeypatch)
+    assert all(misfits("model", Rule.TOKEN, "auto", kernels="on"))
+
+
+@needs_kernels
+def test_control_a_kernel_that_forgets_the_first_key(monkeypatch: MonkeyPatch) -> None:
+    """Tokens stay plausible and the loop is untouched: only the law can tell."""
+    from forerun.models import fused
+
+    monkeypatch.setattr(fused, "_windows", lambda config: [2] * config.num_hidden_layers)
+    assert any(misfits("model", Rule.TOKEN, "auto", kernels="on"))
 
 
 NUMBER = 4_000

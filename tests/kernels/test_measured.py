@@ -85,5 +85,6 @@ def test_every_setting_gives_the_same_product(use: Kernels) -> None:
 
 
 def test_other_dtypes_and_odd_widths_go_to_torch() -> None:
-    for x, weight in ((torch.randn(2, 16).double(), torch.randn(8, 16).double()), (torch.randn(2, 7), torch.randn(8, 7))):
+    double = torch.randn(2, 16).double(), torch.randn(8, 16).double()
+    for x, weight in (double, (torch.randn(2, 7), torch.randn(8, 7))):
         torch.testing.assert_close(ops.linear(x, weight, None, Kernels.ON), x @ weight.T)

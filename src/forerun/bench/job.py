@@ -64,7 +64,10 @@ def carry_out(job: Job, listener: Listener, command: Sequence[str], **where: Any
     listener.starting(f"loading {job.settings.model}")
     target, tokenizer = load_model(job.model, **where)
     draft, draft_tokenizer = load_model(job.draft, **where) if job.draft else (None, None)
-    bench = Bench(target, tokenizer, job.settings.temperature, job.settings.seed, draft, draft_tokenizer)
+    settings = job.settings
+    bench = Bench(
+        target, tokenizer, settings.temperature, settings.seed, draft, draft_tokenizer, kernels=settings.kernels
+    )
     return run(
         job.settings,
         bench,

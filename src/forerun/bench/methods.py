@@ -59,6 +59,7 @@ class Bench:
     seed: int
     draft: Any = None
     draft_tokenizer: Any = None
+    kernels: str | None = None  # None: as $FORERUN_KERNELS says
 
     @property
     def pad(self) -> int:
@@ -114,7 +115,7 @@ class WithForerun:
 
     def __init__(self, name: str, title: str, bench: Bench, drafter: Drafter | str | None) -> None:
         self.name, self.title, self.bench = name, title, bench
-        self.decoder = SpeculativeDecoder(bench.target, drafter, tokenizer=bench.tokenizer)
+        self.decoder = SpeculativeDecoder(bench.target, drafter, tokenizer=bench.tokenizer, kernels=bench.kernels)
 
     def refusal(self, batch: int) -> str | None:
         return None

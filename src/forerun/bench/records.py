@@ -8,7 +8,8 @@ import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,7 +128,15 @@ def without_folders(word: str) -> str:
 
 def versions() -> dict[str, str]:
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    return {"forerun": __version__, "python": platform.python_version(), **libraries}
+    compiler = {"numba": found} if (found := _version("numba")) else {}
+    return {"forerun": __version__, "python": platform.python_version(), **libraries, **compiler}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def machine(device: Any) -> Machine:
@@ -156,10 +165,10 @@ def commit() -> str | None:
     return head if head is None or not changed else f"{head}-changed"
 
 
-def default_path(now: datetime | None = None, start: Path | None = None) -> Path:
+def default_path(now: datetime | None = None, start: Path | None = None, prefix: str = "bench") -> Path:
     """A fresh name in `benchmarks/results` of the checkout around `start`, or in `start` outside one."""
     start = start or Path.cwd()
-    name = f"bench-{(now or datetime.now()):%Y-%m-%d-%H%M%S}.json"
+    name = f"{prefix}-{(now or datetime.now()):%Y-%m-%d-%H%M%S}.json"
     for folder in (start, *start.parents):
         if (folder / "benchmarks").is_dir() and (folder / "src" / "forerun").is_dir():
             return folder / "benchmarks" / "results" / name
@@ -178,8 +187,8 @@ def check_writable(path: Path) -> None:
         raise ForerunError(f"cannot write {str(path)!r} ({error.strerror}); give another file with --output") from error
 
 
-def write(record: Record, path: Path, summary: Mapping[str, Any] | None = None) -> None:
-    """As JSON. `summary` is for people who read the file; it is derived again from the measurements when read."""
+def write(record: Any, path: Path, summary: Mapping[str, Any] | None = None) -> None:
+    """A dataclass of any kind of record, as JSON. `summary` is for people who read the file; readers derive it anew."""
     content = {"format": FORMAT, **asdict(record), "summary": summary or {}}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".part")  # an interrupt while writing leaves the old file or the new one, whole
@@ -188,6 +197,13 @@ def write(record: Record, path: Path, summary: Mapping[str, Any] | None = None) 
 
 
 def read(path: Path) -> Record:
+    content = content_of(path)
+    with damaged(path):
+        return _record(content)
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """The JSON object of a record of any kind and of this format."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -201,19 +217,30 @@ def read(path: Path) -> Record:
         raise InvalidArgument(
             f"{str(path)!r} has record format {found!r} and this version reads {FORMAT}; measure again"
         )
+    assert isinstance(content, dict)
+    return content
+
+
+@contextmanager
+def damaged(path: Path) -> Iterator[None]:
+    """What a record lacks, in words."""
     try:
-        return _record(content)
+        yield
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"{str(path)!r} is a damaged record ({type(error).__name__}: {error})") from error
 
 
-def _record(content: dict[str, Any]) -> Record:
+def provenance_of(content: Mapping[str, Any]) -> Provenance:
     origin = content["provenance"]
+    return Provenance(**origin | {"machine": Machine(**origin["machine"])})
+
+
+def _record(content: dict[str, Any]) -> Record:
     known = {f.name: content[f.name] for f in fields(Record)}
     return Record(
         **known
         | {
-            "provenance": Provenance(**origin | {"machine": Machine(**origin["machine"])}),
+            "provenance": provenance_of(content),
             "measurements": tuple(_measurement(entry) for entry in content["measurements"]),
             "refusals": tuple(Refusal(**entry) for entry in content["refusals"]),
             "notes": tuple(content["notes"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from forerun.bench.builtin import BUILT_IN
@@ -13,6 +13,7 @@ from forerun.bench.outputs import repeated_share
 from forerun.bench.plan import Group, Plan, Speed, plan
 from forerun.bench.prompts import Question, Questions, encode, pools
 from forerun.bench.records import Agreement, Measurement, Provenance, Record, Refusal, provenance
+from forerun.config import kernels
 from forerun.errors import InvalidArgument
 
 WARM_UP_TOKENS = 16
@@ -34,6 +35,7 @@ class Settings:
     seed: int = 0
     repeats: int = 1
     minutes: float = 15.0
+    kernels: str = field(default_factory=kernels)  # what $FORERUN_KERNELS says, unless something else was asked for
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "repeats", "prompts_per_category"):

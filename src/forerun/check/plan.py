@@ -32,6 +32,7 @@ class Pair:
     rule: Rule = Rule.TOKEN
     tokenizer: Any = None
     attention: str = "auto"
+    kernels: str | None = None
 
     def decoder(self, rule: Rule | None = None) -> SpeculativeDecoder:
         """A fresh one for every test: a drafter that shares the target's cache belongs to one decoder at a time."""
@@ -42,6 +43,7 @@ class Pair:
             rule=rule or self.rule,
             tokenizer=self.tokenizer,
             attention=self.attention,
+            kernels=self.kernels,
         )
 
 

@@ -13,14 +13,17 @@ import click
 from click.core import ParameterSource
 
 from forerun.cli.main import INTERRUPTED, LazyCommand
+from forerun.cli.options import KERNELS, KERNELS_HELP
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.bench.plan import Plan
     from forerun.bench.records import Record
+    from forerun.bench.report import Table
 
 BENCHES = {
+    "cpu": LazyCommand("forerun.cli.bench_cpu:cpu", "Time steps of a few tokens on the CPU, beside the floors."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
 
@@ -102,6 +105,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     help="Choose the number of prompts to take about that long. [default: 15]",
 )
 @click.option("--quick", is_flag=True, help="Few prompts, two batch sizes, short texts: about two minutes.")
+@click.option("--kernels", type=KERNELS, help=f"{KERNELS_HELP} [default: $FORERUN_KERNELS, else auto]")
 @click.option("--device", help="[default: a GPU where there is one]")
 @click.option("--dtype", help="[default: bfloat16 on a GPU, float32 elsewhere]")
 @click.option(
@@ -145,9 +149,15 @@ def show(record: Path, picture: Path | None) -> None:
     """Print the tables of a stored record again."""
     from rich.console import Console
 
+    from forerun.bench.cpu import record as cpu_record
     from forerun.bench.plot import plot
-    from forerun.bench.records import read
+    from forerun.bench.records import content_of, read
 
+    if content_of(record).get("kind") == cpu_record.KIND:
+        from forerun.cli.bench_cpu import show_cpu
+
+        show_cpu(cpu_record.read(record), picture)
+        return
     found = read(record)
     print_record(found, Console())
     if picture is not None:
@@ -155,23 +165,29 @@ def show(record: Path, picture: Path | None) -> None:
 
 
 def print_record(record: Record, console: Console) -> None:
-    from rich.table import Table
-
-    from forerun.bench.report import OVERALL, headline, remarks, tables
+    from forerun.bench.report import headline, remarks, tables
 
     for table in tables(record):
-        drawn = Table(title=table.title, title_justify="left")
-        for place, heading in enumerate(table.headings):
-            drawn.add_column(heading, justify="right" if place else "left", overflow="fold")
-        for row in table.rows:
-            if row[0] == OVERALL:
-                drawn.add_section()
-            drawn.add_row(*row, style="bold" if row[0] == OVERALL else None)
-        console.print(drawn, markup=False)
+        print_table(table, console)
     for line in remarks(record):
         console.print(line, style="dim", markup=False, highlight=False)
     for line in headline(record):
         console.print(line, style="bold", markup=False, highlight=False)
+
+
+def print_table(table: Table, console: Console) -> None:
+    from rich.table import Table as Drawn
+
+    from forerun.bench.report import OVERALL
+
+    drawn = Drawn(title=table.title, title_justify="left")
+    for place, heading in enumerate(table.headings):
+        drawn.add_column(heading, justify="right" if place else "left", overflow="fold")
+    for row in table.rows:
+        if row[0] == OVERALL:
+            drawn.add_section()
+        drawn.add_row(*row, style="bold" if row[0] == OVERALL else None)
+    console.print(drawn, markup=False)
 
 
 def _finish(record: Record, output: Path, err: Console) -> None:

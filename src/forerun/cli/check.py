@@ -61,7 +61,15 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
     plan = Plan(**{name: options[name] for name in names})
     console = err_console(options["quiet"])
     loaded = load(options, console)
-    pair = Pair(loaded.model, loaded.drafter, loaded.policy, _rule(loaded.rule), loaded.tokenizer, loaded.attention)
+    pair = Pair(
+        loaded.model,
+        loaded.drafter,
+        loaded.policy,
+        _rule(loaded.rule),
+        loaded.tokenizer,
+        loaded.attention,
+        loaded.kernels,
+    )
     prompts, open_prompts = _prompts(file, loaded.tokenizer)
     with progress_bar(console) as bar:
         task = bar.add_task("starting", total=None)

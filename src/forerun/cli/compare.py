@@ -96,10 +96,11 @@ def compare(
 
 
 def _decoder(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
-    settings = {"policy": loaded.policy, "rule": loaded.rule, "attention": loaded.attention}
+    names = ("policy", "rule", "attention", "kernels")
+    settings = {name: getattr(loaded, name) for name in names}
     if drafter is None:
         settings["policy"] = 0  # a policy object learns, and must not learn from this
-    return SpeculativeDecoder(loaded.model, drafter, tokenizer=loaded.tokenizer, **settings)  # type: ignore[arg-type]
+    return SpeculativeDecoder(loaded.model, drafter, tokenizer=loaded.tokenizer, **settings)
 
 
 def _timed(name: str, done: GenerateResult) -> Timed:

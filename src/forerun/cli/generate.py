@@ -104,7 +104,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
         else:
             done, comparison = show.decoded(encoded, keywords, live=not options["as_json"]), None
         if options["as_json"]:
-            settings = {name: options[name] for name in ("model", "draft", "policy", "rule", "attention")}
+            settings = {name: options[name] for name in ("model", "draft", "policy", "rule", "attention", "kernels")}
             document = settings | _document(loaded, given, done, comparison)
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     _fail_on_errors(done)

@@ -9,6 +9,11 @@ import click
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OTHER = "Other"
+KERNELS = click.Choice(["auto", "on", "off"])
+KERNELS_HELP = (
+    "Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never. "
+    "Numbers agree up to rounding."
+)
 
 
 class GroupedOption(click.Option):
@@ -79,6 +84,7 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
                     "'coupled' gives the same tokens for a seed whatever the drafter, policy and batch."),
         option(group, "--attention", type=click.Choice(["auto", "pad", "split"]), default="auto",
                help="Rows of different lengths in one pass: padded to the longest, or one by one."),
+        option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ LOADING = ("device", "dtype", "offline")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the options --model, --draft, --policy, --rule and --attention stand for."""
+    """What the options --model, --draft, --policy, --rule, --attention and --kernels stand for."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -28,6 +28,7 @@ class Loaded:
     policy: str | int | Policy
     rule: str
     attention: str
+    kernels: str | None = None
 
     def decoder(self, keep_rows: int = 0) -> SpeculativeDecoder:
         from forerun.decoder import SpeculativeDecoder
@@ -39,6 +40,7 @@ class Loaded:
             rule=self.rule,
             tokenizer=self.tokenizer,
             attention=self.attention,
+            kernels=self.kernels,
             keep_rows=keep_rows,
         )
 
@@ -52,4 +54,4 @@ def load(options: dict[str, Any], console: Console) -> Loaded:
         where = {name: options[name] for name in LOADING}
         drafter = make_drafter(options["draft"], **where)
         model, tokenizer = load_model(options["model"], **where)
-    return Loaded(model, tokenizer, drafter, policy, options["rule"], options["attention"])
+    return Loaded(model, tokenizer, drafter, policy, options["rule"], options["attention"], options["kernels"])

@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun.cache.ragged import RaggedCache
+from forerun.config import Kernels
 from forerun.drafters.autoregressive import check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.vocabulary import check_vocabularies
@@ -58,9 +60,11 @@ class DraftModel:
         """Refuse a target that speaks other tokens; take from it what a trained draft shares with it."""
         if self._folder is None:
             check_vocabularies(target.model, tokenizer, self.scorer.model, self.tokenizer)
+            if self.scorer.kernels is not target.kernels:
+                self._run_with(self.scorer.model, target.kernels, self.scorer.cache)
         else:
             model, self.ids = self._folder.beside(target.model)
-            self._run_with(model)
+            self._run_with(model, target.kernels)
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.scorer.admit(row)
@@ -87,8 +91,8 @@ class DraftModel:
         for row, length in zip(rows, lengths, strict=True):
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
-    def _run_with(self, model: PreTrainedModel) -> None:
-        self.scorer = Scorer(model, self.form)
+    def _run_with(self, model: PreTrainedModel, use: Kernels | None = None, cache: RaggedCache | None = None) -> None:
+        self.scorer = Scorer(model, self.form, cache, use=use)
         embedding = getattr(model.get_input_embeddings(), "weight", None)
         self._num_embeddings = self.scorer.vocab_size if embedding is None else int(embedding.shape[0])
 

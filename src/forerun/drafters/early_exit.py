@@ -31,7 +31,8 @@ class EarlyExit:
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         """Called once by the engine with the target whose layers are used."""
-        self.scorer = Scorer(shallow(target.model, self.num_layers), target.form, cache=target.cache)
+        first = shallow(target.model, self.num_layers)
+        self.scorer = Scorer(first, target.form, cache=target.cache, use=target.kernels)
 
     def propose(self, context: DraftContext) -> Draft:
         if self.scorer is None:

@@ -69,7 +69,7 @@ class Trunk:
         target.listeners.append(self.features)
         head = self.head if _is_like(self.head, target) else _cast(self.head, target)
         self._fuse, self._block = head.fuse.weight.detach(), head.block
-        self.body = Scorer(head.body, self.form, headless=True)
+        self.body = Scorer(head.body, self.form, headless=True, use=target.kernels)
         self._embedding: Tensor = target.model.get_input_embeddings().weight.detach()
 
     def _draft_head(self, target: Scorer) -> Tensor:

@@ -130,6 +130,7 @@ class Scorer:
         states, out = self._pass(self._base, rows, counts, embeddings)
         return _packed(out.last_hidden_state, states)
 
+    @torch.inference_mode()
     def _logits(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None) -> Tensor:
         """The head runs only where it must: on all packed positions, or on those of `keep`."""
         if self.body is not None:

@@ -1,0 +1,197 @@
+"""What `forerun doctor` says about the compiled products on a CPU: whether, how many threads, what was measured."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forerun import kernels
+from forerun.config import Kernels
+from forerun.config import kernels as setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BRINGS = (
+    "until then torch's products are used; with Numba steps of few tokens take a half to a third of the time "
+    "(measured on two Neoverse-N1 cores)"
+)
+PROBE = (16, 256)  # new tokens and old ones of the pass after which a model's extra memory is looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Which product a shape of weight gets, for each number of rows that was timed."""
+
+    shape: str  # "1536x576"
+    threads: int
+    ours: list[int]  # numbers of rows where ours was the faster one
+    torchs: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A stack of layers that was timed: a pass of 1, of 4 and of 16 tokens together."""
+
+    what: str  # family and a digest of the shapes
+    modules_ms: float
+    fused_ms: dict[str, float]  # by number of threads
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKernels:
+    """How the model that was asked about will run."""
+
+    name: str
+    fused: bool
+    why: str
+    measured: Body | None
+    weight_copies_bytes: int
+    extra_bytes: int  # scratch memory and rotary tables
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernels:
+    """All that is known about the compiled products here."""
+
+    setting: Kernels
+    available: bool
+    missing: str | None
+    threads: int
+    why_threads: str
+    threading_layer: str | None
+    cache_file: str | None
+    products: list[Product]
+    bodies: list[Body]
+    model: ModelKernels | None = None
+
+
+def examine_cpu(name: str | None = None, model: PreTrainedModel | None = None) -> CpuKernels:
+    """Look, and try one small product; with a `model` also measure it, unless that was done before."""
+    import torch
+
+    if (reason := kernels.missing()) is not None:
+        known = None if model is None else ModelKernels(str(name), False, f"no kernels: {reason}", None, 0, 0)
+        count = torch.get_num_threads()
+        return CpuKernels(setting(), False, f"{reason}; {BRINGS}", count, _why(count), None, None, [], [], known)
+    from forerun.kernels.cpu import measured, threads
+
+    asked = None if model is None else _of_model(str(name), model)
+    count = threads.most_threads()
+    return CpuKernels(
+        setting=setting(),
+        available=True,
+        missing=None,
+        threads=count,
+        why_threads=_why(count),
+        threading_layer=_tried(),
+        cache_file=str(measured.path()),
+        products=[_product(key, times) for key, times in _entries("product")],
+        bodies=[_body(key, times) for key, times in _entries("body")],
+        model=asked,
+    )
+
+
+def _why(count: int) -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        if os.environ.get(name) == str(count):
+            return f"{name}={count}"
+    if count == cores:
+        return "all cores this process may use"
+    return f"torch's own number; {cores} cores may be used"
+
+
+def _tried() -> str:
+    """Numba's threading layer, which is only known once something has run."""
+    import torch
+
+    from forerun.kernels.cpu import linear, threads
+
+    linear.linear(torch.ones(1, 16), torch.ones(4, 16), None, threads.most_threads())
+    return threads.layer_name()
+
+
+def _entries(kind: str) -> list[tuple[str, Any]]:
+    from forerun.kernels.cpu.measured import known
+
+    return sorted((key.removeprefix(f"{kind} "), times) for key, times in known().items() if key.startswith(f"{kind} "))
+
+
+def _product(key: str, times: dict[str, list[float]]) -> Product:
+    from forerun.kernels.cpu.choice import is_gain
+
+    shape, _, threads = key.partition(" threads ")
+    wins = {int(rows): is_gain(*pair) for rows, pair in times.items()}
+    ours, torchs = (sorted(rows for rows, won in wins.items() if won is wanted) for wanted in (True, False))
+    return Product(shape, int(threads), ours, torchs)
+
+
+def _body(key: str, times: dict[str, float]) -> Body:
+    fused = {name: 1000 * time for name, time in times.items() if name != "modules"}
+    return Body(key.partition(" threads ")[0], 1000 * times["modules"], fused)
+
+
+def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
+    from forerun.models import fast
+    from forerun.models.scorer import Scorer
+
+    if (reason := fast.why_not(model)) is not None:
+        scorer = Scorer(model)  # times the products of its layers, where they are to be used
+        return ModelKernels(name, False, f"layer by layer, not fused: {reason}", None, 0, 0)
+    timed = _body(name, fast.measured(model))
+    scorer = Scorer(model)
+    if scorer.body is None:
+        why = "kernels are off" if scorer.kernels is Kernels.OFF else "the modules measured faster"
+        return ModelKernels(name, False, why, timed, 0, 0)
+    scorer.admit(0)
+    new, old = PROBE
+    scorer.feed([0], [[1] * old])
+    scorer.score([0], [[1] * new])
+    why = f"all layers in one call, {_count(scorer.body.num_threads, 'thread')}"
+    return ModelKernels(name, True, why, timed, 0, scorer.body.extra_bytes)
+
+
+def lines(found: CpuKernels) -> list[tuple[str, str]]:
+    """What, and how it is here: rows for a table."""
+    rows = [("CPU kernels", _summary(found)), ("CPU threads", f"{found.threads} ({found.why_threads})")]
+    if found.cache_file is not None:
+        known = f"{_count(len(found.bodies), 'model')}, {_count(len(found.products), 'shape')} of weight"
+        rows.append(("measured here", f"{known}: {found.cache_file}"))
+    if found.model is not None:
+        rows.append((found.model.name, _model_line(found.model)))
+    if found.model is None and found.available:
+        rows += [("layers of " + body.what, _times(body)) for body in found.bodies]
+    rows += [("weight " + product.shape, _rows_line(product)) for product in found.products]
+    return rows
+
+
+def _summary(found: CpuKernels) -> str:
+    if not found.available:
+        return f"missing ({found.missing})"
+    return f"Numba, threading layer {found.threading_layer}, setting {found.setting}; needs no compiler"
+
+
+def _model_line(model: ModelKernels) -> str:
+    times = f"; {_times(model.measured)}" if model.measured else ""
+    memory = f"; no copy of weights, {model.extra_bytes / 2**20:.1f} MiB of scratch and tables" if model.fused else ""
+    return f"{model.why}{times}{memory}"
+
+
+def _times(body: Body) -> str:
+    fused = ", ".join(f"{time:.1f} ms with {_count(count, 'thread')}" for count, time in body.fused_ms.items())
+    return f"passes of 1 + 4 + 16 tokens: modules {body.modules_ms:.1f} ms, fused {fused}"
+
+
+def _rows_line(product: Product) -> str:
+    parts = [
+        f"{whose} for {', '.join(map(str, rows))} rows"
+        for whose, rows in (("ours", product.ours), ("torch's", product.torchs))
+        if rows
+    ]
+    return "; ".join(parts) + f" ({_count(product.threads, 'thread')})"
+
+
+def _count(number: int | str, what: str) -> str:
+    return f"{number} {what}" if str(number) == "1" else f"{number} {what}s"

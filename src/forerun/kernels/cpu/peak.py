@@ -1,0 +1,33 @@
+"""How fast the tile can be at best: the same few rows again and again, out of the first cache."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from numba import njit, prange
+
+from forerun.kernels.cpu.threads import turn
+from forerun.kernels.cpu.tile import MOST_TOKENS, ROWS, wide
+
+SIZE = 512  # floats of a row: weights and inputs of a tile together are 20 KiB
+ROUNDS = 20_000
+
+
+@njit(nogil=True, parallel=True, cache=True)
+def _again(w: int, x: int, out: int, size: int, tokens: int, rounds: int, num_threads: int) -> None:
+    for part in prange(num_threads):
+        for _ in range(rounds):
+            wide(w, size, x, size, out + part * tokens * size * 4, size, tokens, size)
+
+
+def operations_per_second(num_threads: int, repeats: int = 5) -> float:
+    """Multiplications and additions, the best of several tries."""
+    w, x, out = torch.ones(ROWS, SIZE), torch.ones(MOST_TOKENS, SIZE), torch.empty(num_threads * MOST_TOKENS, SIZE)
+    best = float("inf")
+    with turn(num_threads):
+        for _ in range(1 + repeats):  # the first one may compile
+            started = time.perf_counter()
+            _again(w.data_ptr(), x.data_ptr(), out.data_ptr(), SIZE, MOST_TOKENS, ROUNDS, num_threads)
+            best = min(best, time.perf_counter() - started)
+    return num_threads * ROUNDS * 2 * ROWS * MOST_TOKENS * SIZE / best

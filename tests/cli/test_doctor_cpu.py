@@ -1,0 +1,126 @@
+"""What the doctor says about compiled kernels: with Numba, without it, about a model, about a family it cannot fuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cli.conftest import save
+from forerun import kernels
+from forerun.cli import doctor_cpu
+from forerun.cli.main import cli
+from support.tiny import tiny_model
+
+needs_kernels = pytest.mark.skipif(kernels.missing() is not None, reason="no compiled kernels here")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
+    if kernels.missing() is None:
+        from forerun.kernels.cpu import choice, measured
+
+        measured.forget()
+        choice._wins.cache_clear()
+    return tmp_path / "cache"
+
+
+def report(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, ["doctor", "--json", *arguments])
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)["cpu_kernels"]
+    return found
+
+
+def table(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, ["doctor", *arguments], env={"COLUMNS": "220"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@needs_kernels
+def test_with_numba_and_nothing_measured(own_cache: Path) -> None:
+    found = report()
+    assert found["available"] and found["missing"] is None
+    assert found["threading_layer"] in ("omp", "tbb", "workqueue")
+    assert (found["threads"], found["setting"]) == (1, "off")
+    assert found["cache_file"].startswith(str(own_cache))
+    assert found["products"] == found["bodies"] == [] and found["model"] is None
+    assert not own_cache.exists(), "a look must not leave anything behind"
+
+
+@needs_kernels
+def test_a_model_is_measured_once_and_explained(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_KERNELS", "on")
+    first, second = report("--model", target), report("--model", target)
+    assert first == second, "the second look must find the first one's measurements"
+    model = first["model"]
+    assert model["fused"] and model["why"] == "all layers in one call, 1 thread"
+    assert model["measured"]["modules_ms"] > 0 and set(model["measured"]["fused_ms"]) == {"1"}
+    assert model["weight_copies_bytes"] == 0 and 0 < model["extra_bytes"] < 1 << 20
+    assert len(first["bodies"]) == 1
+    shown = table("--model", target)
+    for words in ("passes of 1 + 4 + 16 tokens: modules", "no copy of weights", "MiB of scratch and tables"):
+        assert words in shown
+
+
+@needs_kernels
+def test_what_is_known_is_listed_without_a_model(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.kernels.cpu import choice
+
+    times = {str(size): ((1.0, 2.0) if size <= 4 else (2.0, 1.0)) for size in choice.BUCKETS}
+    monkeypatch.setattr(choice, "compare", lambda shape, threads: times)
+    choice._wins((8, 16), 1)
+    shown = table()
+    assert "weight 8x16" in shown
+    assert "ours for 1, 2, 4 rows; torch's for 8, 16, 32 rows (1 thread)" in shown
+
+
+@needs_kernels
+def test_switched_off_and_slower(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report("--model", target)["model"]["why"] == "kernels are off"
+    from forerun.models import fast
+
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
+    monkeypatch.setattr(fast, "measured", lambda model: {"modules": 1.0, "1": 2.0})
+    assert report("--model", target)["model"]["why"] == "the modules measured faster"
+
+
+@needs_kernels
+def test_a_family_that_is_not_fused(tmp_path: Path) -> None:
+    folder = save(tmp_path / "neox", tiny_model("gpt_neox", vocab=258))
+    model = report("--model", folder)["model"]
+    assert not model["fused"] and "gpt_neox is none of llama" in model["why"]
+
+
+def test_without_numba(target: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "missing", lambda: "No module named 'numba'; pip install numba")
+    found = report("--model", target)
+    assert not found["available"] and found["threading_layer"] is None
+    assert "numba" in found["model"]["why"] and not found["model"]["fused"]
+    shown = table()
+    for words in ("missing (No module named 'numba'; pip install numba", "torch's products", "a half to a third"):
+        assert words in shown
+    assert not own_cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "count", "why"),
+    [
+        ({"OMP_NUM_THREADS": "3"}, 3, "OMP_NUM_THREADS=3"),
+        ({"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "3"}, 2, "NUMBA_NUM_THREADS=2"),
+        ({}, 10**6, "torch's own number"),
+    ],
+)
+def test_why_so_many_threads(
+    environment: dict[str, str], count: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert doctor_cpu._why(count).startswith(why)
