@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from forerun.config import Kernels
-from forerun.drafters import PromptLookup, from_folder
+from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
 from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import keywords_of
@@ -30,8 +30,9 @@ class SpeculativeDecoder:
     """Decodes faster with a drafter's help and says exactly what the target would have said.
 
     `drafter` is any of `DraftModel`, `FeatureHead`, `ParallelHeads`, `PromptLookup`, `NgramTable`, `EarlyExit`,
-    `RandomDraft`, `Chain`, one of your own, a folder with a trained one, or None for plain decoding; `policy` is
-    "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless. `kernels` says whether
+    `RandomDraft`, `Chain`, one of your own, a folder with a trained one, None for plain decoding, or "auto": prompt
+    lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy` is "auto", a
+    draft length, or a policy object; `rule` is one of `Rule`, all of them lossless. `kernels` says whether
     compiled kernels may stand in for torch on a CPU: "auto" where they measure faster, "on", "off", or None for what
     $FORERUN_KERNELS says; drafters follow the target.
     """
@@ -39,7 +40,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         target: PreTrainedModel,
-        drafter: Drafter | str | Path | None = "lookup",
+        drafter: Drafter | str | Path | None = "auto",
         *,
         policy: str | int | Policy = "auto",
         rule: Rule | str = Rule.TOKEN,
@@ -119,6 +120,8 @@ class SpeculativeDecoder:
 
 
 def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Drafter | None:
+    if value == "auto":
+        return default_drafter(target)
     if value == "lookup":
         return PromptLookup()
     if isinstance(value, str | Path) and Path(value).is_dir():
@@ -126,7 +129,8 @@ def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Dra
     if value is None or all(hasattr(value, verb) for verb in ("propose", "rewind")):
         return value  # type: ignore[return-value]
     raise InvalidArgument(
-        f"drafter={value!r}: give an object with the methods propose and rewind, a drafter's folder, 'lookup', or None"
+        f"drafter={value!r}: give an object with the methods propose and rewind, a drafter's folder, 'auto', 'lookup', "
+        "or None"
     )
 
 

@@ -108,6 +108,8 @@ class Draft:
     # A small integer per row that says how good the evidence behind the draft is (0 weakest), a function of the history
     # alone; policies keep acceptance statistics per class. Prompt lookup uses the length of the match.
     evidence: tuple[int, ...] | None = None
+    # Which rows are deterministic, where a chain has drafts of both kinds in one round; None: as `deterministic` says.
+    cuttable: tuple[bool, ...] | None = None
 
     @property
     def width(self) -> int:
@@ -167,6 +169,8 @@ class DraftContext:
     adjusters: tuple[Adjuster | None, ...]  # penalties, bias and processors of each row, None where there are none
     vocab_size: int  # the target's
     device: torch.device
+    # Room for a deterministic draft, which the policy may cut once it has seen it; None: as in `max_lengths`.
+    copy_lengths: tuple[int, ...] | None = None
 
 
 class Drafter(Protocol):
@@ -188,6 +192,8 @@ class BatchView:
     rows: tuple[int, ...]
     request_ids: tuple[int, ...]
     max_lengths: tuple[int, ...]  # room left in each row's budget and context: the answer may not exceed it
+    # Whether the drafter both copies (deterministic drafts, as good as free) and draws (each token takes time).
+    is_mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,7 @@ class RoundOutcome:
     score_seconds: float
     verify_seconds: float
     ended: tuple[bool, ...]  # the row emitted a stop token or ran out of budget in this round
+    copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic, where there were both kinds
 
 
 class Policy(Protocol):
@@ -214,7 +221,7 @@ class Policy(Protocol):
         ...
 
     def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        """Lengths to keep of a deterministic draft (never called for a sampled one)."""
+        """Lengths to keep of a deterministic draft; what it says of rows whose draft was sampled is not heeded."""
         ...
 
     def observe(self, outcome: RoundOutcome) -> None:

@@ -161,7 +161,7 @@ def forerun_plain(bench: Bench) -> Contender:
 
 
 def forerun_default(bench: Bench) -> Contender:
-    return WithForerun("forerun", "Forerun", bench, "lookup")
+    return WithForerun("forerun", "Forerun", bench, "auto")
 
 
 def forerun_draft(bench: Bench) -> Contender:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar
@@ -110,4 +111,15 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """Entry point of the `forerun` command."""
+    _wait_briefly()
     cli(prog_name="forerun")
+
+
+def _wait_briefly() -> None:
+    """Let OpenMP's threads spin for microseconds, not milliseconds, before they sleep, unless the user has spoken.
+
+    torch and Numba bring a pool each, and other processes want their turn: threads that spin for work that is not
+    theirs take the cores from those that have some. Has to be said before torch is imported.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "20000"

@@ -71,9 +71,11 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
     """How drafts are made and judged. None of these changes the law of the text."""
     group = "Speculation (changes the speed, never the law of the text)"
     return _stack(
-        option(group, "--draft", "-d", default="lookup", metavar="DRAFTER",
-               help="Who guesses: 'lookup' copies from the text so far; 'early:N' runs the target's first N layers; "
-                    "'ngram:FILE' a counted table; a Hub name, folder or .gguf file a small model of the same family; "
+        option(group, "--draft", "-d", default="auto", metavar="DRAFTER",
+               help="Who guesses: 'auto' is lookup, and the trained drafter that comes with Forerun where one fits; "
+                    "'lookup' copies from the text so far; 'early:N' runs the target's first N layers; "
+                    "'ngram:FILE' a counted table; a Hub name, folder or .gguf file a small model of its family; a "
+                    "folder that `forerun train draft` made; "
                     "'random' guesses blindly; 'none' decodes plainly. Several with commas: the first that has a "
                     "guess speaks."),
         option(group, "--policy", default=policy, metavar="POLICY",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.console import busy
-from forerun.cli.settings import make_drafter, make_policy
+from forerun.cli.settings import AUTO, make_drafter, make_policy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,6 +52,11 @@ def load(options: dict[str, Any], console: Console) -> Loaded:
         from forerun.loading import load_model
 
         where = {name: options[name] for name in LOADING}
-        drafter = make_drafter(options["draft"], **where)
+        named = options["draft"] != AUTO
+        drafter = make_drafter(options["draft"], **where) if named else None
         model, tokenizer = load_model(options["model"], **where)
+        if not named:
+            from forerun.drafters import default_drafter
+
+            drafter = default_drafter(model)
     return Loaded(model, tokenizer, drafter, policy, options["rule"], options["attention"], options["kernels"])

@@ -10,7 +10,8 @@ from forerun.errors import InvalidArgument
 if TYPE_CHECKING:
     from forerun.types import Drafter, Policy
 
-KINDS = ("lookup", "none", "random", "early:N", "ngram:FILE")
+AUTO = "auto"  # known once the target is: see `forerun.drafters.default_drafter`
+KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE")
 # Option names that are also keywords of `SpeculativeDecoder.generate`.
 KEYWORDS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
@@ -59,8 +60,9 @@ def make_drafter(text: str, **loading: Any) -> Drafter | None:
     names = [name.strip() for name in text.split(",")]
     if names == ["none"]:
         return None
-    if "none" in names:
-        raise InvalidArgument(f"--draft {text!r}: 'none' stands alone; leave it out of the list")
+    for word in ("none", AUTO):
+        if word in names:
+            raise InvalidArgument(f"--draft {text!r}: {word!r} stands alone; leave it out of the list")
     parts = [_one_drafter(name, loading) for name in names]
     return parts[0] if len(parts) == 1 else Chain(*parts)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forerun.drafters.chain import Chain
+from forerun.drafters.default import default_drafter
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.feature_head import FeatureHead
@@ -21,5 +22,6 @@ __all__ = [
     "ParallelHeads",
     "PromptLookup",
     "RandomDraft",
+    "default_drafter",
     "from_folder",
 ]

@@ -35,21 +35,28 @@ class Chain:
             parts += drafter.drafters if isinstance(drafter, Chain) else [drafter]
         self.drafters: tuple[Drafter, ...] = tuple(parts)
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some drafters copy and others draw: a policy treats the two differently."""
+        return len({getattr(drafter, "copies", False) for drafter in self.drafters}) > 1
+
     def propose(self, context: DraftContext) -> Draft:
         """The first draft of each row that is not empty; drafters nobody is left for are not asked."""
-        rooms = context.max_lengths
+        rest = context
         answers = []
         for number, drafter in enumerate(self.drafters):
+            copies = getattr(drafter, "copies", False) and rest.copy_lengths is not None
+            rooms = rest.copy_lengths if copies and rest.copy_lengths is not None else rest.max_lengths
             if not any(rooms):
-                break
-            draft = drafter.propose(replace(context, max_lengths=rooms))
+                continue
+            draft = drafter.propose(rest)
             # Nobody speaks after the last one, so there is no need to wait for a device to say which rows it left out.
             is_last = number + 1 == len(self.drafters)
             lengths = rooms if is_last or not draft.width else draft.lengths.tolist()
             takes = tuple(bool(room and length and draft.width) for room, length in zip(rooms, lengths, strict=True))
             if any(takes):
                 answers.append(_Answer(number, draft, takes))
-            rooms = tuple(0 if taken else room for room, taken in zip(rooms, takes, strict=True))
+            rest = _without(rest, takes)
         return _combine(answers, context)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
@@ -74,6 +81,16 @@ class Chain:
         for drafter in self.drafters:
             if release := getattr(drafter, "release", None):
                 release(row)
+
+
+def _without(context: DraftContext, taken: Sequence[bool]) -> DraftContext:
+    """The same question without the rows that have their draft."""
+
+    def left(rooms: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(0 if gone else room for room, gone in zip(rooms, taken, strict=True))
+
+    copies = None if context.copy_lengths is None else left(context.copy_lengths)
+    return replace(context, max_lengths=left(context.max_lengths), copy_lengths=copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +125,15 @@ def _combine(answers: Sequence[_Answer], context: DraftContext) -> Draft:
         lengths=lengths,
         law=_law(answers, choice, tokens, context.vocab_size),
         deterministic=all(answer.draft.deterministic for answer in answers),
+        cuttable=_cuttable(answers, count),
         evidence=tuple(evidence),
     )
+
+
+def _cuttable(answers: Sequence[_Answer], count: int) -> tuple[bool, ...] | None:
+    if len({answer.draft.deterministic for answer in answers}) < 2:
+        return None
+    return tuple(any(a.takes[b] and a.draft.deterministic for a in answers) for b in range(count))
 
 
 def _law(answers: Sequence[_Answer], choice: Tensor, tokens: Tensor, vocab_size: int) -> Law:

@@ -64,6 +64,8 @@ class PromptLookup:
     Costs nothing but dictionary look-ups for the new tokens of a round.
     """
 
+    copies = True  # every draft is deterministic
+
     def __init__(self, max_ngram: int = 3, min_ngram: int = 1, max_tokens: int = 16, *, newest: bool = True) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise InvalidArgument(
@@ -80,7 +82,9 @@ class PromptLookup:
         """Continue each row as it was continued the last time it ended this way."""
         found = [
             self._look_up(row, history, room)
-            for row, history, room in zip(context.rows, context.histories, context.max_lengths, strict=True)
+            for row, history, room in zip(
+                context.rows, context.histories, context.copy_lengths or context.max_lengths, strict=True
+            )
         ]
         lengths = [len(copied) for copied, _ in found]
         width = max(lengths, default=0)

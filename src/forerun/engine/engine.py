@@ -7,6 +7,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -102,6 +103,7 @@ class Engine:
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
+            bool(getattr(self.drafter, "is_mixed", False)),
         )
         params = LawParams.stack([row.request.params for row in batch], self.target.device)
         keys = _keys(batch, self.target.device)
@@ -133,6 +135,7 @@ class Engine:
                 score_seconds=scored - drafted,
                 verify_seconds=verified - scored,
                 ended=tuple(p.finish_reason is not None for p in progress),
+                copied=draft.cuttable or (draft.deterministic,) * len(batch),
             )
         )
         self._retire()
@@ -194,7 +197,8 @@ class Engine:
     def _draft(self, batch: list[Row], view: BatchView, params: LawParams, keys: Keys) -> Draft:
         """Ask policy and drafter. A drafter that fails costs its draft, never the round."""
         lengths = self.policy.lengths(view) if self.drafter is not None else (0,) * len(batch)
-        if not any(lengths):
+        copies = self._copy_lengths(view)
+        if not any(lengths) and not any(copies or ()):
             return silent(len(batch), self.target.vocab_size, self.target.device)
         assert self.drafter is not None
         context = DraftContext(
@@ -206,6 +210,7 @@ class Engine:
             adjusters=tuple(row.adjuster for row in batch),
             vocab_size=self.target.vocab_size,
             device=self.target.device,
+            copy_lengths=copies,
         )
         try:
             draft = self.drafter.propose(context)
@@ -213,12 +218,22 @@ class Engine:
         except Exception as error:
             self._warn(error)
             return silent(len(batch), self.target.vocab_size, self.target.device)
-        return self._trimmed(draft, self.policy.trim(view, draft)) if draft.deterministic else draft
+        if not draft.deterministic and draft.cuttable is None:
+            return draft
+        return self._trimmed(draft, self.policy.trim(view, draft))
+
+    def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
+        """Room for copies beside drawn drafts; a policy that says nothing of it treats both alike."""
+        ask = getattr(self.policy, "copy_lengths", None)
+        return ask(view) if ask is not None and view.is_mixed else None
 
     def _trimmed(self, draft: Draft, lengths: tuple[int, ...]) -> Draft:
+        """Cut what may be cut: a sampled draft keeps its length, or its law would be bent."""
+        if draft.cuttable is not None:
+            own = draft.lengths.tolist()
+            lengths = tuple(n if cut else o for n, o, cut in zip(lengths, own, draft.cuttable, strict=True))
         kept = torch.tensor(lengths, device=draft.lengths.device)
-        width = max(lengths)
-        return Draft(draft.tokens[:, :width], kept, draft.law, True, draft.evidence)
+        return replace(draft, tokens=draft.tokens[:, : max(lengths)], lengths=kept)
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
@@ -304,7 +319,9 @@ def _check(draft: Draft, context: DraftContext) -> None:
     """A drafter's answer must be one: right shapes, within the room it was given, tokens the target knows."""
     if draft.tokens.shape[0] != len(context.rows) or draft.lengths.shape != (len(context.rows),):
         raise InvalidArgument(f"draft of shape {tuple(draft.tokens.shape)} for {len(context.rows)} rows")
-    for tokens, length, most in zip(draft.tokens.tolist(), draft.lengths.tolist(), context.max_lengths, strict=True):
+    copies = context.copy_lengths or context.max_lengths
+    rooms = [max(pair) for pair in zip(context.max_lengths, copies, strict=True)]
+    for tokens, length, most in zip(draft.tokens.tolist(), draft.lengths.tolist(), rooms, strict=True):
         if not 0 <= length <= min(most, len(tokens)):
             raise InvalidArgument(f"draft of length {length} where at most {min(most, len(tokens))} was asked for")
         if any(not 0 <= token < context.vocab_size for token in tokens[:length]):

@@ -285,7 +285,7 @@ class ReducedLaw:
         self.vocab_size = vocab_size
 
     def of(self, tokens: Tensor) -> Tensor:
-        place = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+        place = torch.searchsorted(self.ids, tokens.contiguous()).clamp(max=len(self.ids) - 1)
         return self.law.of(place) * (self.ids[place] == tokens)
 
     def at(self, position: Tensor) -> Tensor:

@@ -42,8 +42,10 @@ class Noise:
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
     """Judge a draft. With `all_greedy` every row's target law is one-hot, and no random number is needed."""
-    noise = quiet(draft) if all_greedy else noise_of(keys, draft.width, rule)
-    num_accepted, next_token = RULES[rule](target, draft, noise)
+    if all_greedy:
+        num_accepted, next_token = one_hot_rule(target, draft)
+    else:
+        num_accepted, next_token = RULES[rule](target, draft, noise_of(keys, draft.width, rule))
     return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1))
 
 
@@ -61,10 +63,12 @@ def _accept_and_final(width: int) -> Draws:
     return span(Stream.ACCEPT, width) + span(Stream.FINAL, width + 1)
 
 
-def quiet(draft: Draft) -> Noise:
-    """Noise for one-hot targets, whose verdict is the same for any uniforms."""
-    zeros = torch.zeros(draft.tokens.shape[0], draft.width + 1, dtype=torch.float64, device=draft.tokens.device)
-    return Noise(zeros[:, :-1], zeros)
+def one_hot_rule(target: TargetLaw, draft: Draft) -> tuple[Tensor, Tensor]:
+    """What every rule comes to where the target's law is one-hot: tokens are kept as long as they are the target's."""
+    column = torch.arange(draft.width, device=draft.tokens.device)
+    kept = (target.of(draft.tokens) > 0) & (column < draft.lengths.unsqueeze(-1))
+    num_accepted = kept.long().cumprod(dim=-1).sum(dim=-1)
+    return num_accepted, target.draw(num_accepted, torch.zeros_like(num_accepted, dtype=torch.float64))
 
 
 def token_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:

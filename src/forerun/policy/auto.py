@@ -20,6 +20,7 @@ ASKING = -1  # trials of asking at all, told apart from those of an evidence cla
 # model's steady acceptance has to.
 JUDGED_MARGIN = 1.04
 ASK_MEMORY = 32.0
+UNSEEN = 255  # an evidence class nothing was seen of
 SPOKEN_MEMORY = 16.0
 
 
@@ -48,16 +49,21 @@ class CostModel:
         self._proposed = 0  # longest draft shown to `trim` in this round
         self._trial: Trial | None = None
         self._drafting: frozenset[int] = frozenset()  # requests asked in the round before
+        self._mixed = False  # whether the drafter both copies and draws
+        self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self._trial = None
         self._proposed = 0
+        self._mixed = view.is_mixed
         self._asked = self._ask(view, tuple(min(room, self.max_length) for room in view.max_lengths))
         return self._asked
 
     def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        self._judges = True
+        self._judges = not view.is_mixed
         proposed = draft.lengths.tolist()
+        if draft.cuttable is not None:
+            return self._trim_some(view, draft, proposed, draft.cuttable)
         self._proposed = max(proposed, default=0)
         limits = zip(proposed, view.max_lengths, strict=True)
         room = tuple(min(length, most, self.max_length) for length, most in limits)
@@ -69,6 +75,26 @@ class CostModel:
         free = [0.0] * (self.max_length + 1)  # the draft is there and paid for
         return self._choose(view, room, evidence, free, spoken=1.0)
 
+    def _trim_some(
+        self, view: BatchView, draft: Draft, proposed: Sequence[int], cuttable: Sequence[bool]
+    ) -> tuple[int, ...]:
+        """Lengths of the copies in a round in which other rows have drawn drafts, which will be scored as they are."""
+        fixed = sum(length for length, cut in zip(proposed, cuttable, strict=True) if not cut)
+        room = [min(length, self.max_length) if cut else 0 for length, cut in zip(proposed, cuttable, strict=True)]
+        evidence = draft.evidence or (0,) * len(room)
+        rows = zip(view.request_ids, evidence, room, strict=True)
+        survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
+        score = self._score.table(len(room), fixed + sum(room))[fixed:]
+        if len(score) < 2:  # beyond what has been measured: one step further at a time
+            return tuple(min(1, most) for most in room)
+        return best_lengths(survival, score, [0.0] * (self.max_length + 1), 1.0, JUDGED_MARGIN)
+
+    def copy_lengths(self, view: BatchView) -> tuple[int, ...]:
+        """Room for copies beside drawn drafts: they are free, and `trim` judges them once they are there."""
+        if not self._score.knows_plain():
+            return (0,) * len(view.rows)
+        return tuple(min(room, self.max_length) for room in view.max_lengths)
+
     def observe(self, outcome: RoundOutcome) -> None:
         rows = len(outcome.rows)
         if not rows:
@@ -77,7 +103,7 @@ class CostModel:
         self._learn_acceptance(outcome)
         if self._score.knows_plain():
             self._settle(outcome)
-        self._drafting = self._asked_requests(outcome)
+        self._drafting = self._drew(outcome) if self._mixed else self._asked_requests(outcome)
         for request, ended in zip(outcome.request_ids, outcome.ended, strict=True):
             if ended:
                 self._acceptance.forget(request)
@@ -107,7 +133,8 @@ class CostModel:
         if self._judges:
             return room if self._worth_asking(len(room)) else none
         costs = self._draft.table(len(room), self.max_length)
-        return self._choose(view, room, none, costs, self._spoken)
+        kinds = (self._drawn,) * len(room) if view.is_mixed else none
+        return self._choose(view, room, kinds, costs, self._spoken)
 
     def _worth_asking(self, rows: int) -> bool:
         cost = self._asking.seconds / self._score.plain(rows)
@@ -159,6 +186,11 @@ class CostModel:
         self._trial = trial or self._trial
         return trial is not None
 
+    def _drew(self, outcome: RoundOutcome) -> frozenset[int]:
+        copied = outcome.copied or (False,) * len(outcome.rows)
+        columns = zip(outcome.request_ids, outcome.drafted, copied, strict=True)
+        return frozenset(request for request, drafted, copy in columns if drafted and not copy)
+
     def _asked_requests(self, outcome: RoundOutcome) -> frozenset[int]:
         if len(self._asked) != len(outcome.rows):
             return frozenset()
@@ -171,12 +203,27 @@ class CostModel:
         asked = self._asked_requests(outcome)
         if not asked:
             return
+        if self._mixed:
+            self._learn_drawn(outcome, asked)
+            return
         self._asking.time(outcome.draft_seconds)
         proposed = max(longest, self._proposed)
         if proposed:
             self._draft.add(rows, proposed, outcome.draft_seconds, steady=asked <= self._drafting)
         spoke = sum(map(bool, outcome.drafted)) / len(asked)
         self._spoken += (min(spoke, 1.0) - self._spoken) / SPOKEN_MEMORY
+
+    def _learn_drawn(self, outcome: RoundOutcome, asked: frozenset[int]) -> None:
+        """What drawing cost and which class it is, from the rows that did not copy."""
+        copied = outcome.copied or (False,) * len(outcome.rows)
+        evidence = outcome.evidence or (0,) * len(outcome.rows)
+        drawn = [i for i, copy in enumerate(copied) if outcome.drafted[i] and not copy]
+        if not drawn:
+            return
+        self._drawn = evidence[drawn[0]]
+        longest = max(outcome.drafted[i] for i in drawn)
+        steady = {outcome.request_ids[i] for i in drawn} <= self._drafting
+        self._draft.add(len(outcome.rows), longest, outcome.draft_seconds, steady=steady)
 
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
         evidence = outcome.evidence or (0,) * len(outcome.rows)

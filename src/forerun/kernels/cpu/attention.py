@@ -12,11 +12,14 @@ from numba.extending import intrinsic
 from forerun.kernels.cpu import tile as tiles
 from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.exponential import exponentials
-from forerun.kernels.cpu.memory import pointer
+from forerun.kernels.cpu.memory import pointer, prefetch
 from forerun.kernels.cpu.tile import LANES, ROWS, thin, wide
 
 MOST_QUERIES = 4  # query heads mixed at once
 CHUNK = 4 * LANES  # floats of a value mixed at once
+# Keys of one head lie a stride apart, which hardware prefetchers do not follow: lines are asked for so many keys early.
+AHEAD = 12
+LINE = 16  # floats of a cache line
 
 
 def _mixer(vectors: int, queries: int) -> Any:
@@ -49,6 +52,9 @@ def _emit_mix(build: Any, vectors: int, queries: int, arguments: Any) -> None:
     key.add_incoming(number(0), entry)
     sums = [[build.phi(vector) for _ in range(vectors)] for _ in range(queries)]
     row = build.gep(first, [build.mul(key, v_stride)])
+    ahead = build.gep(first, [build.mul(build.add(key, number(AHEAD)), v_stride)])
+    prefetch = tiles._declared(build, "llvm.prefetch.p0", ir.VoidType(), [tiles._BYTES, *[tiles._I32] * 3])
+    build.call(prefetch, [build.bitcast(ahead, tiles._BYTES), *tiles._TO_LEVEL_2])
     value = [tiles._load(build, row, number(i * LANES)) for i in range(vectors)]
     grown = []
     for share, totals in zip(shares, sums, strict=True):
@@ -82,6 +88,9 @@ def attend(
     """`heads` queries that lie side by side at `q`, against `keys` keys from `k` on; `scores` has room for them."""
     key = 0
     while key + ROWS <= keys:
+        for row in range(key + AHEAD, key + AHEAD + ROWS):
+            for line in range(0, size, LINE):
+                prefetch(k + (row * key_stride + line) * 4)
         wide(k + key * key_stride * 4, key_stride, q, size, scores + key * 4, keys, heads, size)
         key += ROWS
     while key < keys:

@@ -38,7 +38,8 @@ def _norm(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
 
 
 @compiled()
-def _norms(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
+def norms(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
+    """RMSNorm of every row; `out` may be `x`."""
     for n in range(x.shape[0]):
         _norm(x[n], weight, out[n], epsilon)
 
@@ -147,7 +148,7 @@ def run_stack(
         for part in prange(num_threads):
             mine = at_normed + part * tokens * hidden
             normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
-            _norms(x, w[IN_NORM], normed, epsilon)
+            norms(x, w[IN_NORM], normed, epsilon)
             first, last = share(num_heads + 2 * num_kv_heads, part, num_threads, 1)
             for unit in range(first, last):
                 _project_head(
@@ -170,7 +171,7 @@ def run_stack(
         for part in prange(num_threads):
             mine = at_normed + part * tokens * hidden
             normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
-            _norms(x, w[MLP_NORM], normed, epsilon)
+            norms(x, w[MLP_NORM], normed, epsilon)
             first, last = share(intermediate, part, num_threads, ROWS)
             source = normed.ctypes.data
             rows_product(w[GATE], source, hidden, gate.ctypes.data, intermediate, tokens, hidden, first, last)
