@@ -176,3 +176,27 @@ def test_context_is_passed_on_unchanged_but_for_the_room() -> None:
     Chain(Scripted(1, [1, 0]), Nosy(2, [1, 1])).propose(asked)
     assert seen[0].max_lengths == (0, 2)
     assert seen[0].uniforms is asked.uniforms and replace(seen[0], max_lengths=(2, 2)).rows == asked.rows
+
+
+class Copying(Scripted):
+    copies = True
+
+    def propose(self, context: DraftContext) -> Draft:
+        assert context.copy_lengths is not None
+        return super().propose(replace(context, max_lengths=context.copy_lengths))
+
+
+def test_copies_have_room_of_their_own_and_are_told_apart() -> None:
+    copying, random = Copying(1, [4, 0, 4, 0]), RandomDraft()
+    chain = Chain(copying, random)
+    assert chain.is_mixed and not Chain(copying).is_mixed and not Chain(random, random).is_mixed
+    asked = replace(context([[0]] * 4, [1, 2, 0, 0]), copy_lengths=(9, 9, 9, 9))
+    draft = chain.propose(asked)
+    assert draft.lengths.tolist() == [4, 2, 4, 0], "copies may be longer than what is drawn, and come where none is"
+    assert draft.cuttable == (True, False, True, False) and not draft.deterministic
+
+
+def test_nobody_is_told_apart_where_all_are_alike() -> None:
+    asked = replace(context([[0]] * 2, [2, 2]), copy_lengths=(2, 2))
+    assert Chain(Copying(1, [1, 1]), RandomDraft()).propose(asked).cuttable is None
+    assert Chain(Copying(1, [0, 0]), RandomDraft()).propose(asked).cuttable is None

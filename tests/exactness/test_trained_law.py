@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +17,10 @@ from exactness.warps import Definition
 from forerun import SpeculativeDecoder
 from forerun.drafters import Chain, DraftModel, FeatureHead, ParallelHeads, PromptLookup, autoregressive
 from forerun.drafters.causal_folder import CausalFolder
+from forerun.engine import Engine
 from forerun.loading.drafter_folder import DrafterManifest, describe_target
 from forerun.math.laws import ReducedLaw
-from forerun.types import Drafter
+from forerun.types import BatchView, Draft, Drafter, RoundOutcome
 from support.heads import head_of
 from support.markov import joint_law, toy_pair
 
@@ -49,10 +51,10 @@ def laws(warped: bool) -> list[Tensor]:
     return [joint_law(toy_pair(3)[0], prompt, 3, warp) for prompt, warp in zip(PROMPTS, warps, strict=True)]
 
 
-def misfits(kind: str, rule: str, attention: str = "auto", warped: bool = False) -> list[str]:
+def misfits(kind: str, rule: str, attention: str = "auto", warped: bool = False, policy: Any = 3) -> list[str]:
     """Three prompts of different lengths, many copies of each, side by side."""
     decoder = SpeculativeDecoder(
-        copy.deepcopy(toy_pair(3)[0]), drafter_of(kind), policy=3, rule=rule, attention=attention
+        copy.deepcopy(toy_pair(3)[0]), drafter_of(kind), policy=policy, rule=rule, attention=attention
     )
     longest = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in PROMPTS])
@@ -87,6 +89,41 @@ def test_joint_law(kind: str, rule: str, attention: str) -> None:
 
 def test_joint_law_with_penalties() -> None:
     assert misfits("feature-reduced", "token", warped=True) == ["", "", ""]
+
+
+class Snips:
+    """Cuts copies by their evidence, and would cut drawn drafts where their first token is 0, if it were heeded."""
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(min(2, room) for room in view.max_lengths)
+
+    def copy_lengths(self, view: BatchView) -> tuple[int, ...]:
+        return view.max_lengths
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        assert draft.evidence is not None
+        first = draft.tokens[:, 0].tolist() if draft.width else [0] * len(view.rows)
+        wanted = [kind % 3 if kind < 16 else int(token != 0) for kind, token in zip(draft.evidence, first, strict=True)]
+        return tuple(min(want, own) for want, own in zip(wanted, draft.lengths.tolist(), strict=True))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.mixed = getattr(self, "mixed", 0) + (len(set(outcome.copied or ())) == 2)
+
+
+def test_copies_are_cut_and_drawn_drafts_are_not() -> None:
+    policy = Snips()
+    assert misfits("chain", "token", policy=policy) == ["", "", ""]
+    assert policy.mixed, "no round had both kinds, so nothing was tested"
+
+
+def test_control_cutting_a_drawn_draft_is_noticed(monkeypatch: MonkeyPatch) -> None:
+    """By what it drew: the law of what is left is no longer the one it was drawn from."""
+
+    def heedless(self: Engine, draft: Draft, lengths: tuple[int, ...]) -> Draft:
+        return replace(draft, tokens=draft.tokens[:, : max(lengths)], lengths=torch.tensor(lengths))
+
+    monkeypatch.setattr(Engine, "_trimmed", heedless)
+    assert any(misfits("chain", "token", policy=Snips()))
 
 
 class ClaimsAll(ReducedLaw):

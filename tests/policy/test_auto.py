@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -277,3 +278,56 @@ def test_a_round_of_eight_rows_is_decided_quickly() -> None:
         policy.observe(outcome(ids, lengths, (2,) * 8, score_seconds=0.021, draft_seconds=0.01))
         rounds.append(time.perf_counter() - start)
     assert sorted(rounds)[50] < 0.002, "far above what a decision may cost, because test machines are busy"
+
+
+class TestMixedDrafters:
+    """A drafter that copies where it can (free) and draws elsewhere (a tenth of a plain round a token)."""
+
+    PLAIN, STEP, MORE = 0.05, 0.005, 0.002
+    COPY, DRAWN = 3, 16  # evidence classes
+
+    def run(self, copy_chance: float, draw_chance: float, rounds: int = 200, seed: int = 0) -> tuple[CostModel, list]:
+        """One row; a copy is found in every third round. Returns (kind, length) of every round."""
+        policy, random_, history = CostModel(), random.Random(seed), []
+        look = replace(view(7), is_mixed=True)
+        for number in range(rounds):
+            length, room = policy.lengths(look)[0], policy.copy_lengths(look)[0]
+            copies = bool(room) and number % 3 == 0
+            if copies:
+                draft = as_draft([room], (self.COPY,))
+                length = policy.trim(look, draft)[0]
+            chance = copy_chance if copies else draw_chance
+            accepted = next((i for i in range(length) if random_.random() >= chance), length)
+            spent = 0.0 if copies else self.STEP * length
+            kinds = (self.COPY if copies else self.DRAWN,)
+            done = outcome((7,), (length,), (accepted,), evidence=kinds, draft_seconds=spent,
+                           score_seconds=self.PLAIN + self.MORE * length)  # fmt: skip
+            policy.observe(replace(done, copied=(copies,)))
+            history.append(("copy" if copies else "drawn", length))
+        return policy, history
+
+    def late(self, history: list, kind: str) -> float:
+        found = [length for what, length in history[100:] if what == kind]
+        return sum(found) / len(found)
+
+    def test_each_kind_has_the_length_that_pays(self) -> None:
+        _, history = self.run(copy_chance=0.95, draw_chance=0.6)
+        assert self.late(history, "copy") > 6, "copies are free and nearly always right"
+        assert 1.5 <= self.late(history, "drawn") <= 4, "drawn tokens cost time"
+
+    def test_bad_copies_do_not_end_good_drawing(self) -> None:
+        _, history = self.run(copy_chance=0.05, draw_chance=0.7)
+        assert self.late(history, "copy") < 1
+        assert self.late(history, "drawn") >= 2
+
+    def test_bad_drawing_does_not_end_good_copies(self) -> None:
+        _, history = self.run(copy_chance=0.95, draw_chance=0.02)
+        assert self.late(history, "copy") > 6
+        assert self.late(history, "drawn") < 0.5
+
+    def test_copies_beside_drawn_rows_are_cut_by_what_they_promise(self) -> None:
+        policy, _ = self.run(copy_chance=0.95, draw_chance=0.6)
+        both = replace(view(7, 8), is_mixed=True)
+        policy.lengths(both)
+        draft = replace(as_draft([8, 2], (self.COPY, self.DRAWN)), deterministic=False, cuttable=(True, False))
+        assert policy.trim(both, draft)[0] >= 3

@@ -266,7 +266,7 @@ def test_the_folder_tells_where_it_comes_from(target: PreTrainedModel, data: Mem
     )
     manifest, _, tensors = load_drafter(tmp_path)
     assert manifest.provenance["commit"] == "abc"
-    assert manifest.provenance["options"]["loss"] == "tv"
+    assert manifest.provenance["options"]["loss"] == TrainOptions().loss
     assert manifest.provenance["data"] == data.fingerprint
     ids = tensors["draft_vocabulary"].tolist()
     assert len(ids) == 9 and {7, 23} <= set(ids)

@@ -109,7 +109,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @option(
     LEARNING,
     "--loss",
-    default="tv",
+    default="tv+kl",
     metavar="MIX",
     help="'tv' is the chance of a rejection itself; 'kl', 'reverse_kl'; 'topk003' regresses hidden states with a "
     "tenth of kl; mixtures such as tv+0.1*kl.",

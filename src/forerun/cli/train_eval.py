@@ -52,6 +52,16 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     default=3,
     help="Prompts decoded alone to measure what a draft step costs; 0 for none.",
 )
+@option(DECODING, "--lookup", is_flag=True, help="Let prompt lookup speak first, as in the default drafter.")
+@option(
+    DECODING,
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    show_default="eval.json in FOLDER",
+    help="Where the JSON is kept.",
+)
 @option(DECODING, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Of the sampled answers.")
 @option(MACHINE, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu", help="cpu, cuda ...")
 @option(MACHINE, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32", help="The target's.")
@@ -71,15 +81,22 @@ def evaluate(target: str, folder: Path, **given: Any) -> None:  # fmt: skip
     with busy(console, f"loading {target}"):
         where = {name: given.pop(name) for name in ("device", "dtype", "offline")}
         model, tokenizer = load_model(target, **where)
-    run_evaluation(model, tokenizer, folder, given.pop("prompts"), given, console)
+    output = given.pop("output")
+    run_evaluation(model, tokenizer, folder, given.pop("prompts"), given, console, output)
 
 
 def run_evaluation(
-    target: Any, tokenizer: Any, folder: Path, prompts: Path, settings: dict[str, Any], console: Console
+    target: Any,
+    tokenizer: Any,
+    folder: Path,
+    prompts: Path,
+    settings: dict[str, Any],
+    console: Console,
+    output: Path | None = None,
 ) -> None:
-    """Decode, keep eval.json in the folder, print it."""
+    """Decode, keep the findings (as eval.json in the folder, if nothing else is said), print them."""
     from forerun.cli.console import progress_bar
-    from forerun.train.evaluate import EvaluateOptions, evaluate, read_asked, save_evaluation
+    from forerun.train.evaluate import NAME, EvaluateOptions, evaluate, read_asked, save_evaluation
 
     options = EvaluateOptions(**settings)
     asked = read_asked(prompts, tokenizer, options.limit)
@@ -87,7 +104,7 @@ def run_evaluation(
         task = bar.add_task("decoding", total=len(asked) * len(options.temperatures))
         found = evaluate(target, tokenizer, folder, asked, options, lambda rows: bar.advance(task, rows))
     found["source"] = prompts.name
-    save_evaluation(folder, found)
+    save_evaluation(output or folder / NAME, found)
     click.echo(json.dumps(found, indent=1))
     if "verdict" in found:
         console.print(found["verdict"]["text"], markup=False, soft_wrap=True)

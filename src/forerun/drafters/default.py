@@ -16,4 +16,9 @@ MIN_NGRAM = 2  # with a trained drafter behind it, prompt lookup only speaks whe
 def default_drafter(target: PreTrainedModel) -> Drafter:
     """Prompt lookup; where a trained drafter for this target comes with Forerun, that one behind it."""
     folder = drafts.for_target(target)
-    return PromptLookup() if folder is None else Chain(PromptLookup(min_ngram=MIN_NGRAM), from_folder(folder))
+    return PromptLookup() if folder is None else behind_lookup(from_folder(folder))
+
+
+def behind_lookup(drafter: Drafter) -> Chain:
+    """Copies where the text repeats itself, `drafter` elsewhere."""
+    return Chain(PromptLookup(min_ngram=MIN_NGRAM), drafter)

@@ -19,6 +19,9 @@ ASKING = -1  # trials of asking at all, told apart from those of an evidence cla
 # Copies of earlier text come in bursts that are over when they are known: a bet on one must promise more than a draft
 # model's steady acceptance has to.
 JUDGED_MARGIN = 1.04
+# Rows of one call end together: one that runs ahead saves nothing until the last one ends, so what drafts promise a
+# batch on average is more than it gets. Per row beyond the first.
+STRAGGLERS = 0.006
 ASK_MEMORY = 32.0
 UNSEEN = 255  # an evidence class nothing was seen of
 SPOKEN_MEMORY = 16.0
@@ -73,7 +76,7 @@ class CostModel:
             return tuple(min(1, most) for most in room)
         evidence = draft.evidence or (0,) * len(room)
         free = [0.0] * (self.max_length + 1)  # the draft is there and paid for
-        return self._choose(view, room, evidence, free, spoken=1.0)
+        return self._choose(view, room, evidence, free, spoken=1.0, judged=True)
 
     def _trim_some(
         self, view: BatchView, draft: Draft, proposed: Sequence[int], cuttable: Sequence[bool]
@@ -87,7 +90,11 @@ class CostModel:
         score = self._score.table(len(room), fixed + sum(room))[fixed:]
         if len(score) < 2:  # beyond what has been measured: one step further at a time
             return tuple(min(1, most) for most in room)
-        return best_lengths(survival, score, [0.0] * (self.max_length + 1), 1.0, JUDGED_MARGIN)
+        return best_lengths(survival, score, [0.0] * (self.max_length + 1), 1.0, self._margin(len(room), True))
+
+    def _margin(self, rows: int, judged: bool) -> float:
+        """By how much drafting must beat plain decoding."""
+        return (JUDGED_MARGIN if judged else MARGIN) + STRAGGLERS * (rows - 1)
 
     def copy_lengths(self, view: BatchView) -> tuple[int, ...]:
         """Room for copies beside drawn drafts: they are free, and `trim` judges them once they are there."""
@@ -134,7 +141,7 @@ class CostModel:
             return room if self._worth_asking(len(room)) else none
         costs = self._draft.table(len(room), self.max_length)
         kinds = (self._drawn,) * len(room) if view.is_mixed else none
-        return self._choose(view, room, kinds, costs, self._spoken)
+        return self._choose(view, room, kinds, costs, self._spoken, judged=False)
 
     def _worth_asking(self, rows: int) -> bool:
         cost = self._asking.seconds / self._score.plain(rows)
@@ -146,13 +153,19 @@ class CostModel:
         return True
 
     def _choose(
-        self, view: BatchView, room: Sequence[int], evidence: Sequence[int], draft: Sequence[float], spoken: float
+        self,
+        view: BatchView,
+        room: Sequence[int],
+        evidence: Sequence[int],
+        draft: Sequence[float],
+        spoken: float,
+        judged: bool,
     ) -> tuple[int, ...]:
         """The lengths that pay; where none does, those of a trial if one may be paid, else none."""
         rows = zip(view.request_ids, evidence, room, strict=True)
         survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
         score = self._score.table(len(room), sum(room))
-        lengths = best_lengths(survival, score, draft, spoken, JUDGED_MARGIN if self._judges else MARGIN)
+        lengths = best_lengths(survival, score, draft, spoken, self._margin(len(room), judged))
         return lengths if any(lengths) else self._try(view, room, evidence, score, draft)
 
     def _try(

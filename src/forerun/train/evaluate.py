@@ -16,6 +16,7 @@ from forerun.bench.outputs import repeated_share
 from forerun.bench.prompts import encode, read_questions, whole
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import from_folder
+from forerun.drafters.default import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import InvalidArgument
 from forerun.train.checkpoint import write_whole
@@ -48,6 +49,8 @@ class EvaluateOptions:
     seed: int = 0
     timed: int = 3
     """Prompts decoded one by one for the costs; 0 measures none."""
+    lookup: bool = False
+    """Whether prompt lookup speaks first, as it does in the default drafter."""
 
     def __post_init__(self) -> None:
         for name in ("draft_length", "max_new_tokens", "batch_size"):
@@ -78,11 +81,12 @@ def evaluate(
     """Tokens per round, acceptance by position and repetition, overall and by category; costs; whether it will pay."""
     asked = _fitting(asked, target, options)
     found: dict[str, Any] = {"draft": folder.name, "prompts": len(asked), "draft_length": options.draft_length}
-    found["max_new_tokens"] = options.max_new_tokens
+    found["max_new_tokens"], found["lookup"] = options.max_new_tokens, options.lookup
     stats: Stats | None = None
     by_temperature = {}
     for temperature in options.temperatures:
-        rows = list(_decode(target, tokenizer, from_folder(folder), asked, options, temperature, report))
+        drafter = behind_lookup(from_folder(folder)) if options.lookup else from_folder(folder)
+        rows = list(_decode(target, tokenizer, drafter, asked, options, temperature, report))
         by_temperature[f"{temperature:g}"] = _summary(asked, rows)
         stats = stats or Stats.total([row.stats for row in rows])
     found["temperatures"] = by_temperature
@@ -93,8 +97,7 @@ def evaluate(
     return found
 
 
-def save_evaluation(folder: Path, found: dict[str, Any]) -> Path:
-    path = folder / NAME
+def save_evaluation(path: Path, found: dict[str, Any]) -> Path:
     write_whole(path, lambda beside: beside.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8"))
     return path
 

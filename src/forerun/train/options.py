@@ -18,7 +18,7 @@ class TrainOptions:
     """Everything that decides which weights come out. Same options, same data, same seed: same weights on a CPU."""
 
     kind: str = "feature"
-    loss: str = "tv"
+    loss: str = "tv+kl"
     """A mixture of tv, kl, reverse_kl, smooth_l1 and topk003, such as tv+0.1*kl."""
     layers: tuple[int, ...] | None = None
     """Layers of the target to begin from; None begins from random weights."""
