@@ -103,7 +103,7 @@ def test_without_numba(target: str, own_cache: Path, monkeypatch: pytest.MonkeyP
     assert not found["available"] and found["threading_layer"] is None
     assert "numba" in found["model"]["why"] and not found["model"]["fused"]
     shown = table()
-    for words in ("missing (No module named 'numba'; pip install numba", "torch's products", "a half to a third"):
+    for words in ("missing (No module named 'numba'; pip install numba", "torch's products", "a half to a quarter"):
         assert words in shown
     assert not own_cache.exists()
 

@@ -15,7 +15,7 @@ from forerun.config import cache_folder, is_offline
 from forerun.version import __version__
 
 OPTIONAL = {
-    "numba": "steps of few tokens on a CPU in a half to a third of the time: pip install 'forerun[cpu]'",
+    "numba": "steps of few tokens on a CPU in a half to a quarter of the time: pip install 'forerun[cpu]'",
     "gguf": "reads any GGUF file: pip install 'forerun[gguf]'",
     "matplotlib": "draws benchmark records: pip install 'forerun[plot]'",
     "triton": "runs fused kernels on a GPU; comes with torch's CUDA builds",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BRINGS = (
-    "until then torch's products are used; with Numba steps of few tokens take a half to a third of the time "
+    "until then torch's products are used; with Numba steps of few tokens take a half to a quarter of the time "
     "(measured on two Neoverse-N1 cores)"
 )
 PROBE = (16, 256)  # new tokens and old ones of the pass after which a model's extra memory is looked at

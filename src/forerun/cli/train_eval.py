@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +97,7 @@ def run_evaluation(
     output: Path | None = None,
 ) -> None:
     """Decode, keep the findings (as eval.json in the folder, if nothing else is said), print them."""
+    from forerun.bench.records import provenance
     from forerun.cli.console import progress_bar
     from forerun.train.evaluate import NAME, EvaluateOptions, evaluate, read_asked, save_evaluation
 
@@ -104,6 +107,7 @@ def run_evaluation(
         task = bar.add_task("decoding", total=len(asked) * len(options.temperatures))
         found = evaluate(target, tokenizer, folder, asked, options, lambda rows: bar.advance(task, rows))
     found["source"] = prompts.name
+    found["provenance"] = asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
     save_evaluation(output or folder / NAME, found)
     click.echo(json.dumps(found, indent=1))
     if "verdict" in found:
