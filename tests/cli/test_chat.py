@@ -101,6 +101,8 @@ def test_control_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyP
     step = talk.decoder.engine.step
     rounds = []
 
+    before = signal.getsignal(signal.SIGINT)
+
     def interrupted() -> Any:
         rounds.append(1)
         if len(rounds) == 3:
@@ -112,7 +114,7 @@ def test_control_c_stops_the_answer_and_not_the_chat(monkeypatch: pytest.MonkeyP
     assert len(rounds) == 3
     assert talk.hear("/stats")
     assert len(talk.conversation.messages) == 2
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_full_context_drops_the_oldest_turns(capsys: pytest.CaptureFixture[str]) -> None:

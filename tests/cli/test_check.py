@@ -255,5 +255,5 @@ def test_quiet_is_an_exit_code(check: Command, target: str) -> None:
 
 def test_help_lists_defaults(check: Command) -> None:
     output = " ".join(check("--help").output.split())
-    for words in ("[default: 512]", "[default: 0.001]", "[default: 4]", "[default: lookup]"):
+    for words in ("[default: 512]", "[default: 0.001]", "[default: 4]", "[default: auto]"):
         assert words in output

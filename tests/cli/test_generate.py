@@ -38,7 +38,7 @@ def test_the_text_is_that_of_plain_decoding(generate: Command, target: str) -> N
     assert entry["finish_reason"] == "length"
     assert [document(result.stdout)[name] for name in ("model", "draft", "policy", "rule")] == [
         target,
-        "lookup",
+        "auto",
         "auto",
         "token",
     ]
@@ -224,7 +224,7 @@ def test_help_shows_groups_and_defaults() -> None:
     output = " ".join(CliRunner().invoke(cli, ["generate", "--help"]).output.split())
     for words in (
         "Speculation (changes the speed",
-        "[default: lookup]",
+        "[default: auto]",
         "[default: embedded]",
         "[default: auto]",
         "[default: 128",

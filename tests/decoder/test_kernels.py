@@ -141,6 +141,7 @@ def test_weights_in_training_do_not_disturb_a_score() -> None:
 PROGRAM = """
 import os, sys
 {prepare}
+import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 torch.manual_seed(0)
 shape = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
