@@ -6,6 +6,7 @@ be: by feature heads from what estimate s - 1 made, by parallel heads from the f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from forerun.models.draft_head import DraftHead
 
 
-class Student(nn.Module):
+class Student(nn.Module, ABC):
     """What is trained, and the frozen embedding it reads through."""
 
     depth: int  # estimates of each position
@@ -30,13 +31,13 @@ class Student(nn.Module):
         vectors: Tensor = self._embedding[0](tokens)
         return vectors
 
+    @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         """[B, L] and [B, L, H] -> [S, B, L, H]; estimate s is garbage before position `first(s)`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def once(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         """The first estimate alone: [B, L, H]."""
-        raise NotImplementedError
 
     def first(self, s: int) -> int:
         """The first position of which estimate s = 1 .. depth means something."""
