@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ParallelHeads,
         PromptLookup,
         RandomDraft,
+        Tree,
     )
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
     from forerun.errors import ForerunError
@@ -39,6 +40,7 @@ _HOMES = {
         "ParallelHeads",
         "PromptLookup",
         "RandomDraft",
+        "Tree",
     ),
     "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
     "forerun.errors": ("ForerunError",),
@@ -76,6 +78,7 @@ __all__ = [
     "SpeculativeDecoder",
     "Stats",
     "Stream",
+    "Tree",
     "__version__",
 ]
 

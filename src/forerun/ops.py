@@ -12,6 +12,7 @@ from forerun import kernels
 from forerun.config import Kernels
 from forerun.math import attention as attention_reference
 from forerun.math import laws as laws_reference
+from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Plan, Scale
 from forerun.math.verify import TargetLaw
@@ -32,6 +33,11 @@ def attend(
 def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
+
+
+def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
+    """The path of each tree that survives, and what follows; see `forerun.math.tree.verify_tree`."""
+    return tree_reference.verify_tree(target, draft, keys)
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
