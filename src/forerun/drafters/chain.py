@@ -46,8 +46,9 @@ class Chain:
 
     def num_draws(self, longest: int) -> int:
         """Uniforms a round needs: each row is drafted for by one drafter."""
-        asks = (getattr(drafter, "num_draws", None) for drafter in self.drafters)
-        return max([longest, *(ask(longest) for ask in asks if ask is not None)])
+        asks = [getattr(drafter, "num_draws", None) for drafter in self.drafters]
+        most: int = max([longest, *(ask(longest) for ask in asks if ask is not None)])
+        return most
 
     def propose(self, context: DraftContext) -> Draft:
         """The first draft of each row that is not empty; drafters nobody is left for are not asked."""

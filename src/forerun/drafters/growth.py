@@ -1,13 +1,13 @@
 """Growing a token tree: the guesses that are most likely to be met, each behind the one it follows.
 
-Every node has a worth, the estimated chance that the target comes by. A child's worth is its parent's times a share that
-follows from the law at the parent and the child's rank among its siblings; shares fall with the rank. The tree is the
-`nodes` worthiest, level by level: a level asks the drafter about all its nodes at once.
+Every node has a worth, the estimated chance that the target comes by. A child's worth is its parent's times a share
+that follows from the law at the parent and the child's rank among its siblings; shares fall with the rank. The tree is
+made of the worthiest nodes, level by level: a level asks the drafter about all its nodes at once.
 
 Sampled siblings stay exact although the shape follows the draft's law. Whether the j-th sibling is in the tree depends
-on nodes of greater worth alone. Its own descendants and the siblings behind it are worth no more than it, so its own token
-and whatever was drawn after it have no say; and recursive rejection may stop before any sibling for whatever reason does
-not lie in that sibling.
+on nodes of greater worth alone. Its own descendants and the siblings behind it are worth no more than it, so its own
+token and whatever was drawn after it have no say; and recursive rejection may stop before any sibling for any reason
+that does not lie in that sibling.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Sprout:
     room: int  # its depth
     nodes: list[Node] = field(default_factory=list)
     asked: dict[int, int] = field(default_factory=dict)  # node -> its number among those the drafter was asked about
+    draws: int = 0  # uniforms used so far
 
     def worthiest(self, number: int) -> list[int]:
         """The best nodes in the order they came, parents before children."""
@@ -106,15 +107,11 @@ class Growth:
                 nodes.append(Node(node, token, worth * share, depth + 1, law))
 
     def _drawn(self, parents: Sequence[tuple[int, int]], law: Tensor, width: int) -> Tensor:
-        """[N, width] places in the law, one drawn after the other without those before.
-
-        A row's draws are counted: by how many children it could have had so far.
-        """
-        counts: dict[int, int] = {}
+        """[N, width] places in the law, one drawn after the other without those before."""
         first = []
         for b, _ in parents:
-            first.append(len(self.sprouts[b].nodes) + counts.get(b, 0))
-            counts[b] = counts.get(b, 0) + width
+            first.append(self.sprouts[b].draws)
+            self.sprouts[b].draws += width
         rows = torch.tensor([b for b, _ in parents], device=law.device)
         start = torch.tensor(first, device=law.device)
         drawn = []
@@ -131,8 +128,10 @@ class Growth:
         rows = []
         for row, (b, node) in zip(logits.split(1), parents, strict=True):
             adjust, path = self.context.adjusters[b], self.sprouts[b].path(node)
-            known = adjust is None
-            rows.append(row if known else adjusted_row(row, adjust, path, self.steps.ids, self.context.vocab_size))
+            if adjust is None:
+                rows.append(row)
+            else:
+                rows.append(adjusted_row(row, adjust, path, self.steps.ids, self.context.vocab_size))
         return torch.cat(rows)
 
     def level(self, depth: int) -> list[tuple[int, int]]:
@@ -203,7 +202,5 @@ def _plain_or_warped(logits: Tensor, params: LawParams) -> Tensor:
     """Log-weights [N, V]: the row's own law, or for greedy rows, whose own law finds one token certain, the softmax."""
     if params.all_greedy:
         return working(logits)
-    weights = warp(logits, params)
-    return (
-        torch.where((params.temperature > 0).unsqueeze(-1), weights, working(logits)) if params.any_greedy else weights
-    )
+    weights, sampled = warp(logits, params), (params.temperature > 0).unsqueeze(-1)
+    return torch.where(sampled, weights, working(logits)) if params.any_greedy else weights

@@ -21,8 +21,8 @@ class Tree:
     """Proposes a small tree of tokens, grown with `inner` where its guesses are most likely to be met.
 
     `inner` is a `DraftModel`, `FeatureHead`, `ParallelHeads` or `EarlyExit`. A tree has at most `nodes` tokens and
-    `width` children a node; the draft length that the policy asks for is its depth. `siblings` says how alternatives are
-    chosen: "top" takes the most likely, "sampled" draws them without replacement; greedy rows always take the most
+    `width` children a node; the draft length that the policy asks for is its depth. `siblings` says how alternatives
+    are chosen: "top" takes the most likely, "sampled" draws them without replacement; greedy rows always take the most
     likely. Either way the text is the target's.
     """
 

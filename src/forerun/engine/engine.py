@@ -347,9 +347,9 @@ def _check_trees(target: Scorer, rule: Rule) -> None:
 def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] | None) -> Tensor:
     if row.adjuster is None:
         return logits
-    return (
-        row.adjuster(logits, drafted, 0) if parents is None else adjusted_along(logits, drafted, parents, row.adjuster)
-    )
+    if parents is None:
+        return row.adjuster(logits, drafted, 0)
+    return adjusted_along(logits, drafted, parents, row.adjuster)
 
 
 def _keys(batch: list[Row], device: torch.device) -> Keys:
