@@ -24,7 +24,7 @@ from torch import Tensor
 from forerun.math.laws import draw, tile_sums
 from forerun.math.verify import residual
 
-HALVINGS = 60  # of [1, K], for K-SEQ's ratio
+HALVINGS = 54  # of [1, K], for K-SEQ's ratio
 
 
 @dataclass(frozen=True, slots=True)
