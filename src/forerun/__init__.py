@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ParallelHeads,
         PromptLookup,
         RandomDraft,
+        TopK,
         Tree,
     )
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
@@ -40,6 +41,7 @@ _HOMES = {
         "ParallelHeads",
         "PromptLookup",
         "RandomDraft",
+        "TopK",
         "Tree",
     ),
     "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
@@ -78,6 +80,7 @@ __all__ = [
     "SpeculativeDecoder",
     "Stats",
     "Stream",
+    "TopK",
     "Tree",
     "__version__",
 ]

@@ -30,9 +30,9 @@ class SpeculativeDecoder:
     """Decodes faster with a drafter's help and says exactly what the target would have said.
 
     `drafter` is any of `DraftModel`, `FeatureHead`, `ParallelHeads`, `PromptLookup`, `NgramTable`, `EarlyExit`,
-    `RandomDraft`, `Chain`, one of your own, a folder with a trained one, None for plain decoding, or "auto": prompt
-    lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy` is "auto", a
-    draft length, or a policy object; `rule` is one of `Rule`, all of them lossless. `kernels` says whether
+    `RandomDraft`, `Chain`, `Tree`, `TopK`, one of your own, a folder with a trained one, None for plain decoding, or
+    "auto": prompt lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy`
+    is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless. `kernels` says whether
     compiled kernels may stand in for torch on a CPU: "auto" where they measure faster, "on", "off", or None for what
     $FORERUN_KERNELS says; drafters follow the target.
     """

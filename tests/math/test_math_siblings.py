@@ -52,7 +52,7 @@ def bisect(holds: Callable[[Tensor], Tensor], rows: int) -> Tensor:
 
 def emitted(way: Way, p: Tensor, q: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """The law of the token [B, V] and the chance that a candidate was kept [B], for candidates [B, K]."""
-    rows, count = candidates.shape
+    rows = len(candidates)
     chance = thresholds(way, p, q, candidates)
     arrives = torch.nn.functional.pad((1 - chance).cumprod(dim=-1), (1, 0), value=1.0)
     law = torch.zeros(rows, len(p), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Whole trees without sampling: every tree that can be grown, every accept pattern, the whole of each uniform's range."""
+"""Whole trees without sampling: every tree that can be grown, every accept pattern, all of each uniform's range."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class MarkovSteps:
     def context(self) -> DraftContext:
         params = LawParams.stack([SamplingParams(temperature=1.0)])
         uniforms = torch.zeros(1, 99, dtype=torch.float64)
-        return DraftContext((0,), ((START,),), (self.room,), params, uniforms, (None,), self.pair.vocab, torch.device("cpu"))
+        return DraftContext(
+            (0,), ((START,),), (self.room,), params, uniforms, (None,), self.pair.vocab, torch.device("cpu")
+        )
 
     def roots(self, rows: Sequence[int]) -> Tensor:
         return self.pair.draft[0, START].log()[None]
@@ -134,7 +136,9 @@ def _stacked(pair: MarkovPair, found: dict[tuple[Any, ...], float], laws: dict[t
         parents.append([*above, *[-1] * pad])
         lengths.append(len(own))
     mass = torch.tensor(list(found.values()), dtype=torch.float64)
-    return Trees(mass, torch.tensor(tokens), torch.tensor(parents), torch.tensor(lengths), torch.stack(p), torch.stack(q))
+    return Trees(
+        mass, torch.tensor(tokens), torch.tensor(parents), torch.tensor(lengths), torch.stack(p), torch.stack(q)
+    )
 
 
 def bisect(holds: Callable[[Tensor], Tensor], rows: int) -> Tensor:
@@ -269,7 +273,9 @@ def test_a_tree_of_likely_tokens_says_the_targets_own_draws() -> None:
     p = torch.stack([pair.target[len(path), path[-1] if path else START] for path in paths])
     rows, lengths = len(wanted), torch.full((len(wanted),), 5)
     shape = TreeShape(torch.tensor([parents]).expand(rows, -1), (Siblings.TOP,) * rows)
-    draft = Draft(torch.tensor([tokens]).expand(rows, -1), lengths, law_of(p[None, :5].expand(rows, -1, -1)), tree=shape)
+    draft = Draft(
+        torch.tensor([tokens]).expand(rows, -1), lengths, law_of(p[None, :5].expand(rows, -1, -1)), tree=shape
+    )
     final = torch.cat([u, u[:, :2]], dim=1)
     count, said, path = tree_rule(law_of(p[None].expand(rows, -1, -1)), draft, Noise(final, final))
     for i, text in enumerate(wanted.tolist()):

@@ -108,10 +108,10 @@ class RaggedCache:
         picks = list(picks)
         assert not picks or start + picks[-1] < self._length[row], f"row {row} has {self._length[row]} keys"
         if picks != list(range(len(picks))):
-            slot, place = self._slot[row], slice(start, start + len(picks))
+            slot, chosen = self._slot[row], torch.tensor(picks) + start
             for layer in self.layers.values():
-                for pool in (layer.keys, layer.values):
-                    pool[slot, place] = pool[slot, [start + pick for pick in picks]]
+                for pool in (layer.keys[slot], layer.values[slot]):
+                    pool[start : start + len(picks)] = pool[chosen.to(pool.device)]
         self._length[row] = start + len(picks)
 
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:

@@ -94,8 +94,8 @@ class Growth:
             places = torch.where(sampled.unsqueeze(-1), drawn, places)
         tokens = places if self.steps.ids is None else self.steps.ids[places]
         start = len(self.owners)
-        for i, (b, node) in enumerate(parents):
-            self._append(b, node, tokens[i].tolist(), shares[i].tolist(), start + i)
+        for i, ((b, node), own, worth) in enumerate(zip(parents, tokens.tolist(), shares.tolist(), strict=True)):
+            self._append(b, node, own, worth, start + i)
         self.owners += [b for b, _ in parents]
         self.logits.append(logits)
 
