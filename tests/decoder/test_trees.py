@@ -108,7 +108,7 @@ def test_features_follow_the_kept_path() -> None:
     """What a head hears of the target is the same as if the text had never been a tree."""
     model = tiny_model("llama")
     prompts, _, _ = oracle("llama")
-    decoder = forerun.SpeculativeDecoder(model, Tree(FeatureHead(head_of(model, noise=0.05)), nodes=9), policy=4)
+    decoder = forerun.SpeculativeDecoder(model, Tree(FeatureHead(head_of(model)), nodes=9), policy=4)
     features = decoder.drafter.inner.trunk.features
     heard = 0
     stream = decoder.stream(*padded(prompts[1:2], "left"), max_new_tokens=NEW)
