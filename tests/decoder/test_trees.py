@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import forerun
 from decoder.test_greedy_identity import padded
 from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, Tree, with_trees
+from forerun.engine.branching import adjusted_along
 from forerun.engine.row import RowResult
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.kernels import missing
@@ -135,6 +138,18 @@ def test_penalties_follow_each_path() -> None:
         out = forerun.SpeculativeDecoder(model, tree, policy=4).generate(*padded(prompts, "left"), **keywords)
         assert out.new_tokens == plain.new_tokens
         assert out.stats.tokens_per_round > 1.5
+
+
+def test_each_node_is_adjusted_along_its_own_path() -> None:
+    seen: list[tuple[list[int], int]] = []
+
+    def spy(logits: Tensor, drafted: Sequence[int], first: int) -> Tensor:
+        seen.append((list(drafted), first))
+        return logits + len(seen)
+
+    out = adjusted_along(torch.zeros(5, 3), [10, 11, 12, 13], [-1, -1, 0, 2], spy)
+    assert seen == [([], 0), ([10], 1), ([11], 1), ([10, 12], 2), ([10, 12, 13], 3)]
+    assert out[:, 0].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_counts_origins_and_logprobs() -> None:

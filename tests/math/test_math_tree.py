@@ -67,13 +67,14 @@ class MarkovSteps:
     room: int
     nodes: list[tuple[int, int]] = field(default_factory=list)  # depth, token
     ids: Tensor | None = None
+    adjuster: Any = None
 
     @property
     def context(self) -> DraftContext:
         params = LawParams.stack([SamplingParams(temperature=1.0)])
         uniforms = torch.zeros(1, 99, dtype=torch.float64)
         return DraftContext(
-            (0,), ((START,),), (self.room,), params, uniforms, (None,), self.pair.vocab, torch.device("cpu")
+            (0,), ((START,),), (self.room,), params, uniforms, (self.adjuster,), self.pair.vocab, torch.device("cpu")
         )
 
     def roots(self, rows: Sequence[int]) -> Tensor:
@@ -287,6 +288,24 @@ def test_a_tree_of_likely_tokens_says_the_targets_own_draws() -> None:
         assert [tokens[node] for node in path[i, : len(longest)].tolist()] == longest
         assert int(said[i]) == text[len(longest)]
         assert path[i, len(longest) :].tolist() == [-1] * (path.shape[1] - len(longest))
+
+
+def test_the_draft_adjusts_each_law_along_its_own_path() -> None:
+    pair = MarkovPair.random(3, seed=1, concentration=1.0)
+    seen: list[tuple[int, ...]] = []
+
+    def spy(logits: Tensor, drafted: Sequence[int], first: int) -> Tensor:
+        assert first == len(drafted)
+        seen.append(tuple(drafted))
+        return logits
+
+    steps = MarkovSteps(pair, 3, adjuster=spy)
+    draft = grow_tree(steps, 2, 6, Siblings.TOP)
+    assert draft.tree is not None
+    tokens, parents = draft.tokens[0].tolist(), draft.tree.parents[0].tolist()
+    paths = [tuple(tokens[i] for i in lineage(parents, node)) for node in range(-1, len(tokens))]
+    assert seen[0] == () and max(map(len, seen)) == 2 and len(set(seen)) == len(seen)
+    assert {path[:-1] for path in paths if path} <= set(seen)
 
 
 def test_rows_are_judged_as_if_alone(monkeypatch: MonkeyPatch) -> None:
