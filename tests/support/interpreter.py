@@ -1,11 +1,12 @@
-"""Triton's interpreter for kernel tests on a CPU. Import this before any kernel: Triton looks once, when one is defined.
+"""Triton's interpreter for kernel tests on a CPU; with a GPU nothing is interpreted and the same tests run there.
 
-On a machine with a GPU nothing is interpreted and the same tests run on it.
+`conftest` imports this before anything that may import Triton, which looks at the environment once and for all.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,9 +16,18 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 
-pytest.importorskip("triton")
+on_gpu_alone = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
 
 
+def kernel_tests() -> list[pytest.MarkDecorator]:
+    """The marks of a file that tests Triton kernels, wherever they run: `pytestmark = kernel_tests()`."""
+    if DEVICE.type == "cuda":
+        return [pytest.mark.gpu]
+    _mend_loop_bounds()
+    return []
+
+
+@cache
 def _mend_loop_bounds() -> None:
     """Triton 3.6 turns a loop's bound into a number in a way that NumPy 2.4 no longer allows."""
     from triton.runtime import interpreter
@@ -29,7 +39,3 @@ def _mend_loop_bounds() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = mended
-
-
-if DEVICE.type == "cpu":
-    _mend_loop_bounds()

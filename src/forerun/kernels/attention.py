@@ -1,10 +1,10 @@
 """Attention over ragged rows in Triton; the reference is `math.ragged_attention`.
 
-One program takes one key head of one row and all the queries that share it: the heads of a group and the new tokens are
-folded into one axis, so a key is read once for all of them. Rows stop at their own length (SPLIT), or all at the longest
-(PAD, to compare with). Where that makes too few programs to keep every multiprocessor reading, or rows of so different
-lengths that the longest works alone at the end, each row's keys are cut into chunks of one size for all rows (KEYS): a
-program leaves its maximum, sum and weighted values behind, and a second, small kernel merges them.
+One program takes one key head of one row and all the queries that share it: the heads of a group and the new tokens
+are folded into one axis, so a key is read once for all of them. Rows stop at their own length (SPLIT), or all at the
+longest (PAD, to compare with). Where that makes too few programs to keep every multiprocessor reading, or leaves the
+longest row to work alone at the end, each row's keys are cut into chunks of one size for all rows (KEYS): a program
+leaves its maximum, sum and weighted values behind, and a second, small kernel merges them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _launch(
     _attend_kernel[(heads, batch * shape.query_blocks, shape.splits)](
         out, *parts, query, keys, values, reach.slots, reach.lengths, reach.starts,
         query if scale.sinks is None else scale.sinks, query if tree is None else tree,
-        query.stride(0), query.stride(1), *keys.stride()[:3], *values.stride()[:3], 0 if tree is None else tree.stride(0),
+        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], 0 if tree is None else tree.stride(0),
         scale.factor, scale.softcap or 1.0, reach.window, reach.longest, shape.chunk, shape.splits, shape.query_blocks,
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
         BLOCK_SIZE=_power(query.shape[-1]), BLOCK_VALUE_SIZE=_power(values.shape[-1]),
@@ -161,8 +161,8 @@ def _launch_merge(
     batch, heads = reach.slots.shape[0], out.shape[1]
     _merge_kernel[(heads, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
-        reach.window, shape.chunk, shape.splits, HEADS=heads, VALUE_SIZE=out.shape[-1], BLOCK_VALUE_SIZE=_power(out.shape[-1]),
-        BLOCK_SPLITS=_power(shape.splits), WINDOWED=reach.window > 0,
+        reach.window, shape.chunk, shape.splits, HEADS=heads, VALUE_SIZE=out.shape[-1],
+        BLOCK_VALUE_SIZE=_power(out.shape[-1]), BLOCK_SPLITS=_power(shape.splits), WINDOWED=reach.window > 0,
         HAS_SINKS=scale.sinks is not None, num_warps=2 if shape.splits <= 16 else 4,
     )  # fmt: skip
 
@@ -275,7 +275,7 @@ def _attend_kernel(
     position = past + token
     if HAS_TREE:
         depth = tl.zeros([BLOCK_QUERIES], dtype=tl.int32)
-        for other in range(0, count):
+        for other in range(count):
             is_kin = tl.load(tree_ptr + (start + token).to(tl.int64) * tree_token + other, mask=is_query, other=0)
             depth += is_kin.to(tl.int32)
         position = past + depth - 1
@@ -401,4 +401,3 @@ def _merge_kernel(
     made = tl.sum(part * weight[:, None], 0) / total
     where = ((start + token).to(tl.int64) * HEADS + head) * VALUE_SIZE + e
     tl.store(out_ptr + where, made.to(out_ptr.dtype.element_ty), mask=e < VALUE_SIZE)
-

@@ -1,8 +1,8 @@
 """Attention of new tokens over rows whose lengths only the device knows, said in torch one row at a time.
 
-`math.attention` takes its rows from the host and a mask of any kind; a kernel wants neither. Here a row is three numbers
-in device tensors, and what a query sees is a rule: everything up to itself, perhaps no further back than a window,
-perhaps a tree among the new tokens. `kernels.attention` has the same function; this one is what it must agree with.
+`math.attention` takes its rows from the host and a mask of any kind; a kernel wants neither. Here a row is three
+numbers in device tensors, and what a query sees is a rule: everything up to itself, perhaps no further back than a
+window, perhaps a tree among the new tokens. `kernels.attention` has the same function and must agree with this one.
 """
 
 from __future__ import annotations

@@ -274,11 +274,15 @@ def known_window(mask_function: Callable[..., Tensor]) -> int | None:
         return 0
     if getattr(mask_function, "__code__", None) is not _BOTH_CODE:
         return None
-    window, *others = _closed_over(mask_function)["mask_functions"]
-    if others != [causal_mask_function] or getattr(window, "__code__", None) is not _WINDOW_CODE:
+    parts = _closed_over(mask_function).get("mask_functions", ())
+    if (
+        len(parts) != 2
+        or parts[1] is not causal_mask_function
+        or getattr(parts[0], "__code__", None) is not _WINDOW_CODE
+    ):
         return None
-    found = _closed_over(window)["sliding_window"]
-    return found if isinstance(found, int) and found > 0 else None
+    window = _closed_over(parts[0]).get("sliding_window")
+    return window if isinstance(window, int) and window > 0 else None
 
 
 def _closed_over(function: Any) -> dict[str, Any]:
