@@ -26,8 +26,13 @@ pytestmark = kernel_tests()
 FORMS = (Form.PAD, Form.SPLIT, Form.KEYS)
 # Blocks of 16 keys and chunks of as few: rows of 73 keys then have five chunks, of which queries see all, some or none.
 SMALL = replace(TUNING, block_bytes=0, least_chunk=16)
-# The interpreter cuts bfloat16 off where a GPU rounds.
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+# Relative and absolute. The interpreter cuts bfloat16 off where a GPU rounds.
+TOLERANCE = {torch.float32: (1e-6, 3e-6), torch.float16: (2e-3, 1e-3), torch.bfloat16: (2e-2, 1e-2)}
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    relative, absolute = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got, want, rtol=relative, atol=absolute)
 
 
 def check(case: Case, form: Form, tuning: Tuning = SMALL) -> None:
@@ -35,7 +40,7 @@ def check(case: Case, form: Form, tuning: Tuning = SMALL) -> None:
     got = kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale, form, tuning)
     assert want.isfinite().all()
     assert got.dtype == case.query.dtype
-    torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE[got.dtype])
+    close(got, want)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -73,7 +78,7 @@ def test_one_token_of_one_row(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_more_queries_than_a_block_holds(form: Form) -> None:
     """Each block of queries stops where its last one does, and begins where its first one's window does."""
-    rows = RaggedRows((0, 1), (9, 0), (21, 2))
+    rows = RaggedRows((0, 1), (9, 0), (17, 2))
     for window in (0, 5):
         check(make_case(rows, heads=(2, 1), window=window), form, replace(SMALL, most_queries=16))
 
@@ -81,28 +86,28 @@ def test_more_queries_than_a_block_holds(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_host_knows_a_bound_only(form: Form) -> None:
     """In a captured graph: the grid is for the capacity, the lengths are the device's."""
-    check(make_case(longest=82), form)
-    check(make_case(longest=82, window=11), form)
+    check(make_case(heads=(2, 1), longest=82), form)
+    check(make_case(heads=(2, 1), longest=82, window=11), form)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_scores_that_would_overflow(form: Form) -> None:
-    check(make_case(gain=3e3), form)
+    check(make_case(heads=(2, 1), gain=3e3), form)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_trees(form: Form) -> None:
     rows = RaggedRows((2, 0), (21, 3), (7, 4))
     for window in (0, 9):
-        case = make_case(rows, window=window, sinks=True)
+        case = make_case(rows, heads=(2, 1), window=window, sinks=True)
         check(case.with_tree(random_tree(rows, 8)), form)
 
 
 def test_a_chain_is_a_tree() -> None:
-    case = make_case()
-    line = torch.ones(5, 5, dtype=torch.bool).tril()
-    chain = case.with_tree(torch.cat([line[:count] for count in ROWS.counts]).to(DEVICE))
-    for form in FORMS:
+    rows = RaggedRows((1, 0), (30, 0), (3, 5))
+    case, line = make_case(rows, heads=(2, 1)), torch.ones(5, 5, dtype=torch.bool).tril()
+    chain = case.with_tree(torch.cat([line[:count] for count in rows.counts]).to(DEVICE))
+    for form in (Form.SPLIT, Form.KEYS):
         plain, tree = (
             kernel.attend_ragged(c.query, c.keys, c.values, c.reach, c.scale, form, SMALL) for c in (case, chain)
         )
@@ -112,7 +117,7 @@ def test_a_chain_is_a_tree() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_key_of_the_row_is_read(form: Form) -> None:
     """The negative control of the NaN that surrounds every row: one place earlier it spoils the row, and it alone."""
-    case = make_case()
+    case = make_case(heads=(2, 1))
     case.values[3, :, 72] = torch.nan
     got = kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale, form, SMALL)
     assert got[2].isnan().all(), "the newest key of the first row is seen by that row's last query"
@@ -227,7 +232,7 @@ class TestOnGpu:
             reach.lengths.copy_((case.reach.lengths - shorter).clamp(min=8))
             graph.replay()
             want = reference.attend_ragged(case.query, case.keys, case.values, reach, case.scale)
-            torch.testing.assert_close(out, want, rtol=0, atol=TOLERANCE[out.dtype])
+            close(out, want)
 
     def test_nobody_waits(self) -> None:
         case = self.real((32, 8))

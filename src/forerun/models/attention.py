@@ -274,14 +274,10 @@ def known_window(mask_function: Callable[..., Tensor]) -> int | None:
         return 0
     if getattr(mask_function, "__code__", None) is not _BOTH_CODE:
         return None
-    parts = _closed_over(mask_function).get("mask_functions", ())
-    if (
-        len(parts) != 2
-        or parts[1] is not causal_mask_function
-        or getattr(parts[0], "__code__", None) is not _WINDOW_CODE
-    ):
+    first, *others = _closed_over(mask_function).get("mask_functions") or (None,)
+    if others != [causal_mask_function] or getattr(first, "__code__", None) is not _WINDOW_CODE:
         return None
-    window = _closed_over(parts[0]).get("sliding_window")
+    window = _closed_over(first).get("sliding_window")
     return window if isinstance(window, int) and window > 0 else None
 
 
