@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from bench.fakes import ORIGIN
 from forerun import kernels
+from forerun.bench.attention import __main__ as plain
 from forerun.bench.attention import cases, plot, record, report, run, sweep
 from forerun.bench.attention.cases import SDPA, Case, Inputs, all_cases
 from forerun.bench.attention.record import AttentionRecord, Timing
@@ -157,6 +158,20 @@ class TestRun:
 
 
 class TestCommand:
+    def test_without_click(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        asked: list[int] = []
+
+        def carry_out(cases: Sequence[Case], swept: Sequence[Case], *_: object) -> AttentionRecord:
+            asked.extend((len(cases), len(swept)))
+            return made()
+
+        monkeypatch.setattr(plain, "carry_out", carry_out)
+        assert plain.main(["--sweep", "--output", str(tmp_path / "r.json")]) == 0
+        assert asked == [48, 2]
+        assert "32 query heads over 8" in capsys.readouterr().out
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     def test_without_a_gpu(self) -> None:
         result = CliRunner().invoke(cli, ["bench", "attention"])

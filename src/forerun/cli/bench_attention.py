@@ -75,7 +75,7 @@ def attention(
     Times are CUDA-graph replays over keys that are not in the last cache. Bandwidth counts live keys and values alone
     and is held against a copy measured in the same run. About two minutes on an H200, compilation included.
     """
-    from forerun.bench.attention.cases import all_cases
+    from forerun.bench.attention.cases import all_cases, to_sweep
     from forerun.bench.attention.run import carry_out
     from forerun.bench.attention.timing import need_gpu
     from forerun.bench.plot import check_plot
@@ -85,7 +85,7 @@ def attention(
 
     need_gpu()
     cases = all_cases(batch_sizes, tokens, lengths, heads)
-    swept = [c for c in cases if c.shortest < c.longest and c.queries == max(tokens)] if sweep else []
+    swept = to_sweep(cases) if sweep else []
     if picture is not None:
         check_plot(picture)
     output = output or default_path(prefix="attention")

@@ -90,7 +90,8 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
     """`auto` is KEYS where one program a (row, key head, query block) would leave multiprocessors idle, else SPLIT."""
     heads, size = keys.shape[1], _power(query.shape[-1])
     wanted = reach.most_tokens * (query.shape[1] // heads)
-    block_queries = min(max(16, _power(wanted)), tuning.most_queries)
+    # Without tensor cores a product of float32 is so much code that a large block takes long to compile.
+    block_queries = min(_power(wanted), tuning.most_queries, 32 if query.dtype is torch.float32 else 64)
     block_keys = min(max(tuning.block_bytes // (size * query.element_size()), 16), 128)
     blocks = -(-wanted // block_queries)
     splits, span = 1, reach.longest if form is Form.PAD else _span(reach)

@@ -15,6 +15,10 @@ from forerun.math.attention import Form, Scale, attend, plan
 from forerun.math.ragged_attention import Reach, reach_of, visible
 from forerun.types import RaggedRows
 
+BATCHES, QUERIES = (1, 8, 16), (1, 5, 8)
+LENGTHS = ((512, 512), (4096, 4096), (64, 4096))
+HEADS = ((32, 32), (32, 8))  # a Llama of 7 B, and grouped
+SWEPT_BATCH = 8
 SIZE = 128  # of a head
 ELEMENT = 2  # bytes: bfloat16
 SDPA = "sdpa"
@@ -87,6 +91,13 @@ def all_cases(
         if case.shortest < case.queries:
             raise InvalidArgument(f"{case.shortest} keys do not hold {case.queries} new tokens; ask for longer rows")
     return found
+
+
+def to_sweep(cases: Sequence[Case]) -> list[Case]:
+    """Those on which other choices of the kernel's numbers are worth trying: rows that differ, most new tokens."""
+    most = max(case.queries for case in cases)
+    found = [case for case in cases if case.shortest < case.longest and case.queries == most]
+    return [case for case in found if case.batch == SWEPT_BATCH] or found
 
 
 @dataclass(frozen=True, slots=True)
