@@ -96,8 +96,8 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
                help="How drafts are judged, all lossless: 'token' one by one; 'block' accepts at least as much; "
                     "'coupled' gives the same tokens for a seed whatever the drafter, policy and batch."),
         option(group, "--attention", type=click.Choice(["auto", "pad", "split", "keys"]), default="auto",
-               help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long rows "
-                    "over several programs of a GPU."),
+               help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
+                    "rows over several programs of a GPU."),
         option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
     )  # fmt: skip
 
