@@ -120,7 +120,7 @@ class RaggedCache:
         starts = [slot * self.capacity + past for slot, past in zip(rows.slots, rows.past, strict=True)]
         return ranges(starts, rows.counts)
 
-    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.AUTO) -> Layer:
+    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.OFF) -> Layer:
         """Store new keys and values ([N, heads, size]) of one layer and return that layer."""
         pool = self.room(layer, keys, values)
         ops.write(keys, values, addresses, *pool.flat, use)

@@ -106,7 +106,7 @@ class RaggedStates(Cache):
         assert self.pad_index is not None
         real = self.pad_index >= 0
         keys, values = key_states.transpose(1, 2)[real], value_states.transpose(1, 2)[real]
-        layer = self.cache.write(layer_idx, self.addresses, keys, values)
+        layer = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
         slots = torch.tensor(self.rows.slots, device=keys.device)
         span = self.longest_past + self.width
         grown = (_padded_rows(pool, slots, span) for pool in (layer.keys, layer.values))
