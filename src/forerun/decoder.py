@@ -33,7 +33,7 @@ class SpeculativeDecoder:
     `RandomDraft`, `Chain`, one of your own, a folder with a trained one, None for plain decoding, or "auto": prompt
     lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy` is "auto", a
     draft length, or a policy object; `rule` is one of `Rule`, all of them lossless. `kernels` says whether
-    compiled kernels may stand in for torch on a CPU: "auto" where they measure faster, "on", "off", or None for what
+    kernels may stand in for torch: "auto" (on a CPU where they measure faster), "on", "off", or None for what
     $FORERUN_KERNELS says; drafters follow the target.
     """
 

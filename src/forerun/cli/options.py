@@ -12,7 +12,7 @@ OTHER = "Other"
 KERNELS = click.Choice(["auto", "on", "off"])
 KERNELS_HELP = (
     "Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never. "
-    "Numbers agree up to rounding."
+    "On a GPU Triton kernels, unless 'off'. Numbers agree up to rounding."
 )
 
 
@@ -95,8 +95,9 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
         option(group, "--rule", type=click.Choice(["token", "block", "coupled"]), default="token",
                help="How drafts are judged, all lossless: 'token' one by one; 'block' accepts at least as much; "
                     "'coupled' gives the same tokens for a seed whatever the drafter, policy and batch."),
-        option(group, "--attention", type=click.Choice(["auto", "pad", "split"]), default="auto",
-               help="Rows of different lengths in one pass: padded to the longest, or one by one."),
+        option(group, "--attention", type=click.Choice(["auto", "pad", "split", "keys"]), default="auto",
+               help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
+                    "rows over several programs of a GPU."),
         option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
     )  # fmt: skip
 
