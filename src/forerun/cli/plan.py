@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,7 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
     """
     from forerun.bench.plot import check_plot
-    from forerun.bench.records import check_writable, write
+    from forerun.bench.records import FORMAT, check_writable, write
     from forerun.cli.console import err_console, plain_warnings
     from forerun.plan.record import summary
 
@@ -166,12 +166,12 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     if output is not None:
         write(record, output, summary(record))
         err.print(f"Record: {output}", markup=False, soft_wrap=True)
-    _show(record, as_json)
+    if as_json:
+        click.echo(json.dumps({"format": FORMAT, **asdict(record), "summary": summary(record)}, indent=1))
+    else:
+        print_plan(record)
     if picture is not None and record.plans:
-        from forerun.plan.plot import plot
-
-        plot(record, picture)
-        err.print(f"Picture: {picture}", markup=False, soft_wrap=True)
+        draw(record, picture)
     if not record.complete:
         raise click.exceptions.Exit(INTERRUPTED)
 
@@ -326,18 +326,18 @@ def _random(vocab: int, count: int, length: int, seed: int) -> tuple[list[Prompt
     return [tuple(row) for row in ids], f"{count} random prompts of {length} tokens"
 
 
-def _show(record: PlanRecord, as_json: bool) -> None:
-    from dataclasses import asdict
+def show_plan(record: PlanRecord, picture: Path | None) -> None:
+    """Print a record, and draw it where a picture was asked for."""
+    print_plan(record)
+    if picture is not None:
+        draw(record, picture)
 
-    from forerun.bench.records import FORMAT
+
+def print_plan(record: PlanRecord) -> None:
     from forerun.cli.bench import print_table
     from forerun.cli.console import out_console
-    from forerun.plan.record import summary
     from forerun.plan.report import advice, remarks, tables, verdicts
 
-    if as_json:
-        click.echo(json.dumps({"format": FORMAT, **asdict(record), "summary": summary(record)}, indent=1))
-        return
     console = out_console()
     for table in tables(record):
         print_table(table, console)
@@ -347,6 +347,13 @@ def _show(record: PlanRecord, as_json: bool) -> None:
         console.print(line, style="green" if held else "red", markup=False)
     for line in advice(record):
         console.print(line, style="bold", markup=False)
+
+
+def draw(record: PlanRecord, picture: Path) -> None:
+    from forerun.plan.plot import plot
+
+    plot(record, picture)
+    click.echo(f"Picture: {picture}", err=True)
 
 
 def _plain(value: Any) -> Any:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from forerun.plan.rounds import Prober, Round, Task, full_rounds
 
-HICCUP = 3.0  # times the median of its kind: a first of its shape, or somebody else's work
 BINS = 12  # points of a curve where drafts have many different sizes
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds over something counted; straight between its points and beyond them."""
+    """Seconds over something counted; straight between its points and beyond them, and never falling."""
 
     points: tuple[tuple[float, float], ...]  # x increasing
 
@@ -26,12 +26,12 @@ class Curve:
         found: dict[float, list[float]] = {}
         for x, seconds in samples:
             found.setdefault(x, []).append(seconds)
-        return cls(tuple(_merged([(x, found[x]) for x in sorted(found)])))
+        return cls(tuple(_rising(_merged([(x, found[x]) for x in sorted(found)]))))
 
     def __call__(self, x: float) -> float:
         if len(self.points) < 2:
             return self.points[0][1] if self.points else 0.0
-        place = next((i for i in range(1, len(self.points) - 1) if x <= self.points[i][0]), len(self.points) - 1)
+        place = min(max(bisect_left(self.points, (x,)), 1), len(self.points) - 1)
         (x0, y0), (x1, y1) = self.points[place - 1], self.points[place]
         return max(y0 + (y1 - y0) * (x - x0) / (x1 - x0), 0.0)
 
@@ -92,9 +92,9 @@ def measure_costs(
 
 
 def steady(values: Sequence[float]) -> float:
-    """The mean without hiccups."""
-    limit = HICCUP * median(values)
-    return fmean([value for value in values if value <= limit])
+    """The mean of the middle half: hiccups, and the first of a shape, are among the rest."""
+    quarter = len(values) // 4
+    return fmean(sorted(values)[quarter : len(values) - quarter])
 
 
 def _costs(batch: int, plain: float, rounds: Sequence[tuple[int, Round]]) -> Costs:
@@ -138,17 +138,32 @@ def _shuffled(lengths: Sequence[int], rng: random.Random) -> Iterator[int]:
         yield from rng.sample(lengths, len(lengths))
 
 
-def _merged(groups: Sequence[tuple[float, list[float]]]) -> Iterator[tuple[float, float]]:
-    """At most `BINS` points; neighbours are put together by count, and their x is the mean of theirs."""
+def _merged(groups: Sequence[tuple[float, list[float]]]) -> list[tuple[float, list[float]]]:
+    """At most about `BINS` groups; neighbours are put together by count, and their x is the mean of theirs."""
     if len(groups) <= BINS:
-        yield from ((x, steady(values)) for x, values in groups)
-        return
-    flat = [(x, seconds) for x, values in groups for seconds in values]
-    size = -(-len(flat) // BINS)
-    last = None
-    for start in range(0, len(flat), size):
-        part = flat[start : start + size]
-        x = fmean(x for x, _ in part)
-        if last is None or x > last:
-            yield x, steady([seconds for _, seconds in part])
-        last = x
+        return list(groups)
+    size = sum(len(values) for _, values in groups) / BINS
+    found: list[tuple[float, list[float]]] = []
+    for x, values in groups:
+        if not found or len(found[-1][1]) >= size:
+            found.append((x, values))
+            continue
+        before, kept = found.pop()
+        found.append(((before * len(kept) + x * len(values)) / (len(kept) + len(values)), kept + values))
+    return found
+
+
+def _rising(groups: Sequence[tuple[float, list[float]]]) -> list[tuple[float, float]]:
+    """The points nearest to the groups' that never fall: more work does not take less time, so a dip is noise.
+
+    Neighbours in the wrong order share their mean, weighted by the samples behind it (pool adjacent violators).
+    """
+    pools: list[tuple[float, int, list[float]]] = []  # seconds, samples, the x that share them
+    for x, values in groups:
+        seconds, weight, xs = steady(values), len(values), [x]
+        while pools and pools[-1][0] >= seconds:
+            more, count, others = pools.pop()
+            seconds = (seconds * weight + more * count) / (weight + count)
+            weight, xs = weight + count, others + xs
+        pools.append((seconds, weight, xs))
+    return [(x, seconds) for seconds, _, xs in pools for x in xs]

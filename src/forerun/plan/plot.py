@@ -69,10 +69,10 @@ def _spread_labels(axes: Any, x: float, found: dict[int, float], colour: str) ->
 def _figure_3(record: PlanRecord, axes: Any) -> None:
     """The best draft length over alpha; the drafters' own best."""
     alphas = [i / 200 for i in range(199)]
-    for c, grey in zip(COSTS, GREYS[1:], strict=True):
+    for place, (c, grey) in enumerate(zip(COSTS, GREYS[1:], strict=True)):
         curve = [best_draft_length(a, c, LONGEST) for a in alphas]
         axes.plot(alphas, curve, color=grey)
-        top = next((i for i, y in enumerate(curve) if y >= 18), len(curve) - 1)
+        top = next((i for i, y in enumerate(curve) if y >= 17 - 4 * place), len(curve) - 1)  # labels apart
         axes.annotate(f"c = {c:g}", (alphas[top], curve[top]), (-36, 0), textcoords="offset points", fontsize=8,
                       color=grey)  # fmt: skip
     rates = {(facts.drafter, facts.temperature): facts.alpha for facts in record.acceptance}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from forerun.bench.records import Provenance
+from forerun.bench.records import Provenance, content_of, damaged, provenance_of
 from forerun.plan.acceptance import Acceptance
 from forerun.plan.check import Checked, Verdict
 from forerun.plan.costs import Costs
-from forerun.plan.predict import NOTHING_GAINED, Prediction
+from forerun.plan.predict import NOTHING_GAINED, Formula, Prediction
 
 KIND = "plan"
 
@@ -138,6 +139,52 @@ def _advice(batch: int, temperature: float, plans: Sequence[Plan]) -> Advice:
     if not top.best or top.factor <= NOTHING_GAINED:
         return Advice(batch, temperature, None, 0, 1.0, measured)
     return Advice(batch, temperature, top.drafter, top.best, top.factor, measured)
+
+
+def read(path: Path) -> PlanRecord:
+    """A record from its file."""
+    content = content_of(path)
+    with damaged(path):
+        known = {f.name: content[f.name] for f in fields(PlanRecord)}
+        return PlanRecord(
+            **known
+            | {
+                "provenance": provenance_of(content),
+                "acceptance": tuple(_acceptance(entry) for entry in content["acceptance"]),
+                "costs": tuple(_costs(entry) for entry in content["costs"]),
+                "plans": tuple(_plan(entry) for entry in content["plans"]),
+                "advice": tuple(Advice(**entry) for entry in content["advice"]),
+                "notes": tuple(content["notes"]),
+            }
+        )
+
+
+def _acceptance(entry: dict[str, Any]) -> AcceptanceFacts:
+    survival = {length: tuple(chances) for length, chances in _by_length(entry["survival"]).items()}
+    places = {name: tuple(entry[name]) for name in ("by_position", "reached")}
+    return AcceptanceFacts(**entry | places | {"survival": survival})
+
+
+def _costs(entry: dict[str, Any]) -> CostFacts:
+    curves = {name: _by_length(entry[name]) for name in ("round_seconds", "draft_ratio", "score_ratio")}
+    return CostFacts(**entry | curves)
+
+
+def _plan(entry: dict[str, Any]) -> Plan:
+    predictions = (Prediction(**p | {"formula": Formula(**p["formula"])}) for p in entry["predictions"])
+    return Plan(
+        **entry
+        | {
+            "predictions": tuple(predictions),
+            "checked": tuple(Checked(**checked) for checked in entry["checked"]),
+            "verdict": None if entry["verdict"] is None else Verdict(**entry["verdict"]),
+        }
+    )
+
+
+def _by_length(entries: Mapping[str, Any]) -> dict[int, Any]:
+    """JSON knows no numbers as names."""
+    return {int(length): value for length, value in entries.items()}
 
 
 def summary(record: PlanRecord) -> dict[str, Any]:
