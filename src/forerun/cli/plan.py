@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 MODEL, PROMPTS, MEASURE, OUTPUT = "Model", "Prompts", "Measuring", "Output"
 OWN = "own"  # the draft that belongs to a synthetic target
 DEFAULTS = ("auto", "lookup")
-FIELDS = ("max_length", "batch_sizes", "temperatures", "contexts", "max_new_tokens", "repeats", "check", "seed")
+FIELDS = (
+    "max_length",
+    "batch_sizes",
+    "temperatures",
+    "contexts",
+    "max_new_tokens",
+    "repeats",
+    "check",
+    "check_prompts",
+    "seed",
+)
 
 
 def degrees(value: str) -> tuple[float, ...]:
@@ -126,6 +136,14 @@ def degrees(value: str) -> tuple[float, ...]:
     type=click.Choice(["near", "all", "none"]),
     default="near",
     help="Run draft lengths near the predicted best, all of them, or none, to see whether the prediction holds.",
+)
+@option(
+    MEASURE,
+    "--check-prompts",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="all",
+    help="Check with the first N prompts only, to save time.",
 )
 @option(MEASURE, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="For sampling.")
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from forerun.plan.predict import Prediction
 from forerun.plan.rounds import Prober, Round, Task, full_rounds
@@ -13,6 +14,7 @@ from forerun.plan.settings import Extent
 REACH = 2  # lengths on either side of the predicted best that are run
 SPEED_TOLERANCE = 0.10
 TIE = 0.03  # speeds this close are one speed: so much they differ between runs of the same thing
+PLAIN_ROUNDS = 32
 SURE = 2.0  # standard errors that sampled text may differ by, on top
 
 
@@ -114,7 +116,11 @@ def judge(best: Prediction, checked: Sequence[Checked]) -> Verdict:
 
 
 def _run(prober: Prober, task: Task, length: int) -> list[Round]:
-    return list(full_rounds(prober, task, lambda: length))
+    """Plain rounds are all alike, and so slow that a few of them must do."""
+    rounds = full_rounds(prober, task, lambda: length)
+    found = list(rounds if length else islice(rounds, PLAIN_ROUNDS))
+    rounds.close()
+    return found
 
 
 def _rate(rounds: Sequence[Round]) -> float:

@@ -127,7 +127,7 @@ def _cell(
 ) -> None:
     """Price, predict and check all drafters at one batch size and temperature."""
     costs = _price(found, subjects, prompts, settings, batch, temperature, listener)
-    tasks = _tasks(prompts, settings, batch, temperature, settings.seed + 1)
+    tasks = _tasks(prompts[: settings.check_prompts], settings, batch, temperature, settings.seed + 1)
     for prober in subjects.drafters:
         name = prober.name
         predictions = predict(accepted[name], costs[name], settings.lengths, subjects.operations[name])

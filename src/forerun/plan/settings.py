@@ -31,6 +31,8 @@ class Settings:
     repeats: int = 6
     """Rounds of each draft length that are timed for the costs."""
     check: Extent = Extent.NEAR
+    check_prompts: int | None = None
+    """Prompts of each check; None for all. Fewer than were measured add their own peculiarities to the error."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,6 +53,8 @@ class Settings:
             raise InvalidArgument(f"batch_sizes={self.batch_sizes}: each must be at least 1")
         if min(self.temperatures) < 0:
             raise InvalidArgument(f"temperatures={self.temperatures}: each must be >= 0; 0 is greedy")
+        if self.check_prompts is not None and self.check_prompts < max(self.batch_sizes, default=1):
+            raise InvalidArgument(f"check_prompts={self.check_prompts}: must fill a batch of {max(self.batch_sizes)}")
         if self.contexts and min(self.contexts) < 2:
             raise InvalidArgument(f"contexts={self.contexts}: each must be at least 2 tokens")
 
