@@ -149,15 +149,21 @@ def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
 def show(record: Path, picture: Path | None) -> None:
-    """Print the tables of a stored record again."""
+    """Print the tables of a stored record again; `forerun plan --output` writes them, too."""
     from rich.console import Console
 
     from forerun.bench.attention import record as attention_record
     from forerun.bench.cpu import record as cpu_record
     from forerun.bench.plot import plot
     from forerun.bench.records import content_of, read
+    from forerun.plan import record as plan_record
 
     kind = content_of(record).get("kind")
+    if kind == plan_record.KIND:
+        from forerun.cli.plan import show_plan
+
+        show_plan(plan_record.read(record), picture)
+        return
     if kind == cpu_record.KIND:
         from forerun.cli.bench_cpu import show_cpu
 
