@@ -1,4 +1,4 @@
-"""pass@k, and BASS's measures of a service: what a user sees who is shown the best of n answers within a time budget."""
+"""pass@k, and BASS's measures of a service: what a user sees who gets the best of n answers within a time budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Means over prompts. Seconds are per token of an answer, not divided by the number of answers (BASS, section 4)."""
+    """Means over prompts. Seconds are per token of an answer, not divided by how many there are (BASS, section 4)."""
 
     prompts: int
     sequences: int  # for each prompt

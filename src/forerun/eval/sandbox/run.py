@@ -100,7 +100,7 @@ def _start(folder: str, program: str, nonce: str, status: int, limits: Limits) -
     command = STARTER.format(
         source=SOURCE, folder=folder, status=status, memory=limits.memory_mib << 20, seconds=limits.seconds
     )
-    one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.TemporaryFile() as request:
         content = {"program": program, "nonce": nonce, "hidden": [SOURCE]}
         request.write(json.dumps(content).encode())

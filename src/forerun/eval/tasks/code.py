@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from forerun.eval.sandbox.run import Limits, run_program
 from forerun.eval.tasks.rows import identity, json_rows, text
-from forerun.eval.tasks.task import Example, Made, Metric, Score, Task
+from forerun.eval.tasks.task import Example, Made, Metric, Rows, Score, Task
 
 FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.IGNORECASE)
 # What begins at the margin after a function's body does not belong to it.
 AFTER_FUNCTION = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint", "\nassert ", "\n@", "\n```")
 MBPP_END = "[DONE]"
+MBPP_TEST = range(11, 511)
+"""Task ids of the test split; the others are for prompts, training and validation."""
 PASSED = (Metric("pass", "pass@1"),)
 
 
@@ -75,6 +78,13 @@ def _mbpp(row: Mapping[str, Any]) -> Example:
     return Example(identity(row, "task_id", otherwise=prompt), prompt, {"tests": tests, "setup": setup})
 
 
+def _parse_mbpp(paths: tuple[Path, ...]) -> Rows:
+    """The test split; rows without the usual numbers are all taken."""
+    for where, row in json_rows(_mbpp)(paths):
+        if isinstance(row, ValueError) or not row.id.isdecimal() or int(row.id) in MBPP_TEST:
+            yield where, row
+
+
 def _ask_humaneval(example: Example, chat: bool) -> str:
     if chat:
         return (
@@ -111,7 +121,7 @@ MBPP = Task(
     title="MBPP",
     metrics=PASSED,
     places=(("mbpp/sanitized-mbpp.json",), ("mbpp/mbpp.jsonl",), ("mbpp.jsonl",)),
-    parse=json_rows(_mbpp),
+    parse=_parse_mbpp,
     give="sanitized-mbpp.json or mbpp.jsonl",
     ask=_ask_mbpp,
     score=_score_mbpp,

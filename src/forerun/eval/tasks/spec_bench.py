@@ -1,4 +1,4 @@
-"""Spec-Bench's six categories: no gold answers, but how long answers are, how much they repeat, and what drafts gain."""
+"""Spec-Bench's six categories: no gold answers, but how long they are, how much they repeat, and what drafts gain."""
 
 from __future__ import annotations
 
