@@ -158,6 +158,11 @@ def show(record: Path, picture: Path | None) -> None:
 
         show_cpu(cpu_record.read(record), picture)
         return
+    if content_of(record).get("kind") == "eval":
+        from forerun.cli.eval import show_eval
+
+        show_eval(record, picture)
+        return
     found = read(record)
     print_record(found, Console())
     if picture is not None:

@@ -231,16 +231,17 @@ class Bar:
 
 def list_tasks(folder: Path | None) -> None:
     """Every task, and whether its data was found."""
-    from forerun.cli.bench import print_table
-    from forerun.cli.console import out_console
     from forerun.eval.prepare import find
-    from forerun.eval.report import task_table
     from forerun.eval.tasks import TASKS as EVERY
 
     found, missing = find(list(EVERY.values()), folder)
-    console = out_console()
-    print_table(task_table(found, missing), console)
-    console.print("Run some: forerun eval xsum gsm8k --data FOLDER, or: forerun eval all", markup=False)
+    sources = {entry.task.name: entry.reading.source for entry in found}
+    for name, task in EVERY.items():
+        click.echo(f"{name:15}{', '.join(metric.title for metric in task.metrics)}")
+        click.echo(" " * 15 + (f"found {sources[name]}" if name in sources else f"needs {task.give}"))
+    if missing:
+        click.echo(f"Data is looked for in {str(folder)!r}." if folder else "Give --data FOLDER, or set FORERUN_DATA.")
+    click.echo("Run some: forerun eval xsum gsm8k, or: forerun eval all")
 
 
 def _show(record: EvalRecord, path: Path, as_json: bool, console: Console) -> None:
@@ -257,6 +258,17 @@ def _show(record: EvalRecord, path: Path, as_json: bool, console: Console) -> No
         console.print("To go on: the same command with " + f"--output {path}", markup=False, soft_wrap=True)
     if record.findings:
         console.print(f"Record: {path}; answers: {journal_path(path)}", markup=False, soft_wrap=True)
+
+
+def show_eval(path: Path, picture: Path | None) -> None:
+    """`forerun bench show` of such a record."""
+    from forerun.cli.console import out_console
+    from forerun.errors import InvalidArgument
+    from forerun.eval.record import read
+
+    if picture is not None:
+        raise InvalidArgument("--plot draws records of speed; this one holds scores: leave it out")
+    print_record(read(path), out_console())
 
 
 def print_record(record: EvalRecord, console: Console) -> None:

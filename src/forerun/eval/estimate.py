@@ -87,7 +87,8 @@ def wilson(values: Sequence[float], confidence: float) -> Estimate:
     z = _normal(confidence)
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return Estimate(share, max(0.0, centre - half), min(1.0, centre + half))
+    # Rounding must not put the share itself outside.
+    return Estimate(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)))
 
 
 def agresti_min(plain: Sequence[float], speculative: Sequence[float], confidence: float) -> Estimate:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from forerun.bench.records import Agreement
 from forerun.bench.report import NOTHING, Table
 from forerun.eval.estimate import Estimate
-from forerun.eval.prepare import Found, Missing
 from forerun.eval.record import EvalRecord, times_as_fast
 from forerun.eval.summary import Comparison, Finding
 from forerun.eval.tasks import TASKS
@@ -156,13 +153,3 @@ def _sameness(found: Agreement | None) -> str:
     parts += [f"{found.ties} ties"] if found.ties else []
     parts += [f"{found.different} DIFFERENT"] if found.different else []
     return ", ".join(parts)
-
-
-def task_table(found: Sequence[Found], missing: Sequence[Missing]) -> Table:
-    """For those who ask what there is."""
-    sources = {entry.task.name: entry.reading.source for entry in found} | {lack.task: NOTHING for lack in missing}
-    rows = tuple(
-        (name, task.title, ", ".join(metric.title for metric in task.metrics), sources.get(name, NOTHING), task.give)
-        for name, task in TASKS.items()
-    )
-    return Table("Tasks", ("name", "task", "scores", "found", "needs"), rows)

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from forerun.bench.outputs import repeated_share
 from forerun.bench.records import Agreement
+from forerun.engine import FinishReason
 from forerun.eval.estimate import Estimate, compare
 from forerun.eval.journal import Answer, Answered, Entry, Journal
 from forerun.eval.passes import Candidate, Service, pass_at_k, service
@@ -240,9 +241,13 @@ def _candidate(task: Task, answer: Answer) -> Candidate:
 
 
 def _endings(task: Task, way: str, rows: Sequence[Answered]) -> list[str]:
-    """Programs that had to be stopped."""
-    if not task.runs_code:
-        return []
+    """Answers that broke off, and programs that had to be stopped."""
+    broken = sum(answer.finish == FinishReason.ERROR for row in rows for answer in row.answers)
+    notes = [f"{task.title}, {way}: {broken} answers broke off, because logits were not finite"] if broken else []
+    return notes + (_stopped(task, way, rows) if task.runs_code else [])
+
+
+def _stopped(task: Task, way: str, rows: Sequence[Answered]) -> list[str]:
     endings = Counter(answer.note.partition(":")[0] for row in rows for answer in row.answers)
     stopped = [f"{count} {ending}" for ending, count in endings.items() if ending not in SILENT_ENDINGS]
     return [f"{task.title}, {way}: programs stopped by the sandbox: {', '.join(stopped)}"] if stopped else []

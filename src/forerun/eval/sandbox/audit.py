@@ -11,7 +11,8 @@ from typing import Any
 
 REFUSED = (
     "socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
-    "os.startfile", "pty.", "ctypes.dlopen", "resource.setrlimit", "resource.prlimit", "signal.pthread_kill", "sys.addaudithook",
+    "os.startfile", "pty.", "ctypes.dlopen", "resource.setrlimit", "resource.prlimit", "signal.pthread_kill",
+    "sys.addaudithook",
 )  # fmt: skip
 ON_FILES = (
     "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
