@@ -43,6 +43,12 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Fun
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
+def number(group: str, *names: str, least: int = 1, **settings: Any) -> Callable[[Function], Function]:
+    """An option that takes a whole number of at least `least`."""
+    settings.setdefault("metavar", "N")
+    return option(group, *names, type=click.IntRange(min=least), **settings)
+
+
 def _stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
     def apply(function: Function) -> Function:
         for decorator in reversed(decorators):
@@ -55,16 +61,21 @@ def _stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], 
 def model_options(function: Function) -> Function:
     """What is loaded, and where it runs."""
     group = "Model"
+    model = option(group, "--model", "-m", default="embedded", metavar="NAME",
+                   help="The target, whose text you want: a Hub name, a folder, a .gguf file, or 'embedded', the small "
+                        "model that comes as a wheel.")  # fmt: skip
+    return _stack(model, place_options(group))(function)
+
+
+def place_options(group: str) -> Callable[[Function], Function]:
+    """Where the target runs."""
     return _stack(
-        option(group, "--model", "-m", default="embedded", metavar="NAME",
-               help="The target, whose text you want: a Hub name, a folder, a .gguf file, or 'embedded', the small "
-                    "model that comes as a wheel."),
         option(group, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu",
                help="cpu, cuda, cuda:0 ..."),
         option(group, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32",
                help="float32, bfloat16 or float16."),
         option(group, "--offline", is_flag=True, help="Use only what is on this machine."),
-    )(function)  # fmt: skip
+    )  # fmt: skip
 
 
 def speculation_options(policy: str) -> Callable[[Function], Function]:
