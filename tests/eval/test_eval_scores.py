@@ -117,7 +117,7 @@ def candidate(passed: bool, finished: bool, logprob: float, seconds: float, toke
 def test_the_measures_of_a_service() -> None:
     prompts = [
         # the likeliest finished answer is wrong, another finished one is right
-        [candidate(False, True, -0.1, 1.0), candidate(True, True, -0.5, 3.0), candidate(True, False, -0.01, 9.0)],
+        [candidate(True, True, -0.5, 3.0), candidate(False, True, -0.1, 1.0), candidate(True, False, -0.01, 9.0)],
         # the likeliest finished one is right
         [candidate(True, True, -0.2, 2.0), candidate(False, True, -0.9, 4.0), candidate(False, True, -0.8, 6.0)],
         # right, but not in time
