@@ -26,7 +26,7 @@ SETTINGS = (
     "model", "draft", "policy", "rule", "temperature", "top_p", "top_k", "seed", "limit", "batch_size",
     "num_sequences", "max_time", "max_new_tokens", "window", "code_seconds", "confidence", "k",
 )  # fmt: skip
-ATLEAST1 = click.IntRange(min=1)
+AT_LEAST_1 = click.IntRange(min=1)
 SECONDS = click.FloatRange(min=0, min_open=True)
 
 
@@ -79,11 +79,13 @@ def limit(value: str) -> int | None:
 @option(DECODING, "--top-p", type=float, show_default="1, off", help="Only the likeliest tokens up to this mass.")
 @option(DECODING, "--top-k", type=int, metavar="K", show_default="off", help="Only the K likeliest tokens.")
 @option(DECODING, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Of sampled answers.")
-@option(DECODING, "--max-new-tokens", type=ATLEAST1, metavar="N", show_default="each task's own", help="Of an answer.")
+@option(
+    DECODING, "--max-new-tokens", type=AT_LEAST_1, metavar="N", show_default="each task's own", help="Of an answer."
+)
 @option(
     DECODING,
     "--batch-size",
-    type=ATLEAST1,
+    type=AT_LEAST_1,
     metavar="N",
     show_default="8; one prompt at a time with --max-time",
     help="Sequences decoded together.",
@@ -91,7 +93,7 @@ def limit(value: str) -> int | None:
 @option(
     DECODING,
     "--num-sequences",
-    type=ATLEAST1,
+    type=AT_LEAST_1,
     metavar="N",
     default=1,
     help="Answers to each prompt; more than one gives pass@k and the measures of a service (Pass@First ...).",

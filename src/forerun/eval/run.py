@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from forerun.eval.journal import Answer, Answered, Entry, Journal
 from forerun.eval.prepare import Prepared
 from forerun.eval.settings import Settings
-from forerun.eval.tasks import Example, Made
-from forerun.eval.ways import Asked, Call, Way, Written
+from forerun.eval.tasks import Example, Made, Score
+from forerun.eval.ways import Call, Way, Written
+from forerun.eval.windows import Window
 
 WARM_UP = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
 # (prompt, plain tokens, speculative tokens) -> identical, ties or different
 Judge = Callable[[Sequence[int], Sequence[int], Sequence[int]], str]
-# (number of the window, way) -> minus its log-probability, seconds
-Reader = Callable[[Any, str], tuple[float, float]]
+# (window, way) -> minus its log-probability, seconds
+Reader = Callable[[Window, str], tuple[float, float]]
+Decode = Callable[[Sequence[int]], str]
 
 
 class Listener(Protocol):
@@ -48,7 +50,7 @@ def answer_all(
     tasks: Sequence[Prepared],
     ways: Sequence[Way],
     settings: Settings,
-    decode: Callable[[Sequence[int]], str],
+    decode: Decode,
     journal: Journal,
     *,
     judge: Judge | None = None,
@@ -60,27 +62,35 @@ def answer_all(
     for prepared in tasks:
         journal.begin(prepared.task.name, prepared.source)
     steps = [step for prepared in tasks for step in _steps(prepared, ways, settings)]
-    open_steps = [step for step in steps if step[2:] not in _keys(journal, step[0])]
+    open_steps = [step for step in steps if step.key not in journal.entries]
     listener.planned(len(steps), len(steps) - len(open_steps))
-    if any(prepared.asked for prepared, *_ in open_steps):
+    if any(step.prepared.asked for step in open_steps):
         _warm_up(tasks, ways, listener)
-    for prepared, part, call, name in open_steps:
-        listener.doing(f"{prepared.task.title}, {name}")
-        if prepared.windows:
+    for step in open_steps:
+        listener.doing(f"{step.prepared.task.title}, {step.way}")
+        if step.prepared.windows:
             assert reader is not None
-            nll, seconds = reader(prepared.windows[part.start], name)
-            scored = prepared.windows[part.start].num_scored
-            entry = Entry(prepared.task.name, call, name, seconds, nll=nll, tokens=scored)
+            entry = _read(step, reader)
         else:
-            way = next(way for way in ways if way.name == name)
-            made = way.answer(prepared.asked[part], prepared.keywords)
-            entry = _scored(prepared, part, call, name, made, decode, settings)
-            entry = _judged(entry, prepared.asked[part], ways, journal, judge)
+            way = next(way for way in ways if way.name == step.way)
+            made = way.answer(step.prepared.asked[step.part], step.prepared.keywords)
+            entry = _judged(_scored(step, made, decode, settings), step, ways, journal, judge)
         journal.write(entry)
         listener.done()
 
 
-Step = tuple[Prepared, slice, int, str]
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call to make: a part of a task's examples or windows, by one way."""
+
+    prepared: Prepared
+    part: slice
+    call: int
+    way: str
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.prepared.task.name, self.call, self.way
 
 
 def _steps(prepared: Prepared, ways: Sequence[Way], settings: Settings) -> Iterator[Step]:
@@ -89,11 +99,7 @@ def _steps(prepared: Prepared, ways: Sequence[Way], settings: Settings) -> Itera
     names = [way.name for way in ways]
     for call, start in enumerate(range(0, prepared.size, size)):
         for name in names if call % 2 == 0 else reversed(names):
-            yield prepared, slice(start, start + size), call, name
-
-
-def _keys(journal: Journal, prepared: Prepared) -> set[tuple[int, str]]:
-    return {(call, way) for task, call, way in journal.entries if task == prepared.task.name}
+            yield Step(prepared, slice(start, start + size), call, name)
 
 
 def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Way], listener: Listener) -> None:
@@ -104,37 +110,23 @@ def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Way], listener: Listener)
         way.answer([shortest], dict(WARM_UP))
 
 
-def _scored(
-    prepared: Prepared,
-    part: slice,
-    call: int,
-    way: str,
-    made: Call,
-    decode: Callable[[Sequence[int]], str],
-    settings: Settings,
-) -> Entry:
+def _read(step: Step, reader: Reader) -> Entry:
+    window = step.prepared.windows[step.part.start]
+    nll, seconds = reader(window, step.way)
+    return Entry(*step.key, seconds, nll=nll, tokens=window.num_scored)
+
+
+def _scored(step: Step, made: Call, decode: Decode, settings: Settings) -> Entry:
     """Programs are run side by side: most of their time is spent waiting for a process to start."""
-    examples, asked = prepared.examples[part], prepared.asked[part]
+    examples, asked = step.prepared.examples[step.part], step.prepared.asked[step.part]
 
     def score(pair: tuple[Example, Written]) -> Answer:
         example, written = pair
-        text = decode(written.tokens)
-        found = prepared.task.score(example, Made(text, written.tokens), settings.code_limits)
-        return Answer(
-            text=text,
-            tokens=written.tokens,
-            finish=written.finish,
-            seconds=written.seconds,
-            mean_logprob=written.mean_logprob,
-            rounds=written.rounds,
-            drafted=written.drafted,
-            accepted=written.accepted,
-            scores=found.values,
-            note=found.note,
-        )
+        said = Made(decode(written.tokens), written.tokens)
+        return _answer(said, written, step.prepared.task.score(example, said, settings.code_limits))
 
     pairs = [(example, one) for example, copies in zip(examples, made.prompts, strict=True) for one in copies]
-    if prepared.task.runs_code:
+    if step.prepared.task.runs_code:
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
             answers = list(pool.map(score, pairs))
     else:
@@ -144,15 +136,31 @@ def _scored(
         Answered(one.index, example.id, example.category, tuple(answers[place * copies : (place + 1) * copies]))
         for place, (one, example) in enumerate(zip(asked, examples, strict=True))
     )
-    return Entry(prepared.task.name, call, way, made.seconds, rows)
+    return Entry(*step.key, made.seconds, rows)
 
 
-def _judged(entry: Entry, asked: Sequence[Asked], ways: Sequence[Way], journal: Journal, judge: Judge | None) -> Entry:
+def _answer(said: Made, written: Written, score: Score) -> Answer:
+    return Answer(
+        text=said.text,
+        tokens=written.tokens,
+        finish=written.finish,
+        seconds=written.seconds,
+        mean_logprob=written.mean_logprob,
+        rounds=written.rounds,
+        drafted=written.drafted,
+        accepted=written.accepted,
+        scores=score.values,
+        note=score.note,
+    )
+
+
+def _judged(entry: Entry, step: Step, ways: Sequence[Way], journal: Journal, judge: Judge | None) -> Entry:
     """Compare texts once both ways have answered."""
-    other = next((way.name for way in ways if way.name != entry.way), None)
-    partner = journal.entries.get((entry.task, entry.call, other or ""))
+    other = next((way.name for way in ways if way.name != entry.way), "")
+    partner = journal.entries.get((entry.task, entry.call, other))
     if judge is None or partner is None:
         return entry
+    asked = step.prepared.asked[step.part]
     plain, drafted = (entry, partner) if entry.way == ways[0].name else (partner, entry)
     verdicts = [
         judge(one.tokens, a.answers[0].tokens, b.answers[0].tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ class Task:
     runs_code: bool = False
     needs: str | None = None
     """A package that scores it."""
-    is_text: bool = field(default=False)
+    is_text: bool = False
     """A text to read instead of questions to answer."""
 
     @property
