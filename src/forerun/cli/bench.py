@@ -174,6 +174,11 @@ def show(record: Path, picture: Path | None) -> None:
 
         show_attention(attention_record.read(record), picture)
         return
+    if kind == "eval":
+        from forerun.cli.eval import show_eval
+
+        show_eval(record, picture)
+        return
     found = read(record)
     print_record(found, Console())
     if picture is not None:
