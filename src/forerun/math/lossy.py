@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.math.laws import draw, tile_sums
-from forerun.math.verify import Judgement, Noise, TargetLaw
+from forerun.math.verify import Judgement, Noise, TargetLaw, count_accepted, residual
 from forerun.types import Draft, Law
 
 
@@ -26,7 +26,7 @@ class LossyRule(ABC):
     @property
     def warning(self) -> str:
         """The sentence that travels with every text made under this rule."""
-        return f"lossy rule {self.name}: sampled text does not follow the target's distribution"
+        return f"the rule {self.name} is lossy: sampled text does not follow the target's distribution"
 
     @abstractmethod
     def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
@@ -91,3 +91,16 @@ def draw_next(num_accepted: Tensor, draft: Draft, bonus: Tensor, rest: Tensor, n
     u = noise.final.gather(1, num_accepted.unsqueeze(-1)).squeeze(-1)
     refused = num_accepted < draft.lengths
     return draw(torch.where(refused.unsqueeze(-1), rest, bonus), u)
+
+
+def draw_ordinary(target: TargetLaw, draft: Draft, num_accepted: Tensor, noise: Noise) -> Tensor:
+    """The token after what was kept as a lossless rule draws it: from p, or after a refusal from what q left of p."""
+    p = target.at(num_accepted)
+    rest = residual(p, draft.law.at(num_accepted)) if draft.width else p
+    return draw_next(num_accepted, draft, p, rest, noise)
+
+
+def judge_by_ratio(target: TargetLaw, draft: Draft, wanted: Tensor, offered: Tensor, noise: Noise) -> Judgement:
+    """Keep each token with probability min(1, wanted / offered), [B, K] each."""
+    num_accepted = count_accepted(wanted, offered, noise.accept, draft.lengths)
+    return Judgement(num_accepted, draw_ordinary(target, draft, num_accepted, noise))
