@@ -366,7 +366,7 @@ def test_rows_do_not_feel_their_neighbours_nor_what_lies_past_their_length(name:
             found = verify(LogitLaw.dense(target[row, : length + 1], one), alone, rule, key, one.all_greedy)
             assert int(found.num_accepted) == int(together.num_accepted[b])
             assert int(found.next_token) == int(together.next_token[b])
-            if together.tokens is not None and not one.all_greedy:
+            if together.tokens is not None and length and not one.all_greedy:
                 kept = int(found.num_accepted)
                 assert found.tokens is not None
                 assert found.tokens[0, :kept].tolist() == together.tokens[b, :kept].tolist()
