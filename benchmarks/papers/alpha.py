@@ -34,6 +34,21 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """A text with what the target thought of it; made once and held against every drafter."""
+
+    text: Text
+    ids: Tensor  # [1, L]
+    features: Tensor  # [1, L, H] the target's last hidden states
+    logits: Tensor  # [n, V] at the places it chose
+
+    @property
+    def before(self) -> slice:
+        """Positions whose logits are of the chosen tokens: each one's are of the token after it."""
+        return slice(self.text.prompt_length - 1, len(self.text.tokens) - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Alpha:
     """Over all positions of some texts."""
 
@@ -43,9 +58,17 @@ class Alpha:
     spoke: float  # share of the positions at which the drafter had anything to say; `mean` is over those
 
 
-def alpha(pair: Pair, drafter: Drafter, texts: Sequence[Text], temperature: float) -> Alpha:
-    """Of the first token of a draft, at every position of the texts."""
-    overlaps = torch.cat([overlap(pair, drafter, text, temperature) for text in texts])
+@torch.inference_mode()
+def score(pair: Pair, text: Text) -> Scored:
+    ids = torch.tensor([text.tokens], device=pair.device)
+    features = pair.target.base_model(ids, use_cache=False).last_hidden_state
+    chosen = features[0, text.prompt_length - 1 : len(text.tokens) - 1]
+    return Scored(text, ids, features, pair.target.get_output_embeddings()(chosen))
+
+
+def alpha(pair: Pair, drafter: Drafter, scored: Sequence[Scored], temperature: float) -> Alpha:
+    """Of the first token of a draft, at every place of the texts that the target chose."""
+    overlaps = torch.cat([overlap(pair, drafter, text, temperature) for text in scored])
     heard = overlaps[~overlaps.isnan()].double()
     if not len(heard):
         return Alpha(0.0, 0.0, len(overlaps), 0.0)
@@ -54,18 +77,24 @@ def alpha(pair: Pair, drafter: Drafter, texts: Sequence[Text], temperature: floa
 
 
 @torch.inference_mode()
-def overlap(pair: Pair, drafter: Drafter, text: Text, temperature: float) -> Tensor:
+def overlap(pair: Pair, drafter: Drafter, scored: Scored, temperature: float) -> Tensor:
     """[n] sum min(p, q) at each place, NaN where nothing is drafted."""
-    ids = torch.tensor([text.tokens], device=pair.device)
-    before = slice(text.prompt_length - 1, len(text.tokens) - 1)  # the logits after a token are of the next one
-    p = law(pair.target(ids).logits[0, before], temperature)
+    p = law(scored.logits, temperature)
     if isinstance(drafter, DraftModel):
-        return acceptance(p, law(pair.draft_model(ids).logits[0, before, : p.shape[-1]], temperature))
+        return acceptance(p, law(_logits(pair.draft_model, scored)[:, : p.shape[-1]], temperature))
     if isinstance(drafter, EarlyExit):
-        return acceptance(p, law(shallow(pair.target, drafter.num_layers)(ids).logits[0, before], temperature))
+        return acceptance(p, law(_logits(shallow(pair.target, drafter.num_layers), scored), temperature))
     if isinstance(drafter, FeatureHead):
-        return acceptance(p, head_law(pair.target, drafter, ids, temperature)[before])
-    return torch.stack([_asked(drafter, p[i], text.tokens[:place], temperature) for i, place in enumerate(text.places)])
+        return acceptance(p, head_law(pair.target, drafter, scored, temperature))
+    tokens = scored.text.tokens
+    asked = [_asked(drafter, p[i], tokens[:place], temperature) for i, place in enumerate(scored.text.places)]
+    return torch.stack(asked)
+
+
+def _logits(model: Any, scored: Scored) -> Tensor:
+    hidden = model.base_model(scored.ids, use_cache=False).last_hidden_state[0, scored.before]
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    return logits
 
 
 def law(logits: Tensor, temperature: float) -> Tensor:
@@ -76,18 +105,17 @@ def law(logits: Tensor, temperature: float) -> Tensor:
     return (logits.float() / temperature).softmax(dim=-1)
 
 
-def head_law(target: Any, drafter: FeatureHead, ids: Tensor, temperature: float) -> Tensor:
-    """[L, V] entry i is the law of token i + 1, from the target's true features of tokens up to i - 1; entry 0 is 0."""
+def head_law(target: Any, drafter: FeatureHead, scored: Scored, temperature: float) -> Tensor:
+    """[n, V] of a first guess: it reads the target's true features up to the token before the last."""
     head, chosen = drafter.trunk.head, drafter.trunk.ids
-    features = target.base_model(ids, use_cache=False).last_hidden_state[:, :-1]
-    pairs = head.inputs(target.get_input_embeddings()(ids[:, 1:]), features)
+    pairs = head.inputs(target.get_input_embeddings()(scored.ids[:, 1:]), scored.features[:, :-1])
     made = head.body(inputs_embeds=pairs, use_cache=False).last_hidden_state[0]
+    made = made[scored.before.start - 1 : scored.before.stop - 1]  # entry i stands for the feature of token i + 1
     weight = target.get_output_embeddings().weight
-    said = law(made @ (weight if chosen is None else weight[chosen]).T, temperature)
-    whole = said.new_zeros(ids.shape[1], weight.shape[0])
-    columns = torch.arange(weight.shape[0], device=ids.device) if chosen is None else chosen
-    whole[1:, columns] = said
-    return whole
+    if chosen is None:
+        return law(made @ weight.T, temperature)
+    said = law(made @ weight[chosen].T, temperature)
+    return said.new_zeros(len(said), len(weight)).index_copy_(1, chosen, said)
 
 
 def _asked(drafter: Drafter, p: Tensor, history: Sequence[int], temperature: float) -> Tensor:

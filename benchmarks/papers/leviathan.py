@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.papers.alpha import Text, alpha
+from benchmarks.papers.alpha import Text, alpha, score
 from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, rate, record_path, store, times
 from benchmarks.papers.pairs import Pair, open_pair
 from benchmarks.papers.trace import Trace, decode
@@ -30,22 +30,22 @@ Decoders = Mapping[str | None, SpeculativeDecoder]
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
     pair = pair or open_pair(setup)
     timed = [name for name in pair.drafters if name not in LEFT_OUT]
-    decoders = {name: pair.decoder(name, Constant(0), keep_rows=1) for name in (None, *timed)}
-    steps = Steps(len(TASKS) * len(TEMPERATURES) * (2 + len(timed)))
+    prompts, tokens = _limits(setup)
+    decoders = {name: pair.decoder(name, Constant(0), keep_rows=prompts) for name in (None, *timed)}
+    steps = Steps(len(TASKS) * len(TEMPERATURES) * (2 + prompts))
     cells, sources = [], {}
     for task in TASKS:
         for temperature in TEMPERATURES:
             cells.append(_cell(pair, decoders, task, temperature, setup, steps))
         sources[task] = pair.task(task, 1).source
     steps.end()
-    prompts, tokens = _limits(setup)
     settings = {"prompts": prompts, "new tokens": tokens, "tasks": sources, **pair.about}
     return store("leviathan", setup, pair.device, settings, {"cells": cells}, path or record_path("leviathan", pair.name))
 
 
 def _limits(setup: Setup) -> tuple[int, int]:
     """Prompts that are timed (twice as many show alpha), and new tokens of each."""
-    limits: tuple[int, int] = setup.choose((4, 64), (1, 16))
+    limits: tuple[int, int] = setup.choose((3, 64), (1, 16))
     return limits
 
 
@@ -55,20 +55,36 @@ def _cell(
     """One task at one temperature: alpha of every drafter, then the speed of those that are timed."""
     prompts, tokens = _limits(setup)
     name = f"{task}, temperature {temperature:g}"
-    steps.step(f"{name}: the target's own text")
+    steps.step(f"{name}: alpha along the target's own text")
     more = pair.task(task, 2 * prompts, setup.seed + 1).prompts
-    texts = own_texts(pair, more, tokens, temperature, setup.seed)
-    steps.step(f"{name}: alpha")
-    alphas = {drafter: asdict(alpha(pair, make(), texts, temperature)) for drafter, make in pair.drafters.items()}
+    scored = [score(pair, text) for text in own_texts(pair, more, tokens, temperature, setup.seed)]
+    alphas = {drafter: asdict(alpha(pair, make(), scored, temperature)) for drafter, make in pair.drafters.items()}
     asked = pair.task(task, prompts, setup.seed).prompts
     keywords = {"max_new_tokens": tokens, "temperature": temperature, "seed": setup.seed}
-    plain = [decode(decoders[None], [prompt], **keywords) for prompt in asked]
-    speeds = {}
-    for drafter in decoders:
-        if drafter is not None:
-            steps.step(f"{name}: {drafter}")
-            speeds[drafter] = _speed(decoders, drafter, alphas[drafter]["mean"], asked, plain, keywords)
+    steps.step(f"{name}: how long drafts should be")
+    choose_lengths(decoders, {d: a["mean"] for d, a in alphas.items()}, asked[0], keywords)
+    traces: dict[str | None, list[Trace]] = {drafter: [] for drafter in decoders}
+    for place, prompt in enumerate(asked):
+        steps.step(f"{name}: prompt {place + 1}")
+        for drafter, decoder in decoders.items():
+            traces[drafter].append(decode(decoder, [prompt], **keywords))
+    plain = traces.pop(None)
+    speeds = {d: _speed(decoders[d], alphas[str(d)]["mean"], found, plain) for d, found in traces.items()}
     return {"task": task, "temperature": temperature, "alpha": alphas, "speed": speeds}
+
+
+def choose_lengths(
+    decoders: Decoders, alphas: Mapping[str, float], prompt: Sequence[int], keywords: Mapping[str, Any]
+) -> None:
+    """As long as the theory says, given what a short trial costs; one token at least, or there would be no row."""
+    trial = {**keywords, "max_new_tokens": min(24, keywords["max_new_tokens"])}
+    step = _loop([decode(decoders[None], [prompt], **trial)])
+    for drafter, decoder in decoders.items():
+        if drafter is not None:
+            decoder.engine.policy = Constant(TRIAL)
+            cost = draft_cost([decode(decoder, [prompt], **trial)], step)
+            length = best_draft_length(alphas[drafter], min(cost, 1.0), LONGEST)
+            decoder.engine.policy = Constant(max(1, length))
 
 
 def own_texts(
@@ -81,35 +97,21 @@ def own_texts(
     ]
 
 
-def _speed(
-    decoders: Decoders, drafter: str, rate_of_first: float, asked: Sequence[Sequence[int]], plain: Sequence[Trace],
-    keywords: Mapping[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    """Draft as long as the theory says, in turns with plain decoding, and compare."""
-    decoder = decoders[drafter]
-    step = _loop(plain)
-    decoder.engine.policy = Constant(TRIAL)
-    trial = decode(decoder, [asked[0]], **keywords)
-    cost = draft_cost([trial], step)
-    length = max(1, best_draft_length(rate_of_first, min(cost, 1.0), LONGEST))
-    decoder.engine.policy = Constant(length)
-    beside, drafted = list(plain), []
-    for prompt in asked:
-        drafted.append(decode(decoder, [prompt], **keywords))
-        beside.append(decode(decoders[None], [prompt], **keywords))
+def _speed(decoder: SpeculativeDecoder, first: float, drafted: Sequence[Trace], plain: Sequence[Trace]) -> dict[str, Any]:
+    """What the drafts gained, beside what `first`, the alpha of a draft's first token, foretold."""
+    policy = decoder.engine.policy
+    assert isinstance(policy, Constant)
     stats = Stats.total([trace.stats for trace in drafted])
-    step = _loop(beside)
-    cost, scoring = draft_cost(drafted, step), _phase(drafted, "score") / _phase(beside, "score")
-    found = _kept(stats)
+    cost, scoring = draft_cost(drafted, _loop(plain)), _phase(drafted, "score") / _phase(plain, "score")
     return {
-        "draft_length": length,
-        "alpha_in_run": found,
+        "draft_length": policy.n,
+        "alpha_in_run": _kept(stats),
         "cost": cost,
         "scoring": scoring,
         "tokens_per_round": stats.tokens_per_round,
-        "foretold": walltime_factor(rate_of_first, length, cost),
-        "foretold_with_scoring": expected_tokens(rate_of_first, length) / (length * cost + scoring),
-        "measured": _per_token(beside) / _per_token(drafted),
+        "foretold": walltime_factor(first, policy.n, cost),
+        "foretold_with_scoring": expected_tokens(first, policy.n) / (policy.n * cost + scoring),
+        "measured": _per_token(plain) / _per_token(drafted),
     }
 
 
@@ -206,9 +208,8 @@ def _shown(found: Mapping[str, Any]) -> str:
 
 
 def _verdict(record: PaperRecord) -> list[str]:
-    rows, cells = record_rows = rows_of(record), record.results["cells"]
+    rows, cells = rows_of(record), record.results["cells"]
     theorem, scoring = (_off(rows, key) for key in ("foretold", "foretold_with_scoring"))
-    del record_rows
     cold = [_mean_alpha(cells, t) for t in TEMPERATURES]
     order = _means(cells)
     return [
