@@ -21,7 +21,7 @@ from benchmarks.papers.common import (
     store,
     times,
 )
-from benchmarks.papers.pairs import SYNTHETIC, Pair, open_pair
+from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
 from benchmarks.papers.scores import rouge2
 from benchmarks.papers.tasks import Task
 from benchmarks.papers.trace import PHASES, Trace, decode
@@ -64,7 +64,7 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
 
 def _limits(setup: Setup) -> tuple[int, int]:
     """Prompts a task, and new tokens of each."""
-    full = (4, 96) if setup.pair == SYNTHETIC else (5, TOKENS)
+    full = (5, TOKENS) if setup.pair == EMBEDDED else (4, 64)
     limits: tuple[int, int] = setup.choose(full, (1, 24))
     return limits
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +16,9 @@ from forerun.drafters import DraftModel, EarlyExit, NgramTable, PromptLookup, fr
 from forerun.errors import InvalidArgument
 from forerun.types import Drafter
 
-EMBEDDED, SYNTHETIC = "embedded", "synthetic"
-PAIRS = (EMBEDDED, SYNTHETIC)
-SYNTHETIC_NAME = "synthetic:6.7b+0.33b@0.87"
+EMBEDDED, SYNTHETIC, TINY = "embedded", "synthetic", "tiny"
+SYNTHETIC_NAMES = {SYNTHETIC: "synthetic:6.7b+0.33b@0.87", TINY: "synthetic:tiny+mini@0.87"}
+PAIRS = (EMBEDDED, *SYNTHETIC_NAMES)
 CONTINUATIONS = 1024
 """That many continuations of a context: the papers' n-grams have all, Forerun's own tables keep eight."""
 EARLY_LAYERS = 10
@@ -61,7 +62,7 @@ class Pair:
 def open_pair(setup: Setup) -> Pair:
     if setup.pair == EMBEDDED:
         return embedded(setup)
-    if setup.pair == SYNTHETIC:
+    if setup.pair in SYNTHETIC_NAMES:
         return synthetic(setup)
     raise InvalidArgument(f"pair={setup.pair!r}: choose one of {', '.join(PAIRS)}")
 
@@ -94,10 +95,11 @@ def embedded(setup: Setup) -> Pair:
 
 def synthetic(setup: Setup) -> Pair:
     """Models of full size and cost that say nothing, drafted for with a known acceptance."""
-    from forerun.bench.synthetic import build  # type: ignore[import-not-found]
+    from forerun.bench.synthetic import build_pair
 
-    made = build(SYNTHETIC_NAME, device=setup.device)
-    return pair_of_models(SYNTHETIC, "synthetic 6.7B and 0.33B", made.target, made.draft, {"model": SYNTHETIC_NAME})
+    name = SYNTHETIC_NAMES[setup.pair]
+    made = build_pair(name, device=setup.device, seed=setup.seed)
+    return pair_of_models(setup.pair, name, made.target, made.draft, {"model": name, "alpha at T = 1": made.alpha})
 
 
 def pair_of_models(name: str, title: str, target: Any, draft: Any, about: Mapping[str, Any]) -> Pair:
@@ -109,7 +111,5 @@ def _count(texts: Sequence[Sequence[int]], order: int, vocab_size: int) -> Ngram
 
 
 def _clock(device: torch.device) -> float:
-    import time
-
     torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.papers import chen, leviathan, theory
+from benchmarks.papers import bass, chen, leviathan, service, theory, verify
 from benchmarks.papers.common import PaperRecord, Setup
 
 
@@ -34,5 +34,8 @@ TABLES = {
         _table("theory", theory, 0.1, has_pair=False),
         _table("chen", chen, 4),
         _table("leviathan", leviathan, 4),
+        _table("bass", bass, 4),
+        _table("service", service, 3),
+        _table("verify", verify, 2),
     )
 }

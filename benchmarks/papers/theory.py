@@ -9,7 +9,7 @@ from benchmarks.papers.common import PaperRecord, Setup, markdown, record_path, 
 from forerun.math.theory import best_draft_length, expected_tokens, operations_factor, walltime_factor
 
 TITLE = "Expected tokens and the best draft length (Leviathan et al., Table 1, Figures 2 and 3)"
-ALPHAS = tuple(i / 100 for i in range(0, 100))
+ALPHAS = tuple(i / 50 for i in range(50))
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.2)
 LONGEST = 128
@@ -20,7 +20,7 @@ PRINTED = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 def measure(setup: Setup, path: Path | None = None) -> PaperRecord:
     results = {
         "table1": [_row(alpha, gamma) for alpha, gamma in PRINTED],
-        "figure2": {str(gamma): [expected_tokens(alpha, gamma) for alpha in ALPHAS] for gamma in GAMMAS},
+        "figure2": {str(gamma): [round(expected_tokens(alpha, gamma), 6) for alpha in ALPHAS] for gamma in GAMMAS},
         "figure3": {str(c): [best_draft_length(alpha, c, LONGEST) for alpha in ALPHAS] for c in COSTS},
         "alphas": list(ALPHAS),
     }
