@@ -137,6 +137,15 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
     return [f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)]
 
 
+def sentences(*parts: str) -> list[str]:
+    """One paragraph; empty parts are left out."""
+    return [" ".join(part for part in parts if part)]
+
+
+def listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
 def ms(seconds: float, digits: int = 1) -> str:
     return f"{1000 * seconds:.{digits}f}"
 

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.common import PICTURES, RESULTS, ROOT, PaperRecord, markdown, picture_path, place_of, read, record_path
+from benchmarks.papers.common import (
+    PICTURES,
+    RESULTS,
+    ROOT,
+    PaperRecord,
+    markdown,
+    picture_path,
+    place_of,
+    read,
+    record_path,
+)
 from benchmarks.papers.pairs import EMBEDDED, SYNTHETIC
 from benchmarks.papers.tables import TABLES
 from forerun.bench.records import content_of, damaged
@@ -20,20 +30,20 @@ from forerun.errors import InvalidArgument
 PAGE = ROOT / "docs" / "papers.md"
 INTRO = """# The papers, made again
 
-Five papers make claims about speculative decoding. Each table or figure below is one command on your own models; the record says on which
-machine, with which versions and with which command it was made, and a sentence says what held, what did not, and why. This page is
-written from the records by `python -m benchmarks.papers page`.
+Five papers make claims about speculative decoding. Each table or figure below is one command on your own models; the
+record says on which machine, with which versions and with which command it was made, and a few sentences say what held,
+what did not, and why. This page is written from the records by `python -m benchmarks.papers page`.
 
 ```
-python -m benchmarks.papers --help          # all tables, and how long each takes
-python -m benchmarks.papers chen            # one table: its record, its picture
-python -m benchmarks.papers page            # this page, from all records
-FORERUN_DATA=FOLDER python -m ...           # with XSum, HumanEval, WikiText-2 and Spec-Bench from a folder
+python -m benchmarks.papers --help      # all tables, and how long each takes
+python -m benchmarks.papers chen        # one table: its record, its picture
+python -m benchmarks.papers page        # this page, from all records
+FORERUN_DATA=FOLDER python -m ...       # with XSum, HumanEval, WikiText-2 and Spec-Bench from a folder
 ```
 
-Numbers are of the machines named; compare ratios, not milliseconds. Time is counted after the prompt has been read. `K`, `gamma` and draft
-length are the same thing; acceptance is meant as each paper means it: accepted / drafted, accepted / (K + 1) for Chen et al., and
-for Leviathan et al. alpha, the chance that a draft token is kept where it was reached."""
+Numbers are of the machines named: compare ratios, not milliseconds. Time is counted after the prompt has been read.
+K, gamma and draft length are the same thing. Acceptance is meant as each paper means it: accepted / drafted; accepted /
+(K + 1) for Chen et al.; for Leviathan et al. alpha, the chance that a draft token is kept where it was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ def own(table: str, pair: str | None, where: str = "") -> Place:
 
 def other(title: str, command: str, name: str) -> Place:
     """A table that another command measures; see `tables_of` for what its record must have."""
-    return Place(title, command, RESULTS / f"{name}.json", PICTURES / f"{name}.png", lambda path: tables_of(path))
+    return Place(title, command, RESULTS / f"{name}.json", PICTURES / f"{name}.png", tables_of)
 
 
 def places() -> dict[str, list[Place]]:
@@ -153,7 +163,9 @@ def _own_lines(record: PaperRecord, render: Callable[[PaperRecord], Sequence[str
 def origin(record: PaperRecord) -> list[str]:
     """What one must know before quoting a figure."""
     made = record.provenance
-    libraries = ", ".join(f"{name} {made.versions[name]}" for name in ("torch", "transformers") if name in made.versions)
+    libraries = ", ".join(
+        f"{name} {made.versions[name]}" for name in ("torch", "transformers") if name in made.versions
+    )
     lines = [f"<sub>{place_of(record)}; {libraries}; commit {made.commit or 'unknown'}; {made.date[:10]}.</sub>"]
     if record.quick:
         lines += ["", "*A quick run that shows that the command works: its figures say nothing yet.*"]
@@ -174,4 +186,6 @@ def tables_of(path: Path) -> list[str]:
 def _origin_of(content: Mapping[str, Any]) -> list[str]:
     made = content["provenance"]
     machine = made["machine"]
-    return [f"<sub>{machine['gpu'] or machine['cpu']}; commit {made['commit'] or 'unknown'}; {made['date'][:10]}.</sub>"]
+    return [
+        f"<sub>{machine['gpu'] or machine['cpu']}; commit {made['commit'] or 'unknown'}; {made['date'][:10]}.</sub>"
+    ]

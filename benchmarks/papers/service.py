@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, record_path, store
+from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.prompts import Question, encode
@@ -108,7 +108,9 @@ def draw(record: PaperRecord, path: Path) -> None:
         passes.plot(batches, [f["any"] for f in found], "-o", color=colour, label=f"{method}, any finished")
         finished.plot(batches, [f["finished"] / b for f, b in zip(found, batches, strict=True)], "-o", color=colour,
                       label=method)  # fmt: skip
-    passes.set(ylabel="share of questions answered rightly", title=f"within {record.settings['seconds']} s", ylim=(0, 1))
+    passes.set(
+        ylabel="share of questions answered rightly", title=f"within {record.settings['seconds']} s", ylim=(0, 1)
+    )
     finished.set(ylabel="share of rows that finished", title="in time", ylim=(0, 1.05))
     for axes in (passes, finished):
         axes.set(xlabel="sequences a question", xticks=batches)
@@ -130,21 +132,25 @@ def render(record: PaperRecord) -> list[str]:
 
 
 def _verdict(record: PaperRecord) -> list[str]:
-    batches, methods = batches_of(record), list(METHODS)
-    small, large = (shares(record, methods[1], batch) for batch in (batches[0], batches[-1]))
+    batches, methods, settings = batches_of(record), list(METHODS), record.settings
+    few, many = (shares(record, methods[1], batch) for batch in (batches[0], batches[-1]))
     plain = shares(record, methods[0], batches[-1])
-    return [
-        f"{record.settings['questions']} short questions of our own, since a model of this size solves next to no problem of "
-        f"HumanEval; {record.settings['seconds']} s each. From {batches[0]} to {batches[-1]} sequences, 'any finished' goes from "
-        f"{small['any']:.0%} to {large['any']:.0%} and 'shown first' (by mean log-probability) from {small['first']:.0%} to "
-        f"{large['first']:.0%}; the paper's both rise, to 61 % and 43 %. {_held(small, large)} At {batches[-1]} sequences "
-        f"{large['finished'] / batches[-1]:.0%} of the rows finish in time with drafts and {plain['finished'] / batches[-1]:.0%} "
-        f"without. `forerun eval` scores real tasks this way."
-    ]
+    return sentences(
+        f"{settings['questions']} short questions of our own, {settings['seconds']} s each: a model of this size "
+        "solves next to no problem of HumanEval. The first answer shown is the one of the best mean log-probability.",
+        f"From {batches[0]} to {batches[-1]} sequences, right answers among the finished go from {few['any']:.0%} to "
+        f"{many['any']:.0%}, those shown first from {few['first']:.0%} to {many['first']:.0%}; the paper's rise from "
+        "the mid-thirties to 61 % and 43 %.",
+        _held(few, many),
+        f"At {batches[-1]} sequences {many['finished'] / batches[-1]:.0%} of the rows finish in time with drafts, "
+        f"{plain['finished'] / batches[-1]:.0%} without.",
+        "`forerun eval` scores real tasks this way.",
+    )
 
 
-def _held(small: Mapping[str, float], large: Mapping[str, float]) -> str:
-    rises = [large[key] > small[key] for key in ("any", "first")]
-    if all(rises):
+def _held(few: Mapping[str, float], many: Mapping[str, float]) -> str:
+    if many["any"] > few["any"] and many["first"] > few["first"]:
         return "Both rise here too."
-    return "More sequences help whoever looks at all of them; the ranking does not." if rises[0] else "Neither rises here."
+    if many["any"] > few["any"]:
+        return "More sequences help whoever looks at all of them; ranking by the model's own confidence does not."
+    return "Neither rises here."

@@ -63,7 +63,6 @@ def render(record: PaperRecord) -> list[str]:
             [(f"{r['alpha']:.1f}", str(r["gamma"]), times(r["operations"]), times(r["speed"])) for r in rows],
         ),
         "",
-        "**Held.** All six rows of the paper's Table 1 come out as printed, and so do the curves. The formulas are "
-        "`forerun.math.theory`; what they leave out (drafts whose tokens are not equally good, scoring that is not free) is "
-        "what the measured tables below show.",
+        "**Held.** All six rows of the paper's Table 1 come out as printed. What the formulas leave out, drafts whose "
+        "later tokens are worse and scoring that is not free, is what the measured tables show.",
     ]

@@ -14,7 +14,7 @@ from forerun.engine import Stats
 from forerun.result import GenerateResult
 
 SKIP = 2
-"""Rounds that are left out of every figure: the first reads the prompt, in the second the drafter catches up with it."""
+"""Rounds left out of every figure: the first reads the prompt, in the second the drafter catches up with it."""
 PHASES = ("draft", "score", "verify")
 
 
@@ -66,7 +66,7 @@ class Trace:
 def decode(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], **keywords: Any) -> Trace:
     """Decode a batch and look at the clock after every round. Rows never end early unless an end token is given."""
     ids, mask = padded(prompts, decoder.target.device)
-    stream = decoder.stream(ids, mask, **{"eos_token_id": [], **keywords})  # type: ignore[arg-type]
+    stream = decoder.stream(ids, mask, **{"eos_token_id": [], **keywords})
     rounds = []
     before = now(decoder)
     while (progress := next(stream, None)) is not None:

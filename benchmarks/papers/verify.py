@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, ms, record_path, store
+from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, ms, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from benchmarks.papers.trace import decode
 from forerun import ops
@@ -101,7 +101,11 @@ def _transformers(inputs: Inputs) -> Callable[[int], Any]:
     from transformers.generation.utils import _speculative_sampling
 
     length = inputs.tokens.shape[1]
-    more = {"is_done_candidate": False} if "is_done_candidate" in inspect.signature(_speculative_sampling).parameters else {}
+    more = (
+        {"is_done_candidate": False}
+        if "is_done_candidate" in inspect.signature(_speculative_sampling).parameters
+        else {}
+    )
 
     def call(seed: int) -> Any:
         torch.manual_seed(seed)
@@ -149,7 +153,7 @@ def peak_bytes(call: Callable[[int], Any], device: torch.device) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         call(0)
     held = most = 0
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    results = profiler.profiler.kineto_results
     for event in sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         most = max(most, held)
@@ -168,16 +172,16 @@ def _loop(pair: Pair, setup: Setup, steps: Steps) -> list[dict[str, Any]]:
     """Table 8: acceptance and milliseconds where real models draft for each other."""
     prompts, tokens = setup.choose((3, 64), (1, 16))
     task = pair.task("qa", prompts, setup.seed)
-    decoders = {name: pair.decoder(pair.main, Constant(1), rule=rule, keep_rows=prompts) for name, rule in RULES.items()}
+    decoders = {
+        name: pair.decoder(pair.main, Constant(1), rule=rule, keep_rows=prompts) for name, rule in RULES.items()
+    }
     rows = []
     for length in TABLE8:
         steps.step(f"in the loop: draft length {length}")
         for name, decoder in decoders.items():
             decoder.engine.policy = Constant(length)
             sampling = {"temperature": 1.0, "top_k": 50}  # the paper's: transformers' hidden default was on
-            traces = [
-                decode(decoder, [p], max_new_tokens=tokens, seed=setup.seed, **sampling) for p in task.prompts
-            ]
+            traces = [decode(decoder, [p], max_new_tokens=tokens, seed=setup.seed, **sampling) for p in task.prompts]
             stats = Stats.total([trace.stats for trace in traces])
             rows.append({
                 "draft_length": length,
@@ -231,7 +235,7 @@ def _costs(record: PaperRecord) -> list[str]:
     methods = methods_of(record)
     rows = []
     for found in zip(*(cost(record, method) for method in methods), strict=True):
-        cells = [f"{ms(row['seconds'], 2)} / {row['peak_bytes'] / 2**20:.1f} / {_bandwidth(row):.1f}" for row in found]
+        cells = [f"{ms(row['seconds'], 2)} / {row['peak_bytes'] / 2**20:.1f} / {_bandwidth(row):.2f}" for row in found]
         rows.append((str(found[0]["draft_length"]), *cells))
     headings = ("draft length", *(f"{method}: ms / MiB / GB/s" for method in methods))
     return markdown(headings, rows)
@@ -254,38 +258,38 @@ def _table8(record: PaperRecord) -> list[str]:
 
 
 def _verdict(record: PaperRecord) -> list[str]:
-    ratios = {name: _mean_ratio(record, name) for name in RULES}
-    first, last = (cost(record, EXACT)[i]["seconds"] for i in (0, -1))
-    most = max(_bandwidth(row) for row in cost(record, EXACT))
-    copy = record.results["copy_bytes_per_second"] / 1e9
-    return [
-        f"The paper saves 6 to 13 % with its exact kernel and 37 to 94 % with the sigmoid, in a profiler that counts some of the "
-        f"baseline's operations more than once. Here, by the clock, the token rule takes {ratios[EXACT]:.2f} times as long as "
-        f"transformers and the sigmoid as published {ratios[SIGMOID]:.2f} times, on average over the draft lengths. The paper's "
-        f"curves are flat in the draft length because launching kernels was all they measured; here the token rule grows from "
-        f"{ms(first, 2)} to {ms(last, 2)} ms. At most {most:.1f} GB/s of logits are used of the {copy:.0f} GB/s a copy reaches "
-        f"(the paper: 9 to 63 of 2000). {_accepts(record)}"
-    ]
+    exact, sigmoid = (_mean_ratio(record, name) for name in RULES)
+    rows = cost(record, EXACT)
+    most, copy = max(map(_bandwidth, rows)), record.results["copy_bytes_per_second"] / 1e9
+    return sentences(
+        "**Time.** The paper saves 6 to 13 % with its exact kernel and 37 to 94 % with the sigmoid, by a profiler that "
+        "counts some of the baseline's operations more than once.",
+        f"Here, by the clock and on average over the draft lengths, the token rule takes {exact:.2f} times as long as "
+        f"transformers and the sigmoid as published {sigmoid:.2f} times.",
+        f"The paper's curves are flat in the draft length; from {rows[0]['draft_length']} to "
+        f"{rows[-1]['draft_length']} the token rule goes from {ms(rows[0]['seconds'], 2)} to {ms(rows[-1]['seconds'], 2)} ms.",
+        f"**Bandwidth.** At most {most:.2f} GB/s of logits are made use of, where a copy moves {copy:.0f} (the paper: "
+        "9 to 63 of 2000).",
+        _accepts(record),
+    )
 
 
 def _mean_ratio(record: PaperRecord, method: str) -> float:
     pairs = zip(cost(record, method), cost(record, TRANSFORMERS), strict=True)
     ratios = [own["seconds"] / theirs["seconds"] for own, theirs in pairs]
-    return sum(ratios) / len(ratios)
+    return _average(ratios)
 
 
 def _accepts(record: PaperRecord) -> str:
     rows = record.results["in_the_loop"]
     if not rows:
-        return "The rules' quality is in the lossy tables."
-    rates = {name: _average([r["acceptance_rate"] for r in rows if r["method"] == name]) for name in RULES}
+        return ""
+    exact, sigmoid = (_average([r["acceptance_rate"] for r in rows if r["method"] == name]) for name in RULES)
     return (
-        f"In the loop the sigmoid accepts {rates[SIGMOID]:.0%} where the lossless rule accepts {rates[EXACT]:.0%}: it keeps nearly "
-        "every token that the target's top 50 holds, and what it emits is no longer the target's text."
+        f"**In the loop** the sigmoid accepts {sigmoid:.0%} and the lossless rule {exact:.0%}: any token within the "
+        "target's top 50 is all but sure to be kept, so that the text is no longer the target's."
     )
 
 
 def _average(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
