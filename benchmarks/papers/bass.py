@@ -34,6 +34,7 @@ FIXED = {f"fixed {n}": n for n in (4, 6, 8)}
 ABLATION = (BASS, SPLIT, *FIXED, AUTO)
 ALONE = (PLAIN, BASS, AUTO)  # what is measured of a single row: the others are about batches
 LATENCIES = ("first", "last", "all")
+LEFT_OUT = ("unigram",)  # it drafts nothing that is kept
 SAMPLING = {EMBEDDED: {"temperature": 0.2, "top_p": 0.95}}
 """The paper's; models without language are sampled at temperature 1, where their acceptance is as dialled."""
 
@@ -108,7 +109,7 @@ def _calls(pair: Pair, limits: Limits) -> Iterator[tuple[int, int, str, str]]:
             for method in ALONE if batch == 1 else (PLAIN, *ABLATION):
                 yield place, batch, method, pair.main
             for drafter in list(pair.drafters)[1:]:
-                if batch in limits.drafter_batches:
+                if batch in limits.drafter_batches and drafter not in LEFT_OUT:
                     yield place, batch, BASS, drafter
 
 

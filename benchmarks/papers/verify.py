@@ -267,7 +267,8 @@ def _verdict(record: PaperRecord) -> list[str]:
         f"Here, by the clock and on average over the draft lengths, the token rule takes {exact:.2f} times as long as "
         f"transformers and the sigmoid as published {sigmoid:.2f} times.",
         f"The paper's curves are flat in the draft length; from {rows[0]['draft_length']} to "
-        f"{rows[-1]['draft_length']} the token rule goes from {ms(rows[0]['seconds'], 2)} to {ms(rows[-1]['seconds'], 2)} ms.",
+        f"{rows[-1]['draft_length']} the token rule goes from {ms(rows[0]['seconds'], 2)} to "
+        f"{ms(rows[-1]['seconds'], 2)} ms.",
         f"**Bandwidth.** At most {most:.2f} GB/s of logits are made use of, where a copy moves {copy:.0f} (the paper: "
         "9 to 63 of 2000).",
         _accepts(record),
