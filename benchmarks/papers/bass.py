@@ -97,7 +97,7 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
 
 
 def _limits(setup: Setup) -> Limits:
-    full = Limits(2, 48, BATCHES, (1, 4)) if setup.pair == EMBEDDED else Limits(2, 64, BATCHES, (1, 8))
+    full = Limits(2, 48, BATCHES, (1, 4)) if setup.pair == EMBEDDED else Limits(2, 48, BATCHES, (1, 8))
     limits: Limits = setup.choose(full, Limits(1, 24, (1, 2), (1,)))
     return limits
 

@@ -37,12 +37,14 @@ LENGTHS = tuple(range(8))
 TABLE_LENGTH = 4
 TOKENS = 128
 DRAWS = 2000
-SETTINGS: Mapping[str, tuple[str, Mapping[str, float]]] = {
+TASKS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "XSum, nucleus": ("xsum", {"temperature": 1.0, "top_p": 0.8}),
     "HumanEval, nucleus": ("humaneval", {"temperature": 0.8, "top_p": 0.95}),
     "XSum, greedy": ("xsum", {"temperature": 0.0}),
 }
-SWEPT = ("XSum, nucleus", "HumanEval, nucleus")  # the paper's figure shows these two
+SPEECHLESS = {"XSum, nucleus": "nucleus 0.8", "HumanEval, nucleus": "T 0.8, nucleus 0.95", "XSum, greedy": "greedy"}
+"""What the tasks are called where the models speak no language and only the sampling is left of them."""
+NUM_SWEPT = 2  # the paper's figure shows the first two
 
 
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
@@ -54,10 +56,11 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
     steps = Steps(count * (2 * len(lengths) + 2))
     results: dict[str, Any] = {}
     sources = {}
-    for name, (task_name, sampling) in SETTINGS.items():
+    for title, (task_name, sampling) in TASKS.items():
+        name = title if pair.tokenizer is not None else SPEECHLESS[title]
         task = pair.task(task_name, count, setup.seed)
         sources[task_name] = task.source
-        tried = lengths if name in SWEPT else (0, TABLE_LENGTH)
+        tried = lengths if len(results) < NUM_SWEPT else (0, TABLE_LENGTH)
         results[name] = sweep(pair, decoder, task, tried, tokens, sampling, steps, name, setup.seed)
     steps.end()
     settings = {"draft": pair.main, "prompts": count, "new tokens": tokens, "tasks": sources, **pair.about}
@@ -67,7 +70,7 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
 
 def _limits(setup: Setup) -> tuple[int, int]:
     """Prompts a task, and new tokens of each."""
-    full = (5, TOKENS) if setup.pair == EMBEDDED else (4, 64)
+    full = (5, TOKENS) if setup.pair == EMBEDDED else (3, 64)
     limits: tuple[int, int] = setup.choose(full, (1, 24))
     return limits
 
@@ -108,7 +111,7 @@ def summary(pair: Pair, task: Task, traces: Sequence[Trace]) -> dict[str, Any]:
         "phases": {name: fmean(trace.phase(name) for trace in traces) for name in PHASES},
         "acceptance_rate": stats.acceptance_rate,
         "acceptance_rate_chen": stats.acceptance_rate_chen,
-        "tokens_per_round": stats.tokens_per_round,
+        "tokens_per_round": sum(t.tokens for t in traces) / len(loops),
         "score": rouge2(pair.tokenizer, outputs, [item.reference for item in task.items]),
     }
 
@@ -129,6 +132,11 @@ def resampled(traces: Sequence[Trace], draws: int = DRAWS, seed: int = 0) -> lis
     return found
 
 
+def swept_of(record: PaperRecord) -> list[str]:
+    """The tasks that all draft lengths were tried on."""
+    return list(record.results)[:NUM_SWEPT]
+
+
 def best(found: Mapping[str, Any]) -> int:
     """The draft length of the least time a token."""
     return int(min(found, key=lambda length: found[length]["seconds_per_token"]))
@@ -139,7 +147,8 @@ def draw(record: PaperRecord, path: Path) -> None:
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     whole, accepted, loop = figure.subplots(1, 3)
-    for name in SWEPT:
+    swept = swept_of(record)
+    for name in swept:
         found = record.results[name]
         lengths = [int(length) for length in found]
         each = list(found.values())
@@ -148,7 +157,7 @@ def draw(record: PaperRecord, path: Path) -> None:
         rates = [e["acceptance_rate_chen"] for e in each[1:]]
         accepted.plot(lengths[1:], rates, marker="o", label=name)
         loop.plot(lengths, [1000 * e["loop"]["mean"] for e in each], marker="o", label=name)
-    _stack(loop, record.results[SWEPT[0]])
+    _stack(loop, record.results[swept[0]])
     whole.set(title=f"time for {TOKENS} tokens, standard deviation", ylabel="ms")
     accepted.set(title="accepted / (draft length + 1)", ylim=(0, 1))
     loop.set(title="one loop: draft, score, verify", ylabel="ms")
@@ -189,7 +198,7 @@ def _figure1(record: PaperRecord) -> list[str]:
             f"{e['tokens_per_round']:.2f}", ms(e["loop"]["mean"]),
             " + ".join(ms(e["phases"][phase]) for phase in PHASES),
         )
-        for name in SWEPT
+        for name in swept_of(record)
         for length, e in record.results[name].items()
     ]  # fmt: skip
     headings = (
@@ -200,40 +209,35 @@ def _figure1(record: PaperRecord) -> list[str]:
 
 
 def _verdict(record: PaperRecord) -> list[str]:
-    results = record.results
-    lengths = {name: best(results[name]) for name in SWEPT}
-    widest = [max(results[name], key=lambda k: results[name][k]["resampled"]["sd"]) for name in SWEPT]
-    falls = all(_falls([e["acceptance_rate_chen"] for e in list(results[n].values())[1:]]) for n in SWEPT)
-    grows, plain = slope(results[SWEPT[0]]), _loop(record, "0")
+    swept = [record.results[name] for name in swept_of(record)]
+    widest = [max(found, key=lambda length: found[length]["resampled"]["sd"]) for found in swept]
+    falls = all(_falls([e["acceptance_rate_chen"] for e in list(found.values())[1:]]) for found in swept)
+    grows, plain = slope(swept[0]), float(swept[0]["0"]["loop"]["mean"])
     return sentences(
-        f"**Best length.** The paper's optimum on XSum is 3, later on HumanEval; here it is {lengths[SWEPT[0]]} and "
-        f"{lengths[SWEPT[1]]}.",
+        f"**Best length.** The paper's optimum on XSum is 3, later on HumanEval; here it is {best(swept[0])} and "
+        f"{best(swept[1])}.",
         f"**Acceptance** per possible token {'falls' if falls else 'does not fall everywhere'} as drafts grow "
         f"({'as' if falls else 'unlike'} in the paper).",
         f"**A loop** grows by {ms(grows)} ms a draft token, {grows / plain:.0%} of a plain step (the paper: 13 %).",
-        _why(record, grows, plain),
+        _why(swept[0], grows, plain),
         f"**The spread** of the time for {TOKENS} tokens is widest at lengths {listed(widest)}; the paper's grows with "
         "the length throughout.",
         f"p90 and p99 are of {DRAWS} texts put together from the logged rounds of single prompts, as the paper's "
-        f"spread is; {results[SWEPT[0]]['0']['measured']['count']} prompts a task were decoded.",
+        f"spread is; {swept[0]['0']['measured']['count']} prompts a task were decoded.",
     )
 
 
-def _why(record: PaperRecord, grows: float, plain: float) -> str:
+def _why(found: Mapping[str, Any], grows: float, plain: float) -> str:
     """What keeps drafts short, if anything does."""
     if grows < 0.2 * plain:
         return "That is little, as in the paper, so long drafts may pay."
-    scoring, drafting = (_phase_slope(record.results[SWEPT[0]], phase) for phase in ("score", "draft"))
+    scoring, drafting = (_phase_slope(found, phase) for phase in ("score", "draft"))
     if scoring > drafting:
         return (
             f"{scoring / grows:.0%} of that is scoring, which the paper can neglect and a processor that calculates as "
             "long as it reads cannot: that is why the best length is short."
         )
     return f"{drafting / grows:.0%} of that is drafting: the drafter is dear beside this target."
-
-
-def _loop(record: PaperRecord, length: str) -> float:
-    return float(record.results[SWEPT[0]][length]["loop"]["mean"])
 
 
 def slope(found: Mapping[str, Any]) -> float:

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from benchmarks.papers import bass, chen, leviathan, service, theory, verify
 from benchmarks.papers.common import PaperRecord, Setup
+from benchmarks.papers.pairs import Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Table:
     name: str
     title: str
     minutes: float  # on two quiet cores
-    measure: Callable[[Setup, Path], PaperRecord]
+    measure: Callable[[Setup, Path | None, Pair | None], PaperRecord]
     draw: Callable[[PaperRecord, Path], None]
     render: Callable[[PaperRecord], Sequence[str]]
     has_pair: bool = True

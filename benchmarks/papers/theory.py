@@ -17,7 +17,7 @@ PRINTED = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 """Rows of Table 1: alpha and gamma, with drafts that cost nothing."""
 
 
-def measure(setup: Setup, path: Path | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: object = None) -> PaperRecord:
     results = {
         "table1": [_row(alpha, gamma) for alpha, gamma in PRINTED],
         "figure2": {str(gamma): [round(expected_tokens(alpha, gamma), 6) for alpha in ALPHAS] for gamma in GAMMAS},
