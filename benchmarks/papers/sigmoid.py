@@ -1,4 +1,4 @@
-"""Wagner et al., Tables 1 and 2, the side of quality: sigmoid bounds, as published and repaired; lenience, ensembles."""
+"""Wagner et al., Tables 1 and 2, the side of quality: sigmoid as published and repaired; lenience, ensembles."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def draw(record: PaperRecord, path: Path) -> None:
             own = [(n, e) for n, e in record.results.items() if family(n) == title]
             x = [e["divergence"]["total_variation"] for _, e in own]
             axes.plot(x, [e[key] for _, e in own], "o-" if "sigmoid" not in title else "o", color=colour, label=title)
-        axes.set(
-            xlabel="total variation of the emitted law to the target's, mean over drafted positions", xlim=(-0.02, 1)
-        )
+        axes.set(xlabel="total variation of the emitted law to the target's", xlim=(-0.02, 1))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     for name, entry in record.results.items():

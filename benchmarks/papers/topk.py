@@ -101,7 +101,7 @@ def _table1(record: PaperRecord) -> list[str]:
         "draft length",
         f"rule (K = {MOST})",
         "accepted / drafted",
-        "tokens a target call",
+        "tokens a call",
         "surprise",
     )
     return markdown(headings, rows)
@@ -119,7 +119,7 @@ def _table2(record: PaperRecord) -> list[str]:
                 percent(mean(own, "acceptance_rate"), 0), number(mean(own, "tokens_per_call")),
                 number(mean(own, "surprise")),
             ))  # fmt: skip
-    headings = ("K", "rule", "TV of the first token's law", "accepted / drafted", "tokens a target call", "surprise")
+    headings = ("K", "rule", "TV of the first token's law", "accepted / drafted", "tokens a call", "surprise")
     return markdown(headings, rows)
 
 

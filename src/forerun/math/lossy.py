@@ -60,7 +60,8 @@ def total_variation(emitted: Tensor, target: Tensor) -> Tensor:
 def kl(emitted: Tensor, target: Tensor) -> Tensor:
     """KL(emitted || target) in nats, [B, V] -> [B]; infinite where something is emitted that the target rules out."""
     ratio = emitted.double() / target.double()
-    return torch.where(emitted > 0, emitted.double() * ratio.log(), 0.0).sum(dim=-1)
+    found = torch.where(emitted > 0, emitted.double() * ratio.log(), 0.0).sum(dim=-1)
+    return found.clamp(min=0.0)  # below 0 only by rounding
 
 
 def outside(emitted: Tensor, target: Tensor) -> Tensor:
