@@ -18,7 +18,7 @@ from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
-from forerun.math.verify import TargetLaw
+from forerun.math.verify import Judge, TargetLaw
 from forerun.types import Draft, Keys, Rule, Verdict
 
 
@@ -101,7 +101,7 @@ def rotate_and_write(
     return cache_write_reference.rotate_and_write(*new)
 
 
-def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
+def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
 
