@@ -1,0 +1,272 @@
+"""Verification in Triton, from logits to tokens: the reference is `math.verify`, and the same keys give the same tokens.
+
+Launches for the token rule: the pass over the target's rows (`summary`, and thresholds where something is cut), then
+`sum_kernel`, in which every program works out how much of the draft is kept and sums a part of what the next token is
+drawn from; up to 32768 tokens one program sums all and draws, beyond that `pick_kernel` draws. q is read at the refused
+position only, if the drafter kept its summaries. The block rule needs what is left at *every* position, so it reads all
+rows of both. Nothing waits for the host, and keys are read from device memory: a captured graph draws anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forerun.kernels.judge import (
+    BLOCK_RULE,
+    GREEDY_RULE,
+    KEPT_WIDTH,
+    LOGITS,
+    MIXED,
+    NO_DRAFT,
+    NOBODY,
+    POINTS,
+    SIGMOID,
+    SPARSE,
+    TOKEN,
+    at,
+    block_count,
+    block_weights,
+    count_kept,
+    draft_side,
+    left_over,
+    target_side,
+)
+from forerun.kernels.law import NEGATIVE, TILE, log_probability, pick, pick_goal, probability, warped
+from forerun.kernels.philox import FINAL, uniform
+from forerun.kernels.summary import Logits, Summaries, summarise
+from forerun.kernels.tuning import TUNING, Tuning
+from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw
+from forerun.types import Draft, Keys, Law, Rule, Verdict
+
+HEAD = tl.constexpr(3)  # entries of a result before the log-probabilities
+
+
+@triton.jit
+def sum_kernel(
+    # the target
+    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab,
+    # the draft
+    tokens, tokens_stride, lengths, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, kept, places,
+    points, points_stride, is_point, sparse_ids, sparse_probs, num_sparse, sparse_positions,
+    # the summaries
+    peaks, masses, thresholds, bests, num_chunks, positions, q_start, q_positions,
+    # the rest
+    seed, request_id, round_, uniforms, alpha, beta,
+    out,  # [B, 3 + P] int64: kept tokens, next token, finite, log-probabilities of what is emitted (float64 bits)
+    split_peaks,  # [B, S] float32, the sigmoid rule's
+    sums,  # [B, P or 1, T] float64, of tiles
+    num_tiles, num_splits,
+    CHUNKS: tl.constexpr, KP: tl.constexpr, TILES: tl.constexpr, SINGLE: tl.constexpr, KIND: tl.constexpr,
+    RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
+    GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """One program a row and range of tiles: judge the draft, then sum what the next token is drawn from."""
+    b, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, KP)
+    length = tl.load(lengths + b)
+    token = tl.load(tokens + b * tokens_stride + i, mask=i < length, other=0)
+    p_row, log_p, peak, shift, divisor, log_mass, threshold, best = target_side(
+        b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab,
+        peaks, masses, thresholds, bests, num_chunks, positions, CHUNKS, RULE, SCALED, CUT, GREEDY, SUMMED,
+    )  # fmt: skip
+    q_row, log_q, q_shift, q_divisor, q_log_mass, q_threshold, q_best, point, pointed = draft_side(
+        b, i, length, token, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, kept, places,
+        points, points_stride, is_point, sparse_ids, sparse_probs, num_sparse, sparse_positions,
+        peaks, masses, thresholds, bests, num_chunks, q_start, q_positions,
+        CHUNKS, KIND, RULE, KEPT, REDUCED, SCALED, CUT, GREEDY, SUMMED,
+    )  # fmt: skip
+    finite = tl.min(tl.where(i <= length, (peak - peak == 0).to(tl.int32), 1), axis=0)
+    key, request, turn = tl.load(seed + b), tl.load(request_id + b), tl.load(round_ + b)
+    weight = tl.full((), 1.0, tl.float64)
+    if RULE == GREEDY_RULE:
+        n = tl.min(tl.where((log_p == 0.0) & (i < length), NOBODY, i), axis=0)
+    elif RULE == BLOCK_RULE:
+        n = tl.program_id(2)  # sums are wanted at every position
+        weight = at(block_weights(i, length, log_p, log_q, KP), i, n)
+    else:
+        n = count_kept(i, length, log_p, log_q, key, request, turn, alpha, beta, RULE)
+    if (RULE != BLOCK_RULE) & (s == 0):
+        shown = log_p
+        if not SUMMED:
+            shown = tl.full(log_p.shape, float("nan"), tl.float32)
+        bits = tl.where(i < n, shown, 0.0).to(tl.float64).to(tl.int64, bitcast=True)
+        tl.store(out + b * (HEAD + positions) + HEAD + i, bits, mask=(i < positions) & (i != n))
+        tl.store(out + b * (HEAD + positions), n.to(tl.int64))
+        tl.store(out + b * (HEAD + positions) + 2, finite.to(tl.int64))
+    if RULE == GREEDY_RULE:
+        tl.store(out + b * (HEAD + positions) + 1, at(best, i, n).to(tl.int64))
+        tl.store(out + b * (HEAD + positions) + HEAD + n, tl.full((), 0, tl.int64))
+    elif n <= length:
+        refused = n < length
+        p_start, q_start_row = p_logits + at(p_row, i, n) * p_stride, q_logits + at(q_row, i, n) * q_stride
+        sparse = (b * sparse_positions + n) * num_sparse
+        shift, log_mass, threshold, best = at(shift, i, n), at(log_mass, i, n), at(threshold, i, n), at(best, i, n)
+        q_shift, q_log_mass, q_threshold = at(q_shift, i, n), at(q_log_mass, i, n), at(q_threshold, i, n)
+        q_best, point = at(q_best, i, n), at(point, i, n)
+        tile = s * TILES + tl.arange(0, TILES)
+        column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+        inside = column < p_vocab
+        x = tl.load(p_start + column, mask=inside, other=NEGATIVE).to(tl.float32)
+        w = warped(x, shift, divisor, SCALED)
+        if not SUMMED:  # the sigmoid rule's bonus: relative to this program's own peak
+            log_mass = tl.max(tl.max(tl.where(w == w, w, NEGATIVE), axis=1), axis=0)
+        value = left_over(
+            column, inside, x, w, divisor, log_mass, threshold, best, refused,
+            q_start_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
+            point, pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
+            KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
+        )  # fmt: skip
+        sum_ = tl.sum(value.to(tl.float64), axis=1)
+        if SINGLE:
+            if GIVEN:
+                u = tl.load(uniforms + b)
+            else:
+                u = uniform(key, request, turn, n.to(tl.int64), FINAL)
+            finish(
+                b, n, u, sum_, refused, p_start, shift, divisor, log_mass, threshold, best, p_vocab,
+                q_start_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
+                point, pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
+                out, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED,
+            )  # fmt: skip
+        else:
+            place = b * num_tiles
+            if RULE == BLOCK_RULE:
+                place = (b * positions + n) * num_tiles
+            tl.store(sums + place + tile, sum_, mask=tile < num_tiles)
+            if not SUMMED:
+                tl.store(split_peaks + b * num_splits + s, log_mass)
+
+
+@triton.jit
+def pick_kernel(
+    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab,
+    tokens, tokens_stride, lengths, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, kept, places,
+    points, points_stride, is_point, sparse_ids, sparse_probs, num_sparse, sparse_positions,
+    peaks, masses, thresholds, bests, num_chunks, positions, q_start, q_positions,
+    seed, request_id, round_, uniforms, alpha, beta,
+    out, split_peaks, sums, num_tiles, num_splits,
+    CHUNKS: tl.constexpr, KP: tl.constexpr, TILES: tl.constexpr, SPLIT: tl.constexpr, KIND: tl.constexpr,
+    RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
+    GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr,
+):  # fmt: skip
+    """One program a row: from the tiles' sums to the token. TILES covers all of them; SPLIT is how many one sum took."""
+    b = tl.program_id(0).to(tl.int64)
+    i, tile = tl.arange(0, KP), tl.arange(0, TILES)
+    length = tl.load(lengths + b)
+    token = tl.load(tokens + b * tokens_stride + i, mask=i < length, other=0)
+    p_row, log_p, peak, shift, divisor, log_mass, threshold, best = target_side(
+        b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab,
+        peaks, masses, thresholds, bests, num_chunks, positions, CHUNKS, RULE, SCALED, CUT, GREEDY, SUMMED,
+    )  # fmt: skip
+    q_row, log_q, q_shift, q_divisor, q_log_mass, q_threshold, q_best, point, pointed = draft_side(
+        b, i, length, token, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, kept, places,
+        points, points_stride, is_point, sparse_ids, sparse_probs, num_sparse, sparse_positions,
+        peaks, masses, thresholds, bests, num_chunks, q_start, q_positions,
+        CHUNKS, KIND, RULE, KEPT, REDUCED, SCALED, CUT, GREEDY, SUMMED,
+    )  # fmt: skip
+    key, request, turn = tl.load(seed + b), tl.load(request_id + b), tl.load(round_ + b)
+    weight = tl.full((), 1.0, tl.float64)
+    if RULE == BLOCK_RULE:
+        place = (b * positions + i[:, None]) * num_tiles + tile[None, :]
+        there = (i <= length)[:, None] & (tile < num_tiles)[None, :]
+        every = tl.load(sums + place, mask=there, other=0.0)
+        weights = block_weights(i, length, log_p, log_q, KP)
+        n = block_count(i, length, weights, tl.sum(every, axis=1), key, request, turn)
+        weight = at(weights, i, n)
+        sum_ = tl.sum(tl.where((i == n)[:, None], every, 0.0), axis=0)
+        finite = tl.min(tl.where(i <= length, (peak - peak == 0).to(tl.int32), 1), axis=0)
+        bits = tl.where(i < n, log_p, 0.0).to(tl.float64).to(tl.int64, bitcast=True)
+        tl.store(out + b * (HEAD + positions) + HEAD + i, bits, mask=(i < positions) & (i != n))
+        tl.store(out + b * (HEAD + positions), n.to(tl.int64))
+        tl.store(out + b * (HEAD + positions) + 2, finite.to(tl.int64))
+    else:
+        n = tl.load(out + b * (HEAD + positions)).to(tl.int32)
+        sum_ = tl.load(sums + b * num_tiles + tile, mask=tile < num_tiles, other=0.0)
+    refused = n < length
+    shift, log_mass, threshold, best = at(shift, i, n), at(log_mass, i, n), at(threshold, i, n), at(best, i, n)
+    if not SUMMED:
+        local = tl.load(split_peaks + b * num_splits + tile // SPLIT, mask=tile < num_tiles, other=NEGATIVE)
+        log_mass = tl.max(local, axis=0)
+        sum_ = tl.where(refused, sum_, sum_ * tl.exp((local - log_mass).to(tl.float64)))
+    if GIVEN:
+        u = tl.load(uniforms + b)
+    else:
+        u = uniform(key, request, turn, n.to(tl.int64), FINAL)
+    sparse = (b * sparse_positions + n) * num_sparse
+    finish(
+        b, n, u, sum_, refused, p_logits + at(p_row, i, n) * p_stride, shift, divisor, log_mass, threshold, best,
+        p_vocab, q_logits + at(q_row, i, n) * q_stride, at(q_shift, i, n), q_divisor, at(q_log_mass, i, n),
+        at(q_threshold, i, n), at(q_best, i, n), q_vocab, places, at(point, i, n), pointed, sparse_ids + sparse,
+        sparse_probs + sparse, num_sparse, weight, alpha, beta,
+        out, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish(
+    b, n, u, sums, refused, p_row, shift, divisor, log_mass, threshold, best, vocab,
+    q_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
+    point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta, out, positions,
+    KIND: tl.constexpr, RULE: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
+    GREEDY: tl.constexpr, SUMMED: tl.constexpr,
+):  # fmt: skip
+    """Draw: the tile from the sums, then the token inside it. Where rounding left nothing after a refusal, from p."""
+    tile, rest, total = pick(sums, u)
+    if refused & (total <= 0.0):
+        refused = False
+        tile, rest = _pick_tile(p_row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+    column = tile * TILE + tl.arange(0, TILE)
+    inside = column < vocab
+    x = tl.load(p_row + column, mask=inside, other=NEGATIVE).to(tl.float32)
+    w = warped(x, shift, divisor, SCALED)
+    value = left_over(
+        column, inside, x, w, divisor, log_mass, threshold, best, refused,
+        q_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
+        point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta,
+        KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
+    )  # fmt: skip
+    entry, _ = pick_goal(value.to(tl.float64), rest)
+    log_p = log_probability(w, column, log_mass, threshold, best, CUT, GREEDY).to(tl.float64)
+    log_p = tl.sum(tl.where(tl.arange(0, TILE) == entry, log_p, 0.0), axis=0)
+    head = out + b * (HEAD + positions)
+    if not SUMMED:
+        log_p = tl.where(refused, float("nan"), log_p - tl.log(total))
+        tl.store(head + 2, (total - total == 0).to(tl.int64))
+    tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
+    tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _pick_tile(
+    row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED: tl.constexpr, CUT: tl.constexpr,
+    GREEDY: tl.constexpr,
+):  # fmt: skip
+    """The tile of p in which u falls, one tile after the other: as good as never needed."""
+    total = tl.full((), 0.0, tl.float64)
+    for start in range(0, vocab, TILE):
+        total += _tile_sum(row, start, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+    goal, before = u * total, tl.full((), 0.0, tl.float64)
+    tile, rest = tl.full((), 0, tl.int32), goal
+    for start in range(0, vocab, TILE):
+        own = _tile_sum(row, start, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+        here = (own > 0) & (before <= goal)
+        tile, rest = tl.where(here, start // TILE, tile), tl.where(here, goal - before, rest)
+        before += own
+    return tile, rest
+
+
+@triton.jit
+def _tile_sum(
+    row, start, shift, divisor, log_mass, threshold, best, vocab, SCALED: tl.constexpr, CUT: tl.constexpr,
+    GREEDY: tl.constexpr,
+):  # fmt: skip
+    column = start + tl.arange(0, TILE)
+    x = tl.load(row + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
+    p = probability(warped(x, shift, divisor, SCALED), column, log_mass, threshold, best, CUT, GREEDY)
+    return tl.sum(tl.where(column < vocab, p, 0.0).to(tl.float64), axis=0)
