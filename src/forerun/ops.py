@@ -14,7 +14,7 @@ from forerun.math import attention as attention_reference
 from forerun.math import laws as laws_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Plan, Scale
-from forerun.math.verify import TargetLaw
+from forerun.math.verify import Judge, TargetLaw
 from forerun.types import Draft, Keys, Rule, Verdict
 
 
@@ -29,7 +29,7 @@ def attend(
     return attention_reference.attend(query, keys, values, plan, scale)
 
 
-def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
+def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
 

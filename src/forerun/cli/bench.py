@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from forerun.cli.main import INTERRUPTED, LazyCommand
-from forerun.cli.options import KERNELS, KERNELS_HELP
+from forerun.cli.options import KERNELS, KERNELS_HELP, RULE_HELP, rule_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,6 +95,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--temperature", metavar="X", type=click.FloatRange(min=0), help="[default: 0, greedy]")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="For sampling. [default: 0]")
+@click.option("--rule", metavar="RULE", type=rule_text, help=f"{RULE_HELP} [default: token]")
 @click.option(
     "--repeats", metavar="N", type=click.IntRange(min=1), help="Measure everything that many times. [default: 1]"
 )

@@ -188,6 +188,24 @@ class LogitLaw:
             return self._best.draw(position, u)
         return draw(self.at(position), u)
 
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        """One token a position, before anything is normalised: logits over the temperature, -inf where cut. [B, K]"""
+        rows = self._index[:, : tokens.shape[1]]
+        known = (tokens >= 0) & (tokens < self._logits.shape[-1])
+        logits = self._cut_logits[rows, tokens.clamp(0, self._logits.shape[-1] - 1)]
+        return logits.masked_fill(~known, -torch.inf)
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        """The same for the whole vocabulary at one position a row: [B] int64 -> [B, V]."""
+        logits = self._cut_logits[self._row(position)]
+        missing = self.vocab_size - logits.shape[-1]
+        return pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+    @property
+    def greedy(self) -> Tensor:
+        """Rows whose law is one-hot by their temperature: [B] bool."""
+        return self._params.temperature == 0
+
     def finite(self, counts: Tensor) -> Tensor:
         """Whether the first `counts[b]` positions of each row hold no NaN or +inf and offer some token: [B] bool."""
         column = torch.arange(self._index.shape[1], device=counts.device)
@@ -200,6 +218,15 @@ class LogitLaw:
     @cached_property
     def _log_weights(self) -> Tensor:  # [N, V]
         return warp(self._logits, self._params.select(self._owner))
+
+    @cached_property
+    def _cut_logits(self) -> Tensor:  # [N, V]; a greedy row keeps its best logit
+        if not self._params.any_scaled and not self._params.any_greedy:
+            return self._log_weights
+        temperature = self._params.temperature[self._owner]
+        divisor = torch.where(temperature == 0, 1.0, temperature).to(self._log_weights.dtype).unsqueeze(-1)
+        scaled = working(self._logits) / divisor
+        return scaled.masked_fill(self._log_weights == -torch.inf, -torch.inf)
 
     @cached_property
     def _log_mass(self) -> Tensor:  # [N]
@@ -269,6 +296,12 @@ class MixedLaw:
     def at(self, position: Tensor) -> Tensor:
         return self._select([law.at(position) for law in self.laws])
 
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        return self._select([logits_of(law, tokens) for law in self.laws])
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        return self._select([logits_at(law, position) for law in self.laws])
+
     def _select(self, answers: list[Tensor]) -> Tensor:
         chosen = answers[0]
         for i, answer in enumerate(answers[1:], start=1):
@@ -285,9 +318,32 @@ class ReducedLaw:
         self.vocab_size = vocab_size
 
     def of(self, tokens: Tensor) -> Tensor:
-        place = torch.searchsorted(self.ids, tokens.contiguous()).clamp(max=len(self.ids) - 1)
+        place = self._place(tokens)
         return self.law.of(place) * (self.ids[place] == tokens)
 
     def at(self, position: Tensor) -> Tensor:
         law = self.law.at(position)
         return law.new_zeros(law.shape[0], self.vocab_size).index_copy_(1, self.ids, law)
+
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        place = self._place(tokens)
+        return logits_of(self.law, place).masked_fill(self.ids[place] != tokens, -torch.inf)
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        logits = logits_at(self.law, position)
+        return logits.new_full((logits.shape[0], self.vocab_size), -torch.inf).index_copy_(1, self.ids, logits)
+
+    def _place(self, tokens: Tensor) -> Tensor:
+        return torch.searchsorted(self.ids, tokens.contiguous()).clamp(max=len(self.ids) - 1)
+
+
+def logits_of(law: Law, tokens: Tensor) -> Tensor:
+    """Unnormalised logits of one token a position: [B, K]. A law that has none is known by its log-probabilities."""
+    own = getattr(law, "logits_of", None)
+    return law.of(tokens).log() if own is None else own(tokens)
+
+
+def logits_at(law: Law, position: Tensor) -> Tensor:
+    """Unnormalised logits at one position a row: [B] -> [B, V]; see `logits_of`."""
+    own = getattr(law, "logits_at", None)
+    return law.at(position).log() if own is None else own(position)
