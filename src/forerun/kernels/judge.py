@@ -90,7 +90,7 @@ def left_over(
     value = p
     if KIND != NO_DRAFT:
         q = tl.zeros_like(p)
-        if (KIND == LOGITS) | (KIND == MIXED):
+        if KIND == LOGITS or KIND == MIXED:
             wanted = inside & refused
             if KIND == MIXED:
                 wanted = wanted & (is_point == 0)
@@ -107,7 +107,7 @@ def left_over(
             else:
                 q = probability(z, place, q_log_mass, q_threshold, q_best, CUT, GREEDY)
             q = tl.where(wanted & (q == q), q, 0.0)
-        if (KIND == POINTS) | (KIND == MIXED):
+        if KIND == POINTS or KIND == MIXED:
             hit = (column == point).to(tl.float32)
             if KIND == MIXED:
                 q = tl.where(is_point != 0, hit, q)
@@ -174,7 +174,7 @@ def draft_side(
     best = tl.full(token.shape, -1, tl.int32)
     point = tl.full(token.shape, -1, tl.int64)
     pointed = tl.full((), 0, tl.int32)
-    if (KIND == LOGITS) | (KIND == MIXED):
+    if KIND == LOGITS or KIND == MIXED:
         row = tl.load(q_index + b * q_index_stride + i, mask=drafted, other=0)
         heat = tl.load(q_temperature + b)
         divisor, plain = divisor_of(heat)
@@ -190,7 +190,7 @@ def draft_side(
                 q_start + b * positions + i, drafted, heat, peaks, masses, thresholds, bests, num_chunks, CHUNKS, CUT,
                 GREEDY,
             )  # fmt: skip
-        if (not KEPT) | (RULE == SIGMOID):
+        if not KEPT or RULE == SIGMOID:
             if REDUCED:
                 where = tl.load(places + token, mask=drafted & (token >= 0), other=-1).to(tl.int64)
             else:
@@ -203,7 +203,7 @@ def draft_side(
             else:
                 log_q = log_probability(z, where, log_mass, threshold, best, CUT, GREEDY)
             log_q = tl.where(known, log_q, NEGATIVE)
-    if (KIND == POINTS) | (KIND == MIXED):
+    if KIND == POINTS or KIND == MIXED:
         point = tl.load(points + b * points_stride + i, mask=drafted, other=-1)
         hit = tl.where(point == token, 0.0, NEGATIVE)
         if KIND == MIXED:

@@ -369,13 +369,13 @@ def _cut_candidates(
     w = warped(w, shift, divisor, SCALED)
     w = tl.sort(tl.where(w >= level, w, NEGATIVE), descending=True)
     e = tl.exp(w - base).to(tl.float64)
-    threshold = tl.max(tl.where(counts & (place == k - 1), w, NEGATIVE), axis=0)
+    threshold = tl.where(counts, tl.max(tl.where(place == k - 1, w, NEGATIVE), axis=0), NEGATIVE)
     kept = (w >= threshold) & (w > NEGATIVE)
     mass = tl.where(counts, tl.sum(tl.where(kept, e, 0.0), axis=0), mass)
     short = (tl.cumsum(e, axis=0) < _held(p, base, mass)) & kept
     last = tl.sum(short.to(tl.int32), axis=0)
-    threshold = tl.maximum(threshold, tl.max(tl.where(holds & (place == last), w, NEGATIVE), axis=0))
-    threshold = tl.maximum(threshold, floor)
+    nucleus = tl.max(tl.where(place == last, w, NEGATIVE), axis=0)
+    threshold = tl.maximum(tl.maximum(threshold, tl.where(holds, nucleus, NEGATIVE)), floor)
     return threshold, tl.sum(tl.where((w >= threshold) & (w > NEGATIVE), e, 0.0), axis=0)
 
 

@@ -9,7 +9,7 @@ rows of both. Nothing waits for the host, and keys are read from device memory: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,9 +42,212 @@ from forerun.kernels.philox import FINAL, uniform
 from forerun.kernels.summary import Logits, Summaries, summarise
 from forerun.kernels.tuning import TUNING, Tuning
 from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw
+from forerun.math.sigmoid import Sigmoid
 from forerun.types import Draft, Keys, Law, Rule, Verdict
 
 HEAD = tl.constexpr(3)  # entries of a result before the log-probabilities
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+RULES = {Rule.TOKEN: TOKEN, Rule.BLOCK: BLOCK_RULE}
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft's law as the tensors kernels read; what its kind does not have is any tensor at all, never read."""
+
+    kind: int
+    logits: Logits | None = None
+    kept: Tensor | None = None  # [N, 5] float32, see math.laws.KEPT
+    places: Tensor | None = None  # [V] int32
+    points: Tensor | None = None  # [B, K] int64
+    is_point: Tensor | None = None  # [B] bool
+    sparse: SparseLaw | None = None
+
+
+def proposal_of(law: Law) -> Proposal | None:
+    """None for laws of a kind that no kernel reads."""
+    if isinstance(law, LogitLaw):
+        good = law.logits.dtype in DTYPES and law.logits.stride(-1) == 1
+        return Proposal(LOGITS.value, _logits(law), law.kept) if good else None
+    if isinstance(law, ReducedLaw):
+        inner = proposal_of(law.law)
+        good = inner is not None and inner.kind == LOGITS.value and inner.places is None
+        return replace(inner, places=law.places) if good and inner is not None else None
+    if isinstance(law, PointMass):
+        return Proposal(POINTS.value, points=law.tokens)
+    if isinstance(law, SparseLaw):
+        return Proposal(SPARSE.value, sparse=law) if law.probs.dtype == torch.float32 else None
+    return _mixed(law) if isinstance(law, MixedLaw) else None
+
+
+def _mixed(law: MixedLaw) -> Proposal | None:
+    """Rows that copy beside rows that draw."""
+    parts = [proposal_of(each) for each in law.laws]
+    kinds = [None if part is None else part.kind for part in parts]
+    if sorted(kinds, key=str) != [LOGITS.value, POINTS.value]:
+        return None
+    drawn, copied = parts[kinds.index(LOGITS.value)], parts[kinds.index(POINTS.value)]
+    assert drawn is not None and copied is not None
+    is_point = law.choice == kinds.index(POINTS.value)
+    return replace(drawn, kind=MIXED.value, points=copied.points, is_point=is_point)
+
+
+def _logits(law: LogitLaw) -> Logits:
+    return Logits(law.logits, law.index, law.params)
+
+
+def supports(target: Law, draft: Draft, rule: Any, all_greedy: bool = False) -> bool:
+    """Whether these kernels can judge this; the reference judges everything."""
+    if not isinstance(target, LogitLaw) or target.logits.dtype not in DTYPES or target.logits.stride(-1) != 1:
+        return False
+    proposal = proposal_of(draft.law) if draft.width else Proposal(NO_DRAFT.value)
+    if proposal is None or not len(draft.lengths):
+        return False
+    if all_greedy or rule in RULES:
+        return True
+    repaired = isinstance(rule, Sigmoid) and not rule.as_published
+    return repaired and proposal.kind in (NO_DRAFT.value, LOGITS.value) and not _any_greedy(target, proposal)
+
+
+def _any_greedy(target: LogitLaw, proposal: Proposal) -> bool:
+    return target.params.any_greedy or (proposal.logits is not None and proposal.logits.params.any_greedy)
+
+
+def verify(
+    target: LogitLaw, draft: Draft, rule: Any, keys: Keys, all_greedy: bool = False, tuning: Tuning = TUNING
+) -> Verdict:
+    """`math.verify.verify` for what `supports` allows. All fields are views of one small tensor."""
+    packed = verify_packed(target, draft, rule, keys, all_greedy, tuning)
+    return Verdict(
+        packed[:, 0],
+        packed[:, 1],
+        packed.view(torch.bool)[:, 2 * packed.element_size()],
+        logprobs=packed.view(torch.float64)[:, HEAD.value :],
+    )
+
+
+def verify_packed(
+    target: LogitLaw, draft: Draft, rule: Any, keys: Keys, all_greedy: bool = False, tuning: Tuning = TUNING
+) -> Tensor:
+    """[B, 3 + K + 1] int64: kept tokens, next token, whether finite, and log-probabilities (the bits of float64).
+
+    The sigmoid rule reads no row it need not, so without truncation it knows no log-probabilities but the bonus's (NaN),
+    and finds broken logits only where it draws.
+    """
+    proposal = proposal_of(draft.law) if draft.width else Proposal(NO_DRAFT.value)
+    assert proposal is not None, "ask `supports` first"
+    code = GREEDY_RULE if all_greedy else RULES.get(rule, SIGMOID)
+    bounds = (rule.alpha, rule.beta) if isinstance(rule, Sigmoid) else (0.0, 1.0)
+    job = Job(_logits(target), draft, proposal, code.value, keys, tuning, bounds=bounds)
+    return job.run()
+
+
+class Job:
+    """Shapes and launches of one verification."""
+
+    def __init__(
+        self,
+        target: Logits,
+        draft: Draft,
+        proposal: Proposal,
+        rule: int,
+        keys: Keys,
+        tuning: Tuning,
+        uniforms: Tensor | None = None,  # [B] float64, the final draw's, in place of the keys'
+        bounds: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
+        self.target, self.draft, self.proposal, self.rule, self.keys = target, draft, proposal, rule, keys
+        self.tuning, self.uniforms, self.bounds = tuning, uniforms, bounds
+        self.drawn = proposal.logits or target
+        self.batch, self.positions = len(draft.lengths), draft.width + 1
+        self.num_tiles = triton.cdiv(target.vocab, TILE.value)
+        self.is_cut = target.is_cut or (proposal.logits is not None and proposal.logits.is_cut)
+        self.scaled = target.params.any_scaled or self.drawn.params.any_scaled
+        self.greedy = target.params.any_greedy or self.drawn.params.any_greedy
+        self.summed = rule != SIGMOID.value or self.is_cut
+        self.summaries: Summaries | None = None
+
+    def run(self) -> Tensor:
+        """Two launches, or three; one more where something is cut."""
+        device = self.target.logits.device
+        out = torch.empty(self.batch, HEAD.value + self.positions, dtype=torch.int64, device=device)
+        self.summaries = self._summaries()
+        if self.rule == GREEDY_RULE.value:
+            self._sum(out, 1, True, 1, (self.batch, 1))
+            return out
+        padded = triton.next_power_of_2(self.num_tiles)
+        tiles = padded if padded * TILE.value <= self.tuning.single else min(self.tuning.tiles, padded)
+        splits = triton.cdiv(self.num_tiles, tiles)
+        if self.rule == BLOCK_RULE.value:
+            sums = self._sum(out, tiles, False, splits, (self.batch, splits, self.positions))
+        else:
+            sums = self._sum(out, tiles, splits == 1, splits, (self.batch, splits))
+        if self.rule == BLOCK_RULE.value or splits > 1:
+            pick_kernel[(self.batch,)](
+                *self._inputs(), out, *sums, self.num_tiles, splits,
+                TILES=padded, SPLIT=tiles, **self._options(), num_warps=self.tuning.pick_warps,
+            )  # fmt: skip
+        return out
+
+    def _summaries(self) -> Summaries:
+        if not self.summed:  # any tensors: nothing of them is read
+            logits = self.target.logits
+            return Summaries(logits[:1], logits[:1], logits[:1], logits[:1])
+        every = self.proposal.logits if self.proposal.kept is None else None
+        return summarise(self.target, self.draft.lengths, every, self.tuning)
+
+    def _sum(
+        self, out: Tensor, tiles: int, single: bool, splits: int, grid: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        device = out.device
+        positions = self.positions if self.rule == BLOCK_RULE.value else 1
+        sums = torch.empty(0 if single else self.batch * positions * self.num_tiles, dtype=torch.float64, device=device)
+        peaks = torch.empty(0 if self.summed else self.batch * splits, dtype=torch.float32, device=device)
+        warps = self.tuning.single_warps if tiles > self.tuning.tiles else self.tuning.sum_warps
+        sum_kernel[grid](
+            *self._inputs(), out, peaks, sums, self.num_tiles, splits,
+            TILES=tiles, SINGLE=single, **self._options(), num_warps=warps,
+        )  # fmt: skip
+        return peaks, sums
+
+    def _inputs(self) -> list[Any]:
+        target, drawn, proposal, sums = self.target, self.drawn, self.proposal, self.summaries
+        assert sums is not None
+        lengths, tokens, sparse = self.draft.lengths, self.draft.tokens, proposal.sparse
+        points = lengths if proposal.points is None else proposal.points
+        ids, probs = (lengths, lengths) if sparse is None else (sparse.ids.contiguous(), sparse.probs.contiguous())
+        keys = self.keys
+        return [
+            target.logits, target.index, target.params.temperature,
+            target.logits.stride(0), target.index.stride(0), target.vocab,
+            tokens, tokens.stride(0), lengths,
+            drawn.logits, drawn.index, drawn.params.temperature,
+            drawn.logits.stride(0), drawn.index.stride(0), drawn.vocab,
+            lengths if proposal.kept is None else proposal.kept,
+            lengths if proposal.places is None else proposal.places,
+            points, points.stride(0),
+            lengths if proposal.is_point is None else proposal.is_point,
+            ids, probs, ids.shape[-1], 1 if sparse is None else ids.shape[1],
+            sums.peak, sums.mass, sums.threshold, sums.best, sums.chunks,
+            target.positions, self.batch * target.positions, drawn.positions,
+            keys.seed, keys.request_id, keys.round, keys.seed if self.uniforms is None else self.uniforms,
+            *self.bounds,
+        ]  # fmt: skip
+
+    def _options(self) -> dict[str, Any]:
+        assert self.summaries is not None
+        return {
+            "CHUNKS": triton.next_power_of_2(self.summaries.chunks) if self.summed else 1,
+            "KP": triton.next_power_of_2(self.positions),
+            "KIND": self.proposal.kind,
+            "RULE": self.rule,
+            "KEPT": self.proposal.kept is not None,
+            "REDUCED": self.proposal.places is not None,
+            "SCALED": self.scaled,
+            "CUT": self.is_cut,
+            "GREEDY": self.greedy,
+            "SUMMED": self.summed,
+            "GIVEN": self.uniforms is not None,
+        }
 
 
 @triton.jit
@@ -91,14 +294,12 @@ def sum_kernel(
         weight = at(block_weights(i, length, log_p, log_q, KP), i, n)
     else:
         n = count_kept(i, length, log_p, log_q, key, request, turn, alpha, beta, RULE)
-    if (RULE != BLOCK_RULE) & (s == 0):
-        shown = log_p
-        if not SUMMED:
-            shown = tl.full(log_p.shape, float("nan"), tl.float32)
-        bits = tl.where(i < n, shown, 0.0).to(tl.float64).to(tl.int64, bitcast=True)
-        tl.store(out + b * (HEAD + positions) + HEAD + i, bits, mask=(i < positions) & (i != n))
-        tl.store(out + b * (HEAD + positions), n.to(tl.int64))
-        tl.store(out + b * (HEAD + positions) + 2, finite.to(tl.int64))
+    if RULE != BLOCK_RULE:
+        if s == 0:
+            shown = log_p
+            if not SUMMED:
+                shown = tl.full(log_p.shape, float("nan"), tl.float32)
+            store_head(b, i, n, finite, shown, out, positions)
     if RULE == GREEDY_RULE:
         tl.store(out + b * (HEAD + positions) + 1, at(best, i, n).to(tl.int64))
         tl.store(out + b * (HEAD + positions) + HEAD + n, tl.full((), 0, tl.int64))
@@ -132,7 +333,7 @@ def sum_kernel(
                 b, n, u, sum_, refused, p_start, shift, divisor, log_mass, threshold, best, p_vocab,
                 q_start_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
                 point, pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
-                out, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED,
+                out, kept, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
             )  # fmt: skip
         else:
             place = b * num_tiles
@@ -181,10 +382,7 @@ def pick_kernel(
         weight = at(weights, i, n)
         sum_ = tl.sum(tl.where((i == n)[:, None], every, 0.0), axis=0)
         finite = tl.min(tl.where(i <= length, (peak - peak == 0).to(tl.int32), 1), axis=0)
-        bits = tl.where(i < n, log_p, 0.0).to(tl.float64).to(tl.int64, bitcast=True)
-        tl.store(out + b * (HEAD + positions) + HEAD + i, bits, mask=(i < positions) & (i != n))
-        tl.store(out + b * (HEAD + positions), n.to(tl.int64))
-        tl.store(out + b * (HEAD + positions) + 2, finite.to(tl.int64))
+        store_head(b, i, n, finite, log_p, out, positions)
     else:
         n = tl.load(out + b * (HEAD + positions)).to(tl.int32)
         sum_ = tl.load(sums + b * num_tiles + tile, mask=tile < num_tiles, other=0.0)
@@ -204,23 +402,34 @@ def pick_kernel(
         p_vocab, q_logits + at(q_row, i, n) * q_stride, at(q_shift, i, n), q_divisor, at(q_log_mass, i, n),
         at(q_threshold, i, n), at(q_best, i, n), q_vocab, places, at(point, i, n), pointed, sparse_ids + sparse,
         sparse_probs + sparse, num_sparse, weight, alpha, beta,
-        out, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED,
+        out, kept, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
     )  # fmt: skip
+
+
+@triton.jit
+def store_head(b, i, n, finite, log_p, out, positions):
+    """All of the result but the next token."""
+    head = out + b * (HEAD + positions)
+    bits = tl.where(i < n, log_p, 0.0).to(tl.float64).to(tl.int64, bitcast=True)
+    tl.store(head + HEAD + i, bits, mask=(i < positions) & (i != n))
+    tl.store(head, n.to(tl.int64))
+    tl.store(head + 2, finite.to(tl.int64))
 
 
 @triton.jit
 def finish(
     b, n, u, sums, refused, p_row, shift, divisor, log_mass, threshold, best, vocab,
     q_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
-    point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta, out, positions,
+    point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta, out, kept, positions,
     KIND: tl.constexpr, RULE: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
-    GREEDY: tl.constexpr, SUMMED: tl.constexpr,
+    GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """Draw: the tile from the sums, then the token inside it. Where rounding left nothing after a refusal, from p."""
     tile, rest, total = pick(sums, u)
-    if refused & (total <= 0.0):
-        refused = False
+    nothing = refused & (total <= 0.0)
+    if nothing:
         tile, rest = _pick_tile(p_row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+    refused = refused & (total > 0.0)
     column = tile * TILE + tl.arange(0, TILE)
     inside = column < vocab
     x = tl.load(p_row + column, mask=inside, other=NEGATIVE).to(tl.float32)
@@ -240,6 +449,13 @@ def finish(
         tl.store(head + 2, (total - total == 0).to(tl.int64))
     tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
     tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))
+    if GIVEN:  # a draft's own draw: what its verification needs of the row
+        own = kept + b * KEPT_WIDTH
+        tl.store(own, shift)
+        tl.store(own + 1, log_mass)
+        tl.store(own + 2, threshold)
+        tl.store(own + 3, best.to(tl.float32))
+        tl.store(own + 4, log_p.to(tl.float32))
 
 
 @triton.jit
