@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BENCHES = {
     "cpu": LazyCommand("forerun.cli.bench_cpu:cpu", "Time steps of a few tokens on the CPU, beside the floors."),
+    "kernels": LazyCommand("forerun.cli.bench_kernels:kernels", "Time verification on a GPU, logits to tokens."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
 
@@ -154,10 +155,17 @@ def show(record: Path, picture: Path | None) -> None:
     from forerun.bench.plot import plot
     from forerun.bench.records import content_of, read
 
-    if content_of(record).get("kind") == cpu_record.KIND:
+    kind = content_of(record).get("kind")
+    if kind == cpu_record.KIND:
         from forerun.cli.bench_cpu import show_cpu
 
         show_cpu(cpu_record.read(record), picture)
+        return
+    if kind == "kernels":
+        from forerun.bench.kernels import record as kernel_record
+        from forerun.cli.bench_kernels import show_kernels
+
+        show_kernels(kernel_record.read(record), picture)
         return
     found = read(record)
     print_record(found, Console())

@@ -16,3 +16,13 @@ def missing() -> str | None:
     except (ImportError, OSError) as error:
         return f"{error}; {INSTALL}"
     return None
+
+
+@cache
+def triton_missing() -> str | None:
+    """Why the kernels for a GPU cannot be used here; None where they can. Triton comes with torch on Linux."""
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        return f"{error}; pip install triton"
+    return None

@@ -9,7 +9,7 @@ top is wider than that are searched in memory, by bits of the threshold.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -40,6 +40,9 @@ class Logits:
     @property
     def positions(self) -> int:
         return self.index.shape[1]
+
+    def in_float32(self) -> Logits:
+        return replace(self, logits=self.logits.float())
 
     @property
     def is_cut(self) -> bool:
@@ -77,6 +80,8 @@ class _Work:
     """Shapes and launches of both passes."""
 
     def __init__(self, target: Logits, draft: Logits | None, tuning: Tuning) -> None:
+        if draft is not None and draft.logits.dtype != target.logits.dtype:  # one kernel reads both
+            target, draft = target.in_float32(), draft.in_float32()
         self.target, self.draft, self.tuning = target, draft or target, tuning
         self.has_draft = draft is not None and draft.positions > 0
         sides = (target, self.draft)
@@ -155,28 +160,16 @@ def chunk_kernel(
 ):  # fmt: skip
     """One program a row and chunk of LOOPS x BLOCK entries."""
     r = tl.program_id(0)
+    logits, index, temperature, stride, index_stride, vocab, positions, place = (
+        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions, r
+    )  # fmt: skip
     if HAS_DRAFT:
-        if r >= p_rows:
-            _chunk(
-                r, r - p_rows, lengths, 0, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab,
-                q_positions, peak_out, mass_out, best_out, groups_out, num_chunks, num_groups,
-                LOOPS, BLOCK, GROUP, SCALED, GREEDY, GROUPS,
-            )  # fmt: skip
-    if r < p_rows:
-        _chunk(
-            r, r, lengths, extra, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab,
-            p_positions, peak_out, mass_out, best_out, groups_out, num_chunks, num_groups,
-            LOOPS, BLOCK, GROUP, SCALED, GREEDY, GROUPS,
-        )  # fmt: skip
-
-
-@triton.jit
-def _chunk(
-    r, place, lengths, extra, logits, index, temperature, stride, index_stride, vocab, positions,
-    peak_out, mass_out, best_out, groups_out, num_chunks, num_groups,
-    LOOPS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
-    GROUPS: tl.constexpr,
-):  # fmt: skip
+        drawn = r >= p_rows
+        logits, index = tl.where(drawn, q_logits, logits), tl.where(drawn, q_index, index)
+        temperature, stride = tl.where(drawn, q_temperature, temperature), tl.where(drawn, q_stride, stride)
+        index_stride, vocab = tl.where(drawn, q_index_stride, index_stride), tl.where(drawn, q_vocab, vocab)
+        positions, place = tl.where(drawn, q_positions, positions), tl.where(drawn, r - p_rows, r)
+        extra = tl.where(drawn, 0, extra)
     b, i = place // positions, place % positions
     if i < tl.load(lengths + b) + extra:
         row = logits + tl.load(index + b * index_stride + i) * stride
@@ -231,31 +224,19 @@ def threshold_kernel(
 ):  # fmt: skip
     """One program a row: merge its chunks and find the threshold of top-k, top-p and min-p."""
     r = tl.program_id(0)
+    logits, index, temperature, stride, index_stride, vocab, positions, place = (
+        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions, r
+    )  # fmt: skip
+    top_k, top_p, min_p = p_top_k, p_top_p, p_min_p
     if HAS_DRAFT:
-        if r >= p_rows:
-            _threshold(
-                r, r - p_rows, lengths, 0, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab,
-                q_positions, q_top_k, q_top_p, q_min_p, peaks, masses, bests, groups, hot, peak_out, mass_out,
-                threshold_out, best_out, num_chunks, num_groups, CHUNKS, ALL_GROUPS, SUPER, HOT, GROUP, BLOCK, SCAN,
-                SCALED, GREEDY,
-            )  # fmt: skip
-    if r < p_rows:
-        _threshold(
-            r, r, lengths, extra, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab,
-            p_positions, p_top_k, p_top_p, p_min_p, peaks, masses, bests, groups, hot, peak_out, mass_out,
-            threshold_out, best_out, num_chunks, num_groups, CHUNKS, ALL_GROUPS, SUPER, HOT, GROUP, BLOCK, SCAN,
-            SCALED, GREEDY,
-        )  # fmt: skip
-
-
-@triton.jit
-def _threshold(
-    r, place, lengths, extra, logits, index, temperature, stride, index_stride, vocab, positions,
-    top_k, top_p, min_p, peaks, masses, bests, groups, hot, peak_out, mass_out, threshold_out, best_out,
-    num_chunks, num_groups,
-    CHUNKS: tl.constexpr, ALL_GROUPS: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
-):  # fmt: skip
+        drawn = r >= p_rows
+        logits, index = tl.where(drawn, q_logits, logits), tl.where(drawn, q_index, index)
+        temperature, stride = tl.where(drawn, q_temperature, temperature), tl.where(drawn, q_stride, stride)
+        index_stride, vocab = tl.where(drawn, q_index_stride, index_stride), tl.where(drawn, q_vocab, vocab)
+        positions, place = tl.where(drawn, q_positions, positions), tl.where(drawn, r - p_rows, r)
+        extra = tl.where(drawn, 0, extra)
+        top_k, top_p = tl.where(drawn, q_top_k, top_k), tl.where(drawn, q_top_p, top_p)
+        min_p = tl.where(drawn, q_min_p, min_p)
     b, i = place // positions, place % positions
     if i < tl.load(lengths + b) + extra:
         row = logits + tl.load(index + b * index_stride + i) * stride
@@ -332,7 +313,7 @@ def _level_below(largest, base, mass, counts, k, p, ALL_GROUPS: tl.constexpr, SU
     high = tl.min(tl.where(enough, base, levels), axis=0)
     found = low > NEGATIVE
     low = tl.where(found, low, high - 1.0)
-    for _ in tl.static_range(3):
+    for _ in range(3):
         levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
         enough = _at_least(largest, weight, levels) >= need
         low, high = (
@@ -383,17 +364,17 @@ def _cut_candidates(
 def _cut_in_memory(
     row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN: tl.constexpr, SCALED: tl.constexpr
 ):
+    """Count first, then mass; one loop, because this is most of the kernel's code."""
     threshold = tl.full((), NEGATIVE, tl.float32)
-    if counts:
-        threshold = _search(row, vocab, shift, divisor, base, threshold, True, k.to(tl.float64), SCAN, SCALED)
+    for step in range(2):
+        count = step == 0
+        if (count & counts) | ((step == 1) & holds):
+            need = tl.where(count, k.to(tl.float64), _held(p, base, mass))
+            found = _search(row, vocab, shift, divisor, base, threshold, count, need, SCAN, SCALED)
+            threshold = tl.maximum(threshold, found)
+        threshold = tl.where(count, threshold, tl.maximum(threshold, floor))
         mass = _mass_from(row, vocab, shift, divisor, base, threshold, SCAN, SCALED)
-    if holds:
-        held = _held(p, base, mass)
-        threshold = tl.maximum(
-            threshold, _search(row, vocab, shift, divisor, base, threshold, False, held, SCAN, SCALED)
-        )
-    threshold = tl.maximum(threshold, floor)
-    return threshold, _mass_from(row, vocab, shift, divisor, base, threshold, SCAN, SCALED)
+    return threshold, mass
 
 
 @triton.jit
@@ -409,9 +390,7 @@ def _mass_from(row, vocab, shift, divisor, base, threshold, SCAN: tl.constexpr, 
 
 
 @triton.jit
-def _search(
-    row, vocab, shift, divisor, base, least, COUNT: tl.constexpr, need, SCAN: tl.constexpr, SCALED: tl.constexpr
-):
+def _search(row, vocab, shift, divisor, base, least, count, need, SCAN: tl.constexpr, SCALED: tl.constexpr):
     """The largest value such that the entries at or above it are `need` in number or mass; entries below `least` do
     not weigh. Floats of one order are integers of the same order, so a few passes settle all 32 bits."""
     low, high = _key(tl.full((), NEGATIVE, tl.float32)), _key(base) + 1
@@ -423,10 +402,8 @@ def _search(
             column = start + tl.arange(0, SCAN)
             w = tl.load(row + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
             w = warped(w, shift, divisor, SCALED)
-            if COUNT:
-                weight = tl.where(column < vocab, 1.0, 0.0).to(tl.float64)
-            else:
-                weight = tl.where(w >= least, tl.exp(w - base), 0.0).to(tl.float64)
+            weight = tl.where(count, 1.0, tl.where(w >= least, tl.exp(w - base), 0.0))
+            weight = tl.where(column < vocab, weight, 0.0).to(tl.float64)
             reached += _at_least(_key(w), weight, levels)
         enough = reached >= need
         low, high = tl.max(tl.where(enough, levels, low), axis=0), tl.min(tl.where(enough, high, levels), axis=0)

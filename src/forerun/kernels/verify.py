@@ -307,20 +307,22 @@ def sum_kernel(
         refused = n < length
         p_start, q_start_row = p_logits + at(p_row, i, n) * p_stride, q_logits + at(q_row, i, n) * q_stride
         sparse = (b * sparse_positions + n) * num_sparse
-        shift, log_mass, threshold, best = at(shift, i, n), at(log_mass, i, n), at(threshold, i, n), at(best, i, n)
-        q_shift, q_log_mass, q_threshold = at(q_shift, i, n), at(q_log_mass, i, n), at(q_threshold, i, n)
-        q_best, point = at(q_best, i, n), at(point, i, n)
+        shift_n, threshold_n, best_n = at(shift, i, n), at(threshold, i, n), at(best, i, n)
+        q_shift_n, q_log_mass_n, q_threshold_n = at(q_shift, i, n), at(q_log_mass, i, n), at(q_threshold, i, n)
+        q_best_n, point_n = at(q_best, i, n), at(point, i, n)
         tile = s * TILES + tl.arange(0, TILES)
         column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
         inside = column < p_vocab
         x = tl.load(p_start + column, mask=inside, other=NEGATIVE).to(tl.float32)
-        w = warped(x, shift, divisor, SCALED)
-        if not SUMMED:  # the sigmoid rule's bonus: relative to this program's own peak
-            log_mass = tl.max(tl.max(tl.where(w == w, w, NEGATIVE), axis=1), axis=0)
+        w = warped(x, shift_n, divisor, SCALED)
+        if SUMMED:
+            log_mass_n = at(log_mass, i, n)
+        else:  # the sigmoid rule's bonus: relative to this program's own peak
+            log_mass_n = tl.max(tl.max(tl.where(w == w, w, NEGATIVE), axis=1), axis=0)
         value = left_over(
-            column, inside, x, w, divisor, log_mass, threshold, best, refused,
-            q_start_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
-            point, pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
+            column, inside, x, w, divisor, log_mass_n, threshold_n, best_n, refused,
+            q_start_row, q_shift_n, q_divisor, q_log_mass_n, q_threshold_n, q_best_n, q_vocab, places,
+            point_n, pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
             KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
         )  # fmt: skip
         sum_ = tl.sum(value.to(tl.float64), axis=1)
@@ -330,18 +332,19 @@ def sum_kernel(
             else:
                 u = uniform(key, request, turn, n.to(tl.int64), FINAL)
             finish(
-                b, n, u, sum_, refused, p_start, shift, divisor, log_mass, threshold, best, p_vocab,
-                q_start_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
-                point, pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
+                b, n, u, sum_, refused, p_start, shift_n, divisor, log_mass_n, threshold_n, best_n, p_vocab,
+                q_start_row, q_shift_n, q_divisor, q_log_mass_n, q_threshold_n, q_best_n, q_vocab, places,
+                point_n, pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
                 out, kept, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
             )  # fmt: skip
         else:
-            place = b * num_tiles
             if RULE == BLOCK_RULE:
                 place = (b * positions + n) * num_tiles
+            else:
+                place = b * num_tiles
             tl.store(sums + place + tile, sum_, mask=tile < num_tiles)
             if not SUMMED:
-                tl.store(split_peaks + b * num_splits + s, log_mass)
+                tl.store(split_peaks + b * num_splits + s, log_mass_n)
 
 
 @triton.jit
