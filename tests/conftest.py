@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # before anything imports Triton, which looks once: kernels are then interpreted
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from support.data import lack_of
 from support.stories import CHECKPOINT, VOCABULARY, Stories, load_stories
 from support.tiny import disturbed_models

@@ -31,9 +31,7 @@ class _Growing:
     logits: list[Tensor] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)  # summaries of those logits' rows, where a kernel made them
 
-    def append(
-        self, wanting: Sequence[int], drawn: Sequence[int], logits: Tensor | None, kept: Tensor | None
-    ) -> None:
+    def append(self, wanting: Sequence[int], drawn: Sequence[int], logits: Tensor | None, kept: Tensor | None) -> None:
         start = len(self.owners)
         self.owners.extend(wanting)
         for place, (b, token) in enumerate(zip(wanting, drawn, strict=True), start):

@@ -195,9 +195,7 @@ class Job:
         every = self.proposal.logits if self.proposal.kept is None else None
         return summarise(self.target, self.draft.lengths, every, self.tuning)
 
-    def _sum(
-        self, out: Tensor, tiles: int, single: bool, splits: int, grid: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def _sum(self, out: Tensor, tiles: int, single: bool, splits: int, grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         device = out.device
         positions = self.positions if self.rule == BLOCK_RULE.value else 1
         sums = torch.empty(0 if single else self.batch * positions * self.num_tiles, dtype=torch.float64, device=device)
