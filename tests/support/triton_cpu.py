@@ -35,7 +35,7 @@ def _mend_loop_bounds() -> None:
 
 
 def _mend_nested_calls() -> None:
-    """A function called from a kernel patches the language all over again: once a launch is enough, and ten times faster.
+    """A function called from a kernel patches the language all over again: once a launch is enough, and faster.
 
     Triton's own library (`tl.sort`) lives in a module that sees `tl.core`, so that is patched with the first such call.
     """

@@ -1,7 +1,7 @@
 """One row's judgement inside a kernel: the draft tokens' chances under both laws, and what is left of a law after q.
 
-Everything about the K + 1 positions of a row is a vector of that length, so no program loops over positions or waits for
-one load after the other.
+Everything about the K + 1 positions of a row is a vector of that length, so no program loops over positions or waits
+for one load after the other.
 """
 
 from __future__ import annotations

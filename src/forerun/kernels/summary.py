@@ -1,10 +1,10 @@
 """What is kept of a row of logits instead of its probabilities: peak, mass, threshold, most likely id.
 
-Pass 1 reads every row once, in chunks spread over the device: each program leaves its chunk's peak and its mass relative
-to that. Where nothing is cut, whoever needs a row merges its chunks. Where something is, pass 2 finds the threshold with
-one program a row and without sorting the vocabulary: pass 1 also leaves the largest of every few entries, from which a
-level follows that certainly lies below the threshold; the few groups that reach it are read again and sorted. Rows whose
-top is wider than that are searched in memory, by bits of the threshold.
+Pass 1 reads every row once, in chunks spread over the device: each program leaves its chunk's peak, and its mass
+relative to that. Where nothing is cut, whoever needs a row merges its chunks. Where something is, pass 2 finds the
+threshold with one program a row and without sorting the vocabulary: pass 1 also leaves the largest of every few
+entries, from which a level follows that certainly lies below the threshold; the few groups that reach it are read again
+and sorted. Rows whose top is wider than that are searched in memory, by bits of the threshold.
 """
 
 from __future__ import annotations

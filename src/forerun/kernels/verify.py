@@ -1,4 +1,4 @@
-"""Verification in Triton, from logits to tokens: the reference is `math.verify`, and the same keys give the same tokens.
+"""Verification in Triton, from logits to tokens. The reference is `math.verify`; the same keys give the same tokens.
 
 Launches for the token rule: the pass over the target's rows (`summary`, and thresholds where something is cut), then
 `sum_kernel`, in which every program works out how much of the draft is kept and sums a part of what the next token is
@@ -130,8 +130,8 @@ def verify_packed(
 ) -> Tensor:
     """[B, 3 + K + 1] int64: kept tokens, next token, whether finite, and log-probabilities (the bits of float64).
 
-    The sigmoid rule reads no row it need not, so without truncation it knows no log-probabilities but the bonus's (NaN),
-    and finds broken logits only where it draws.
+    The sigmoid rule reads no row it need not: without truncation it knows no log-probability but the bonus's (the others
+    are NaN), and finds broken logits only where it draws.
     """
     proposal = proposal_of(draft.law) if draft.width else Proposal(NO_DRAFT.value)
     assert proposal is not None, "ask `supports` first"
@@ -357,7 +357,7 @@ def pick_kernel(
     RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
     GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: from the tiles' sums to the token. TILES covers all of them; SPLIT is how many one sum took."""
+    """One program a row: from the tiles' sums to the token. TILES covers all, SPLIT is how many a program summed."""
     b = tl.program_id(0).to(tl.int64)
     i, tile = tl.arange(0, KP), tl.arange(0, TILES)
     length = tl.load(lengths + b)

@@ -15,8 +15,9 @@ from torch.nn.functional import pad
 from forerun.types import Law, LawParams
 
 TILE = 1024
-# What a sampler may keep of each row it drew from, so that verification need not read the row again: the peak, the log
-# of the mass after warping, the threshold, the most likely place (-1 for a row that was sampled), log q of what it drew.
+# What a sampler may keep of each row it drew from, so that verification need not read the row again: the peak (0 where
+# logits are used as they are), the log of the mass after warping, the threshold, the most likely place (-1 for a row
+# that was sampled), log q of what it drew.
 KEPT = 5
 TOP_P_WIDTH = 256  # the nucleus is looked for among that many tokens first, then among eight times as many, and so on
 

@@ -20,7 +20,7 @@ class Sample:
 
 
 def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
-    """One token a row of `logits` [M, V] after temperature, top-k, top-p and min-p, by inverse CDF with `uniforms` [M]."""
+    """One token a row of `logits` [M, V], warped as `params` say, by inverse CDF with `uniforms` [M]."""
     weights = warp(logits, params)
     log_q = weights - log_sum_exp(weights).unsqueeze(-1)
     tokens = draw(log_q.exp(), uniforms)

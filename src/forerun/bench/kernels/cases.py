@@ -52,7 +52,7 @@ class Case:
             "sigmoid": 2,
         }[self.rule]
         rows += 0 if self.kept or self.rule == "sigmoid" else self.length
-        return self.batch * self.vocab * rows * getattr(torch, self.dtype).itemsize
+        return int(self.batch * self.vocab * rows * getattr(torch, self.dtype).itemsize)
 
 
 SIZES = (

@@ -40,9 +40,9 @@ def _us(value: float | None) -> str:
 def remarks(record: KernelRecord) -> list[str]:
     machine = record.provenance.machine
     lines = [
-        f"{machine.gpu}; floor: the logits that must be read, once, at {record.bytes_per_second / 1e12:.2f} TB/s (a copy "
-        "measured in the same run); logits that fit the cache can be read faster than that",
-        "graph: 20 calls captured together; kernels: the sum of their own times; wall: with the host, one call at a time",
+        f"{machine.gpu}; floor: the logits that must be read, once, at {record.bytes_per_second / 1e12:.2f} TB/s (a "
+        "copy measured in the same run); logits that fit the cache can be read faster than that",
+        "graph: 20 calls captured together; kernels: the sum of their own times; wall: with the host, call by call",
     ]
     return lines if record.complete else [*lines, "Interrupted: these are the cases that were measured until then."]
 

@@ -110,7 +110,7 @@ def sweep_case(case: Case, names: Sequence[str]) -> dict[str, float]:
     found = {"as it is": time_with(TUNING)}
     for name in names:
         for value in VALUES[name]:
-            found[f"{name}={value}"] = _tried(lambda n=name, v=value: time_with(replace(TUNING, **{n: v})))  # type: ignore[misc]
+            found[f"{name}={value}"] = _tried(lambda n=name, v=value: time_with(replace(TUNING, **{n: v})))
     return found
 
 
