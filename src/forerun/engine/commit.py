@@ -20,6 +20,10 @@ def commit(
     model's own.
     """
     following, finite = verdict.next_token.tolist(), verdict.finite.tolist()
+    if verdict.tokens is not None:  # what is emitted is not what was drafted
+        blocks = [
+            [block[0], *own[: len(block) - 1]] for block, own in zip(blocks, verdict.tokens.tolist(), strict=True)
+        ]
     start = 0
     progress = []
     for row, block, draft, token, good in zip(batch, blocks, kept, following, finite, strict=True):

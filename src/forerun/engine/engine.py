@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun import ops
 from forerun.drafters.silence import silent
 from forerun.engine.adjust import adjuster
-from forerun.engine.branching import Kept, adjusted_along, check_tree, depths_of, kept_of, parents_of
+from forerun.engine.branching import Kept, adjusted_along, check_tree, depths_of, kept_of, parents_of, standing
 from forerun.engine.commit import commit
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
@@ -28,6 +28,7 @@ from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.laws import LogitLaw
 from forerun.math.random import draft_uniforms
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
+from forerun.rules import AnyRule, warning
 from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
 
 
@@ -45,7 +46,7 @@ class Engine:
         drafter: Drafter | None,
         policy: Policy,
         *,
-        rule: Rule = Rule.TOKEN,
+        rule: AnyRule = Rule.TOKEN,
         tokenizer: Any = None,
         keep_rows: int = 0,
         join_tokens: int = PREFILL_TOKENS,
@@ -69,6 +70,11 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
+
+    @property
+    def lossy(self) -> str | None:
+        """None where text follows the target's law; else a sentence that says why it does not."""
+        return warning(self.rule)
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its row number, the handle for `abort`."""
@@ -131,7 +137,7 @@ class Engine:
             self._keep(view.rows, trees, kept)
         verified = self.clock()
 
-        self._settle(batch, blocks, progress)
+        self._settle(batch, [standing(block, row, trees) for block, row in zip(blocks, kept, strict=True)], progress)
         self._account(drafted - started, scored - drafted, verified - scored)
         self.policy.observe(
             RoundOutcome(
@@ -293,9 +299,15 @@ class Engine:
         return LogitLaw(logits, index, params, owner)
 
     def _settle(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
-        """Cut target and drafter back to what stands: everything in the history but its last token has been seen."""
+        """Cut target and drafter back to what stands: everything in the history but its last token has been seen.
+
+        A rule may have emitted other tokens than were scored; from the first of those on nothing has been.
+        """
         numbers = [row.number for row in batch]
-        standing = [len(row.history) - 1 for row in batch]
+        standing = [
+            len(row.history) - 1 - _unscored(block[1:], made.tokens[:-1])
+            for row, block, made in zip(batch, blocks, progress, strict=True)
+        ]
         self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, standing, strict=True)])
         self._tell("rewind", numbers, standing)
 
@@ -334,11 +346,12 @@ class Engine:
                 self._warn(error)
 
 
-def _check_trees(target: Scorer, rule: Rule) -> None:
+def _check_trees(target: Scorer, rule: AnyRule) -> None:
     """Said when the engine is made, not in the middle of a text."""
     if rule is not Rule.TOKEN:
+        name = str(rule) if isinstance(rule, Rule) else rule.name
         raise InvalidArgument(
-            f"rule={str(rule)!r} cannot judge trees, whose own rules follow from how siblings were drawn; decode with "
+            f"rule={name!r} cannot judge trees, whose own rules follow from how siblings were drawn; decode with "
             "rule='token', or without a tree"
         )
     target.check_trees()
@@ -350,6 +363,14 @@ def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] |
     if parents is None:
         return row.adjuster(logits, drafted, 0)
     return adjusted_along(logits, drafted, parents, row.adjuster)
+
+
+def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:
+    """How many of the emitted tokens come at or after the first that is not the draft's."""
+    if emitted == tuple(drafted[: len(emitted)]):
+        return 0
+    same = next(i for i, token in enumerate(emitted) if i >= len(drafted) or token != drafted[i])
+    return len(emitted) - same
 
 
 def _keys(batch: list[Row], device: torch.device) -> Keys:
@@ -368,7 +389,7 @@ def _as_lists(draft: Draft) -> list[list[int]]:
     return [row[:length] for row, length in zip(draft.tokens.tolist(), lengths, strict=True)]
 
 
-def _check(draft: Draft, context: DraftContext, rule: Rule) -> None:
+def _check(draft: Draft, context: DraftContext, rule: AnyRule) -> None:
     """A drafter's answer must be one: right shapes, within the room it was given, tokens the target knows."""
     if draft.tokens.shape[0] != len(context.rows) or draft.lengths.shape != (len(context.rows),):
         raise InvalidArgument(f"draft of shape {tuple(draft.tokens.shape)} for {len(context.rows)} rows")
