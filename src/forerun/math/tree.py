@@ -23,7 +23,7 @@ def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
     The numbers are those of the token rule: ACCEPT is counted by node, FINAL by depth.
     """
     num_accepted, next_token, path = tree_rule(target, draft, noise_of(keys, draft.width, Rule.TOKEN))
-    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), path)
+    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), path=path)
 
 
 def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
