@@ -205,7 +205,7 @@ def test_rows_do_not_know_of_each_other() -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("rule", ["block", "coupled"])
+@pytest.mark.parametrize("rule", ["block", "coupled", "lenient:0.5"])
 def test_other_rules_are_refused(rule: str) -> None:
     model = tiny_model("llama")
     with pytest.raises(InvalidArgument, match="token"):
