@@ -116,7 +116,7 @@ def _calls(pair: Pair, limits: Limits) -> Iterator[tuple[int, int, str, str]]:
 def _warm_up(pair: Pair, methods: Methods, limits: Limits, sampling: Mapping[str, float]) -> None:
     prompt = pair.task("qa", 1, seed=99).prompts[0]
     for method in (PLAIN, BASS, SPLIT, AUTO):
-        for batch in {1, limits.batches[-1]}:
+        for batch in limits.batches if pair.device.type == "cuda" else {1, limits.batches[-1]}:
             decode(methods.decoder(method, pair.main), [prompt] * batch, max_new_tokens=12, seed=0, **sampling)
 
 

@@ -144,6 +144,10 @@ class TestCommand:
         assert "| 0.9 | 10 | 1.60x | 6.86x |" in capsys.readouterr().out
         assert "benchmarks.papers" in read(tmp_path / "t.json").provenance.command
 
+    def test_one_file_for_one_table(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["theory", "theory", "--output", str(tmp_path / "t.json")]) == 2
+        assert "2 were asked for" in capsys.readouterr().err
+
     def test_answers_need_a_language(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         given = ["service", "--pair", "tiny", "--device", "cpu", "--output", str(tmp_path / "s.json")]
         assert command.main(given) == 2
