@@ -25,7 +25,7 @@ TOKENS = 32
 TEMPERATURE = 0.4
 BRIEFLY = " Answer with one word."  # or a small model talks about the question
 SHARE = 0.7
-"""The budget is that part of what one plain row of TOKENS takes; the paper's 2.5 s are 0.68 of what its 256 tokens take."""
+"""The budget is that part of the time of one plain row of TOKENS; the paper's 2.5 s are 0.68 of its 256 tokens'."""
 METHODS = {"plain": None, "speculative": "feature head"}
 QUESTIONS: tuple[tuple[str, str], ...] = (
     ("What is the capital of France?", r"\bParis\b"),

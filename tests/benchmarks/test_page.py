@@ -16,7 +16,8 @@ from bench.fakes import ORIGIN
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import make_page, pairs, service, verify
 from benchmarks.papers.common import PaperRecord, Setup, read
-from benchmarks.papers.make_page import PAGE, Place, page_text, places, tables_of
+from benchmarks.papers.make_page import PAGE, Place, page_text, places
+from benchmarks.papers.others import tables_of, tree_lines
 from benchmarks.papers.tables import TABLES
 from forerun.bench import quiet
 from forerun.bench.records import write
@@ -104,6 +105,19 @@ class TestPage:
         commands = [p.command for tables in places().values() for p in tables]
         assert all(any(c.startswith(f"python -m benchmarks.papers {name}") for c in commands) for name in TABLES)
         assert len(commands) == len(set(commands))
+
+
+class TestOthers:
+    def test_trees(self, tmp_path: Path) -> None:
+        origin = {"date": "2030-01-02T", "commit": "abc", "machine": {"gpu": None, "cpu": "A chip"}}
+        shapes = (("chain", 2.0, 0.0), ("top", 2.5, 0.25))
+        rows = [
+            {"temperature": 1.0, "size": 8, "shape": shape, "tokens_per_call": tokens, "gain": gain}
+            for shape, tokens, gain in shapes
+        ]
+        (tmp_path / "t.json").write_text(json.dumps({"format": 1, "provenance": origin, "lines": rows}))
+        text = "\n".join(tree_lines(tmp_path / "t.json"))
+        assert "| 1 | 8 | top | 2.50 | +25% |" in text and "at best +25% at T = 1 (8 positions)" in text
 
 
 class TestRecords:
