@@ -70,7 +70,7 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
 
 def _limits(setup: Setup) -> tuple[int, int]:
     """Prompts a task, and new tokens of each."""
-    full = (5, TOKENS) if setup.pair == EMBEDDED else (3, 64)
+    full = (4, 96) if setup.pair == EMBEDDED else (3, 64)
     limits: tuple[int, int] = setup.choose(full, (1, 24))
     return limits
 

@@ -70,8 +70,9 @@ def _tree_verdict(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     shown = "; ".join(f"{_gain(line):+.0%} at T = {t:g} ({line['size']} positions)" for t, line in best.items())
     reached = [t for t, line in best.items() if _gain(line) >= 0.1]
     return sentences(
-        "The paper's siblings buy acceptance and no speed, because nobody drafted on from them. Expanded to a tree "
-        f"and verified without loss, they give at best {shown} more tokens a target call than a chain of as many positions.",
+        "The paper's siblings buy acceptance and no speed, because nobody drafted on from them. Expanded to a tree and "
+        "verified without loss, they give tokens: against a chain of as many positions, at best "
+        f"{shown} a target call.",
         "" if len(reached) == len(best) else "Where that is little, the chain's own next token was the better guess.",
     )
 
