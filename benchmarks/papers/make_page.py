@@ -91,8 +91,7 @@ def places() -> dict[str, list[Place]]:
             other("Verification kernels against transformers (Tables 1 and 3, Figures 3 and 4)",
                   "forerun bench kernels --output benchmarks/results/papers/kernels.json", "kernels",
                   others.kernel_lines, others.draw_kernels),
-            other("Sigmoid: bounds and quality (Tables 1 and 2)", "python benchmarks/papers/sigmoid_sweep.py",
-                  "sigmoid-sweep"),
+            own("sigmoid", EMBEDDED),
         ],
         "Chen et al., Accelerating Large Language Model Decoding with Speculative Sampling": [
             own("chen", EMBEDDED),
@@ -103,8 +102,7 @@ def places() -> dict[str, list[Place]]:
             own("leviathan", EMBEDDED),
         ],
         "TopK-ImpSpecDec": [
-            other("Top-K importance, as published and lossless (Tables 1 and 2)",
-                  "python benchmarks/papers/topk_importance.py", "topk-importance"),
+            own("topk", EMBEDDED),
             other("Trees against chains of as many scored positions",
                   "python -m benchmarks.papers.trees --output benchmarks/results/papers/trees.json", "trees",
                   others.tree_lines),

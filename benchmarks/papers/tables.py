@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.papers import bass, chen, leviathan, service, theory, verify
+from benchmarks.papers import bass, chen, leviathan, service, sigmoid, theory, topk, verify
 from benchmarks.papers.common import PaperRecord, Setup
 from benchmarks.papers.pairs import Pair
 
@@ -38,5 +38,7 @@ TABLES = {
         _table("bass", bass, 4),
         _table("service", service, 2),
         _table("verify", verify, 1.5),
+        _table("sigmoid", sigmoid, 5),
+        _table("topk", topk, 4),
     )
 }
