@@ -153,7 +153,7 @@ def noise_for(code: Code, alpha: float, seed: int = 0) -> tuple[float, float]:
     return low, rate(low)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def build_model(
     size: Size, code: Code, noise: float, *, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Any:

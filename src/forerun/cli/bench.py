@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from forerun.bench.report import Table
 
 BENCHES = {
+    "attention": LazyCommand(
+        "forerun.cli.bench_attention:attention", "Time attention over ragged rows on a GPU, form by form."
+    ),
     "cpu": LazyCommand("forerun.cli.bench_cpu:cpu", "Time steps of a few tokens on the CPU, beside the floors."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
@@ -147,17 +150,35 @@ def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
 def show(record: Path, picture: Path | None) -> None:
-    """Print the tables of a stored record again."""
+    """Print the tables of a stored record again; `forerun plan --output` writes them, too."""
     from rich.console import Console
 
+    from forerun.bench.attention import record as attention_record
     from forerun.bench.cpu import record as cpu_record
     from forerun.bench.plot import plot
     from forerun.bench.records import content_of, read
+    from forerun.plan import record as plan_record
 
-    if content_of(record).get("kind") == cpu_record.KIND:
+    kind = content_of(record).get("kind")
+    if kind == plan_record.KIND:
+        from forerun.cli.plan import show_plan
+
+        show_plan(plan_record.read(record), picture)
+        return
+    if kind == cpu_record.KIND:
         from forerun.cli.bench_cpu import show_cpu
 
         show_cpu(cpu_record.read(record), picture)
+        return
+    if kind == attention_record.KIND:
+        from forerun.cli.bench_attention import show_attention
+
+        show_attention(attention_record.read(record), picture)
+        return
+    if kind == "eval":
+        from forerun.cli.eval import show_eval
+
+        show_eval(record, picture)
         return
     found = read(record)
     print_record(found, Console())
