@@ -11,15 +11,18 @@ from torch import Tensor
 
 from forerun import kernels
 from forerun.config import Kernels
+from forerun.config import kernels as kernels_asked
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
 from forerun.math import ragged_attention as ragged_attention_reference
+from forerun.math import sample as sample_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
+from forerun.math.sample import Sample
 from forerun.math.verify import Judge, TargetLaw
-from forerun.types import Draft, Keys, Rule, Verdict
+from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
 
 def attend(
@@ -103,7 +106,27 @@ def rotate_and_write(
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
+    if _on_gpu(draft.lengths):
+        from forerun.kernels import verify as kernel
+
+        if isinstance(target, laws_reference.LogitLaw) and kernel.supports(target, draft, rule, all_greedy):
+            return kernel.verify(target, draft, rule, keys, all_greedy)
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
+
+
+def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
+    """A draft's tokens from its logits, one a row; see `forerun.math.sample.sample`."""
+    if _on_gpu(logits):
+        from forerun.kernels import sample as kernel
+
+        if kernel.supports(logits):
+            return kernel.sample(logits, params, uniforms)
+    return sample_reference.sample(logits, params, uniforms)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    """Whether Triton's kernels may be used for what lies where `tensor` does."""
+    return tensor.is_cuda and kernels_asked() is not Kernels.OFF and kernels.triton_missing("cuda") is None
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

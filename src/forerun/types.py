@@ -136,6 +136,8 @@ class Verdict:
     finite: Tensor  # [B] bool, False where the target's logits held NaN or +inf, or nothing but -inf
     # [B, K] int64, emitted in place of the draft's own; None where what is accepted is the draft. Only for lossy rules.
     tokens: Tensor | None = None
+    # [B, K + 1] float64, log-probabilities of what is emitted under the target's law, 0 past it; None from a reference
+    logprobs: Tensor | None = None
 
 
 class Rule(StrEnum):

@@ -15,6 +15,10 @@ from torch.nn.functional import pad
 from forerun.types import Law, LawParams
 
 TILE = 1024
+# What a sampler may keep of each row it drew from, so that verification need not read the row again: the peak (0 where
+# logits are used as they are), the log of the mass after warping, the threshold, the most likely place (-1 for a row
+# that was sampled), log q of what it drew.
+KEPT = 5
 TOP_P_WIDTH = 256  # the nucleus is looked for among that many tokens first, then among eight times as many, and so on
 
 
@@ -151,12 +155,23 @@ class LogitLaw:
         params: LawParams,  # B rows
         owner: Tensor,  # [N] int64
         vocab_size: int | None = None,
+        kept: Tensor | None = None,  # [N, 5] float32, see KEPT
     ) -> None:
         self.vocab_size = logits.shape[-1] if vocab_size is None else vocab_size
         self._logits = logits[:, : self.vocab_size]
-        self._index = index.clamp(0, max(logits.shape[0] - 1, 0))
+        self.index = index
         self._params = params
         self._owner = owner
+        self.kept = kept
+
+    @property
+    def logits(self) -> Tensor:
+        """[N, V] as the model gave them."""
+        return self._logits
+
+    @property
+    def params(self) -> LawParams:
+        return self._params
 
     @classmethod
     def dense(cls, logits: Tensor, params: LawParams, vocab_size: int | None = None) -> LogitLaw:
@@ -214,6 +229,10 @@ class LogitLaw:
     def _row(self, position: Tensor) -> Tensor:
         last = self._index.shape[1] - 1
         return self._index.gather(1, position.clamp(0, last).unsqueeze(-1)).squeeze(-1)
+
+    @cached_property
+    def _index(self) -> Tensor:  # [B, K] what is past a row's length may be read, and then not used
+        return self.index.clamp(0, max(self._logits.shape[0] - 1, 0))
 
     @cached_property
     def _log_weights(self) -> Tensor:  # [N, V]
@@ -316,6 +335,13 @@ class ReducedLaw:
         self.law = law
         self.ids = ids  # [Vd] int64, ascending
         self.vocab_size = vocab_size
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[V] int32: where each token lies in `ids`, -1 for those it cannot say."""
+        found = torch.full((self.vocab_size,), -1, dtype=torch.int32, device=self.ids.device)
+        own = torch.arange(len(self.ids), dtype=torch.int32, device=self.ids.device)
+        return found.index_copy_(0, self.ids, own)
 
     def of(self, tokens: Tensor) -> Tensor:
         place = self._place(tokens)
