@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.common import markdown, sentences
+from forerun.bench.kernels import record as kernel_record
+from forerun.bench.kernels import report as kernel_report
+from forerun.bench.kernels.record import KernelRecord, Measurement
 from forerun.bench.records import content_of, damaged
-
-KERNELS = "forerun.bench.kernels"  # imported by name: where its record is, so is the package
 
 
 def kernel_lines(path: Path) -> list[str]:
-    record: Any = import_module(f"{KERNELS}.record").read(path)
-    report: Any = import_module(f"{KERNELS}.report")
+    record = kernel_record.read(path)
     lines: list[str] = []
-    for table in report.tables(record):
+    for table in kernel_report.tables(record):
         lines += [f"{table.title}:", "", *markdown(table.headings, table.rows), ""]
-    return [*lines, *_kernel_verdict(record), "", " ".join(report.remarks(record)), "", *origin(content_of(path))]
+    remarks = [f"{line}." for line in kernel_report.remarks(record)]
+    return [*lines, *_kernel_verdict(record), "", " ".join(remarks), "", *origin(content_of(path))]
 
 
 def draw_kernels(path: Path, picture: Path) -> None:
-    import_module(f"{KERNELS}.report").plot(import_module(f"{KERNELS}.record").read(path), picture)
+    kernel_report.plot(kernel_record.read(path), picture)
 
 
-def _kernel_verdict(record: Any) -> list[str]:
+def _kernel_verdict(record: KernelRecord) -> list[str]:
     """Against transformers where it can run at all, and against the time of reading the logits."""
-    beside = [each for each in record.measurements if each.theirs is not None]
-    gains = [each.theirs.kernels / _own(each) for each in beside]
-    walls = [each.theirs.wall / each.ours.wall for each in beside]
+    beside = [(each, each.theirs) for each in record.measurements if each.theirs is not None]
+    gains = [theirs.kernels / _own(each) for each, theirs in beside]
+    walls = [theirs.wall / each.ours.wall for each, theirs in beside]
     above = [_own(each) / record.floor(each.case) for each in record.measurements]
     return sentences(
         f"**Time.** Where transformers can run at all, its kernels take {_range(gains)} times as long, and its call by "
@@ -41,8 +41,8 @@ def _kernel_verdict(record: Any) -> list[str]:
     )
 
 
-def _own(each: Any) -> float:
-    return float(each.ours.kernels if each.ours.graph is None else each.ours.graph)
+def _own(each: Measurement) -> float:
+    return each.ours.kernels if each.ours.graph is None else each.ours.graph
 
 
 def _range(values: Sequence[float]) -> str:

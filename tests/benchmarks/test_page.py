@@ -17,9 +17,12 @@ from benchmarks.papers import __main__ as command
 from benchmarks.papers import make_page, pairs, service, verify
 from benchmarks.papers.common import PaperRecord, Setup, read
 from benchmarks.papers.make_page import PAGE, Place, page_text, places
-from benchmarks.papers.others import tables_of, tree_lines
+from benchmarks.papers.others import kernel_lines, tables_of, tree_lines
 from benchmarks.papers.tables import TABLES
 from forerun.bench import quiet
+from forerun.bench.kernels.cases import Case
+from forerun.bench.kernels.record import KernelRecord, Measurement
+from forerun.bench.kernels.timing import Times
 from forerun.bench.records import write
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
@@ -108,6 +111,17 @@ class TestPage:
 
 
 class TestOthers:
+    def test_kernels(self, tmp_path: Path) -> None:
+        case = Case(vocab=1000, batch=1, length=4)
+        ours, theirs = Times(kernels=9.0, launches=2, wall=20.0, graph=8.0), Times(kernels=40.0, launches=30, wall=90.0)
+        floor = 1e6 * case.must_read / 1e9
+        record = KernelRecord(ORIGIN, 1e9, True, (Measurement(case, ours, theirs),), {})
+        write(record, tmp_path / "k.json")
+        text = "\n".join(kernel_lines(tmp_path / "k.json"))
+        assert "kernels take 5.0 to 5.0 times as long" in text and "by the clock 4.5 to 4.5 times" in text
+        assert f"takes {8 / floor:.1f} to {8 / floor:.1f} times as long as reading" in text
+        assert "| 1000 x 1, 4 drafted |" in text
+
     def test_trees(self, tmp_path: Path) -> None:
         origin = {"date": "2030-01-02T", "commit": "abc", "machine": {"gpu": None, "cpu": "A chip"}}
         shapes = (("chain", 2.0, 0.0), ("top", 2.5, 0.25))
