@@ -38,7 +38,7 @@ TABLES = {
         _table("bass", bass, 4),
         _table("service", service, 2),
         _table("verify", verify, 1.5),
-        _table("sigmoid", sigmoid, 5),
-        _table("topk", topk, 4),
+        _table("sigmoid", sigmoid, 6),
+        _table("topk", topk, 5),
     )
 }

@@ -26,7 +26,7 @@ def rule_of(kind: str, k: int) -> AnyRule:
 
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
     pair = pair or open_pair(setup)
-    prompts, tokens = setup.choose((4, 50), (1, 10))
+    prompts, tokens = setup.choose((3, 50), (1, 10))
     tasks, lengths = setup.choose(TASKS, TASKS[:1]), setup.choose(LENGTHS, LENGTHS[:1])
     plan = [
         *((t, temp, n, kind, MOST) for t in tasks for temp in (0.0, 1.0) for n in lengths for kind in _kinds(temp)),
