@@ -38,11 +38,12 @@ STOP_NAMES = (
 class Corpus:
     """Raw material: passages by length, sentences, names and terms."""
 
-    long: tuple[str, ...]  # 60 to 350 words
+    long: tuple[str, ...]  # 60 words and more
     short: tuple[str, ...]  # 25 to 80 words
     sentences: tuple[str, ...]  # 6 to 30 words
     names: tuple[str, ...]
     terms: tuple[str, ...]
+    most_passages: int  # beside one question
 
 
 def main() -> None:
@@ -51,17 +52,21 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--count", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most-words", type=int, default=350, help="of a text to be summarised")
+    parser.add_argument("--most-passages", type=int, default=4, help="beside one question")
     given = parser.parse_args()
-    rows = make_prompts(given.data, given.count, random.Random(given.seed))
+    sizes = given.most_words, given.most_passages
+    rows = make_prompts(given.data, given.count, sizes, random.Random(given.seed))
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     given.output.write_text(text, encoding="utf-8")
     counts = {source: sum(row["source"] == source for row in rows) for source in sorted({r["source"] for r in rows})}
     print(f"{len(rows)} prompts, {len(text.encode()) / 1e6:.1f} MB: {counts}")  # noqa: T201
 
 
-def make_prompts(data: Path, count: int, rng: random.Random) -> list[dict[str, str]]:
+def make_prompts(data: Path, count: int, sizes: tuple[int, int], rng: random.Random) -> list[dict[str, str]]:
+    """`sizes`: the most words of a text to be summarised, the most passages beside one question."""
     fixed = {"math": list(maths(data, rng)), "coding": list(coding(data, rng))}
-    corpus = read_corpus(data, rng)
+    corpus = read_corpus(data, rng, *sizes)
     rest = max(count - sum(map(len, fixed.values())), 0)
     makers = {
         "summarization": summaries, "rag": passages_with_question, "translation": translations,
@@ -104,9 +109,9 @@ def summaries(corpus: Corpus, rng: random.Random) -> Iterator[str]:
 
 
 def passages_with_question(corpus: Corpus, rng: random.Random) -> Iterator[str]:
-    """Two to four passages, one of which knows something about what is asked."""
+    """A few passages, one of which knows something about what is asked."""
     while True:
-        chosen = rng.sample(corpus.short, rng.randint(2, 4))
+        chosen = rng.sample(corpus.short, rng.randint(2, corpus.most_passages))
         if subject := subject_of(rng.choice(chosen), rng):
             question = rng.choice(templates.PASSAGE_QUESTIONS).format(subject)
             form, glue, numbered = rng.choice(templates.PASSAGES)
@@ -168,18 +173,18 @@ def subject_of(passage: str, rng: random.Random) -> str | None:
     return f"the {rng.choice(nouns)}" if nouns else None
 
 
-def read_corpus(data: Path, rng: random.Random) -> Corpus:
+def read_corpus(data: Path, rng: random.Random, most_words: int, most_passages: int) -> Corpus:
     wiki = _wiki(data / "corpora" / "wiki_demo.txt")
     wikitext = _wikitext(data / "wikitext2" / "valid.txt")
     web = [row["text"] for row in _jsonl(data / "corpora" / "c4_demo.jsonl")]
     books = _books(data / "corpora" / "gutenberg_sample.txt.xz", rng)
-    long = [p for text in (*wiki * 3, *wikitext * 3, *web * 3, *books) for p in passages(text, 60, 350, rng)]
+    long = [p for text in (*wiki * 3, *wikitext * 3, *web * 3, *books) for p in passages(text, 60, most_words, rng)]
     short = [p for text in (*wiki, *wikitext, *web, *books) for p in passages(text, 25, 80, rng)]
     factual = [*wiki, *wikitext, *web]
     found = [s for text in factual for s in sentences(text) if 6 <= len(s.split()) <= 30]
     names = sorted({name for text in factual for name in _names(text)})
     terms = sorted({term for text in (*factual, *books[:2000]) for term in _terms(text)})
-    return Corpus(*(tuple(dict.fromkeys(part)) for part in (long, short, found, names, terms)))
+    return Corpus(*(tuple(dict.fromkeys(part)) for part in (long, short, found, names, terms)), most_passages)
 
 
 def passages(text: str, least: int, most: int, rng: random.Random) -> Iterator[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,11 +15,14 @@ from forerun import kernels
 from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
 from forerun.math import attention as attention_reference
+from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
+from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import sample as sample_reference
 from forerun.math import verify as verify_reference
-from forerun.math.attention import Plan, Scale
+from forerun.math.attention import Form, Plan, Scale
+from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
 from forerun.math.verify import Judge, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
@@ -33,6 +37,74 @@ def attend(
 ) -> Tensor:  # [N, Hq, Dv]
     """Attention of each row's new tokens over that row's own keys; see `forerun.math.attention.attend`."""
     return attention_reference.attend(query, keys, values, plan, scale)
+
+
+def attend_ragged(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [R, Hk, C, D]
+    values: Tensor,  # [R, Hk, C, Dv]
+    reach: Reach,
+    scale: Scale,
+    form: Form = Form.AUTO,
+    use: Kernels = Kernels.AUTO,
+) -> Tensor:  # [N, Hq, Dv]
+    """The same over rows whose lengths the device knows; see `forerun.math.ragged_attention.attend_ragged`."""
+    if has_ragged_attention(query, keys, values, use):
+        from forerun.kernels import attention as kernel
+
+        return kernel.attend_ragged(query, keys, values, reach, scale, form)
+    return ragged_attention_reference.attend_ragged(query, keys, values, reach, scale, form)
+
+
+def has_ragged_attention(query: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.AUTO) -> bool:
+    """Whether a kernel would do it: the reference is for comparison, and `attend` faster where there is no kernel."""
+    if not has_triton(query.device, use):
+        return False
+    from forerun.kernels import attention as kernel
+
+    return kernel.why_not(query, keys, values) is None
+
+
+def has_triton(device: torch.device, use: Kernels = Kernels.AUTO) -> bool:
+    return use is not Kernels.OFF and kernels.triton_missing(device.type) is None
+
+
+def write(
+    keys: Tensor,  # [N, Hk, D]
+    values: Tensor,  # [N, Hk, Dv]
+    addresses: Tensor,  # [N]
+    key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
+    value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+    use: Kernels = Kernels.AUTO,
+) -> None:
+    """New keys and values into the cache; see `forerun.math.cache_write.write`."""
+    if has_triton(keys.device, use):
+        from forerun.kernels import cache_write as kernel
+
+        if kernel.fits(keys, key_pool) and kernel.fits(values, value_pool):
+            return kernel.write(keys, values, addresses, key_pool, value_pool)
+    return cache_write_reference.write(keys, values, addresses, key_pool, value_pool)
+
+
+def rotate_and_write(
+    query: Tensor,  # [N, Hq, D] before rotation
+    keys: Tensor,  # [N, Hk, D] before rotation
+    values: Tensor,  # [N, Hk, Dv]
+    cos: Tensor,  # [N, D]
+    sin: Tensor,  # [N, D]
+    addresses: Tensor,  # [N]
+    key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
+    value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+    use: Kernels = Kernels.AUTO,
+) -> Tensor:  # [N, Hq, D] rotated
+    """Rotate queries and keys, write keys and values; see `forerun.math.cache_write.rotate_and_write`."""
+    new = (query, keys, values, cos, sin, addresses, key_pool, value_pool)
+    if has_triton(query.device, use):
+        from forerun.kernels import cache_write as kernel
+
+        if kernel.fits(query, keys, values, cos, sin, key_pool, value_pool):
+            return kernel.rotate_and_write(*new)
+    return cache_write_reference.rotate_and_write(*new)
 
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
@@ -75,7 +147,7 @@ def adjust(
 
 def _on_gpu(tensor: Tensor) -> bool:
     """Whether Triton's kernels may be used for what lies where `tensor` does."""
-    return tensor.is_cuda and kernels_asked() is not Kernels.OFF and kernels.triton_missing() is None
+    return tensor.is_cuda and kernels_asked() is not Kernels.OFF and kernels.triton_missing("cuda") is None
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -119,6 +119,6 @@ def test_forerun_is_imported_without_triton() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import forerun.ops\n"
         "from forerun import kernels\n"
-        "assert kernels.triton_missing()\n"
+        "assert kernels.triton_missing('cuda')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,7 +19,7 @@ RULE_HELP = (
 KERNELS = click.Choice(["auto", "on", "off"])
 KERNELS_HELP = (
     "Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never. "
-    "Numbers agree up to rounding."
+    "On a GPU Triton kernels, unless 'off'. Numbers agree up to rounding."
 )
 
 
@@ -63,6 +63,12 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Fun
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
+def number(group: str, *names: str, least: int = 1, **settings: Any) -> Callable[[Function], Function]:
+    """An option that takes a whole number of at least `least`."""
+    settings.setdefault("metavar", "N")
+    return option(group, *names, type=click.IntRange(min=least), **settings)
+
+
 def _stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
     def apply(function: Function) -> Function:
         for decorator in reversed(decorators):
@@ -75,16 +81,21 @@ def _stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], 
 def model_options(function: Function) -> Function:
     """What is loaded, and where it runs."""
     group = "Model"
+    model = option(group, "--model", "-m", default="embedded", metavar="NAME",
+                   help="The target, whose text you want: a Hub name, a folder, a .gguf file, or 'embedded', the small "
+                        "model that comes as a wheel.")  # fmt: skip
+    return _stack(model, place_options(group))(function)
+
+
+def place_options(group: str) -> Callable[[Function], Function]:
+    """Where the target runs."""
     return _stack(
-        option(group, "--model", "-m", default="embedded", metavar="NAME",
-               help="The target, whose text you want: a Hub name, a folder, a .gguf file, or 'embedded', the small "
-                    "model that comes as a wheel."),
         option(group, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu",
                help="cpu, cuda, cuda:0 ..."),
         option(group, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32",
                help="float32, bfloat16 or float16."),
         option(group, "--offline", is_flag=True, help="Use only what is on this machine."),
-    )(function)  # fmt: skip
+    )  # fmt: skip
 
 
 def speculation_options(policy: str) -> Callable[[Function], Function]:
@@ -102,8 +113,9 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
                help="How long a draft is: 'auto' measures what pays here; a number is that length; 'hf' and 'bass' are "
                     "published rules of thumb."),
         option(group, "--rule", type=rule_text, metavar="RULE", default="token", help=RULE_HELP),
-        option(group, "--attention", type=click.Choice(["auto", "pad", "split"]), default="auto",
-               help="Rows of different lengths in one pass: padded to the longest, or one by one."),
+        option(group, "--attention", type=click.Choice(["auto", "pad", "split", "keys"]), default="auto",
+               help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
+                    "rows over several programs of a GPU."),
         option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
     )  # fmt: skip
 

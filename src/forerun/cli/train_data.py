@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, option
+from forerun.cli.options import GroupedCommand, number, option, place_options
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -43,11 +43,10 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @option(PROMPTS, "--paragraphs", is_flag=True, help="Text files: one prompt a paragraph.")
 @option(PROMPTS, "--strict", is_flag=True, help="A bad row is an error instead of being skipped.")
-@option(
+@number(
     PROMPTS,
     "--bare-turns",
-    type=click.IntRange(min=0),
-    metavar="N",
+    least=0,
     default=0,
     help="Let the target write N prompts itself: it is given the beginning of a user's turn. Bad ones are dropped.",
 )
@@ -58,13 +57,8 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default="the chat template where there is one",
     help="Give prompts as a user's turn, or as they are.",
 )
-@option(
-    PROMPTS,
-    "--max-prompt-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=1024,
-    help="Longer prompts are left out: one of them makes room for all.",
+@number(
+    PROMPTS, "--max-prompt-tokens", default=1024, help="Longer prompts are left out: one of them makes room for all."
 )
 @option(
     PROMPTS,
@@ -74,18 +68,18 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="I/N",
     help="Take every N-th prompt from the I-th on; N processes with one folder share the work.",
 )
-@option(TEXT, "--max-new-tokens", type=click.IntRange(min=8), metavar="N", default=256, help="At most so many a text.")
+@number(TEXT, "--max-new-tokens", least=8, default=256, help="At most so many a text.")
 @option(TEXT, "--temperatures", default="0,0,0.7,1.0", metavar="T,T,...", help="The prompts take them in turn.")
-@option(TEXT, "--samples-per-prompt", type=click.IntRange(min=1), metavar="N", default=1, help="Texts for each prompt.")
-@option(
+@number(TEXT, "--samples-per-prompt", default=1, help="Texts for each prompt.")
+@number(
     TEXT,
     "--top-k",
-    type=click.IntRange(min=0),
+    least=0,
     metavar="K",
     default=0,
     help="Keep the target's K most likely tokens at each position, with their log-probabilities (6 K bytes each).",
 )
-@option(TEXT, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Another seed draws other texts.")
+@number(TEXT, "--seed", least=0, default=0, help="Another seed draws other texts.")
 @option(
     OUTPUT,
     "--output",
@@ -95,14 +89,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     show_default=False,
     help="Folder of shards. The same command again goes on where it stopped.",
 )
-@option(
-    OUTPUT,
-    "--tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="all prompts",
-    help="Stop after N tokens, prompts and all slices included.",
-)
+@number(OUTPUT, "--tokens", show_default="all prompts", help="Stop after N tokens, prompts and all slices included.")
 @option(
     OUTPUT,
     "--max-minutes",
@@ -112,19 +99,10 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Stop after M minutes, loading not included.",
 )
 @option(OUTPUT, "--disk-budget", default="2GiB", metavar="SIZE", help="Write at most that much, all slices together.")
-@option(
-    OUTPUT,
-    "--shard-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=1_000_000,
-    help="Tokens of one file: what a killed run loses at most.",
-)
+@number(OUTPUT, "--shard-tokens", default=1_000_000, help="Tokens of one file: what a killed run loses at most.")
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@option(MACHINE, "--batch-size", type=click.IntRange(min=1), metavar="N", default=512, help="Texts written at once.")
-@option(MACHINE, "--device", default="auto", metavar="DEVICE", help="cpu, cuda ...; auto is a GPU where there is one.")
-@option(MACHINE, "--dtype", default="auto", metavar="TYPE", help="float32, bfloat16 ...; auto is bfloat16 on a GPU.")
-@option(MACHINE, "--offline", is_flag=True, help="Use only what is on this machine.")
+@number(MACHINE, "--batch-size", default=512, help="Texts written at once.")
+@place_options(MACHINE)
 def data(target: str, **options: Any) -> None:  # fmt: skip
     """Let TARGET answer prompts in large batches and keep the texts as training data.
 
@@ -175,7 +153,7 @@ def _prepare(
     from forerun.train.teacher import teacher
     from forerun.train.writing import WritingSettings, stop_ids, wide_engine
 
-    where = {name: None if options[name] == "auto" else options[name] for name in ("device", "dtype")}
+    where = {name: options[name] for name in ("device", "dtype")}
     with busy(console, f"loading {target}"):
         model, tokenizer = load_model(target, **where, offline=options["offline"])
     template = uses_template(tokenizer, options["chat"])

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, option
+from forerun.cli.options import GroupedCommand, number, option, place_options
+from forerun.cli.train_progress import TrainingBar, held_out
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.train.costs import Costs
-    from forerun.train.loop import Progress, Trained
+    from forerun.train.loop import Trained
     from forerun.train.options import TrainOptions
 
 SHAPE, DATA, LEARNING, RUN, MACHINE = "The draft", "Data", "Learning", "The run", "Machine"
@@ -33,13 +34,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     help="'feature' reads the target's last hidden state and drafts token by token; 'parallel' reads it once and "
     "gives several tokens at once; 'causal' is an ordinary small model.",
 )
-@option(
-    SHAPE,
-    "--num-layers",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=1,
-    help="Layers of a draft that begins from random weights; as wide as the target's.",
+@number(
+    SHAPE, "--num-layers", default=1, help="Layers of a draft that begins from random weights; as wide as the target's."
 )
 @option(
     SHAPE,
@@ -63,15 +59,13 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     default=True,
     help="Causal only: use the target's embedding and head, or train copies of them.",
 )
-@option(
+@number(
     SHAPE,
     "--draft-vocabulary",
-    type=click.IntRange(min=1),
-    metavar="N",
     show_default="all tokens",
     help="Say only the N tokens the target uses most; exact all the same, and the head is most of a draft's cost.",
 )
-@option(SHAPE, "--heads", type=click.IntRange(min=1), metavar="K", default=4, help="Parallel only: tokens at once.")
+@number(SHAPE, "--heads", metavar="K", default=4, help="Parallel only: tokens at once.")
 @option(
     DATA,
     "--data",
@@ -90,22 +84,14 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default=False,
     help="Without --data: what the target is asked, to write the data first (into OUTPUT/data).",
 )
-@option(
+@number(
     DATA,
     "--hold-out",
-    type=click.IntRange(min=0),
-    metavar="N",
+    least=0,
     default=64,
     help="Sequences that are not trained on: expected acceptance is measured on them.",
 )
-@option(
-    DATA,
-    "--max-length",
-    type=click.IntRange(min=4),
-    metavar="N",
-    default=512,
-    help="Longer sequences lose their beginning.",
-)
+@number(DATA, "--max-length", least=4, default=512, help="Longer sequences lose their beginning.")
 @option(
     LEARNING,
     "--loss",
@@ -114,10 +100,9 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     help="'tv' is the chance of a rejection itself; 'kl', 'reverse_kl'; 'topk003' regresses hidden states with a "
     "tenth of kl; mixtures such as tv+0.1*kl.",
 )
-@option(
+@number(
     LEARNING,
     "--unroll",
-    type=click.IntRange(min=1),
     metavar="S",
     default=4,
     help="Feature only: pass s learns from what pass s - 1 made, as the s-th drafted token must.",
@@ -130,20 +115,13 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     default=0.0,
     help="Share of the sequences that the draft itself continues from a random place; the target scores them.",
 )
-@option(LEARNING, "--rollout-length", type=click.IntRange(min=1), metavar="N", default=8, help="For how many tokens.")
+@number(LEARNING, "--rollout-length", default=8, help="For how many tokens.")
 @option(LEARNING, "--learning-rate", type=float, default=6e-4, help="The highest; warm-up before, cosine after.")
 @option(LEARNING, "--warm-up", type=float, default=0.03, help="Share of the run in which the rate rises.")
 @option(LEARNING, "--weight-decay", type=float, default=0.01, help="AdamW's.")
 @option(LEARNING, "--clip", type=float, default=1.0, help="Largest norm of the gradient.")
-@option(
-    LEARNING,
-    "--batch-tokens",
-    type=click.IntRange(min=32),
-    metavar="N",
-    default=16384,
-    help="Tokens of a step, padding included.",
-)
-@option(LEARNING, "--steps", type=click.IntRange(min=1), metavar="N", show_default="one epoch", help="Stop after N.")
+@number(LEARNING, "--batch-tokens", least=32, default=16384, help="Tokens of a step, padding included.")
+@number(LEARNING, "--steps", show_default="one epoch", help="Stop after N.")
 @option(
     LEARNING,
     "--epochs",
@@ -160,29 +138,13 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default="no limit",
     help="Stop after M minutes of training; the cosine ends then.",
 )
-@option(LEARNING, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Same seed, same weights (CPU).")
+@number(LEARNING, "--seed", least=0, default=0, help="Same seed, same weights (CPU).")
 @option(RUN, "--output", "-o", type=FOLDER, required=True, show_default=False, help="The drafter folder to make.")
 @option(RUN, "--resume", is_flag=True, help="Go on with the run in OUTPUT after a kill: same weights in the end.")
 @option(RUN, "--checkpoint-minutes", type=float, default=5.0, help="Minutes between checkpoints.")
-@option(
-    RUN,
-    "--checkpoint-every",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="by minutes alone",
-    help="Steps between checkpoints.",
-)
-@option(
-    RUN,
-    "--evaluate-every",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=500,
-    help="Steps between looks at the held-out sequences.",
-)
-@option(
-    RUN, "--log-every", type=click.IntRange(min=1), metavar="N", default=20, help="Steps between lines of train.jsonl."
-)
+@number(RUN, "--checkpoint-every", show_default="by minutes alone", help="Steps between checkpoints.")
+@number(RUN, "--evaluate-every", default=500, help="Steps between looks at the held-out sequences.")
+@number(RUN, "--log-every", default=20, help="Steps between lines of train.jsonl.")
 @option(
     RUN,
     "--evaluate",
@@ -191,14 +153,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default="none",
     help="Prompts to decode at the end, none of them trained on: writes eval.json, as `forerun train eval` does.",
 )
-@option(
-    RUN,
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="all",
-    help="With --evaluate: at most N prompts of each category.",
-)
+@number(RUN, "--limit", show_default="all", help="With --evaluate: at most N prompts of each category.")
 @option(
     RUN, "--save-dtype", type=click.Choice(["bfloat16", "float32"]), default="bfloat16", help="Of the folder's weights."
 )
@@ -208,17 +163,8 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     default=True,
     help="First measure what a step of such a draft costs here, to say early whether it can pay.",
 )
-@option(
-    MACHINE,
-    "--chunk",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=4096,
-    help="Positions whose logits are in memory at one time.",
-)
-@option(MACHINE, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu", help="cpu, cuda ...")
-@option(MACHINE, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32", help="The target's.")
-@option(MACHINE, "--offline", is_flag=True, help="Use only what is on this machine.")
+@number(MACHINE, "--chunk", default=4096, help="Positions whose logits are in memory at one time.")
+@place_options(MACHINE)
 @click.pass_context
 def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: skip
     """Train a drafter for TARGET and leave it in OUTPUT, a folder every command takes as --draft.
@@ -264,7 +210,7 @@ def _write_data(ctx: click.Context, target: str, given: dict[str, Any]) -> Path:
     if not given["prompts"]:
         raise InvalidArgument("give --data FOLDER, or --prompts FILE to let the target write the data first")
     folder: Path = given["output"] / "data"
-    where = {name: given[name] or "auto" for name in ("device", "dtype")}
+    where = {name: given[name] for name in ("device", "dtype")}
     ctx.invoke(data, target=target, prompts=given["prompts"], output=folder, offline=given["offline"], **where)
     return folder
 
@@ -290,7 +236,7 @@ def _train(name: str, options: TrainOptions, given: dict[str, Any], console: Con
             f"loss {options.mixture}"
         )
     wanted = processes.is_main and given["measure_cost"]
-    with _Bar(console, _costs(target, tokenizer, options, data) if wanted else None) as bar:
+    with TrainingBar(console, _costs(target, tokenizer, options, data) if wanted else None) as bar:
         return train_draft(
             target,
             data,
@@ -338,53 +284,6 @@ def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Cos
         return measure_costs(target, tokenizer, Path(place), [prompt] * 3, timing)
 
 
-class _Bar:
-    """A progress bar on a terminal; elsewhere one line every now and then."""
-
-    def __init__(self, console: Console, costs: Costs | None) -> None:
-        from forerun.cli.console import progress_bar
-
-        self.console, self.costs = console, costs
-        self._bar = progress_bar(console)
-        self._task = self._bar.add_task("training", total=1000)
-        self._told = -1
-        self._proxy: Any = None
-
-    def __enter__(self) -> _Bar:
-        self._bar.__enter__()
-        if self.costs is not None:
-            self.console.print(f"a draft step costs {self.costs.draft_ratio:.2f} of a target step here")
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.__exit__(*error)
-
-    def report(self, progress: Progress) -> None:
-        text = (
-            f"step {progress.step}  loss {progress.loss:.4f}  kept "
-            + " ".join(f"{rate:.2f}" for rate in progress.acceptance)
-            + f"  {progress.tokens_per_second:,.0f} tokens/s"
-        )
-        self._bar.update(self._task, completed=int(1000 * progress.done), description=text)
-        if not self.console.is_terminal and int(20 * progress.done) > self._told:
-            self._told = int(20 * progress.done)
-            self.console.print(f"{progress.done:4.0%}  {text}", markup=False, soft_wrap=True)
-        if progress.proxy is not None and progress.proxy is not self._proxy:
-            self._proxy = progress.proxy
-            self.console.print(_held_out(progress.proxy, self.costs), markup=False, soft_wrap=True)
-
-
-def _held_out(proxy: Any, costs: Costs | None) -> str:
-    from forerun.train.costs import survival_of, weigh
-
-    rates = " ".join(f"{rate:.3f}" for rate in proxy.acceptance)
-    text = (
-        f"held out: kept {rates} at T=1, {proxy.tokens_per_round:.2f} tokens a round; "
-        f"greedy {proxy.tokens_per_round_greedy:.2f}"
-    )
-    return text if costs is None else f"{text}; {weigh(survival_of(proxy.acceptance), costs)}"
-
-
 def _finish(trained: Trained, given: dict[str, Any], console: Console) -> None:
     import importlib.util
 
@@ -394,7 +293,7 @@ def _finish(trained: Trained, given: dict[str, Any], console: Console) -> None:
         markup=False, soft_wrap=True,
     )  # fmt: skip
     if trained.proxy is not None:
-        console.print(_held_out(trained.proxy, None), markup=False, soft_wrap=True)
+        console.print(held_out(trained.proxy, None), markup=False, soft_wrap=True)
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no curves were drawn: matplotlib is not installed; run: pip install 'forerun[train]'")
     if given["evaluate"] is not None:

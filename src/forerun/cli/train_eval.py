@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, option
+from forerun.cli.options import GroupedCommand, number, option, place_options
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -34,23 +34,15 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default=False,
     help="Prompts the draft was not trained on; rows with category and turns (Spec-Bench) are told apart.",
 )
-@option(DECODING, "--draft-length", type=click.IntRange(min=1), metavar="N", default=4, help="Tokens of each draft.")
-@option(DECODING, "--max-new-tokens", type=click.IntRange(min=1), metavar="N", default=128, help="Of each answer.")
+@number(DECODING, "--draft-length", default=4, help="Tokens of each draft.")
+@number(DECODING, "--max-new-tokens", default=128, help="Of each answer.")
 @option(DECODING, "--temperatures", default="0,1", metavar="T,T,...", help="Each is measured by itself.")
-@option(
-    DECODING,
-    "--limit",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="all",
-    help="At most N prompts of each category.",
-)
-@option(DECODING, "--batch-size", type=click.IntRange(min=1), metavar="N", default=16, help="Prompts at once.")
-@option(
+@number(DECODING, "--limit", show_default="all", help="At most N prompts of each category.")
+@number(DECODING, "--batch-size", default=16, help="Prompts at once.")
+@number(
     DECODING,
     "--timed",
-    type=click.IntRange(min=0),
-    metavar="N",
+    least=0,
     default=3,
     help="Prompts decoded alone to measure what a draft step costs; 0 for none.",
 )
@@ -64,10 +56,8 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default="eval.json in FOLDER",
     help="Where the JSON is kept.",
 )
-@option(DECODING, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Of the sampled answers.")
-@option(MACHINE, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu", help="cpu, cuda ...")
-@option(MACHINE, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32", help="The target's.")
-@option(MACHINE, "--offline", is_flag=True, help="Use only what is on this machine.")
+@number(DECODING, "--seed", least=0, default=0, help="Of the sampled answers.")
+@place_options(MACHINE)
 def evaluate(target: str, folder: Path, **given: Any) -> None:  # fmt: skip
     """Decode held-out prompts with the draft in FOLDER and say what it is worth.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, option
+from forerun.cli.options import GroupedCommand, number, option
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -30,16 +30,14 @@ FILE_NAME = "ngram.safetensors"
 @option(INPUT, "--model", "-m", default="embedded", metavar="NAME", help="The target whose tokens are counted.")
 @option(INPUT, "--paragraphs", is_flag=True, help="Text files: n-grams end with the paragraph, not with the line.")
 @option(INPUT, "--offline", is_flag=True, help="Use only what is on this machine.")
-@option(TABLE, "--order", type=click.IntRange(min=1), metavar="N", default=3, help="Longest n-gram.")
-@option(
+@number(TABLE, "--order", default=3, help="Longest n-gram.")
+@number(
     TABLE,
     "--min-count",
-    type=click.IntRange(min=1),
-    metavar="N",
     default=2,
     help="Leave out what was seen less often: most n-grams of a text occur once and never again.",
 )
-@option(TABLE, "--max-continuations", type=click.IntRange(min=1), metavar="N", default=8, help="Kept for each context.")
+@number(TABLE, "--max-continuations", default=8, help="Kept for each context.")
 @option(
     TABLE,
     "--output",

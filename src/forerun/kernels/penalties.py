@@ -1,4 +1,4 @@
-"""Bias and penalties in one launch: every id that is touched, at every position of a row; the reference is `math.penalties`.
+"""Bias and penalties in one launch, at every position of a row; the reference is `math.penalties`.
 
 The reference gathers and scatters once for each kind of change. Here one program takes one position and a block of ids,
 counts how often each was drafted before that position, and applies everything in the reference's order.

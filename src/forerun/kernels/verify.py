@@ -130,8 +130,8 @@ def verify_packed(
 ) -> Tensor:
     """[B, 3 + K + 1] int64: kept tokens, next token, whether finite, and log-probabilities (the bits of float64).
 
-    The sigmoid rule reads no row it need not: without truncation it knows no log-probability but the bonus's (NaN for
-    the others), and finds broken logits only where it draws.
+    The sigmoid rule reads no row it need not: without truncation it knows no log-probability but the bonus's (the
+    others are NaN), and finds broken logits only where it draws.
     """
     proposal = proposal_of(draft.law) if draft.width else Proposal(NO_DRAFT.value)
     assert proposal is not None, "ask `supports` first"

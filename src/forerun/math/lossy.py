@@ -60,7 +60,8 @@ def total_variation(emitted: Tensor, target: Tensor) -> Tensor:
 def kl(emitted: Tensor, target: Tensor) -> Tensor:
     """KL(emitted || target) in nats, [B, V] -> [B]; infinite where something is emitted that the target rules out."""
     ratio = emitted.double() / target.double()
-    return torch.where(emitted > 0, emitted.double() * ratio.log(), 0.0).sum(dim=-1)
+    found = torch.where(emitted > 0, emitted.double() * ratio.log(), 0.0).sum(dim=-1)
+    return found.clamp(min=0.0)  # below 0 only by rounding
 
 
 def outside(emitted: Tensor, target: Tensor) -> Tensor:
@@ -96,8 +97,7 @@ def draw_next(num_accepted: Tensor, draft: Draft, bonus: Tensor, rest: Tensor, n
 def draw_ordinary(target: TargetLaw, draft: Draft, num_accepted: Tensor, noise: Noise) -> Tensor:
     """The token after what was kept as a lossless rule draws it: from p, or after a refusal from what q left of p."""
     p = target.at(num_accepted)
-    rest = residual(p, draft.law.at(num_accepted)) if draft.width else p
-    return draw_next(num_accepted, draft, p, rest, noise)
+    return draw_next(num_accepted, draft, p, residual(p, draft.law.at(num_accepted)), noise)
 
 
 def judge_by_ratio(target: TargetLaw, draft: Draft, wanted: Tensor, offered: Tensor, noise: Noise) -> Judgement:

@@ -89,7 +89,7 @@ class Sigmoid(LossyRule):
         num_accepted = kept_prefix(sigmoid_accepts(p_hat, q_hat, noise.accept), draft.lengths)
         plain = (draft.lengths == 0).unsqueeze(-1)  # nothing was drafted, so nothing is approximated
         bonus = torch.where(plain, target.at(num_accepted).double(), self._bonus(target, num_accepted))
-        rest = self._rest(target, draft.law, num_accepted) if draft.width else bonus
+        rest = self._rest(target, draft.law, num_accepted)
         return Judgement(num_accepted, draw_next(num_accepted, draft, bonus, rest, noise))
 
     def kept_law(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:

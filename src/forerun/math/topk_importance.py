@@ -67,8 +67,6 @@ class TopKImportance(LossyRule):
             return Judgement(num_accepted, draw_ordinary(target, draft, num_accepted, noise), chosen)
         num_accepted = kept_prefix(passed & (chosen == draft.tokens), draft.lengths)
         drawn = draw_ordinary(target, draft, num_accepted, noise)
-        if not draft.width:
-            return Judgement(num_accepted, drawn)
         place = num_accepted.clamp(max=draft.width - 1).unsqueeze(-1)
         sibling = passed.gather(1, place).squeeze(-1) & (num_accepted < draft.lengths)
         return Judgement(num_accepted, torch.where(sibling, chosen.gather(1, place).squeeze(-1), drawn))

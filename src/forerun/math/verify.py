@@ -60,7 +60,7 @@ class Judge(Protocol):
     """A rule that is a value with parameters, and not one of `Rule`."""
 
     def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
-        """Decide about rows that sample; what is said of greedy rows is not heeded."""
+        """Decide about rows that sample, where some row has a draft; what is said of greedy rows is not heeded."""
         ...
 
 
@@ -71,6 +71,8 @@ def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_
         num_accepted, next_token = one_hot_rule(target, draft)
     elif isinstance(rule, Rule):
         num_accepted, next_token = RULES[rule](target, draft, noise_of(keys, draft.width, rule))
+    elif not draft.width:  # nothing to judge: the target draws, as under any rule
+        num_accepted, next_token = token_rule(target, draft, noise_of(keys, 0, Rule.TOKEN))
     else:
         found = _exact_where_greedy(target, draft, rule.judge(target, draft, noise_of(keys, draft.width, rule)))
         num_accepted, next_token, tokens = found.num_accepted, found.next_token, found.tokens

@@ -91,8 +91,8 @@ def check_plain(target: PreTrainedModel) -> None:
         bent.append("an embedding or head of another width than the layers")
     if bent:
         raise UnsupportedModel(
-            f"{type(target).__name__} has {', '.join(bent)}: heads on its features are not supported; use a draft "
-            "model (kind causal) or a drafter that needs no training"
+            f"{type(target).__name__} has {', '.join(bent)}: heads on its features are not supported; use a "
+            "smaller model of its family, or a drafter that needs no training"
         )
 
 

@@ -1,0 +1,58 @@
+"""What a training run shows while it goes: a bar, its acceptance, and whether it is going to pay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.train.costs import Costs
+    from forerun.train.loop import Progress
+
+
+class TrainingBar:
+    """A progress bar on a terminal; elsewhere one line every now and then."""
+
+    def __init__(self, console: Console, costs: Costs | None) -> None:
+        from forerun.cli.console import progress_bar
+
+        self.console, self.costs = console, costs
+        self._bar = progress_bar(console)
+        self._task = self._bar.add_task("training", total=1000)
+        self._told = -1
+        self._proxy: Any = None
+
+    def __enter__(self) -> TrainingBar:
+        self._bar.__enter__()
+        if self.costs is not None:
+            self.console.print(f"a draft step costs {self.costs.draft_ratio:.2f} of a target step here")
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
+
+    def report(self, progress: Progress) -> None:
+        text = (
+            f"step {progress.step}  loss {progress.loss:.4f}  kept "
+            + " ".join(f"{rate:.2f}" for rate in progress.acceptance)
+            + f"  {progress.tokens_per_second:,.0f} tokens/s"
+        )
+        self._bar.update(self._task, completed=int(1000 * progress.done), description=text)
+        if not self.console.is_terminal and int(20 * progress.done) > self._told:
+            self._told = int(20 * progress.done)
+            self.console.print(f"{progress.done:4.0%}  {text}", markup=False, soft_wrap=True)
+        if progress.proxy is not None and progress.proxy is not self._proxy:
+            self._proxy = progress.proxy
+            self.console.print(held_out(progress.proxy, self.costs), markup=False, soft_wrap=True)
+
+
+def held_out(proxy: Any, costs: Costs | None) -> str:
+    from forerun.train.costs import survival_of, weigh
+
+    rates = " ".join(f"{rate:.3f}" for rate in proxy.acceptance)
+    text = (
+        f"held out: kept {rates} at T=1, {proxy.tokens_per_round:.2f} tokens a round; "
+        f"greedy {proxy.tokens_per_round_greedy:.2f}"
+    )
+    return text if costs is None else f"{text}; {weigh(survival_of(proxy.acceptance), costs)}"
