@@ -16,7 +16,6 @@ from forerun.errors import InvalidArgument
 from forerun.math.attention import Form, Scale
 from forerun.types import RaggedRows
 
-
 EVEN = 0.8  # live keys over padded ones from which on rows count as equally long
 
 
