@@ -20,6 +20,7 @@ from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import sample as sample_reference
+from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
@@ -115,6 +116,11 @@ def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_
         if isinstance(target, laws_reference.LogitLaw) and kernel.supports(target, draft, rule, all_greedy):
             return kernel.verify(target, draft, rule, keys, all_greedy)
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
+
+
+def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
+    """The path of each tree that survives, and what follows; see `forerun.math.tree.verify_tree`."""
+    return tree_reference.verify_tree(target, draft, keys)
 
 
 def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
