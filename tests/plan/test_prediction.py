@@ -88,7 +88,7 @@ def test_several_batches_and_temperatures_are_cells_of_their_own() -> None:
     )  # fmt: skip
     cells = [(plan.drafter, plan.batch, plan.temperature) for plan in found.plans]
     assert cells == [(d, b, t) for t in (0.0, 1.0) for b in (1, 2) for d in ("a", "b")]
-    assert [(facts.context, facts.own_prompts) for facts in found.costs[-2:]] == [(64 + 24, False)] * 2
+    assert [(facts.context, facts.own_prompts) for facts in found.costs[-2:]] == [(64 + 20, False)] * 2
     assert {entry.drafter for entry in advise(found.plans)} == {"a"}
     assert found.complete
 
