@@ -38,6 +38,7 @@ COMMANDS = {
     "check": LazyCommand("forerun.cli.check:check", "Test that a target and a drafter give exactly the target's text."),
     "plan": LazyCommand("forerun.cli.plan:plan", "Which drafter, drafts how long, how fast? Predicted and checked."),
     "bench": LazyCommand("forerun.cli.bench:bench", "Measure speed against plain decoding and keep the record."),
+    "eval": LazyCommand("forerun.cli.eval:evaluate", "Score tasks with plain and speculative decoding, side by side."),
     "train": LazyCommand("forerun.cli.train:train", "Make a drafter: write its data, train it, count n-grams."),
     "export": LazyCommand("forerun.cli.export:export", "Make a trained draft a model of its own."),
     "doctor": LazyCommand("forerun.cli.doctor:doctor", "Say what is installed and what will be used."),

@@ -1,0 +1,126 @@
+"""From a loaded pair and tasks that were found to a stored record."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.bench.outputs import compare as compare_outputs
+from forerun.bench.records import provenance, write
+from forerun.config import Kernels
+from forerun.errors import InvalidArgument
+from forerun.eval.journal import Journal
+from forerun.eval.prepare import Found, Missing, Prepared, prepare
+from forerun.eval.record import EvalRecord, journal_path, summary
+from forerun.eval.run import Judge, Listener, answer_all
+from forerun.eval.sandbox.run import run_program
+from forerun.eval.settings import Settings
+from forerun.eval.summary import Finding, summarise
+from forerun.eval.tasks import Task
+from forerun.eval.ways import Decoding
+from forerun.eval.windows import Window, read, tolerance
+from forerun.models.scorer import Scorer
+
+KERNEL_WALLS = ("landlock", "seccomp")
+
+
+def check_packages(tasks: Sequence[Task]) -> None:
+    """Scorers are optional; better said now than after an hour of decoding."""
+    for task in tasks:
+        if task.needs is not None and importlib.util.find_spec(task.needs) is None:
+            raise InvalidArgument(
+                f"task {task.name!r} needs {task.needs}, which is not installed; run: pip install 'forerun[eval]'"
+            )
+
+
+def sandbox_notes(tasks: Sequence[Task]) -> list[str]:
+    """Try the sandbox before programs are to run in it, and say what it consists of."""
+    if not any(task.runs_code for task in tasks):
+        return []
+    walls = run_program("pass").walls
+    note = f"generated programs ran behind: {', '.join(walls)}"
+    if not set(KERNEL_WALLS) <= set(walls):
+        note += (
+            ". This kernel does not offer both Landlock and seccomp, so careless programs are stopped and hostile ones "
+            "may not be: use a container"
+        )
+    return [note]
+
+
+def carry_out(
+    ways: tuple[Decoding, Decoding],
+    found: Sequence[Found],
+    missing: Sequence[Missing],
+    settings: Settings,
+    output: Path,
+    listener: Listener,
+    command: Sequence[str],
+    tokenizer: Any,
+) -> EvalRecord:
+    """Answer, score, store. Ctrl-C and failures leave what was answered; the same command goes on from there."""
+    target = ways[0].decoder.target
+    scorer = ways[0].decoder.engine.target
+    journal = Journal(journal_path(output), settings.identity)
+    origin = provenance(target.device, command)
+    tasks = [task.task for task in found]
+    notes = sandbox_notes(tasks)
+    if journal.resumed:
+        notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
+    prepared = [prepare(task, tokenizer, scorer.context_length, settings) for task in found]
+    complete = False
+    try:
+        answer_all(
+            prepared,
+            ways,
+            settings,
+            lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
+            journal,
+            judge=_judge(target, prepared, settings),
+            reader=_Reader(target, scorer.kernels),
+            listener=listener,
+        )
+        complete = True
+    except KeyboardInterrupt:
+        pass
+    finally:
+        notes += [way.lossy for way in ways if way.lossy]
+        findings = _findings(prepared, journal, settings, target.dtype)
+        record = EvalRecord(origin, settings.as_dict(), complete, findings, tuple(missing), tuple(notes))
+        if findings:
+            write(record, output, summary(record))
+    return record
+
+
+def _findings(prepared: Sequence[Prepared], journal: Journal, settings: Settings, dtype: Any) -> tuple[Finding, ...]:
+    every = [
+        summarise(task, journal, settings, len(prepared), lambda perplexity: tolerance(dtype, perplexity))
+        for task in prepared
+    ]
+    return tuple(finding for finding in every if finding is not None)
+
+
+def _judge(target: Any, prepared: Sequence[Prepared], settings: Settings) -> Judge | None:
+    """Greedy texts are compared token for token; a time budget cuts them at different places."""
+    if settings.temperature > 0 or settings.max_time is not None:
+        return None
+
+    def judge(prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]) -> str:
+        found = compare_outputs(target, [prompt], [plain], [drafted])
+        return "identical" if found.identical else "ties" if found.ties else "different"
+
+    return judge
+
+
+class _Reader:
+    """Reads windows of text with a scorer of its own, made when the first one comes."""
+
+    def __init__(self, target: Any, kernels: Kernels) -> None:
+        self.target, self.kernels = target, kernels
+        self.scorer: Scorer | None = None
+
+    def __call__(self, window: Window, way: str) -> tuple[float, float]:
+        if self.scorer is None:
+            self.scorer = Scorer(self.target, use=self.kernels)
+        return read(self.scorer, window, way)

@@ -1,0 +1,134 @@
+"""From tasks to prompts: which examples, in which calls, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forerun.bench.prompts import Question, encode
+from forerun.errors import InvalidArgument
+from forerun.eval.settings import Settings
+from forerun.eval.tasks import Example, Reading, Task
+from forerun.eval.ways import Asked
+from forerun.eval.windows import Window, windows
+
+Item = TypeVar("Item")
+SOME = 3
+"""Bad rows that are named; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A task whose data has been read."""
+
+    task: Task
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A task ready to be answered."""
+
+    task: Task
+    source: str
+    total: int  # examples there are
+    examples: tuple[Example, ...]
+    asked: tuple[Asked, ...]  # one an example
+    windows: tuple[Window, ...]
+    keywords: dict[str, Any]  # for `generate`
+    notes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.windows) or len(self.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A task that cannot be run."""
+
+    task: str
+    why: str
+
+
+def find(tasks: Sequence[Task], folder: Path | None) -> tuple[list[Found], list[Missing]]:
+    """Read every task's data; a task without any is named, not fatal."""
+    found, missing = [], []
+    for task in tasks:
+        try:
+            found.append(Found(task, task.read(folder)))
+        except InvalidArgument as error:
+            missing.append(Missing(task.name, str(error)))
+    return found, missing
+
+
+def spread(items: Sequence[Item], limit: int | None) -> list[Item]:
+    """At most `limit` of them, evenly over the whole: files are often sorted by kind."""
+    if limit is None or limit >= len(items):
+        return list(items)
+    return [items[place * len(items) // limit] for place in range(limit)]
+
+
+def prepare(found: Found, tokenizer: Any, context: int | None, settings: Settings) -> Prepared:
+    task = found.task
+    notes = bad_rows(found)
+    if task.is_text:
+        return _text(found, tokenizer, context, settings, notes)
+    chat = getattr(tokenizer, "chat_template", None) is not None
+    budget = settings.max_new_tokens or task.max_new_tokens
+    encoded = encode(tokenizer, [Question("", task.ask(example, chat)) for example in found.reading.examples])
+    pairs = [(index, *pair) for index, pair in enumerate(zip(found.reading.examples, encoded, strict=True))]
+    fitting = [pair for pair in pairs if context is None or len(pair[2]) + budget <= context]
+    if not fitting:
+        raise InvalidArgument(
+            f"task {task.name!r}: no prompt leaves room for {budget} tokens in a context of {context}"
+        )
+    if len(fitting) < len(pairs):
+        notes.append(
+            f"{task.title}: {len(pairs) - len(fitting)} prompts left out, because they and {budget} new tokens exceed "
+            f"the context of {context}"
+        )
+    kept = spread(fitting, settings.limit)
+    return Prepared(
+        task=task,
+        source=found.reading.source,
+        total=len(pairs),
+        examples=tuple(example for _, example, _ in kept),
+        asked=tuple(Asked(index, tokens) for index, _, tokens in kept),
+        windows=(),
+        keywords=_keywords(settings, budget, () if chat else task.stops),
+        notes=tuple(notes),
+    )
+
+
+def bad_rows(found: Found) -> list[str]:
+    bad = found.reading.bad
+    if not bad:
+        return []
+    named = "; ".join(f"{row.where}: {row.why}" for row in bad[:SOME])
+    more = f"; and {len(bad) - SOME} more" if len(bad) > SOME else ""
+    return [f"{found.task.title}: {len(bad)} bad row{'s' * (len(bad) > 1)} skipped ({named}{more})"]
+
+
+def _text(found: Found, tokenizer: Any, context: int | None, settings: Settings, notes: list[str]) -> Prepared:
+    """Nothing is asked: the text itself is read."""
+    size = settings.window if context is None else min(settings.window, context)
+    tokens = tokenizer(found.reading.examples[0].text, add_special_tokens=False, verbose=False)["input_ids"]
+    every = windows(tokens, size)
+    chosen = tuple(spread(every, settings.limit))
+    if size < settings.window:
+        notes.append(f"{found.task.title}: windows of {size} tokens, which is all the context the model has")
+    return Prepared(found.task, found.reading.source, len(every), (), (), chosen, {}, tuple(notes))
+
+
+def _keywords(settings: Settings, budget: int, stops: tuple[str, ...]) -> dict[str, Any]:
+    """Only what was asked for: the decoder's defaults stay its own."""
+    given = {"top_p": settings.top_p, "top_k": settings.top_k, "max_time": settings.max_time}
+    keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if settings.num_sequences > 1:
+        keywords["num_return_sequences"] = settings.num_sequences
+    if stops:
+        keywords["stop_strings"] = list(stops)
+    return keywords | {"max_new_tokens": budget, "temperature": settings.temperature, "seed": settings.seed}

@@ -1,0 +1,1 @@
+"""Running code that a model wrote: a process of its own, behind walls, for a few seconds."""

@@ -1,0 +1,185 @@
+"""Run a program in a sandbox and say whether it passed. Whatever it does, this returns in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import forerun
+from forerun.errors import ForerunError
+
+SOURCE = str(Path(forerun.__file__).resolve().parents[1])
+STARTER = (
+    "import sys; sys.path.insert(0, {source!r}); from forerun.eval.sandbox.inside import main; "
+    "main({folder!r}, {status}, {memory}, {seconds})"
+)
+REPORT_BYTES = 16384
+DISK_BYTES = 32 << 20
+TICK = 0.1
+STARTING = 10.0
+"""Seconds for the interpreter to start and to put up the walls; the program's own time begins after that."""
+
+
+class Ending(StrEnum):
+    """How a program's run ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"  # an exception, sys.exit included
+    TIME = "out of time"
+    DIED = "died"  # ended without a verdict: a crash, os._exit, or killed by a limit
+    DISK = "wrote too much"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a program may use up."""
+
+    seconds: float = 5.0
+    memory_mib: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a program."""
+
+    ending: Ending
+    message: str = ""
+    walls: tuple[str, ...] = ()  # those that stood while it ran
+
+    @property
+    def passed(self) -> bool:
+        return self.ending is Ending.PASSED
+
+
+def run_program(program: str, limits: Limits | None = None) -> Outcome:
+    """`program` passes if it runs to its end without an exception.
+
+    It has a temporary folder to write to, no network, no other processes and nothing to read; its output is thrown
+    away. The folder and every process of its group are gone afterwards.
+    """
+    limits = limits or Limits()
+    if os.name != "posix":
+        raise ForerunError("running generated code needs Linux or macOS; score this task there, or in a container")
+    with tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as folder:
+        return _run_in(os.path.realpath(folder), program, limits)
+
+
+def _run_in(folder: str, program: str, limits: Limits) -> Outcome:
+    nonce = secrets.token_hex(16)
+    reading, writing = os.pipe()
+    try:
+        try:
+            process = _start(folder, program, nonce, writing, limits)
+        finally:
+            os.close(writing)
+        try:
+            watched = _watch(reading, folder, limits)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so the number is still its own
+            process.wait()
+    finally:
+        os.close(reading)
+    return _outcome(watched, nonce, process.returncode)
+
+
+def _start(folder: str, program: str, nonce: str, status: int, limits: Limits) -> subprocess.Popen[bytes]:
+    """Isolated from the environment and from the caller's session; other files of ours are closed."""
+    command = STARTER.format(
+        source=SOURCE, folder=folder, status=status, memory=limits.memory_mib << 20, seconds=limits.seconds
+    )
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    with tempfile.TemporaryFile() as request:
+        content = {"program": program, "nonce": nonce, "hidden": [SOURCE]}
+        request.write(json.dumps(content).encode())
+        request.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-B", "-c", command],
+            stdin=request,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **one},
+            pass_fds=(status,),
+            start_new_session=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    report: bytes
+    stopped: Ending | None  # why it was stopped from outside
+
+
+def _watch(reading: int, folder: str, limits: Limits) -> _Watched:
+    """Read the reports until the process closes its pipe, or until it has had enough of something."""
+    report, deadline, begun = b"", time.monotonic() + STARTING, False
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return _Watched(report, Ending.TIME)
+        if not select.select([reading], [], [], min(left, TICK))[0]:
+            if _size(folder) > DISK_BYTES:
+                return _Watched(report, Ending.DISK)
+            continue
+        part = os.read(reading, REPORT_BYTES)
+        report += part
+        if not part or len(report) > REPORT_BYTES:
+            return _Watched(report, None)
+        if not begun and b"\n" in report:
+            begun, deadline = True, time.monotonic() + limits.seconds
+
+
+def _size(folder: str) -> int:
+    """Bytes on disk beneath a folder that may change while one looks."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size + 512
+        if total > DISK_BYTES:
+            break
+    return total
+
+
+def _outcome(watched: _Watched, nonce: str, code: int) -> Outcome:
+    walls, verdict = _reports(watched.report, nonce)
+    if not walls:
+        raise ForerunError(
+            f"the sandbox did not start (exit code {code}); generated code cannot be run here. Score this task on a "
+            "machine where Python may start processes and limit their memory"
+        )
+    if verdict is not None:
+        ending = Ending.PASSED if verdict["passed"] is True else Ending.FAILED
+        return Outcome(ending, str(verdict["message"]), walls)
+    if watched.stopped is not None:
+        return Outcome(watched.stopped, "", walls)
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return Outcome(Ending.DIED, f"ended without a verdict ({how})", walls)
+
+
+def _reports(report: bytes, nonce: str) -> tuple[tuple[str, ...], dict[str, Any] | None]:
+    """The walls, and the verdict if there is one that only our own side of the process can have written."""
+    walls: tuple[str, ...] = ()
+    for line in report.split(b"\n"):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and not walls and "walls" in entry:
+            walls = tuple(map(str, entry["walls"]))
+        elif isinstance(entry, dict) and entry.get("nonce") == nonce:
+            return walls, entry
+    return walls, None

@@ -1,0 +1,93 @@
+"""How everything is decoded and scored. What changes an answer is part of a run's identity."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from forerun.errors import InvalidArgument
+from forerun.eval.sandbox.run import Limits
+
+REPORTING = ("confidence", "k")
+"""Fields that change how answers are summed up, not the answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One evaluation, the tasks aside."""
+
+    model: str = "embedded"
+    draft: str = "auto"
+    policy: str = "auto"
+    rule: str = "token"
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int = 0
+    limit: int | None = 100
+    """Examples of each task, spread evenly over its file; None for all."""
+    batch_size: int | None = None
+    """Rows decoded together; None: 8, but one prompt at a time within a time budget."""
+    num_sequences: int = 1
+    max_time: float | None = None
+    """Seconds for each call."""
+    max_new_tokens: int | None = None
+    """None: each task's own."""
+    window: int = 1024
+    """Tokens of a window of text; the second half is scored."""
+    code_seconds: float = 5.0
+    code_memory_mib: int = 1024
+    k: tuple[int, ...] = ()
+    """For pass@k; empty: 1 and the number of sequences."""
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "batch_size", "num_sequences", "max_new_tokens", "code_memory_mib"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgument(f"{name}={value}: must be at least 1")
+        for name in ("max_time", "code_seconds"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise InvalidArgument(f"{name}={value}: must be above 0")
+        if self.temperature < 0:
+            raise InvalidArgument(f"temperature={self.temperature}: must be >= 0; use 0 for greedy decoding")
+        if not 0 < self.confidence < 1:
+            raise InvalidArgument(f"confidence={self.confidence}: must be between 0 and 1, such as 0.95")
+        if self.window < 4:
+            raise InvalidArgument(f"window={self.window}: must be at least 4 tokens")
+        if self.num_sequences > 1 and self.temperature == 0:
+            raise InvalidArgument(
+                f"num_sequences={self.num_sequences} at temperature 0 would all be the same; give --temperature 0.8 "
+                "or another above 0"
+            )
+        if any(not 1 <= k <= self.num_sequences for k in self.k):
+            raise InvalidArgument(f"k={list(self.k)}: pass@k needs 1 <= k <= num_sequences={self.num_sequences}")
+
+    @property
+    def prompts_per_call(self) -> int:
+        if self.batch_size is None:
+            rows = 8 if self.max_time is None else self.num_sequences
+        else:
+            rows = self.batch_size
+        return max(1, rows // self.num_sequences)
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.k or (1, self.num_sequences))))
+
+    @property
+    def code_limits(self) -> Limits:
+        return Limits(seconds=self.code_seconds, memory_mib=self.code_memory_mib)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What two runs must share for their answers to belong together."""
+        return {name: value for name, value in self.as_dict().items() if name not in REPORTING}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> Settings:
+        known = {field.name: content[field.name] for field in fields(cls)}
+        return cls(**known | {"k": tuple(known["k"])})

@@ -1,0 +1,253 @@
+"""What the answers of a task say: scores with their intervals, whether the two ways differ, and what drafts gained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from forerun.bench.outputs import repeated_share
+from forerun.bench.records import Agreement
+from forerun.engine import FinishReason
+from forerun.eval.estimate import Estimate, compare
+from forerun.eval.journal import Answer, Answered, Entry, Journal
+from forerun.eval.passes import Candidate, Service, pass_at_k, service
+from forerun.eval.prepare import Prepared
+from forerun.eval.settings import Settings
+from forerun.eval.tasks import Metric, Task
+from forerun.eval.ways import PLAIN, SPECULATIVE, UNFINISHED, WAYS
+
+SAME, AGREE, DIFFER, TOO_FEW = "same text", "agree", "DIFFER", "too few"
+SILENT_ENDINGS = ("passed", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric, both ways."""
+
+    metric: str
+    title: str
+    is_share: bool
+    plain: Estimate
+    speculative: Estimate
+    difference: Estimate  # speculative less plain, example by example
+    p_value: float | None
+    tolerance: float = 0.0  # a difference that rounding alone explains
+
+    @property
+    def verdict(self) -> str:
+        reaches = self.difference.holds(0.0, self.tolerance)
+        return TOO_FEW if reaches is None else AGREE if reaches else DIFFER
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """All calls of one way together, reading prompts included."""
+
+    seconds: float
+    tokens: int
+    rounds: int  # target forwards times the rows they served
+    drafted: int
+    accepted: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One category of a task."""
+
+    category: str
+    examples: int
+    tokens_per_round: Mapping[str, float]  # by way
+    repeated: Mapping[str, float]
+    agreement: Agreement | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is known of one task."""
+
+    task: str
+    title: str
+    source: str
+    total: int  # examples there are
+    examples: int  # of them answered both ways
+    confidence: float  # of each score's interval
+    difference_confidence: float  # of each difference: all tasks' judged differences hold together as often
+    comparisons: tuple[Comparison, ...]  # the first is judged
+    speeds: Mapping[str, Speed]
+    agreement: Agreement | None  # of greedy texts
+    parts: tuple[Part, ...] = ()
+    services: Mapping[str, Service] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether the two ways differ beyond noise."""
+        whole = self.agreement is not None and self.agreement.identical == self.examples
+        return SAME if whole else self.comparisons[0].verdict
+
+
+def summarise(
+    prepared: Prepared,
+    journal: Journal,
+    settings: Settings,
+    tasks: int,
+    tolerance: Callable[[float], float] = lambda perplexity: 0.0,
+) -> Finding | None:
+    """Of the calls that both ways have made; None where there are none. `tasks` are judged in the same run."""
+    entries = _paired(journal, prepared.task.name)
+    if not entries[PLAIN]:
+        return None
+    wider = 1 - (1 - settings.confidence) / tasks
+    rows = {way: [row for entry in entries[way] for row in entry.examples] for way in WAYS}
+    if prepared.windows:
+        comparisons: tuple[Comparison, ...] = (
+            _perplexity(prepared.task.primary, entries, settings.confidence, wider, tolerance),
+        )
+    else:
+        comparisons = _comparisons(prepared.task, rows, settings, wider)
+    is_service = not prepared.windows and (settings.num_sequences > 1 or settings.max_time is not None)
+    return Finding(
+        task=prepared.task.name,
+        title=prepared.task.title,
+        source=prepared.source,
+        total=prepared.total,
+        examples=len(entries[PLAIN]) if prepared.windows else len(rows[PLAIN]),
+        confidence=settings.confidence,
+        difference_confidence=wider,
+        comparisons=comparisons,
+        speeds={way: _speed(entries[way]) for way in WAYS},
+        agreement=_agreement([row for way in WAYS for row in rows[way]]),
+        parts=_parts(rows),
+        services={way: _service(prepared.task, rows[way]) for way in WAYS} if is_service else None,
+        notes=(*prepared.notes, *(note for way in WAYS for note in _endings(prepared.task, way, rows[way]))),
+    )
+
+
+def _paired(journal: Journal, task: str) -> dict[str, list[Entry]]:
+    calls = [{entry.call for entry in journal.of(task, way)} for way in WAYS]
+    common = calls[0] & calls[1]
+    return {way: [entry for entry in journal.of(task, way) if entry.call in common] for way in WAYS}
+
+
+def _comparisons(
+    task: Task, rows: Mapping[str, Sequence[Answered]], settings: Settings, wider: float
+) -> tuple[Comparison, ...]:
+    metrics = _passes(settings) if task.is_pass and settings.num_sequences > 1 else task.metrics
+    found = []
+    for metric in metrics:
+        values = {way: [_value(task, metric, row) for row in rows[way]] for way in WAYS}
+        paired = compare(
+            values[PLAIN], values[SPECULATIVE], confidence=settings.confidence, difference_confidence=wider
+        )
+        found.append(
+            Comparison(metric.name, metric.title, metric.is_share, paired.plain, paired.speculative, paired.difference,
+                       paired.p_value)
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _passes(settings: Settings) -> tuple[Metric, ...]:
+    return tuple(Metric(f"pass@{k}", f"pass@{k}") for k in settings.ks)
+
+
+def _value(task: Task, metric: Metric, row: Answered) -> float:
+    """pass@k of the row's answers, or their mean."""
+    if metric.name.startswith("pass@"):
+        correct = sum(_passed(task, answer) for answer in row.answers)
+        return pass_at_k(len(row.answers), correct, int(metric.name.removeprefix("pass@")))
+    return fmean(answer.scores[metric.name] for answer in row.answers)
+
+
+def _passed(task: Task, answer: Answer) -> bool:
+    return task.is_pass and answer.scores[task.primary.name] == 1
+
+
+def _perplexity(
+    metric: Metric,
+    entries: Mapping[str, Sequence[Entry]],
+    confidence: float,
+    wider: float,
+    tolerance: Callable[[float], float],
+) -> Comparison:
+    paired = compare(
+        *([entry.nll / entry.tokens for entry in entries[way]] for way in WAYS),
+        weights=[float(entry.tokens) for entry in entries[PLAIN]],
+        exponential=True,
+        confidence=confidence,
+        difference_confidence=wider,
+    )
+    slack = tolerance(paired.plain.value)
+    return Comparison(metric.name, metric.title, metric.is_share, paired.plain, paired.speculative, paired.difference,
+                      paired.p_value, slack)  # fmt: skip
+
+
+def _speed(entries: Sequence[Entry]) -> Speed:
+    answers = [answer for entry in entries for row in entry.examples for answer in row.answers]
+    return Speed(
+        seconds=sum(entry.seconds for entry in entries),
+        tokens=sum(len(answer.tokens) for answer in answers) + sum(entry.tokens for entry in entries),
+        rounds=sum(answer.rounds for answer in answers),
+        drafted=sum(answer.drafted for answer in answers),
+        accepted=sum(answer.accepted for answer in answers),
+    )
+
+
+def _agreement(rows: Sequence[Answered]) -> Agreement | None:
+    counts = Counter(row.agreement for row in rows if row.agreement is not None)
+    return Agreement(counts["identical"], counts["ties"], counts["different"]) if counts else None
+
+
+def _parts(rows: Mapping[str, Sequence[Answered]]) -> tuple[Part, ...]:
+    names = list(dict.fromkeys(row.category for row in rows[PLAIN] if row.category))
+    return tuple(
+        _part(name, {way: [row for row in rows[way] if row.category == name] for way in WAYS}) for name in names
+    )
+
+
+def _part(name: str, rows: Mapping[str, Sequence[Answered]]) -> Part:
+    answers = {way: [answer for row in rows[way] for answer in row.answers] for way in WAYS}
+    return Part(
+        category=name,
+        examples=len(rows[PLAIN]),
+        tokens_per_round={
+            way: sum(len(a.tokens) for a in answers[way]) / max(sum(a.rounds for a in answers[way]), 1) for way in WAYS
+        },
+        repeated={way: repeated_share([answer.tokens for answer in answers[way]]) for way in WAYS},
+        agreement=_agreement([row for way in WAYS for row in rows[way]]),
+    )
+
+
+def _service(task: Task, rows: Sequence[Answered]) -> Service:
+    return service([[_candidate(task, answer) for answer in row.answers] for row in rows])
+
+
+def _candidate(task: Task, answer: Answer) -> Candidate:
+    finished = answer.finish not in UNFINISHED
+    return Candidate(_passed(task, answer), finished, answer.mean_logprob, answer.seconds, len(answer.tokens))
+
+
+def _endings(task: Task, way: str, rows: Sequence[Answered]) -> list[str]:
+    """Answers that broke off, and programs that had to be stopped."""
+    broken = sum(answer.finish == FinishReason.ERROR for row in rows for answer in row.answers)
+    notes = [f"{task.title}, {way}: {broken} answers broke off, because logits were not finite"] if broken else []
+    return notes + (_stopped(task, way, rows) if task.runs_code else [])
+
+
+def _stopped(task: Task, way: str, rows: Sequence[Answered]) -> list[str]:
+    endings = Counter(answer.note.partition(":")[0] for row in rows for answer in row.answers)
+    stopped = [f"{count} {ending}" for ending, count in endings.items() if ending not in SILENT_ENDINGS]
+    return [f"{task.title}, {way}: programs stopped by the sandbox: {', '.join(stopped)}"] if stopped else []

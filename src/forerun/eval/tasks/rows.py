@@ -1,0 +1,121 @@
+"""Rows of JSON and of paired text files, each with where it stands; a bad one is a ValueError, never a crash."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import InvalidArgument
+from forerun.eval.tasks.task import Example, Rows
+
+
+def read_text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path.name} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (OSError, EOFError) as error:
+        raise InvalidArgument(f"cannot read {path.name} ({error}); check the file, or fetch it again") from error
+
+
+def json_rows(make: Callable[[Mapping[str, Any]], Example]) -> Callable[[tuple[Path, ...]], Rows]:
+    """JSONL, a JSON list, or either of them gzipped. `make` may raise what a bad row makes it raise."""
+
+    def parse(paths: tuple[Path, ...]) -> Rows:
+        for path in paths:
+            for where, row in _values(path):
+                yield where, row if isinstance(row, ValueError) else _made(make, row)
+
+    return parse
+
+
+def line_pairs(make: Callable[[str, str, str], Example]) -> Callable[[tuple[Path, ...]], Rows]:
+    """Documents and references, line by line in two files. `make(number, document, reference)`."""
+
+    def parse(paths: tuple[Path, ...]) -> Rows:
+        documents, references = (_lines(path) for path in paths[:2])
+        if len(documents) != len(references):
+            raise InvalidArgument(
+                f"{paths[0].name} has {len(documents)} lines and {paths[1].name} {len(references)}: they must match"
+            )
+        for number, (document, reference) in enumerate(zip(documents, references, strict=True), 1):
+            where = f"{paths[0].name}, line {number}"
+            if not document.strip() or not reference.strip():
+                yield where, ValueError("document or reference is empty")
+            else:
+                yield where, make(str(number), document, reference)
+
+    return parse
+
+
+def text(row: Mapping[str, Any], *names: str) -> str:
+    """The first of these fields that is there; it must be text."""
+    for name in names:
+        if name in row:
+            value = row[name]
+            if not isinstance(value, str):
+                raise ValueError(f"{name} is {type(value).__name__}, not text")
+            if not value.strip():
+                raise ValueError(f"{name} is empty")
+            return value
+    raise ValueError(f"has no field {' or '.join(names)}")
+
+
+def identity(row: Mapping[str, Any], *names: str, otherwise: str) -> str:
+    """An id if the row has one, else a fingerprint of what it asks."""
+    for name in names:
+        if isinstance(row.get(name), str | int):
+            return str(row[name])
+    return hashlib.sha256(otherwise.encode()).hexdigest()[:12]
+
+
+def fingerprint(paths: Sequence[Path], rows: int) -> str:
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(path.read_bytes())
+    names = ", ".join(path.name for path in paths)
+    return f"{names} ({rows} rows, sha256 {whole.hexdigest()[:12]})"
+
+
+def _lines(path: Path) -> list[str]:
+    return read_text(path).rstrip("\n").split("\n")
+
+
+def _values(path: Path) -> Iterator[tuple[str, Any]]:
+    content = read_text(path)
+    if content.lstrip().startswith("["):
+        try:
+            found = json.loads(content)
+        except json.JSONDecodeError as error:
+            raise InvalidArgument(f"{path.name}, line {error.lineno}: not JSON ({error.msg})") from error
+        for number, row in enumerate(found, 1):
+            yield f"{path.name}, entry {number}", row
+        return
+    for number, line in enumerate(content.split("\n"), 1):
+        if line.strip():
+            yield f"{path.name}, line {number}", _json(line)
+
+
+def _json(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        return ValueError(f"not JSON ({error.msg} at column {error.colno})")
+    except RecursionError:
+        return ValueError("JSON nested too deeply")
+
+
+def _made(make: Callable[[Mapping[str, Any]], Example], row: Any) -> Example | ValueError:
+    if not isinstance(row, dict):
+        return ValueError(f"a {type(row).__name__} where an object was expected")
+    try:
+        return make(row)
+    except ValueError as error:
+        return error
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        return ValueError(f"{type(error).__name__}: {error}")

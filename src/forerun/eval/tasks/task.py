@@ -1,0 +1,126 @@
+"""What a task is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import InvalidArgument
+from forerun.eval.sandbox.run import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure of one answer; a task's score is its mean over examples."""
+
+    name: str
+    title: str
+    is_share: bool = True  # between 0 and 1, shown as percent
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One thing to ask."""
+
+    id: str
+    text: str  # the document, question or code to go on from
+    reference: Any  # whatever the task's scorer needs
+    category: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bad:
+    """A row that cannot be used."""
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was found in a task's files."""
+
+    examples: tuple[Example, ...]
+    source: str  # for records: file names and a fingerprint, no folders
+    bad: tuple[Bad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a decoder answered."""
+
+    text: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The figures of one answer, by metric."""
+
+    values: Mapping[str, float]
+    note: str = ""  # why a program failed, which number was found
+
+
+Rows = Iterator[tuple[str, Example | ValueError]]  # each with where it stands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A table of examples, a way to ask, and a way to score."""
+
+    name: str
+    title: str
+    metrics: tuple[Metric, ...]  # the first is the one that is judged
+    places: tuple[tuple[str, ...], ...]  # files in the data folder; the first alternative that is there is read
+    parse: Callable[[tuple[Path, ...]], Rows]
+    give: str  # what to give where no file was found
+    ask: Callable[[Example, bool], str] = lambda example, chat: example.text
+    """The prompt, for a model with a chat template or without."""
+    score: Callable[[Example, Made, Limits], Score] = lambda example, made, limits: Score({})
+    max_new_tokens: int = 128
+    stops: tuple[str, ...] = ()
+    """Where an answer without a chat template ends."""
+    is_pass: bool = False
+    """Answers pass or fail, so that several of them make pass@k."""
+    runs_code: bool = False
+    needs: str | None = None
+    """A package that scores it."""
+    is_text: bool = False
+    """A text to read instead of questions to answer."""
+
+    @property
+    def primary(self) -> Metric:
+        return self.metrics[0]
+
+    def find(self, folder: Path | None) -> tuple[Path, ...]:
+        """The task's files, or an error that says what to give."""
+        if folder is None:
+            raise InvalidArgument(
+                f"task {self.name!r} needs {self.give}: give its folder with --data FOLDER, or set FORERUN_DATA"
+            )
+        for names in self.places:
+            if all((folder / name).is_file() for name in names):
+                return tuple(folder / name for name in names)
+        wanted = ", or ".join(" with ".join(names) for names in self.places)
+        raise InvalidArgument(f"task {self.name!r}: {str(folder)!r} has no {wanted}; put {self.give} there")
+
+    def read(self, folder: Path | None) -> Reading:
+        from forerun.eval.tasks.rows import fingerprint
+
+        paths = self.find(folder)
+        examples: dict[str, Example] = {}
+        bad = []
+        for where, row in self.parse(paths):
+            if isinstance(row, ValueError):
+                bad.append(Bad(where, str(row)))
+            elif row.id in examples:
+                bad.append(Bad(where, f"has the same id as an earlier row, {row.id!r}"))
+            else:
+                examples[row.id] = row
+        if not examples:
+            reason = f"; the first bad row is {bad[0].where}: {bad[0].why}" if bad else ""
+            raise InvalidArgument(f"task {self.name!r}: no good rows in {paths[0].name}{reason}. Give {self.give}")
+        return Reading(tuple(examples.values()), fingerprint(paths, len(examples)), tuple(bad))

@@ -1,0 +1,110 @@
+"""The two ways that are compared: the same target, plainly and with drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from forerun.bench.methods import timed
+from forerun.decoder import SpeculativeDecoder
+from forerun.engine import FinishReason, RowResult
+from forerun.types import Drafter, Policy
+
+PLAIN, SPECULATIVE = "plain", "speculative"
+WAYS = (PLAIN, SPECULATIVE)
+UNFINISHED = (FinishReason.TIME, FinishReason.ABORT, FinishReason.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A prompt; its index keys the random numbers, so that batches do not matter."""
+
+    index: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One sequence as it came out of a decoder."""
+
+    tokens: tuple[int, ...]
+    finish: str
+    seconds: float
+    mean_logprob: float | None
+    rounds: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call made: for each prompt its sequences."""
+
+    seconds: float
+    prompts: tuple[tuple[Written, ...], ...]
+
+
+class Way(Protocol):
+    """A way to decode."""
+
+    name: str
+
+    def answer(self, asked: Sequence[Asked], keywords: dict[str, Any]) -> Call:
+        """Decode all prompts in one call. `keywords` are those of `SpeculativeDecoder.generate`."""
+        ...
+
+
+class Decoding:
+    """A decoder that lives as long as the evaluation, as a user's would: its policy goes on learning."""
+
+    def __init__(self, name: str, decoder: SpeculativeDecoder) -> None:
+        self.name, self.decoder = name, decoder
+        self.lossy: str | None = None  # what a result said of its rule, where the rule bends the law
+
+    def answer(self, asked: Sequence[Asked], keywords: dict[str, Any]) -> Call:
+        copies = keywords.get("num_return_sequences", 1)
+        width = max(len(prompt.tokens) for prompt in asked)
+        pads = [width - len(prompt.tokens) for prompt in asked]
+        ids = torch.tensor([[0] * pad + list(prompt.tokens) for pad, prompt in zip(pads, asked, strict=True)])
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
+        numbers = [prompt.index * copies + copy for prompt in asked for copy in range(copies)]
+        device = self.decoder.target.device
+        begun = self.decoder.engine.clock()
+        result, seconds = timed(
+            device, lambda: self.decoder.generate(ids.to(device), mask, request_ids=numbers, **keywords)
+        )
+        self.lossy = getattr(result, "lossy", None)
+        rows = [_written(row, begun) for row in result.rows]
+        groups = range(0, len(rows), copies)
+        return Call(seconds, tuple(tuple(rows[start : start + copies]) for start in groups))
+
+
+def both(
+    target: Any,
+    drafter: Drafter | None,
+    *,
+    tokenizer: Any,
+    policy: str | int | Policy = "auto",
+    rule: str = "token",
+    **options: Any,
+) -> tuple[Decoding, Decoding]:
+    """Plain decoding is the target itself, whatever the rule; under `coupled` both draw the same tokens."""
+    plain_rule = rule if rule == "coupled" else "token"
+    plain = SpeculativeDecoder(target, None, rule=plain_rule, tokenizer=tokenizer, **options)
+    drafted = SpeculativeDecoder(target, drafter, policy=policy, rule=rule, tokenizer=tokenizer, **options)
+    return Decoding(PLAIN, plain), Decoding(SPECULATIVE, drafted)
+
+
+def _written(row: RowResult, begun: float) -> Written:
+    return Written(
+        tokens=row.tokens,
+        finish=str(row.finish_reason),
+        seconds=row.finished_at - begun,
+        mean_logprob=row.mean_logprob,
+        rounds=row.stats.rounds,
+        drafted=row.stats.num_draft_tokens,
+        accepted=row.stats.num_accepted_tokens,
+    )

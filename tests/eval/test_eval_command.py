@@ -1,0 +1,188 @@
+"""`forerun eval` on tiny models from end to end, perplexity against the model itself, and one run on a real model."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+import forerun.loading
+from cli.conftest import VOCAB, byte_tokenizer
+from eval.fakes import small_data, sums
+from forerun.cli.main import INTERRUPTED, cli
+from forerun.errors import InvalidArgument
+from forerun.eval import record as records
+from forerun.eval.job import check_packages, sandbox_notes
+from forerun.eval.tasks import TASKS
+from forerun.eval.ways import PLAIN, SPECULATIVE, Asked, both
+from forerun.eval.windows import read, windows
+from forerun.models.scorer import Scorer
+from support.data import data_folder, needs
+from support.tiny import draft_of, tiny_model
+
+SHORT = ("--max-new-tokens", "12", "--window", "64", "--limit", "3")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama", vocab=VOCAB)
+    models = {"embedded": model, "small": draft_of(model)}
+    monkeypatch.setattr(forerun.loading, "load_model", lambda name, **where: (models[name], byte_tokenizer()))
+
+
+def evaluate(*arguments: str) -> Result:
+    return CliRunner().invoke(
+        cli, ["eval", *arguments], env={"COLUMNS": "200", "FORERUN_DATA": "", "FORERUN_TEST_DATA": ""}
+    )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_all_tasks_greedily(tmp_path: Path) -> None:
+    pytest.importorskip("rouge_score")
+    data, output = small_data(tmp_path / "data"), tmp_path / "out" / "r.json"
+    asked = ("all", "--data", str(data), "-o", str(output), "--draft", "small", "--policy", "3", *SHORT)
+    result = evaluate(*asked)
+    assert result.exit_code == 0, result.output
+    for words in ("ROUGE-2", "pass@1", "exact match", "perplexity", "the target itself", "same text", "mt_bench",
+                  "No difference beyond noise on 7 tasks", "r.answers.jsonl", "ran behind"):  # fmt: skip
+        assert words in result.output
+    record = records.read(output)
+    assert record.complete and len(record.findings) == 7
+    for finding in record.findings:
+        if finding.task != "wikitext2":
+            assert finding.verdict == "same text", finding.task
+            assert finding.agreement is not None and finding.agreement.different == finding.agreement.ties == 0
+            assert finding.speeds[SPECULATIVE].rounds < finding.speeds[PLAIN].rounds
+    assert str(tmp_path) not in output.read_text()
+    shown = CliRunner().invoke(cli, ["bench", "show", str(output)], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0 and shown.stdout == result.stdout
+    again = evaluate(*asked)  # everything is there already
+    assert again.exit_code == 0 and "resumed" in again.output
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_service_within_a_time_budget_as_json(tmp_path: Path) -> None:
+    data, output = small_data(tmp_path / "data"), tmp_path / "r.json"
+    result = evaluate("humaneval", "mbpp", "--data", str(data), "-o", str(output), "--num-sequences", "3", "--max-time",
+                      "20", "-t", "1", "--json", *SHORT)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    for finding in record["findings"]:
+        assert [entry["metric"] for entry in finding["comparisons"]] == ["pass@1", "pass@3"]
+        assert finding["services"]["plain"]["sequences"] == 3 and finding["agreement"] is None
+        assert finding["services"]["speculative"]["all_latency"] > 0
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_task_without_data_is_reported_and_survived(tmp_path: Path) -> None:
+    sums(tmp_path, 2)
+    result = evaluate("gsm8k", "xsum", "--data", str(tmp_path), "-o", str(tmp_path / "r.json"), *SHORT)
+    assert result.exit_code == 1 and "task 'xsum'" in result.output and "exact match" in result.output
+    alone = evaluate("xsum", "--data", str(tmp_path))
+    assert alone.exit_code == 2 and "xsum.jsonl" in alone.output
+    nowhere = evaluate("xsum")
+    assert nowhere.exit_code == 2 and "FORERUN_DATA" in nowhere.output
+
+
+@pytest.mark.usefixtures("tiny")
+def test_control_c_keeps_the_answers_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums(tmp_path, 4)
+    output = tmp_path / "r.json"
+    calls = iter(range(100))
+    real = TASKS["gsm8k"].score
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    asked = ("gsm8k", "--data", str(tmp_path), "-o", str(output), "--batch-size", "1", *SHORT)
+    with monkeypatch.context() as patch:
+        patch.setitem(TASKS, "gsm8k", _with_score(interrupted))
+        result = evaluate(*asked)
+    assert result.exit_code == INTERRUPTED and "To go on" in result.output
+    assert records.read(output).findings[0].examples == 1 and not records.read(output).complete
+    done = evaluate(*asked)
+    assert done.exit_code == 0 and records.read(output).findings[0].examples == 3
+
+
+def _with_score(score: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(TASKS["gsm8k"], score=score)
+
+
+def test_without_a_task_it_lists_them(tmp_path: Path) -> None:
+    sums(tmp_path, 2)
+    result = evaluate("--data", str(tmp_path))
+    assert result.exit_code == 0 and "found test.jsonl (2 rows" in result.output and "needs HumanEval" in result.output
+    assert evaluate("gsm9k").exit_code == 2
+    assert evaluate("gsm8k", "--num-sequences", "2", "--data", str(tmp_path)).exit_code == 2
+    assert evaluate("gsm8k", "--limit", "none").exit_code == 2
+
+
+def test_a_scorer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    check_packages([TASKS["gsm8k"]])
+    with pytest.raises(InvalidArgument, match=r"forerun\[eval\]"):
+        check_packages([TASKS["xsum"]])
+
+
+def test_weak_walls_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.eval import job
+    from forerun.eval.sandbox.run import Ending, Outcome
+
+    assert sandbox_notes([TASKS["gsm8k"]]) == []
+    for walls, weak in ((("limits", "audit"), True), (("limits", "landlock", "seccomp", "audit"), False)):
+        monkeypatch.setattr(job, "run_program", lambda program, walls=walls: Outcome(Ending.PASSED, "", walls))
+        assert ("container" in sandbox_notes([TASKS["mbpp"]])[0]) == weak
+
+
+def test_sampled_answers_do_not_depend_on_the_batch() -> None:
+    model = tiny_model("llama", vocab=VOCAB)
+    plain, _ = both(model, None, tokenizer=byte_tokenizer())
+    keywords = {"max_new_tokens": 8, "temperature": 1.0, "seed": 5, "num_return_sequences": 2}
+    asked = [Asked(index, (3 + index, 7, 9)) for index in range(3)]
+    together = plain.answer(asked, dict(keywords)).prompts
+    apart = [plain.answer([one], dict(keywords)).prompts[0] for one in asked]
+    assert [[w.tokens for w in row] for row in together] == [[w.tokens for w in row] for row in apart]
+    assert together[0][0].tokens != together[0][1].tokens and together[0][0].mean_logprob is not None
+
+
+@pytest.mark.parametrize("way", [PLAIN, SPECULATIVE])
+def test_windows_are_scored_as_the_model_itself_would(way: str) -> None:
+    model = tiny_model("llama")
+    text = torch.randint(1, 97, (100,), generator=torch.Generator().manual_seed(0)).tolist()
+    scorer = Scorer(model)
+    total = 0.0
+    for window in windows(text, 32):
+        logits = torch.log_softmax(model(torch.tensor([window.tokens])).logits[0].double(), -1)
+        expected = -sum(logits[i - 1, window.tokens[i]].item() for i in range(window.first, 32))
+        nll, _ = read(scorer, window, way)
+        assert nll == pytest.approx(expected, abs=1e-3)
+        total += nll
+    assert total > 0
+
+
+def test_windows_score_each_token_once() -> None:
+    found = windows(list(range(100)), 32)
+    scored = [token for window in found for token in window.tokens[window.first :]]
+    assert scored == list(range(1, 96)) and {len(window.tokens) for window in found} == {32}
+    assert all(window.first >= 16 for window in found[1:])
+    with pytest.raises(InvalidArgument, match="100 tokens"):
+        windows(list(range(100)), 101)
+
+
+@pytest.mark.model
+@needs("gsm8k/test.jsonl")
+def test_on_the_embedded_model(embedded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forerun.loading, "load_model", lambda name, **where: embedded)
+    result = evaluate("gsm8k", "--data", str(data_folder()), "-o", str(tmp_path / "r.json"), "--limit", "1",
+                      "--max-new-tokens", "4")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert records.read(tmp_path / "r.json").findings[0].verdict == "same text"

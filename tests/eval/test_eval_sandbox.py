@@ -1,0 +1,240 @@
+"""Programs that misbehave, behind all walls and behind each wall alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from forerun.errors import ForerunError
+from forerun.eval.sandbox import run, seccomp
+from forerun.eval.sandbox.run import Ending, Limits, run_program
+
+QUICK = Limits(seconds=1.0, memory_mib=512)
+RAW = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"  # system calls that Python's own checks do not see
+needs_kernel = pytest.mark.skipif(
+    platform.system() != "Linux" or platform.machine() not in seccomp.CALLS, reason="walls of Linux's kernel"
+)
+
+
+def test_a_good_program_passes() -> None:
+    outcome = run_program("import math, threading\nt = threading.Thread(target=print)\nt.start()\nt.join()\nassert 1")
+    assert outcome.passed and outcome.message == "" and "audit" in outcome.walls
+
+
+def test_a_program_may_write_in_its_own_folder_which_is_gone_afterwards() -> None:
+    before = set(Path(tempfile.gettempdir()).glob("forerun-*"))
+    assert run_program("open('a', 'w').write('x')\nassert open('a').read() == 'x'\nopen('/dev/null', 'w')").passed
+    assert set(Path(tempfile.gettempdir()).glob("forerun-*")) <= before
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("assert 1 == 2, 'no'", "AssertionError: no"),
+        ("def (", "SyntaxError"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("input()", "EOFError"),
+        ("def f(n): return f(n + 1)\nf(0)", "RecursionError"),
+        ("x = bytearray(700 << 20)", "MemoryError"),  # 512 MiB are allowed
+        ("class E(Exception):\n  def __str__(self): raise ValueError\nraise E", "E: "),
+        ("raise ValueError('x' * 10**6)", "ValueError: xxx"),
+        ("import os; os.fork()", "PermissionError"),
+        ("import subprocess; subprocess.run(['true'])", "PermissionError"),
+        ("import os; os.system('true')", "PermissionError"),
+        ("import socket; socket.socket()", "PermissionError"),
+        ("import os; os.kill(os.getppid(), 9)", "PermissionError"),
+        ("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", "PermissionError"),
+    ],
+)
+def test_failures_are_told(program: str, message: str) -> None:
+    outcome = run_program(program, QUICK)
+    assert outcome.ending is Ending.FAILED and outcome.message.startswith(message)
+    assert len(outcome.message) <= 300
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "while True: pass",
+        "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
+        "while True: print('x' * 100_000)",
+        "import time; time.sleep(60)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nwhile True: pass",
+    ],
+)
+def test_what_never_ends_is_ended(program: str) -> None:
+    started = time.monotonic()
+    assert run_program(program, Limits(seconds=0.4)).ending is Ending.TIME
+    assert time.monotonic() - started < 8
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os; os._exit(0)",
+        "import os; os.closerange(0, 100)",
+        'import os\nfor fd in range(3, 60):\n  try: os.write(fd, b\'{"passed": true, "nonce": ""}\\n\')\n'
+        "  except OSError: pass\nos._exit(0)",
+        "import ctypes; ctypes.string_at(0)",
+    ],
+)
+def test_ending_without_a_verdict_is_no_pass(program: str) -> None:
+    assert run_program(program, QUICK).ending in (Ending.DIED, Ending.TIME)
+
+
+def test_a_full_disk_is_prevented() -> None:
+    program = "i = 0\nwhile True:\n  open(f'f{i}', 'wb').write(b'x' * (1 << 20))\n  i += 1"
+    assert run_program(program, Limits(seconds=20)).ending is Ending.DISK
+    assert "File too large" in run_program("open('f', 'wb').write(b'x' * (8 << 20))", QUICK).message
+
+
+def test_threads_without_end_are_survived() -> None:
+    program = "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()"
+    assert not run_program(program, QUICK).passed
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "call",
+    [
+        "libc.fork()",
+        "libc.socket(2, 1, 0)",
+        "libc.kill(__import__('os').getppid(), 9)",
+        "libc.open(TARGET, 0o1)",
+        "libc.open(TARGET, 0o2001)",
+        "libc.unlink(TARGET)",
+        "libc.rename(TARGET, TARGET + b'2')",
+        "libc.truncate(TARGET, 0)",
+        "libc.chmod(TARGET, 0)",
+        "libc.mkdir(TARGET + b'.d', 0o755)",
+        "libc.setsid()",
+        "libc.ptrace(16, __import__('os').getppid(), 0, 0)",
+        "libc.setrlimit(0, ctypes.create_string_buffer(16))",
+    ],
+)
+def test_the_kernel_refuses_what_python_does_not_see(call: str, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("kept")
+    program = f"{RAW}TARGET = {os.fsencode(target)!r}\nassert {call} == -1\n"
+    outcome = run_program(program + "assert ctypes.get_errno() in (1, 13)", QUICK)
+    assert outcome.passed, outcome.message
+    assert target.read_text() == "kept" and target.stat().st_mode & 0o600 and len(list(tmp_path.iterdir())) == 1
+
+
+def alone(wall: str, attack: str, folder: Path) -> str:
+    """What an attack meets where one wall stands by itself."""
+    code = (
+        f"from forerun.eval.sandbox import audit, landlock, seccomp\nassert {wall}\n"
+        f"try:\n  {attack}\nexcept OSError as error: print('refused', error.errno)\nelse: print('done')"
+    )
+    path = os.pathsep.join([run.SOURCE])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": path}, cwd=folder, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or done.stderr
+
+
+OUTSIDE, INSIDE = "open('../outside', 'w')", "open('within', 'w')"
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("wall", "attack", "expected"),
+    [
+        ("audit.install('.')", OUTSIDE, "refused None"),
+        ("audit.install('.')", INSIDE, "done"),
+        ("landlock.install('.')", OUTSIDE, f"refused {errno.EACCES}"),
+        ("landlock.install('.')", INSIDE, "done"),
+        ("seccomp.install(files_are_watched=False)", OUTSIDE, f"refused {errno.EPERM}"),
+        ("seccomp.install(files_are_watched=False)", INSIDE, f"refused {errno.EPERM}"),
+        ("seccomp.install(files_are_watched=True)", INSIDE, "done"),
+        ("seccomp.install(files_are_watched=True)", "__import__('os').fork()", f"refused {errno.EPERM}"),
+        ("seccomp.install(files_are_watched=True)", "__import__('socket').socket()", f"refused {errno.EPERM}"),
+        ("seccomp.install(files_are_watched=True)", "__import__('os').kill(1, 0)", f"refused {errno.EPERM}"),
+        ("True", OUTSIDE, "done"),  # the control: nothing stands, nothing is refused
+    ],
+)
+def test_each_wall_stands_by_itself(wall: str, attack: str, expected: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    assert alone(wall, attack, home) == expected
+    assert (tmp_path / "outside").exists() == (wall == "True")
+
+
+def decide(program: list[seccomp.Instruction], arch: int, number: int, *arguments: int) -> int:
+    """What the kernel would make of a filter: the few instructions that ours consist of."""
+    words = {0: number, 4: arch}
+    for place, value in enumerate(arguments):
+        words |= {16 + 8 * place: value & 0xFFFFFFFF, 20 + 8 * place: value >> 32}
+    place, loaded = 0, 0
+    while True:
+        code, if_true, if_false, operand = program[place]
+        place += 1
+        if code == seccomp.LOAD:
+            loaded = words.get(operand, 0)
+        elif code == seccomp.RETURN:
+            return operand
+        else:
+            true = {
+                seccomp.EQUAL: loaded == operand,
+                seccomp.AT_LEAST: loaded >= operand,
+                seccomp.ANY_BIT: bool(loaded & operand),
+            }[code]
+            place += if_true if true else if_false
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_decides_as_it_should_on_every_architecture(machine: str) -> None:
+    calls = seccomp.CALLS[machine]
+    watched = seccomp.program(calls, files_are_watched=True)
+    strict = seccomp.program(calls, files_are_watched=False)
+    refused, unknown = seccomp.REFUSE | errno.EPERM, seccomp.REFUSE | errno.ENOSYS
+    assert len(strict) < 4096 and len(calls.refused) == len(set(calls.refused))
+    for program in (watched, strict):
+        assert decide(program, calls.arch, 1 if machine == "x86_64" else 64, 1) == seccomp.ALLOW  # write
+        assert decide(program, calls.arch ^ 1, 0) == seccomp.KILL
+        assert decide(program, calls.arch, 0x40000001) == refused
+        assert {decide(program, calls.arch, number) for number in calls.refused} == {refused}
+        assert decide(program, calls.arch, calls.clone, 0x3D0F00) == seccomp.ALLOW  # a thread
+        assert decide(program, calls.arch, calls.clone, signal.SIGCHLD) == refused  # a process
+        assert decide(program, calls.arch, calls.clone3) == unknown
+        assert decide(program, calls.arch, calls.prlimit, 0, 7, 0, 0x7FFF00000000) == seccomp.ALLOW
+        assert decide(program, calls.arch, calls.prlimit, 1, 7, 0) == refused
+        assert decide(program, calls.arch, calls.prlimit, 0, 7, 1 << 32) == refused
+    for number, place in calls.opens:
+        flags = [0] * place
+        assert decide(strict, calls.arch, number, *flags, os.O_RDONLY) == seccomp.ALLOW
+        assert decide(strict, calls.arch, number, *flags, os.O_RDWR) == refused
+        assert decide(watched, calls.arch, number, *flags, os.O_RDWR) == seccomp.ALLOW
+    assert {decide(strict, calls.arch, number) for number in calls.changing} == {refused}
+    assert {decide(watched, calls.arch, number) for number in calls.changing} == {seccomp.ALLOW}
+
+
+def test_a_sandbox_that_cannot_start_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "STARTER", "raise SystemExit(3) # {source}{folder}{status}{memory}{seconds}")
+    with pytest.raises(ForerunError, match="exit code 3"):
+        run_program("pass")
+
+
+def test_processes_that_got_away_are_killed_with_their_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where the kernel has no filter: the program leaves a child behind, which would write after a while."""
+    sign = tmp_path / "still here"
+    child = f"import time; time.sleep(0.7); open({str(sign)!r}, 'w')"
+    starter = (
+        'import os, subprocess, sys; os.write({status}, b\'{{"walls": ["none"]}}\\n\'); '
+        f"subprocess.Popen([sys.executable, '-c', {child!r}]) # {{source}}{{folder}}{{memory}}{{seconds}}"
+    )
+    monkeypatch.setattr(run, "STARTER", starter)
+    assert run_program("pass").ending is Ending.DIED
+    time.sleep(1.2)
+    assert not sign.exists()
