@@ -168,6 +168,16 @@ class TestJudging:
         assert not self.verdict(3, {0: 1.0, 3: 1.6, 5: 2.0}, error=0.03).length_held
 
 
+def test_greedy_text_has_no_luck() -> None:
+    """Its tokens are the same in every run, so only times count as noise; sampled text has more of it."""
+    errors = {}
+    for temperature in (0.0, 1.0):
+        tasks = tasks_of(prompts(6), 1, 100, 9, temperature, 0)
+        errors[temperature] = run_lengths(plain(), Simulated("d", noise=0.01), tasks, [0, 4])[1].error
+    assert errors[0.0] < 0.003
+    assert errors[1.0] > 0.02
+
+
 def test_which_lengths_are_run() -> None:
     assert lengths_to_run(4, 8, Extent.NEAR) == [0, 2, 3, 4, 5, 6]
     assert lengths_to_run(0, 8, Extent.NEAR) == [0, 1, 2]
