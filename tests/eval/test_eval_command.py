@@ -63,6 +63,8 @@ def test_all_tasks_greedily(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and shown.stdout == result.stdout
     again = evaluate(*asked)  # everything is there already
     assert again.exit_code == 0 and "resumed" in again.output
+    written = evaluate(*asked, "--markdown")
+    assert "| XSum | ROUGE-2 | 3 |" in written.stdout and evaluate(*asked, "--markdown", "--json").exit_code == 2
 
 
 @pytest.mark.usefixtures("tiny")

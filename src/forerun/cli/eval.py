@@ -131,10 +131,17 @@ def limit(value: str) -> int | None:
     help="The record. Answers are kept beside it as they come; given again, a killed run goes on there.",
 )
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print the record as JSON instead of tables.")
+@option(OUTPUT, "--markdown", is_flag=True, help="Print the tables as Markdown.")
 @option(OUTPUT, "--quiet", "-q", is_flag=True, help="No progress and no notes on stderr.")
 def evaluate(
-    tasks: tuple[str, ...], data: Path | None, output: Path | None, as_json: bool, quiet: bool, **options: Any
-) -> None:  # fmt: skip
+    tasks: tuple[str, ...],
+    data: Path | None,
+    output: Path | None,
+    as_json: bool,
+    markdown: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Score the same model with plain and with speculative decoding, and say whether they differ beyond noise.
 
     TASKS are one or more of xsum, cnn_dailymail (ROUGE), humaneval, mbpp (pass@k, programs run in a sandbox), gsm8k
@@ -146,6 +153,8 @@ def evaluate(
     from forerun.eval.settings import Settings
     from forerun.eval.tasks import chosen
 
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown are two forms of the same: choose one")
     folder = data or data_folder()
     console = err_console(quiet)
     if not tasks:
@@ -154,7 +163,7 @@ def evaluate(
     wanted = chosen(tasks)
     settings = Settings(**_named(options))
     record, path = _evaluate(wanted, folder, output, settings, options, console)
-    _show(record, path, as_json, console)
+    _show(record, path, "json" if as_json else "markdown" if markdown else "table", console)
     if not record.complete:
         raise click.exceptions.Exit(INTERRUPTED)
     if record.missing:
@@ -246,14 +255,17 @@ def list_tasks(folder: Path | None) -> None:
     click.echo("Run some: forerun eval xsum gsm8k, or: forerun eval all")
 
 
-def _show(record: EvalRecord, path: Path, as_json: bool, console: Console) -> None:
+def _show(record: EvalRecord, path: Path, form: str, console: Console) -> None:
     from forerun.cli.console import out_console
     from forerun.eval.record import journal_path, summary
+    from forerun.eval.report import markdown, tables
 
     if not record.findings:
         console.print("Stopped before both ways had answered anything.")
-    elif as_json:
+    elif form == "json":
         click.echo(json.dumps({**asdict(record), "summary": summary(record)}, indent=1, allow_nan=False))
+    elif form == "markdown":
+        click.echo("\n\n".join(markdown(table) for table in tables(record)))
     else:
         print_record(record, out_console())
     if not record.complete:
