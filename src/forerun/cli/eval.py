@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from forerun.bench.report import Table
     from forerun.eval.record import EvalRecord
     from forerun.eval.settings import Settings
 
@@ -286,12 +287,24 @@ def show_eval(path: Path, picture: Path | None) -> None:
 
 
 def print_record(record: EvalRecord, console: Console) -> None:
-    from forerun.cli.bench import print_table
     from forerun.eval.report import headline, remarks, tables
 
     for table in tables(record):
-        print_table(table, console)
+        _print_table(table, console)
     for line in remarks(record):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     for line in headline(record):
         console.print(line, style="bold", markup=False, soft_wrap=True)
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """With lines where there is room for them; else as plain text that nobody folds in the middle of a word."""
+    from forerun.bench.report import as_text
+    from forerun.cli.bench import print_table
+
+    text = as_text(table)
+    if max(map(len, text.splitlines())) + len(table.headings) + 1 <= console.width:
+        print_table(table, console)
+    else:
+        console.print(text, markup=False, soft_wrap=True)
+        console.print()
