@@ -11,11 +11,11 @@ DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" b
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test check format bench clean
+.PHONY: help demo install test test-gpu check format bench clean
 
 help:  ## Show this list
 	@echo "Forerun: the same text, sooner. What you can make:"
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | \
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
 		while IFS='|' read -r target what; do printf '%-16s %s\n' "$$target" "$$what"; done
 	@echo "Start with: make demo"
 
@@ -49,6 +49,9 @@ check: $(VENV)/.dev  ## Lint, format, types, layers
 # One thread a worker: two workers with two threads each on two cores are slower than this.
 test: check  ## All checks, then all tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+
+test-gpu: $(VENV)/.dev  ## The kernels' tests and all else that needs a GPU
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m gpu
 
 bench: $(VENV)/.run  ## Measure speed on this machine
 	$(BIN)/forerun bench

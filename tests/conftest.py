@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from support import interpreter as _first  # noqa: F401  before anything that imports Triton
 from support.data import lack_of
 from support.stories import CHECKPOINT, VOCABULARY, Stories, load_stories
 from support.tiny import disturbed_models

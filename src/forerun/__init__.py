@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from forerun.errors import ForerunError
     from forerun.models.scorer import Scorer
     from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
+    from forerun.rules import Ensemble, Lenient, Sigmoid, TopKImportance
     from forerun.types import Draft, DraftContext, Drafter, Rule
 
 # Where each public name lives: torch and transformers are only imported when one is used.
@@ -44,6 +45,7 @@ _HOMES = {
     "forerun.errors": ("ForerunError",),
     "forerun.models.scorer": ("Scorer",),
     "forerun.policy": ("BassHeuristic", "Constant", "CostModel", "HfHeuristic"),
+    "forerun.rules": ("Ensemble", "Lenient", "Sigmoid", "TopKImportance"),
     "forerun.types": ("Draft", "DraftContext", "Drafter", "Rule"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -59,11 +61,13 @@ __all__ = [
     "Drafter",
     "EarlyExit",
     "Engine",
+    "Ensemble",
     "FeatureHead",
     "FinishReason",
     "ForerunError",
     "GenerateResult",
     "HfHeuristic",
+    "Lenient",
     "NgramTable",
     "ParallelHeads",
     "Progress",
@@ -73,9 +77,11 @@ __all__ = [
     "Rule",
     "SamplingParams",
     "Scorer",
+    "Sigmoid",
     "SpeculativeDecoder",
     "Stats",
     "Stream",
+    "TopKImportance",
     "__version__",
 ]
 

@@ -20,6 +20,7 @@ from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
 from forerun.policy import as_policy
 from forerun.result import GenerateResult
+from forerun.rules import AnyRule, parse
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
 
@@ -32,9 +33,10 @@ class SpeculativeDecoder:
     `drafter` is any of `DraftModel`, `FeatureHead`, `ParallelHeads`, `PromptLookup`, `NgramTable`, `EarlyExit`,
     `RandomDraft`, `Chain`, one of your own, a folder with a trained one, None for plain decoding, or "auto": prompt
     lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy` is "auto", a
-    draft length, or a policy object; `rule` is one of `Rule`, all of them lossless. `kernels` says whether
-    compiled kernels may stand in for torch on a CPU: "auto" where they measure faster, "on", "off", or None for what
-    $FORERUN_KERNELS says; drafters follow the target.
+    draft length, or a policy object; `rule` is one of `Rule`, all of them lossless, or a lossy one of `forerun.rules`
+    such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in for torch: "auto"
+    (on a CPU where they measure faster), "on", "off", or None for what $FORERUN_KERNELS says; drafters follow the
+    target.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class SpeculativeDecoder:
         drafter: Drafter | str | Path | None = "auto",
         *,
         policy: str | int | Policy = "auto",
-        rule: Rule | str = Rule.TOKEN,
+        rule: AnyRule | str = Rule.TOKEN,
         tokenizer: Any = None,
         attention: Form | str = Form.AUTO,
         kernels: Kernels | str | None = None,
@@ -55,8 +57,9 @@ class SpeculativeDecoder:
         self.drafter = _drafter(drafter, target)
         use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
         scorer = Scorer(target, _choice(Form, attention, "attention"), use=use)
-        chosen: Rule = _choice(Rule, rule, "rule")
-        self.engine = Engine(scorer, self.drafter, self.policy, rule=chosen, tokenizer=tokenizer, keep_rows=keep_rows)
+        self.engine = Engine(
+            scorer, self.drafter, self.policy, rule=parse(rule), tokenizer=tokenizer, keep_rows=keep_rows
+        )
 
     def generate(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **keywords: Unpack[GenerateKeywords]

@@ -5,17 +5,24 @@ A kernel has its reference's name and signature and goes behind the same functio
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import kernels
 from forerun.config import Kernels
+from forerun.config import kernels as kernels_asked
 from forerun.math import attention as attention_reference
+from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
+from forerun.math import ragged_attention as ragged_attention_reference
+from forerun.math import sample as sample_reference
 from forerun.math import verify as verify_reference
-from forerun.math.attention import Plan, Scale
-from forerun.math.verify import TargetLaw
-from forerun.types import Draft, Keys, Rule, Verdict
+from forerun.math.attention import Form, Plan, Scale
+from forerun.math.ragged_attention import Reach
+from forerun.math.sample import Sample
+from forerun.math.verify import Judge, TargetLaw
+from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
 
 def attend(
@@ -29,9 +36,97 @@ def attend(
     return attention_reference.attend(query, keys, values, plan, scale)
 
 
-def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
+def attend_ragged(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [R, Hk, C, D]
+    values: Tensor,  # [R, Hk, C, Dv]
+    reach: Reach,
+    scale: Scale,
+    form: Form = Form.AUTO,
+    use: Kernels = Kernels.AUTO,
+) -> Tensor:  # [N, Hq, Dv]
+    """The same over rows whose lengths the device knows; see `forerun.math.ragged_attention.attend_ragged`."""
+    if has_ragged_attention(query, keys, values, use):
+        from forerun.kernels import attention as kernel
+
+        return kernel.attend_ragged(query, keys, values, reach, scale, form)
+    return ragged_attention_reference.attend_ragged(query, keys, values, reach, scale, form)
+
+
+def has_ragged_attention(query: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.AUTO) -> bool:
+    """Whether a kernel would do it: the reference is for comparison, and `attend` faster where there is no kernel."""
+    if not has_triton(query.device, use):
+        return False
+    from forerun.kernels import attention as kernel
+
+    return kernel.why_not(query, keys, values) is None
+
+
+def has_triton(device: torch.device, use: Kernels = Kernels.AUTO) -> bool:
+    return use is not Kernels.OFF and kernels.triton_missing(device.type) is None
+
+
+def write(
+    keys: Tensor,  # [N, Hk, D]
+    values: Tensor,  # [N, Hk, Dv]
+    addresses: Tensor,  # [N]
+    key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
+    value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+    use: Kernels = Kernels.AUTO,
+) -> None:
+    """New keys and values into the cache; see `forerun.math.cache_write.write`."""
+    if has_triton(keys.device, use):
+        from forerun.kernels import cache_write as kernel
+
+        if kernel.fits(keys, key_pool) and kernel.fits(values, value_pool):
+            return kernel.write(keys, values, addresses, key_pool, value_pool)
+    return cache_write_reference.write(keys, values, addresses, key_pool, value_pool)
+
+
+def rotate_and_write(
+    query: Tensor,  # [N, Hq, D] before rotation
+    keys: Tensor,  # [N, Hk, D] before rotation
+    values: Tensor,  # [N, Hk, Dv]
+    cos: Tensor,  # [N, D]
+    sin: Tensor,  # [N, D]
+    addresses: Tensor,  # [N]
+    key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
+    value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+    use: Kernels = Kernels.AUTO,
+) -> Tensor:  # [N, Hq, D] rotated
+    """Rotate queries and keys, write keys and values; see `forerun.math.cache_write.rotate_and_write`."""
+    new = (query, keys, values, cos, sin, addresses, key_pool, value_pool)
+    if has_triton(query.device, use):
+        from forerun.kernels import cache_write as kernel
+
+        if kernel.fits(query, keys, values, cos, sin, key_pool, value_pool):
+            return kernel.rotate_and_write(*new)
+    return cache_write_reference.rotate_and_write(*new)
+
+
+def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
+    if _on_gpu(draft.lengths):
+        from forerun.kernels import verify as kernel
+
+        if isinstance(target, laws_reference.LogitLaw) and kernel.supports(target, draft, rule, all_greedy):
+            return kernel.verify(target, draft, rule, keys, all_greedy)
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
+
+
+def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
+    """A draft's tokens from its logits, one a row; see `forerun.math.sample.sample`."""
+    if _on_gpu(logits):
+        from forerun.kernels import sample as kernel
+
+        if kernel.supports(logits):
+            return kernel.sample(logits, params, uniforms)
+    return sample_reference.sample(logits, params, uniforms)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    """Whether Triton's kernels may be used for what lies where `tensor` does."""
+    return tensor.is_cuda and kernels_asked() is not Kernels.OFF and kernels.triton_missing("cuda") is None
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

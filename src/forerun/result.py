@@ -27,6 +27,11 @@ class GenerateResult:
     num_return_sequences: int
 
     @property
+    def lossy(self) -> str | None:
+        """None where the text follows the target's law; else a sentence that names the rule under which it does not."""
+        return self.stats.lossy
+
+    @property
     def new_tokens(self) -> list[list[int]]:
         return [list(row.tokens) for row in self.rows]
 

@@ -73,5 +73,6 @@ class Stream(Iterator[list[Progress]]):
             return
         rows = tuple(ended[request.request_id] for request in self._job.requests)
         stats = with_seconds(Stats.total([row.stats for row in rows]), self._engine.seconds, before)
+        stats.lossy = self._engine.lossy
         matrix = sequences(rows, self._job.pad_token_id, self._input_ids)
         self._result = GenerateResult(matrix, rows, stats, seconds, self._job.num_return_sequences)

@@ -134,10 +134,14 @@ class Verdict:
     num_accepted: Tensor  # [B] int64
     next_token: Tensor  # [B] int64, a correction or the bonus
     finite: Tensor  # [B] bool, False where the target's logits held NaN or +inf, or nothing but -inf
+    # [B, K] int64, emitted in place of the draft's own; None where what is accepted is the draft. Only for lossy rules.
+    tokens: Tensor | None = None
+    # [B, K + 1] float64, log-probabilities of what is emitted under the target's law, 0 past it; None from a reference
+    logprobs: Tensor | None = None
 
 
 class Rule(StrEnum):
-    """How drafts are verified. All of these are lossless."""
+    """How drafts are verified. All of these are lossless; lossy rules are values of their own (`forerun.rules`)."""
 
     TOKEN = "token"  # modified rejection sampling, Leviathan et al. and Chen et al.
     BLOCK = "block"  # block verification, Sun et al. 2024: never accepts less

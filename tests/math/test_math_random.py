@@ -133,7 +133,7 @@ def test_consecutive_numbers_are_uncorrelated(along: str):
     elif along == "position":
         u = uniforms(keys_for(1), span(Stream.ACCEPT, number)).flatten()
     else:
-        u = uniforms(keys_for(number // 4), tuple((stream, 0) for stream in Stream)).flatten()
+        u = uniforms(keys_for(number // len(Stream)), tuple((stream, 0) for stream in Stream)).flatten()
     assert abs(lag_one(u)) < 4 / number**0.5
     assert chi_square_ok(torch.histc(u, 100, 0, 1), torch.full((100,), number / 100))
 

@@ -66,8 +66,9 @@ def carry_out(job: Job, listener: Listener, command: Sequence[str], **where: Any
     draft, draft_tokenizer = load_model(job.draft, **where) if job.draft else (None, None)
     settings = job.settings
     bench = Bench(
-        target, tokenizer, settings.temperature, settings.seed, draft, draft_tokenizer, kernels=settings.kernels
-    )
+        target, tokenizer, settings.temperature, settings.seed, draft, draft_tokenizer,
+        kernels=settings.kernels, rule=settings.rule,
+    )  # fmt: skip
     return run(
         job.settings,
         bench,

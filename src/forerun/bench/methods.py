@@ -60,6 +60,7 @@ class Bench:
     draft: Any = None
     draft_tokenizer: Any = None
     kernels: str | None = None  # None: as $FORERUN_KERNELS says
+    rule: str = "token"  # of Forerun's contenders
 
     @property
     def pad(self) -> int:
@@ -114,8 +115,11 @@ class WithForerun:
     """A `SpeculativeDecoder` that lives as long as the comparison, as a user's would: its policy goes on learning."""
 
     def __init__(self, name: str, title: str, bench: Bench, drafter: Drafter | str | None) -> None:
-        self.name, self.title, self.bench = name, title, bench
-        self.decoder = SpeculativeDecoder(bench.target, drafter, tokenizer=bench.tokenizer, kernels=bench.kernels)
+        self.decoder = SpeculativeDecoder(
+            bench.target, drafter, tokenizer=bench.tokenizer, kernels=bench.kernels, rule=bench.rule
+        )
+        lossy = drafter is not None and self.decoder.engine.lossy is not None
+        self.name, self.title, self.bench = name, f"{title}, LOSSY" if lossy else title, bench
 
     def refusal(self, batch: int) -> str | None:
         return None

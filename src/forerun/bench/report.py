@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from forerun.bench.records import Agreement, Measurement, Record
+from forerun.rules import parse, warning
 
 REFUSES = "refuses"
 NOTHING = "-"
@@ -91,6 +92,8 @@ def remarks(record: Record) -> list[str]:
         + (f"temperature {settings['temperature']}" if settings["temperature"] else "greedy")
         + f"; prompts: {settings['prompts']}",
     ]
+    if (lossy := warning(parse(settings.get("rule", "token")))) is not None:
+        lines.append(f"LOSSY: {lossy}. Speed bought so is no speed-up of the same text.")
     lines += [f"Refused: {record.titles[r.method]} at batch {r.batch} ({r.reason})." for r in record.refusals]
     lines += [f"Note: {note}." for note in record.notes]
     if not record.complete:

@@ -15,6 +15,7 @@ from forerun.bench.prompts import Question, Questions, encode, pools
 from forerun.bench.records import Agreement, Measurement, Provenance, Record, Refusal, provenance
 from forerun.config import kernels
 from forerun.errors import InvalidArgument
+from forerun.rules import parse
 
 WARM_UP_TOKENS = 16
 Judge = Callable[[Group, Run, Run], Agreement | None]
@@ -33,6 +34,7 @@ class Settings:
     max_new_tokens: int = 128
     temperature: float = 0.0
     seed: int = 0
+    rule: str = "token"  # of Forerun's contenders; see `forerun.rules`
     repeats: int = 1
     minutes: float = 15.0
     kernels: str = field(default_factory=kernels)  # what $FORERUN_KERNELS says, unless something else was asked for
@@ -45,6 +47,7 @@ class Settings:
             raise InvalidArgument(f"batch_sizes={self.batch_sizes}: give one or more sizes of at least 1")
         if self.temperature < 0:
             raise InvalidArgument(f"temperature={self.temperature}: must be >= 0; 0 is greedy")
+        parse(self.rule)
 
 
 class Listener(Protocol):

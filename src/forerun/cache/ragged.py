@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from forerun import ops
+from forerun.config import Kernels
 from forerun.types import RaggedRows
 
 GRAIN = 64  # capacities are multiples of this
@@ -118,13 +120,17 @@ class RaggedCache:
         starts = [slot * self.capacity + past for slot, past in zip(rows.slots, rows.past, strict=True)]
         return ranges(starts, rows.counts)
 
-    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor) -> Layer:
+    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.OFF) -> Layer:
         """Store new keys and values ([N, heads, size]) of one layer and return that layer."""
+        pool = self.room(layer, keys, values)
+        ops.write(keys, values, addresses, *pool.flat, use)
+        return pool
+
+    def room(self, layer: int, keys: Tensor, values: Tensor) -> Layer:
+        """One layer, made now where these ([N, heads, size]) are the first keys and values it gets."""
         pool = self.layers.get(layer)
         if pool is None:
             pool = self.layers[layer] = Layer(self._empty(keys), self._empty(values))
-        pool.flat[0].index_copy_(0, addresses, keys)
-        pool.flat[1].index_copy_(0, addresses, values)
         return pool
 
     def layer(self, layer: int, num_heads: int, size: int) -> Layer:

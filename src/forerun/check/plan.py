@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from forerun.config import SamplingParams
 from forerun.decoder import SpeculativeDecoder
 from forerun.errors import InvalidArgument
+from forerun.rules import AnyRule
 from forerun.types import Drafter, Policy, Rule
 
 # (what is being done, steps done, steps in all)
@@ -29,12 +30,12 @@ class Pair:
     drafter: Drafter | None
     policy: str | int | Policy = 4
     """A constant by default: "auto" may find that drafting does not pay in runs this short, and nothing is tested."""
-    rule: Rule = Rule.TOKEN
+    rule: AnyRule = Rule.TOKEN
     tokenizer: Any = None
     attention: str = "auto"
     kernels: str | None = None
 
-    def decoder(self, rule: Rule | None = None) -> SpeculativeDecoder:
+    def decoder(self, rule: AnyRule | None = None) -> SpeculativeDecoder:
         """A fresh one for every test: a drafter that shares the target's cache belongs to one decoder at a time."""
         return SpeculativeDecoder(
             self.model,

@@ -10,6 +10,7 @@ from typing import Any
 
 from forerun.check import plain
 from forerun.check.distribution import check_distribution
+from forerun.check.divergence import check_lossy
 from forerun.check.finding import Finding, Outcome
 from forerun.check.greedy import check_greedy
 from forerun.check.plan import Pair, Plan, Tell, tell_nobody
@@ -42,7 +43,10 @@ def check_pair(
     plan: Plan | None = None,
     tell: Tell = tell_nobody,
 ) -> Report:
-    """Test that `pair` gives exactly the target's text. Prompts are token ids; open ones may go on in several ways."""
+    """Test that `pair` gives exactly the target's text. Prompts are token ids; open ones may go on in several ways.
+
+    A pair with a lossy rule never passes.
+    """
     if not prompts or not open_prompts:
         raise InvalidArgument(f"{len(prompts)} prompts and {len(open_prompts)} open prompts: give at least one of each")
     plan = plan or Plan()
@@ -54,6 +58,7 @@ def check_pair(
             check_greedy(pair, prompts, plan, rounding, tell),
             *check_distribution(pair, open_prompts, plan, rounding, tell),
             check_rows(pair, prompts, plan, rounding, tell),
+            *check_lossy(pair, [*prompts, *open_prompts], plan, tell),
         ]
     return Report((*findings, *failures), plan)
 

@@ -5,7 +5,9 @@ Alone it compares ways to decode. For another measurement write a command in a f
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from forerun.cli.main import INTERRUPTED, LazyCommand
-from forerun.cli.options import KERNELS, KERNELS_HELP
+from forerun.cli.options import KERNELS, KERNELS_HELP, RULE_HELP, rule_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,9 +25,22 @@ if TYPE_CHECKING:
     from forerun.bench.report import Table
 
 BENCHES = {
+    "attention": LazyCommand(
+        "forerun.cli.bench_attention:attention", "Time attention over ragged rows on a GPU, form by form."
+    ),
     "cpu": LazyCommand("forerun.cli.bench_cpu:cpu", "Time steps of a few tokens on the CPU, beside the floors."),
+    "kernels": LazyCommand("forerun.cli.bench_kernels:kernels", "Time verification on a GPU, logits to tokens."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
+# By the kind of a record: who reads it, and who prints what was read.
+SHOWN = {
+    "attention": ("forerun.bench.attention.record:read", "forerun.cli.bench_attention:show_attention"),
+    "cpu steps": ("forerun.bench.cpu.record:read", "forerun.cli.bench_cpu:show_cpu"),
+    "eval": ("pathlib:Path", "forerun.cli.eval:show_eval"),
+    "kernels": ("forerun.bench.kernels.record:read", "forerun.cli.bench_kernels:show_kernels"),
+    "plan": ("forerun.plan.record:read", "forerun.cli.plan:show_plan"),
+}
+SPEED = ("forerun.bench.records:read", "forerun.cli.bench:show_speed")
 
 
 class BenchGroup(click.Group):
@@ -95,6 +110,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("--temperature", metavar="X", type=click.FloatRange(min=0), help="[default: 0, greedy]")
 @click.option("--seed", metavar="N", type=click.IntRange(min=0), help="For sampling. [default: 0]")
+@click.option("--rule", metavar="RULE", type=rule_text, help=f"{RULE_HELP} [default: token]")
 @click.option(
     "--repeats", metavar="N", type=click.IntRange(min=1), help="Measure everything that many times. [default: 1]"
 )
@@ -146,27 +162,27 @@ def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype
 @click.argument("record", type=click.Path(path_type=Path))
 @click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
 def show(record: Path, picture: Path | None) -> None:
-    """Print the tables of a stored record again."""
+    """Print the tables of a stored record again; `forerun plan` and `forerun eval` write records, too."""
+    from forerun.bench.records import content_of
+
+    read, print_it = map(_named, SHOWN.get(content_of(record).get("kind", ""), SPEED))
+    print_it(read(record), picture)
+
+
+def _named(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def show_speed(record: Record, picture: Path | None) -> None:
     from rich.console import Console
 
-    from forerun.bench.cpu import record as cpu_record
     from forerun.bench.plot import plot
-    from forerun.bench.records import content_of, read
 
-    if content_of(record).get("kind") == cpu_record.KIND:
-        from forerun.cli.bench_cpu import show_cpu
-
-        show_cpu(cpu_record.read(record), picture)
-        return
-    if content_of(record).get("kind") == "eval":
-        from forerun.cli.eval import show_eval
-
-        show_eval(record, picture)
-        return
-    found = read(record)
-    print_record(found, Console())
+    print_record(record, Console())
     if picture is not None:
-        plot(found, picture)
+        plot(record, picture)
 
 
 def print_record(record: Record, console: Console) -> None:

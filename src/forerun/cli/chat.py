@@ -59,6 +59,8 @@ def chat(**options: Any) -> None:
         loaded = load(options, console)
         uses_template(loaded.tokenizer, True, options["system"], [])
         session = Session(loaded, keywords, options["system"], out_console(), console)
+        if (lossy := session.decoder.engine.lossy) is not None:
+            console.print(f"Note: {lossy}.", style="yellow", markup=False)
         if sys.stdin.isatty():
             console.print("Ask away. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
         for line in _lines():

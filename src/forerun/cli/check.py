@@ -51,11 +51,13 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
     """Test on your own pair that drafts change nothing but the speed.
 
     Greedy text is compared with model.generate; sampled text with the target's exact law by chi-square tests, after a
-    deliberately wrong sampler has shown that they can fail; rows of a batch with the same rows alone.
+    deliberately wrong sampler has shown that they can fail; rows of a batch with the same rows alone. A lossy --rule
+    always fails, with how far its law lies from the target's.
     """
     from forerun.check import Pair, Plan, check_pair
     from forerun.cli.console import err_console, progress_bar
     from forerun.cli.pair import load
+    from forerun.rules import parse
 
     names = ("samples", "alpha", "temperature", "top_k", "max_new_tokens", "seed")
     plan = Plan(**{name: options[name] for name in names})
@@ -65,7 +67,7 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
         loaded.model,
         loaded.drafter,
         loaded.policy,
-        _rule(loaded.rule),
+        parse(loaded.rule),
         loaded.tokenizer,
         loaded.attention,
         loaded.kernels,
@@ -81,12 +83,6 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
     _print(report, pair, options)
     if not report.passed:
         raise click.exceptions.Exit(1)
-
-
-def _rule(name: str) -> Any:
-    from forerun.types import Rule
-
-    return Rule(name)
 
 
 def _prompts(file: Path | None, tokenizer: Any) -> tuple[list[list[int]], list[list[int]]]:

@@ -63,6 +63,7 @@ class Comparison:
             ],
             "identical": {name: not found for name, found in self.differences.items()} if self.greedy else None,
             "differences": {name: [asdict(d) for d in found] for name, found in self.differences.items()},
+            "lossy": self.speculative.lossy,
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -193,6 +194,8 @@ def explanations(comparison: Comparison) -> list[str]:
         f"{WARM_UP} tokens each way; loading and tokenising are left out.",
         *comparison.notes,
     ]
+    if not comparison.greedy and comparison.speculative.lossy:
+        return [*lines, f"LOSSY: {comparison.speculative.lossy}. Speed bought so is no speed-up of the same text."]
     if not comparison.greedy:
         return [*lines, "Sampled texts follow the same law and are different draws; `forerun check` tests the law."]
     return [*lines, *(_agreement(name, found) for name, found in comparison.differences.items())]

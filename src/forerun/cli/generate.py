@@ -243,6 +243,7 @@ def _document(
             {"prompt": given[number], "texts": [_entry(loaded.tokenizer, done.rows[row]) for row in rows]}
             for number, rows in enumerate(done.ranking)
         ],
+        "lossy": done.lossy,
         "seconds": done.seconds,
         "statistics": done.stats.as_dict(),
     }

@@ -36,6 +36,7 @@ COMMANDS = {
     "generate": LazyCommand("forerun.cli.generate:generate", "Continue a prompt, faster; --compare shows how much."),
     "chat": LazyCommand("forerun.cli.chat:chat", "Talk to a model."),
     "check": LazyCommand("forerun.cli.check:check", "Test that a target and a drafter give exactly the target's text."),
+    "plan": LazyCommand("forerun.cli.plan:plan", "Which drafter, drafts how long, how fast? Predicted and checked."),
     "bench": LazyCommand("forerun.cli.bench:bench", "Measure speed against plain decoding and keep the record."),
     "eval": LazyCommand("forerun.cli.eval:evaluate", "Score tasks with plain and speculative decoding, side by side."),
     "train": LazyCommand("forerun.cli.train:train", "Make a drafter: write its data, train it, count n-grams."),

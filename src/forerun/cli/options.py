@@ -9,11 +9,31 @@ import click
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OTHER = "Other"
+LOSSLESS = ("token", "block", "coupled")
+RULE_HELP = (
+    "How drafts are judged. Lossless: 'token' one by one; 'block' accepts at least as much; 'coupled' gives the same "
+    "tokens for a seed whatever the drafter, policy and batch. LOSSY, for studies: sampled text no longer follows the "
+    "model, and the output says so: 'lenient:0.5', 'ensemble:0.5', 'sigmoid:alpha=-1e3,beta=1e3[,as_published]', "
+    "'topk_importance:50'; see docs/exactness.md."
+)
 KERNELS = click.Choice(["auto", "on", "off"])
 KERNELS_HELP = (
     "Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never. "
-    "Numbers agree up to rounding."
+    "On a GPU Triton kernels, unless 'off'. Numbers agree up to rounding."
 )
+
+
+def rule_text(value: str) -> str:
+    """The text of a rule. Lossless ones are known by heart; the others are only looked at when one is named."""
+    if value not in LOSSLESS:
+        from forerun.errors import InvalidArgument
+        from forerun.rules import parse
+
+        try:
+            parse(value)
+        except InvalidArgument as error:
+            raise click.BadParameter(str(error)) from error
+    return value
 
 
 class GroupedOption(click.Option):
@@ -79,8 +99,8 @@ def place_options(group: str) -> Callable[[Function], Function]:
 
 
 def speculation_options(policy: str) -> Callable[[Function], Function]:
-    """How drafts are made and judged. None of these changes the law of the text."""
-    group = "Speculation (changes the speed, never the law of the text)"
+    """How drafts are made and judged. None of these changes the law of the text, but for a lossy rule."""
+    group = "Speculation (changes the speed, never the law of the text, unless you ask for a lossy rule)"
     return _stack(
         option(group, "--draft", "-d", default="auto", metavar="DRAFTER",
                help="Who guesses: 'auto' is lookup, and the trained drafter that comes with Forerun where one fits; "
@@ -92,11 +112,10 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
         option(group, "--policy", default=policy, metavar="POLICY",
                help="How long a draft is: 'auto' measures what pays here; a number is that length; 'hf' and 'bass' are "
                     "published rules of thumb."),
-        option(group, "--rule", type=click.Choice(["token", "block", "coupled"]), default="token",
-               help="How drafts are judged, all lossless: 'token' one by one; 'block' accepts at least as much; "
-                    "'coupled' gives the same tokens for a seed whatever the drafter, policy and batch."),
-        option(group, "--attention", type=click.Choice(["auto", "pad", "split"]), default="auto",
-               help="Rows of different lengths in one pass: padded to the longest, or one by one."),
+        option(group, "--rule", type=rule_text, metavar="RULE", default="token", help=RULE_HELP),
+        option(group, "--attention", type=click.Choice(["auto", "pad", "split", "keys"]), default="auto",
+               help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
+                    "rows over several programs of a GPU."),
         option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
     )  # fmt: skip
 

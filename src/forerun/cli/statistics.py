@@ -42,6 +42,8 @@ def statistics_table(stats: Stats, seconds: float) -> Table:
     table.add_row("seconds", f"{seconds:.2f}")
     table.add_row("of which", times(stats))
     table.add_row("tokens per second", f"{rate(stats, seconds):.1f}")
+    if stats.lossy:
+        table.add_row("[bold red]LOSSY[/]", stats.lossy)
     return table
 
 
@@ -58,9 +60,9 @@ def rate(stats: Stats, seconds: float) -> float:
 
 def one_line(stats: Stats, seconds: float) -> str:
     """The same, short."""
-    return (
-        f"{stats.num_emitted_tokens} tokens, {stats.tokens_per_round:.2f} a round, {rate(stats, seconds):.1f} a second"
-    )
+    lossy = "; LOSSY" if stats.lossy else ""
+    speed = f"{rate(stats, seconds):.1f} a second"
+    return f"{stats.num_emitted_tokens} tokens, {stats.tokens_per_round:.2f} a round, {speed}{lossy}"
 
 
 def add(one: Stats, other: Stats) -> Stats:

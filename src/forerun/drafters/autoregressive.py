@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun import ops
 from forerun.drafters.silence import silent
 from forerun.errors import InvalidArgument
-from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, warp, working
+from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, working
 from forerun.models.scorer import Scorer
 from forerun.types import Adjuster, Draft, DraftContext, Law
 
@@ -29,8 +29,9 @@ class _Growing:
     places: list[list[int]]  # places[b][i]: which row of the stacked logits gave token i of row b
     owners: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)  # summaries of those logits' rows, where a kernel made them
 
-    def append(self, wanting: Sequence[int], drawn: Sequence[int], logits: Tensor | None) -> None:
+    def append(self, wanting: Sequence[int], drawn: Sequence[int], logits: Tensor | None, kept: Tensor | None) -> None:
         start = len(self.owners)
         self.owners.extend(wanting)
         for place, (b, token) in enumerate(zip(wanting, drawn, strict=True), start):
@@ -38,6 +39,8 @@ class _Growing:
             self.places[b].append(place)
         if logits is not None:
             self.logits.append(logits)
+        if kept is not None:
+            self.kept.append(kept)
 
     def finish(self, context: DraftContext, ids: Tensor | None) -> Draft:
         lengths = torch.tensor([len(row) for row in self.tokens], device=context.device)
@@ -49,7 +52,8 @@ class _Growing:
             return PointMass(tokens, context.vocab_size)
         owner = torch.tensor(self.owners, dtype=torch.long, device=context.device)
         index = _rectangle(self.places, context.device)
-        law = LogitLaw(torch.cat(self.logits), index, context.params, owner)
+        kept = torch.cat(self.kept) if len(self.kept) == len(self.logits) else None
+        law = LogitLaw(torch.cat(self.logits), index, context.params, owner, kept=kept)
         return law if ids is None else ReducedLaw(law, ids, context.vocab_size)
 
 
@@ -85,9 +89,9 @@ def grow(context: DraftContext, step: Step, stop_below: float | None = None, ids
     for position in range(max(context.max_lengths)):
         logits = _adjusted(step(wanting, drawn), context, wanting, growing, ids)
         members = torch.tensor(wanting, device=context.device)
-        places, sure = _draw(logits, context, members, position, stop_below)
+        places, sure, kept = _draw(logits, context, members, position, stop_below)
         tokens: list[int] = (places if ids is None else ids[places]).tolist()
-        growing.append(wanting, tokens, None if context.params.all_greedy else logits)
+        growing.append(wanting, tokens, None if context.params.all_greedy else logits, kept)
         going = [True] * len(wanting) if sure is None else sure.tolist()
         left = [
             (b, token)
@@ -107,20 +111,19 @@ def check_stop_below(stop_below: float | None) -> None:
 
 def _draw(
     logits: Tensor, context: DraftContext, members: Tensor, position: int, stop_below: float | None
-) -> tuple[Tensor, Tensor | None]:
-    """A place [M] in each row of logits, and whether the draft found it likely enough to go on behind it."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """A place [M] in each row of logits, whether the draft found it likely enough to go on, and the rows' summaries."""
     if context.params.all_greedy:
         places = logits.argmax(dim=-1)
-        return places, None if stop_below is None else _plain_chances(logits, places) >= stop_below
+        return places, None if stop_below is None else _plain_chances(logits, places) >= stop_below, None
     params = context.params.select(members)
-    weights = torch.softmax(warp(logits, params), dim=-1)
-    places = ops.draw(weights, context.uniforms[members, position])
+    drawn = ops.sample(logits, params, context.uniforms[members, position])
     if stop_below is None:
-        return places, None
-    chances = weights.gather(1, places[:, None])[:, 0]
+        return drawn.tokens, None, drawn.kept
+    chances = drawn.log_q.exp()
     if params.any_greedy:
-        chances = torch.where(params.temperature > 0, chances, _plain_chances(logits, places))
-    return places, chances >= stop_below
+        chances = torch.where(params.temperature > 0, chances, _plain_chances(logits, drawn.tokens))
+    return drawn.tokens, chances >= stop_below, drawn.kept
 
 
 def _plain_chances(logits: Tensor, places: Tensor) -> Tensor:

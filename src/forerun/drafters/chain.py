@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.math.laws import MixedLaw, PointMass
+from forerun.math.laws import MixedLaw, PointMass, logits_at, logits_of
 from forerun.types import Draft, DraftContext, Drafter, Law
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ def _law(answers: Sequence[_Answer], choice: Tensor, tokens: Tensor, vocab_size:
     return MixedLaw(choice, tuple(_Narrow(answer.draft.law, answer.draft.width) for answer in answers))
 
 
-def _widen(positions: Tensor, width: int) -> Tensor:
-    """[B, K] -> [B, width], zeros where there was nothing."""
-    return torch.nn.functional.pad(positions, (0, width - positions.shape[1]))
+def _widen(positions: Tensor, width: int, value: float = 0.0) -> Tensor:
+    """[B, K] -> [B, width], `value` where there was nothing."""
+    return torch.nn.functional.pad(positions, (0, width - positions.shape[1]), value=value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +161,9 @@ class _Narrow:
 
     def at(self, position: Tensor) -> Tensor:
         return self.law.at(position.clamp(max=self.width - 1))
+
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        return _widen(logits_of(self.law, tokens[:, : self.width]), tokens.shape[1], -torch.inf)
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        return logits_at(self.law, position.clamp(max=self.width - 1))

@@ -16,6 +16,10 @@ def commit(batch: list[Row], blocks: list[list[int]], verdict: Verdict, logits: 
     `blocks[b]` is the row's last token and its draft; `logits` [N, V] are the model's own.
     """
     accepted, following, finite = (t.tolist() for t in (verdict.num_accepted, verdict.next_token, verdict.finite))
+    if verdict.tokens is not None:  # what is emitted is not what was drafted
+        blocks = [
+            [block[0], *own[: len(block) - 1]] for block, own in zip(blocks, verdict.tokens.tolist(), strict=True)
+        ]
     start = 0
     progress = []
     for row, block, count, token, good in zip(batch, blocks, accepted, following, finite, strict=True):

@@ -27,6 +27,7 @@ from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.laws import LogitLaw
 from forerun.math.random import draft_uniforms
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
+from forerun.rules import AnyRule, warning
 from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
 
 
@@ -44,7 +45,7 @@ class Engine:
         drafter: Drafter | None,
         policy: Policy,
         *,
-        rule: Rule = Rule.TOKEN,
+        rule: AnyRule = Rule.TOKEN,
         tokenizer: Any = None,
         keep_rows: int = 0,
         join_tokens: int = PREFILL_TOKENS,
@@ -66,6 +67,11 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
+
+    @property
+    def lossy(self) -> str | None:
+        """None where text follows the target's law; else a sentence that says why it does not."""
+        return warning(self.rule)
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its row number, the handle for `abort`."""
@@ -258,9 +264,15 @@ class Engine:
         return LogitLaw(logits, index, params, owner)
 
     def _settle(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
-        """Cut target and drafter back to what stands: everything in the history but its last token has been seen."""
+        """Cut target and drafter back to what stands: everything in the history but its last token has been seen.
+
+        A rule may have emitted other tokens than were scored; from the first of those on nothing has been.
+        """
         numbers = [row.number for row in batch]
-        standing = [len(row.history) - 1 for row in batch]
+        standing = [
+            len(row.history) - 1 - _unscored(block[1:], made.tokens[:-1])
+            for row, block, made in zip(batch, blocks, progress, strict=True)
+        ]
         self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, standing, strict=True)])
         self._tell("rewind", numbers, standing)
 
@@ -297,6 +309,14 @@ class Engine:
                 method(*arguments)
             except Exception as error:
                 self._warn(error)
+
+
+def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:
+    """How many of the emitted tokens come at or after the first that is not the draft's."""
+    if emitted == tuple(drafted[: len(emitted)]):
+        return 0
+    same = next(i for i, token in enumerate(emitted) if i >= len(drafted) or token != drafted[i])
+    return len(emitted) - same
 
 
 def _keys(batch: list[Row], device: torch.device) -> Keys:

@@ -35,6 +35,8 @@ class Stats:
     score_seconds: float = 0.0
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    lossy: str | None = None
+    """A warning where the rule does not keep the target's law."""
 
     def count(self, drafted: int, accepted: int, emitted: int) -> None:
         """One round of one row."""
@@ -61,6 +63,7 @@ class Stats:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             for name in COUNTS_PER_PLACE:
                 _add(getattr(total, name), getattr(part, name))
+            total.lossy = total.lossy or part.lossy
         return total
 
     @property
@@ -107,7 +110,7 @@ class Stats:
         return (
             f"{self.num_emitted_tokens} tokens in {self.rounds} rounds ({self.tokens_per_round:.2f} a round), accepted "
             f"{self.num_accepted_tokens} of {self.num_draft_tokens} drafted ({self.acceptance_rate:.0%}), by position "
-            f"{by_position}; {seconds}"
+            f"{by_position}; {seconds}{f'; {self.lossy}' if self.lossy else ''}"
         )
 
 

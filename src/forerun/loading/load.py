@@ -32,8 +32,8 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     offline = offline or is_offline()
-    place = _choose_device(device)
-    kind = _choose_dtype(dtype, place)
+    place = choose_device(device)
+    kind = choose_dtype(dtype, place)
     source = resolve(name_or_path)
     with _told_plainly(source, offline), _quiet():
         model = AutoModelForCausalLM.from_pretrained(source.location, dtype=kind, **_where(source, offline, revision))
@@ -75,7 +75,7 @@ def _check_gguf_packages(source: Source) -> None:
         )
 
 
-def _choose_device(device: torch.device | str | None) -> torch.device:
+def choose_device(device: torch.device | str | None) -> torch.device:
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -89,7 +89,7 @@ def _choose_device(device: torch.device | str | None) -> torch.device:
     return chosen
 
 
-def _choose_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
     if dtype is None:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype

@@ -24,6 +24,7 @@ class Form(StrEnum):
     AUTO = "auto"
     PAD = "pad"
     SPLIT = "split"
+    KEYS = "keys"  # on a GPU: several programs share a row's keys; elsewhere the same as SPLIT
 
 
 # PAD reads (rows x longest) keys, SPLIT reads only the live ones but pays a call a row: on two CPU cores eight rows of
@@ -59,7 +60,7 @@ def choose_form(rows: RaggedRows, wanted: Form = Form.AUTO) -> Form:
     if rows.slots != tuple(range(first, first + len(rows.slots))):
         return Form.SPLIT
     if wanted is not Form.AUTO:
-        return wanted
+        return Form.SPLIT if wanted is Form.KEYS else wanted
     padded = len(rows.slots) * rows.longest * max(rows.counts)
     live = sum((past + count) * count for past, count in zip(rows.past, rows.counts, strict=True))
     return Form.PAD if live >= padded * (1 - WASTE_BEFORE_SPLIT) else Form.SPLIT

@@ -15,6 +15,10 @@ from torch.nn.functional import pad
 from forerun.types import Law, LawParams
 
 TILE = 1024
+# What a sampler may keep of each row it drew from, so that verification need not read the row again: the peak (0 where
+# logits are used as they are), the log of the mass after warping, the threshold, the most likely place (-1 for a row
+# that was sampled), log q of what it drew.
+KEPT = 5
 TOP_P_WIDTH = 256  # the nucleus is looked for among that many tokens first, then among eight times as many, and so on
 
 
@@ -151,12 +155,23 @@ class LogitLaw:
         params: LawParams,  # B rows
         owner: Tensor,  # [N] int64
         vocab_size: int | None = None,
+        kept: Tensor | None = None,  # [N, 5] float32, see KEPT
     ) -> None:
         self.vocab_size = logits.shape[-1] if vocab_size is None else vocab_size
         self._logits = logits[:, : self.vocab_size]
-        self._index = index.clamp(0, max(logits.shape[0] - 1, 0))
+        self.index = index
         self._params = params
         self._owner = owner
+        self.kept = kept
+
+    @property
+    def logits(self) -> Tensor:
+        """[N, V] as the model gave them."""
+        return self._logits
+
+    @property
+    def params(self) -> LawParams:
+        return self._params
 
     @classmethod
     def dense(cls, logits: Tensor, params: LawParams, vocab_size: int | None = None) -> LogitLaw:
@@ -188,6 +203,24 @@ class LogitLaw:
             return self._best.draw(position, u)
         return draw(self.at(position), u)
 
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        """One token a position, before anything is normalised: logits over the temperature, -inf where cut. [B, K]"""
+        rows = self._index[:, : tokens.shape[1]]
+        known = (tokens >= 0) & (tokens < self._logits.shape[-1])
+        logits = self._cut_logits[rows, tokens.clamp(0, self._logits.shape[-1] - 1)]
+        return logits.masked_fill(~known, -torch.inf)
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        """The same for the whole vocabulary at one position a row: [B] int64 -> [B, V]."""
+        logits = self._cut_logits[self._row(position)]
+        missing = self.vocab_size - logits.shape[-1]
+        return pad(logits, (0, missing), value=-torch.inf) if missing else logits
+
+    @property
+    def greedy(self) -> Tensor:
+        """Rows whose law is one-hot by their temperature: [B] bool."""
+        return self._params.temperature == 0
+
     def finite(self, counts: Tensor) -> Tensor:
         """Whether the first `counts[b]` positions of each row hold no NaN or +inf and offer some token: [B] bool."""
         column = torch.arange(self._index.shape[1], device=counts.device)
@@ -198,8 +231,21 @@ class LogitLaw:
         return self._index.gather(1, position.clamp(0, last).unsqueeze(-1)).squeeze(-1)
 
     @cached_property
+    def _index(self) -> Tensor:  # [B, K] what is past a row's length may be read, and then not used
+        return self.index.clamp(0, max(self._logits.shape[0] - 1, 0))
+
+    @cached_property
     def _log_weights(self) -> Tensor:  # [N, V]
         return warp(self._logits, self._params.select(self._owner))
+
+    @cached_property
+    def _cut_logits(self) -> Tensor:  # [N, V]; a greedy row keeps its best logit
+        if not self._params.any_scaled and not self._params.any_greedy:
+            return self._log_weights
+        temperature = self._params.temperature[self._owner]
+        divisor = torch.where(temperature == 0, 1.0, temperature).to(self._log_weights.dtype).unsqueeze(-1)
+        scaled = working(self._logits) / divisor
+        return scaled.masked_fill(self._log_weights == -torch.inf, -torch.inf)
 
     @cached_property
     def _log_mass(self) -> Tensor:  # [N]
@@ -269,6 +315,12 @@ class MixedLaw:
     def at(self, position: Tensor) -> Tensor:
         return self._select([law.at(position) for law in self.laws])
 
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        return self._select([logits_of(law, tokens) for law in self.laws])
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        return self._select([logits_at(law, position) for law in self.laws])
+
     def _select(self, answers: list[Tensor]) -> Tensor:
         chosen = answers[0]
         for i, answer in enumerate(answers[1:], start=1):
@@ -284,10 +336,40 @@ class ReducedLaw:
         self.ids = ids  # [Vd] int64, ascending
         self.vocab_size = vocab_size
 
+    @cached_property
+    def places(self) -> Tensor:
+        """[V] int32: where each token lies in `ids`, -1 for those it cannot say."""
+        found = torch.full((self.vocab_size,), -1, dtype=torch.int32, device=self.ids.device)
+        own = torch.arange(len(self.ids), dtype=torch.int32, device=self.ids.device)
+        return found.index_copy_(0, self.ids, own)
+
     def of(self, tokens: Tensor) -> Tensor:
-        place = torch.searchsorted(self.ids, tokens.contiguous()).clamp(max=len(self.ids) - 1)
+        place = self._place(tokens)
         return self.law.of(place) * (self.ids[place] == tokens)
 
     def at(self, position: Tensor) -> Tensor:
         law = self.law.at(position)
         return law.new_zeros(law.shape[0], self.vocab_size).index_copy_(1, self.ids, law)
+
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        place = self._place(tokens)
+        return logits_of(self.law, place).masked_fill(self.ids[place] != tokens, -torch.inf)
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        logits = logits_at(self.law, position)
+        return logits.new_full((logits.shape[0], self.vocab_size), -torch.inf).index_copy_(1, self.ids, logits)
+
+    def _place(self, tokens: Tensor) -> Tensor:
+        return torch.searchsorted(self.ids, tokens.contiguous()).clamp(max=len(self.ids) - 1)
+
+
+def logits_of(law: Law, tokens: Tensor) -> Tensor:
+    """Unnormalised logits of one token a position: [B, K]. A law that has none is known by its log-probabilities."""
+    own = getattr(law, "logits_of", None)
+    return law.of(tokens).log() if own is None else own(tokens)
+
+
+def logits_at(law: Law, position: Tensor) -> Tensor:
+    """Unnormalised logits at one position a row: [B] -> [B, V]; see `logits_of`."""
+    own = getattr(law, "logits_at", None)
+    return law.at(position).log() if own is None else own(position)

@@ -30,15 +30,16 @@ Draws = tuple[tuple["Stream", int], ...]
 class Stream(IntEnum):
     """What a random number is for. Numbers of different streams are independent.
 
-    DRAFT, ACCEPT and FINAL belong to one round of a row: block verification looks at later tokens before it decides, so
-    a number keyed by position alone would be met again by the next round and bend the law. TARGET belongs to an
-    absolute position whatever the round, which is what the coupled rule is made of.
+    DRAFT, ACCEPT, FINAL and CHOICE belong to one round of a row: block verification looks at later tokens before it
+    decides, so a number keyed by position alone would be met again by the next round and bend the law. TARGET belongs
+    to an absolute position whatever the round, which is what the coupled rule is made of.
     """
 
     DRAFT = 0
     ACCEPT = 1
     FINAL = 2
     TARGET = 3
+    CHOICE = 4  # of a candidate at each drafted position, for rules that look at several
 
 
 def uniforms(keys: Keys, draws: Draws) -> Tensor:
@@ -60,7 +61,7 @@ def uniforms(keys: Keys, draws: Draws) -> Tensor:
     return _tensor(((high >> 5) << 26) + (low >> 6)).double() * 2.0**-53
 
 
-def draft_uniforms(keys: Keys, width: int, rule: Rule) -> Tensor:
+def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
     """The numbers a drafter draws its tokens with: [B, width] float64.
 
     Under the coupled rule they are the target's own numbers at those positions, so that equal laws draw equal tokens.

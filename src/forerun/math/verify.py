@@ -1,7 +1,8 @@
 """Verification: how many draft tokens the target keeps, and the token that follows them.
 
-`p` is the target's law and `q` the draft's, as in Leviathan et al. (arXiv:2211.17192). Every rule here is lossless:
-what is emitted follows p, whatever q is. Positions past a row's length are garbage and change nothing.
+`p` is the target's law and `q` the draft's, as in Leviathan et al. (arXiv:2211.17192). Every rule in this file is
+lossless: what is emitted follows p, whatever q is. Lossy ones bring their own `judge` (`forerun.math.lossy`).
+Positions past a row's length are garbage and change nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from forerun.types import Draft, Keys, Law, Rule, Verdict
 class TargetLaw(Law, Protocol):
     """The target's law at every draft position and one more, which can say where its logits were broken."""
 
+    @property
+    def greedy(self) -> Tensor:
+        """Rows whose law is one-hot by their temperature: [B] bool."""
+        ...
+
     def draw(self, position: Tensor, u: Tensor) -> Tensor:
         """One token a row from the law at `position`: [B] each."""
         ...
@@ -38,29 +44,74 @@ class Noise:
 
     accept: Tensor  # [B, K] float64, one a draft token
     final: Tensor  # [B, K + 1] float64, for the token drawn at each position the round may end at
+    choice: Tensor | None = None  # [B, K] float64, for rules that draw a candidate at each position
 
 
-def verify(target: TargetLaw, draft: Draft, rule: Rule, keys: Keys, all_greedy: bool = False) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a lossy rule decides."""
+
+    num_accepted: Tensor  # [B] int64
+    next_token: Tensor  # [B] int64
+    tokens: Tensor | None = None  # [B, K] int64, emitted in place of the draft's own
+
+
+class Judge(Protocol):
+    """A rule that is a value with parameters, and not one of `Rule`."""
+
+    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
+        """Decide about rows that sample, where some row has a draft; what is said of greedy rows is not heeded."""
+        ...
+
+
+def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
     """Judge a draft. With `all_greedy` every row's target law is one-hot, and no random number is needed."""
+    tokens = None
     if all_greedy:
         num_accepted, next_token = one_hot_rule(target, draft)
-    else:
+    elif isinstance(rule, Rule):
         num_accepted, next_token = RULES[rule](target, draft, noise_of(keys, draft.width, rule))
-    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1))
+    elif not draft.width:  # nothing to judge: the target draws, as under any rule
+        num_accepted, next_token = token_rule(target, draft, noise_of(keys, 0, Rule.TOKEN))
+    else:
+        found = _exact_where_greedy(target, draft, rule.judge(target, draft, noise_of(keys, draft.width, rule)))
+        num_accepted, next_token, tokens = found.num_accepted, found.next_token, found.tokens
+    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), tokens)
 
 
-def noise_of(keys: Keys, width: int, rule: Rule) -> Noise:
+def _exact_where_greedy(target: TargetLaw, draft: Draft, found: Judgement) -> Judgement:
+    """A greedy row gets the target's greedy text whatever the rule, beside rows that sample as well as alone."""
+    greedy = target.greedy
+    if not bool(greedy.any()):
+        return found
+    num_accepted, next_token = one_hot_rule(target, draft)
+    return Judgement(
+        torch.where(greedy, num_accepted, found.num_accepted),
+        torch.where(greedy, next_token, found.next_token),
+        None if found.tokens is None else torch.where(greedy.unsqueeze(-1), draft.tokens, found.tokens),
+    )
+
+
+def noise_of(keys: Keys, width: int, rule: Rule | Judge) -> Noise:
     """All random numbers of one round, from one evaluation."""
     if rule is Rule.COUPLED:
         own = uniforms(keys, span(Stream.TARGET, width + 1))
         return Noise(own[:, :width], own)
-    both = uniforms(keys, _accept_and_final(width))
-    return Noise(both[:, :width], both[:, width:])
+    if isinstance(rule, Rule):
+        both = uniforms(keys, _accept_and_final(width))
+        return Noise(both[:, :width], both[:, width:])
+    accept, final, choice = uniforms(keys, _with_choice(width)).split((width, width + 1, width), dim=-1)
+    return Noise(accept, final, choice)
 
 
 @lru_cache(maxsize=256)
 def _accept_and_final(width: int) -> Draws:
     return span(Stream.ACCEPT, width) + span(Stream.FINAL, width + 1)
+
+
+@lru_cache(maxsize=256)
+def _with_choice(width: int) -> Draws:
+    return _accept_and_final(width) + span(Stream.CHOICE, width)
 
 
 def one_hot_rule(target: TargetLaw, draft: Draft) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Our attention and our mask, registered with transformers under the name `forerun`.
 
-While a pass is under way (`ragged(...)`), the model's layers call `_attention` with whatever `RaggedStates.update`
+While a pass is under way (`ragged(...)`), the model's layers call `attention` with whatever `RaggedStates.update`
 returned, and the model's mask builder calls `_mask`, which evaluates the model's own mask rule (causal, sliding window,
 chunked ...) at each row's own positions. So a window is right at and past its edge for every row.
 Outside a pass the model is as it was: the name is only set for the duration of a pass.
@@ -11,18 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.masking_utils import causal_mask_function
+from transformers.masking_utils import (
+    causal_mask_function,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
+)
 
 from forerun import ops
 from forerun.cache.ragged import Layer, RaggedCache, ranges
+from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, Scale, choose_form, pad_index, plan
+from forerun.math.ragged_attention import Reach, reach_of
 from forerun.models.families import Family, Layout
 from forerun.types import RaggedRows
 
@@ -38,14 +45,35 @@ HARMLESS = frozenset({
 })  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A mask that was never made, because kernels know its rule."""
+
+    stub: Tensor  # [1, 1, N, 0], kept so that nothing else gets its id
+    function: Callable[..., Tensor]  # transformers' own, to make the mask from if need be
+    reach: Reach
+    made: list[Tensor | None] = field(default_factory=list)  # the mask, once somebody needed it
+
+
 class RaggedStates(Cache):
     """What transformers sees of the cache during one pass: as many keys as the longest row has."""
 
     is_compileable = False
 
-    def __init__(self, cache: RaggedCache, rows: RaggedRows, family: Family, form: Form, device: torch.device) -> None:
-        self.cache, self.rows, self.layout, self.device = cache, rows, family.layout, device
-        self.form = choose_form(rows, form)
+    def __init__(
+        self,
+        cache: RaggedCache,
+        rows: RaggedRows,
+        family: Family,
+        form: Form,
+        device: torch.device,
+        use: Kernels = Kernels.OFF,
+    ) -> None:
+        self.cache, self.rows, self.layout, self.device, self.use = cache, rows, family.layout, device, use
+        self.asked_form, self.form = form, choose_form(rows, form)
+        self.takes_rules = _takes_rules(rows, family, device, use)
+        self._rules: dict[int, Rule] = {}
+        self._reach: Reach | None = None
         self._plans: dict[tuple[int, int], tuple[Tensor | None, Plan]] = {}
         self.layers: list[Any] = []
         self.width = max(rows.counts)
@@ -64,19 +92,51 @@ class RaggedStates(Cache):
         if self.layout is Layout.PADDED:
             return self._update_padded(key_states, value_states, layer_idx)
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
-        self.current = self.cache.write(layer_idx, self.addresses, keys, values)
+        self.current = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
         return key_states, value_states
+
+    def rotate_and_write(
+        self, layer_idx: int, query: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """What `update` does, and the rotation before it: [N, H, D] each; the rotated queries come back."""
+        self.current = self.cache.room(layer_idx, keys, values)
+        return ops.rotate_and_write(query, keys, values, cos, sin, self.addresses, *self.current.flat, self.use)
 
     def _update_padded(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         assert self.pad_index is not None
         real = self.pad_index >= 0
         keys, values = key_states.transpose(1, 2)[real], value_states.transpose(1, 2)[real]
-        layer = self.cache.write(layer_idx, self.addresses, keys, values)
+        layer = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
         slots = torch.tensor(self.rows.slots, device=keys.device)
         span = self.longest_past + self.width
         grown = (_padded_rows(pool, slots, span) for pool in (layer.keys, layer.values))
         keys, values = (pool.transpose(1, 2) for pool in grown)
         return keys, values
+
+    def rule(self, function: Callable[..., Tensor], window: int) -> Tensor:
+        """A stand-in for the mask of a rule that kernels know: layers hand it back to `rule_of`."""
+        if self._reach is None:
+            self._reach = reach_of(self.rows, self.device)
+        stub = torch.empty(1, 1, len(self.positions), 0, dtype=torch.bool, device=self.device)
+        self._rules[id(stub)] = Rule(stub, function, replace(self._reach, window=window))
+        return stub
+
+    def rule_of(self, mask: Tensor | None) -> Rule | None:
+        """The rule that a mask stands for; None where it is a mask."""
+        if mask is None or mask.shape[-1]:
+            return None
+        if id(mask) not in self._rules:
+            raise UnsupportedModel(
+                "the model changed its attention mask on the way to its layers, so Forerun's kernels cannot tell what "
+                "it means; set FORERUN_KERNELS=off"
+            )
+        return self._rules[id(mask)]
+
+    def dense(self, rule: Rule) -> Tensor | None:
+        """The mask of a rule, for layers that the kernels do not cover; made once, so that its id stays."""
+        if not rule.made:
+            rule.made.append(_dense_mask(self, rule.function))
+        return rule.made[0]
 
     def plan(self, mask: Tensor | None, group: int) -> Plan:
         """How to attend under this mask, worked out for the first layer that asks. Keeping the mask keeps its id."""
@@ -132,7 +192,7 @@ def _configs(model: PreTrainedModel) -> list[Any]:
     return found
 
 
-def _attention(
+def attention(
     module: nn.Module,
     query: Tensor,  # [1, Hq, N, D]
     key: Tensor,
@@ -151,10 +211,19 @@ def _attention(
         _refuse_unknown(module, others)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = states.current
-    packed = query[0].transpose(0, 1)
-    how = states.plan(attention_mask, query.shape[1] // layer.keys.shape[2])
-    out = ops.attend(packed, *layer.by_head, how, Scale(factor, softcap, s_aux))
+    out = _attend(states, query[0].transpose(0, 1), layer, attention_mask, Scale(factor, softcap, s_aux))
     return out.unsqueeze(0), None
+
+
+def _attend(states: RaggedStates, query: Tensor, layer: Layer, mask: Tensor | None, scale: Scale) -> Tensor:
+    """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
+    rule = states.rule_of(mask)
+    if rule is not None:
+        if ops.has_ragged_attention(query, *layer.by_head, states.use):
+            return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
+        mask = states.dense(rule)
+    how = states.plan(mask, query.shape[1] // layer.keys.shape[2])
+    return ops.attend(query, *layer.by_head, how, scale)
 
 
 def _refuse_unknown(module: nn.Module, asked: dict[str, Any]) -> None:
@@ -172,15 +241,53 @@ def _mask(
     """The model's own mask rule at each row's own positions."""
     states = _pass.get()
     assert states is not None, "mask asked for outside a pass"
-    device = states.device
     if states.layout is Layout.PADDED:
         return _padded_mask(states, mask_function, dtype)
+    if states.takes_rules and (window := known_window(mask_function)) is not None:
+        return states.rule(mask_function, window)
+    return _dense_mask(states, mask_function)
+
+
+def _dense_mask(states: RaggedStates, mask_function: Callable[..., Tensor]) -> Tensor | None:
+    """[1, 1, N, S] bool, None where nothing needs saying."""
+    device = states.device
     if mask_function is causal_mask_function and _needs_no_mask(states):
         return None
     zero = torch.zeros((), dtype=torch.long, device=device)
     keys = torch.arange(states.rows.longest, device=device)
     allowed = mask_function(zero, zero, states.positions[:, None], keys[None, :])
     return allowed.expand(len(states.positions), -1)[None, None]
+
+
+def _takes_rules(rows: RaggedRows, family: Family, device: torch.device, use: Kernels) -> bool:
+    """Rows that all begin are a plain causal square, for which the library has a kernel made for nothing else."""
+    is_prompt = max(rows.counts) > 1 and not any(rows.past)
+    return family.layout is Layout.PACKED and not is_prompt and ops.has_triton(device, use)
+
+
+def known_window(mask_function: Callable[..., Tensor]) -> int | None:
+    """Keys a query sees if the rule is causal (0: all), perhaps within a window; None for a rule of any other kind.
+
+    Rules are told by their code and by what they close over, so that nothing merely similar passes for one of these.
+    """
+    if mask_function is causal_mask_function:
+        return 0
+    if getattr(mask_function, "__code__", None) is not _BOTH_CODE:
+        return None
+    first, *others = _closed_over(mask_function).get("mask_functions") or (None,)
+    if others != [causal_mask_function] or getattr(first, "__code__", None) is not _WINDOW_CODE:
+        return None
+    window = _closed_over(first).get("sliding_window")
+    return window if isinstance(window, int) and window > 0 else None
+
+
+def _closed_over(function: Any) -> dict[str, Any]:
+    cells = function.__closure__ or ()
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+
+
+_BOTH_CODE = sliding_window_causal_mask_function(1).__code__
+_WINDOW_CODE = sliding_window_overlay(1).__code__
 
 
 def _needs_no_mask(states: RaggedStates) -> bool:
@@ -210,5 +317,5 @@ def _padded_rows(pool: Tensor, slots: Tensor, span: int) -> Tensor:
     return found if found.shape[1] == span else nn.functional.pad(found, (0, 0, 0, 0, 0, span - found.shape[1]))
 
 
-AttentionInterface.register(NAME, _attention)
+AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, _mask)

@@ -21,6 +21,7 @@ from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
 from forerun.models.fast import fused_body
 from forerun.models.products import FewRowProducts
+from forerun.models.rotary import RotaryWrites
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 PREFILL_TOKENS = 1024
@@ -62,6 +63,7 @@ class Scorer:
         self.kernels = kernels() if use is None else use
         self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
         self._products = FewRowProducts(model, Kernels.OFF if self.body is not None else self.kernels)
+        self._rotary = RotaryWrites(model, self.kernels)
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
@@ -176,7 +178,8 @@ class Scorer:
     ) -> tuple[RaggedStates, Any]:
         """The same over what is `new`: token ids [N], or embeddings [N, H] in their place."""
         before = [self.cache.length(row) for row in rows]
-        states = RaggedStates(self.cache, self.cache.extend(rows, counts), self.family, self.form, self.device)
+        places = self.cache.extend(rows, counts)
+        states = RaggedStates(self.cache, places, self.family, self.form, self.device, self.kernels)
         positions = states.positions
         if states.pad_index is None:
             new, positions = new[None], positions[None]
@@ -190,6 +193,7 @@ class Scorer:
             with (
                 ragged(self.model, states),
                 self._products.during_pass(new.shape[:2].numel()),
+                self._rotary.during_pass(),
                 self._overheard(rows, states),
             ):
                 return states, module(past_key_values=states, use_cache=True, **options)

@@ -1,0 +1,1 @@
+"""The tables and figures of five papers on speculative decoding, made again: python -m benchmarks.papers --help"""

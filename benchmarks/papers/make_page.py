@@ -1,0 +1,189 @@
+"""docs/papers.md from the records, and its pictures: nothing on the page is written by hand that a record could say.
+
+A record that is missing is refused, unless a partial page is asked for: then its place says how to fill it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.common import (
+    PICTURES,
+    RESULTS,
+    ROOT,
+    PaperRecord,
+    markdown,
+    picture_path,
+    place_of,
+    read,
+    record_path,
+)
+from benchmarks.papers.pairs import EMBEDDED, SYNTHETIC
+from benchmarks.papers.tables import TABLES
+from forerun.bench.records import content_of, damaged
+from forerun.errors import InvalidArgument
+
+PAGE = ROOT / "docs" / "papers.md"
+INTRO = """# The papers, made again
+
+Five papers make claims about speculative decoding. Each table or figure below is one command on your own models; the
+record says on which machine, with which versions and with which command it was made, and a few sentences say what held,
+what did not, and why. This page is written from the records by `python -m benchmarks.papers page`.
+
+```
+python -m benchmarks.papers --help      # all tables, and how long each takes
+python -m benchmarks.papers chen        # one table: its record, its picture
+python -m benchmarks.papers page        # this page, from all records
+FORERUN_DATA=FOLDER python -m ...       # with XSum, HumanEval, WikiText-2 and Spec-Bench from a folder
+```
+
+Numbers are of the machines named: compare ratios, not milliseconds. Time is counted after the prompt has been read.
+K, gamma and draft length are the same thing. Acceptance is meant as each paper means it: accepted / drafted; accepted /
+(K + 1) for Chen et al.; for Leviathan et al. alpha, the chance that a draft token is kept where it was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one record goes on the page."""
+
+    title: str
+    command: str  # that makes it
+    record: Path
+    picture: Path
+    render: Callable[[Path], Sequence[str]]
+    draw: Callable[[Path, Path], None] | None = None  # None: its command has drawn it
+
+
+def own(table: str, pair: str | None, where: str = "") -> Place:
+    """A table of this folder."""
+    made = TABLES[table]
+    options = "" if pair in (None, EMBEDDED) else f" --pair {pair} --device cuda"
+    return Place(
+        f"{made.title}{where}",
+        f"python -m benchmarks.papers {table}{options}",
+        record_path(table, pair),
+        picture_path(table, pair),
+        lambda path: _own_lines(read(path), made.render),
+        lambda path, picture: made.draw(read(path), picture),
+    )
+
+
+def other(title: str, command: str, name: str) -> Place:
+    """A table that another command measures; see `tables_of` for what its record must have."""
+    return Place(title, command, RESULTS / f"{name}.json", PICTURES / f"{name}.png", tables_of)
+
+
+def places() -> dict[str, list[Place]]:
+    """The page, paper by paper."""
+    gpu = ", large models on a GPU"
+    return {
+        "Wagner et al., Optimized Speculative Sampling for GPU Hardware Accelerators": [
+            own("verify", EMBEDDED),
+            own("verify", SYNTHETIC, ", on a GPU"),
+            other("Verification kernels against transformers (Tables 1 and 3, Figures 3 and 4)",
+                  "forerun bench kernels --output benchmarks/results/papers/kernels.json "
+                  "--plot docs/papers/kernels.png", "kernels"),
+            own("sigmoid", EMBEDDED),
+        ],
+        "Chen et al., Accelerating Large Language Model Decoding with Speculative Sampling": [
+            own("chen", EMBEDDED),
+            own("chen", SYNTHETIC, gpu),
+        ],
+        "Leviathan et al., Fast Inference from Transformers via Speculative Decoding": [
+            own("theory", None),
+            own("leviathan", EMBEDDED),
+        ],
+        "TopK-ImpSpecDec": [
+            own("topk", EMBEDDED),
+            other("Trees against chains of as many scored positions", "python benchmarks/papers/trees.py", "trees"),
+        ],
+        "Qian et al., BASS: Batched Attention-optimized Speculative Sampling": [
+            own("bass", EMBEDDED),
+            own("bass", SYNTHETIC, gpu),
+            own("service", EMBEDDED),
+        ],
+    }  # fmt: skip
+
+
+def make(*, partial: bool = False, page: Path = PAGE) -> None:
+    """Write the page, and draw the pictures whose records are here."""
+    chosen = places()
+    text = page_text(chosen, partial=partial, page=page)
+    if importlib.util.find_spec("matplotlib") is not None:
+        draw_all(chosen)
+    page.write_text(text, encoding="utf-8")
+    missing = missing_of(chosen)
+    print(f"{page}: {sum(map(len, chosen.values())) - len(missing)} tables, {len(missing)} still to be measured")
+
+
+def page_text(chosen: Mapping[str, Sequence[Place]], *, partial: bool = False, page: Path = PAGE) -> str:
+    missing = missing_of(chosen)
+    if missing and not partial:
+        listed = "\n".join(f"  {place.record.name}: {place.command}" for place in missing)
+        raise InvalidArgument(
+            f"{len(missing)} records are missing; make them, or ask for a page with gaps by --partial:\n{listed}"
+        )
+    parts = [INTRO.splitlines()]
+    for paper, tables in chosen.items():
+        parts.append(["", f"## {paper}"])
+        parts += [section(place, page) for place in tables]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def section(place: Place, page: Path = PAGE) -> list[str]:
+    heading = ["", f"### {place.title}", "", f"`{place.command}`", ""]
+    if not place.record.is_file():
+        return [*heading, "Not measured yet."]
+    picture = [f"![{place.title}]({place.picture.relative_to(page.parent).as_posix()})", ""]
+    return [*heading, *(picture if place.picture.is_file() else []), *place.render(place.record)]
+
+
+def missing_of(chosen: Mapping[str, Sequence[Place]]) -> list[Place]:
+    return [place for tables in chosen.values() for place in tables if not place.record.is_file()]
+
+
+def draw_all(chosen: Mapping[str, Sequence[Place]]) -> None:
+    for tables in chosen.values():
+        for place in tables:
+            if place.draw is not None and place.record.is_file():
+                place.picture.parent.mkdir(parents=True, exist_ok=True)
+                place.draw(place.record, place.picture)
+
+
+def _own_lines(record: PaperRecord, render: Callable[[PaperRecord], Sequence[str]]) -> list[str]:
+    return [*render(record), "", *origin(record)]
+
+
+def origin(record: PaperRecord) -> list[str]:
+    """What one must know before quoting a figure."""
+    made = record.provenance
+    libraries = ", ".join(
+        f"{name} {made.versions[name]}" for name in ("torch", "transformers") if name in made.versions
+    )
+    lines = [f"<sub>{place_of(record)}; {libraries}; commit {made.commit or 'unknown'}; {made.date[:10]}.</sub>"]
+    if record.quick:
+        lines += ["", "*A quick run that shows that the command works: its figures say nothing yet.*"]
+    return lines + [line for note in record.notes for line in ("", f"*Note: {note}.*")]
+
+
+def tables_of(path: Path) -> list[str]:
+    """Of another command's record: `summary.tables`, each with title, headings and rows, and `summary.sentence`."""
+    content = content_of(path)
+    with damaged(path):
+        summary: Mapping[str, Any] = content["summary"]
+        lines: list[str] = []
+        for table in summary["tables"]:
+            lines += [f"{table['title']}:", "", *markdown(table["headings"], table["rows"]), ""]
+        return [*lines, summary["sentence"], "", *_origin_of(content)]
+
+
+def _origin_of(content: Mapping[str, Any]) -> list[str]:
+    made = content["provenance"]
+    machine = made["machine"]
+    return [
+        f"<sub>{machine['gpu'] or machine['cpu']}; commit {made['commit'] or 'unknown'}; {made['date'][:10]}.</sub>"
+    ]

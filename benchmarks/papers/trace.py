@@ -1,0 +1,101 @@
+"""A decoding call round by round: what each took, and what each row gained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from forerun import SpeculativeDecoder
+from forerun.engine import Stats
+from forerun.result import GenerateResult
+
+SKIP = 2
+"""Rounds left out of every figure: the first reads the prompt, in the second the drafter catches up with it."""
+PHASES = ("draft", "score", "verify")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of the whole batch."""
+
+    seconds: float
+    phases: Mapping[str, float]  # seconds of drafting, scoring and verifying
+    gained: Mapping[int, int]  # tokens by row, of the rows that took part
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A call whose prompt's rounds are kept apart."""
+
+    rounds: tuple[Round, ...]  # those after `SKIP`
+    result: GenerateResult
+
+    @property
+    def seconds(self) -> float:
+        return sum(r.seconds for r in self.rounds)
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows."""
+        return sum(sum(r.gained.values()) for r in self.rounds)
+
+    @property
+    def stats(self) -> Stats:
+        return self.result.stats
+
+    def phase(self, name: str) -> float:
+        """Mean seconds a round."""
+        return sum(r.phases[name] for r in self.rounds) / max(len(self.rounds), 1)
+
+    def latencies(self) -> list[float]:
+        """Seconds a token of each row until it finished, BASS's measure: not divided by the batch."""
+        found = []
+        for row in range(len(self.result.rows)):
+            last = max((i for i, r in enumerate(self.rounds) if row in r.gained), default=None)
+            if last is None:  # finished while others were still reading
+                continue
+            taken = sum(r.seconds for r in self.rounds[: last + 1])
+            found.append(taken / sum(r.gained.get(row, 0) for r in self.rounds))
+        return found
+
+
+def decode(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], **keywords: Any) -> Trace:
+    """Decode a batch and look at the clock after every round. Rows never end early unless an end token is given."""
+    ids, mask = padded(prompts, decoder.target.device)
+    stream = decoder.stream(ids, mask, **{"eos_token_id": [], **keywords})
+    rounds = []
+    before = now(decoder)
+    while (progress := next(stream, None)) is not None:
+        after = now(decoder)
+        rounds.append(_round(before, after, {p.row: len(p.tokens) for p in progress}))
+        before = now(decoder)
+    return Trace(tuple(rounds[SKIP:]), stream.result)
+
+
+def padded(prompts: Sequence[Sequence[int]], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask, padded on the left."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    return ids, mask
+
+
+def now(decoder: SpeculativeDecoder) -> tuple[float, Stats]:
+    """The clock, once the device has done its work, and the seconds the engine has counted."""
+    if decoder.target.device.type == "cuda":
+        torch.cuda.synchronize(decoder.target.device)
+    return time.perf_counter(), replace(decoder.engine.seconds)
+
+
+def _round(before: tuple[float, Stats], after: tuple[float, Stats], gained: Mapping[int, int]) -> Round:
+    phases = {name: _seconds(after[1], name) - _seconds(before[1], name) for name in PHASES}
+    return Round(after[0] - before[0], phases, gained)
+
+
+def _seconds(stats: Stats, phase: str) -> float:
+    found: float = getattr(stats, f"{phase}_seconds")
+    return found

@@ -1,0 +1,42 @@
+"""Other choices of the kernel's numbers, timed on the cases that matter most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+
+from forerun.bench.attention.cases import SCALE, Case, Inputs
+from forerun.bench.attention.record import Trial
+from forerun.bench.attention.timing import seconds_a_call
+from forerun.kernels.attention import TUNING, Tuning, attend_ragged, choose_shape
+from forerun.math.attention import Form
+
+# (bytes of a block, stages, warps): each is compiled anew; the number of programs is not.
+BLOCKS = (
+    (16384, 3, 4), (16384, 2, 4), (16384, 4, 4), (16384, 3, 2), (16384, 3, 8), (8192, 3, 2), (8192, 4, 4),
+    (32768, 2, 4), (32768, 2, 8), (32768, 3, 4),
+)  # fmt: skip
+PROGRAMS = (4, 8, 16)
+
+
+def choices() -> Iterator[Tuning]:
+    for block_bytes, stages, warps in BLOCKS:
+        for programs in PROGRAMS:
+            yield replace(TUNING, block_bytes=block_bytes, stages=stages, warps=warps, programs_per_sm=programs)
+
+
+def num_choices() -> int:
+    return len(BLOCKS) * len(PROGRAMS)
+
+
+def trials(case: Case, inputs: Inputs, repeats: int, done: Callable[[], None]) -> Iterator[Trial]:
+    """`auto` with every choice."""
+    for tuning in choices():
+        calls = [
+            partial(attend_ragged, inputs.query, k, v, inputs.reach, SCALE, Form.AUTO, tuning)
+            for k, v in zip(inputs.keys, inputs.values, strict=True)
+        ]
+        splits = choose_shape(inputs.query, inputs.keys[0], inputs.reach, Form.AUTO, tuning).splits
+        yield Trial(case, asdict(tuning), splits, seconds_a_call(calls, repeats))
+        done()

@@ -1,0 +1,144 @@
+"""Building the cases, timing them in turn, storing the record."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from forerun.bench.kernels.cases import CASES, RULES, SIGMOID, Case, Inputs, inputs
+from forerun.bench.kernels.record import KernelRecord, Measurement
+from forerun.bench.kernels.report import summary
+from forerun.bench.kernels.timing import Times, copy_bandwidth, graph_time, times
+from forerun.bench.records import provenance, write
+from forerun.errors import ForerunError
+
+SWEPT = (
+    (Case(32000, 1, 5), ("block", "warps", "single_warps", "single", "tiles")),
+    (Case(32000, 1, 5, top_k=50, top_p=0.95), ("threshold_warps", "group", "super_groups")),
+    (Case(128256, 8, 7, top_p=0.9), ("threshold_warps", "super_groups")),
+    (Case(256000, 32, 7), ("block", "warps", "many_loops", "tiles", "sum_warps")),
+    (Case(256000, 32, 7, dtype="bfloat16"), ("block", "warps", "many_loops")),
+)
+VALUES = {
+    "block": (2048, 8192),
+    "warps": (2, 8),
+    "many_loops": (1, 2, 8),
+    "single": (8192,),
+    "single_warps": (8, 32),
+    "tiles": (4, 16),
+    "sum_warps": (4, 16),
+    "threshold_warps": (4, 16),
+    "super_groups": (512, 2048),
+    "group": (16,),
+}
+
+
+class Listener(Protocol):
+    """Who shows the progress."""
+
+    def starting(self, what: str, total: int | None = None) -> None: ...
+
+    def advance(self) -> None: ...
+
+
+def check_device() -> None:
+    """A GPU and Triton, or an error that says so."""
+    from forerun import kernels
+
+    if not torch.cuda.is_available():
+        raise ForerunError("the kernels run on a GPU, and torch finds none here; on a CPU try: forerun bench cpu")
+    if reason := kernels.triton_missing("cuda"):
+        raise ForerunError(f"the kernels cannot be used here: {reason}")
+
+
+def carry_out(output: Path, listener: Listener, command: Sequence[str], sweep: bool = False) -> KernelRecord:
+    """Ctrl-C ends it; what was measured until then is stored."""
+    check_device()
+    origin = provenance("cuda", command)
+    listener.starting("copying, to know what memory can do")
+    bandwidth, made, swept = copy_bandwidth(), [], {}
+    complete = False
+    try:
+        listener.starting("measuring", len(CASES) + (len(SWEPT) if sweep else 0))
+        for case in CASES:
+            listener.starting(f"{case.size}: {case.name}")
+            made.append(measure(case))
+            listener.advance()
+        for case, names in SWEPT if sweep else ():
+            listener.starting(f"other tile sizes, {case.size}: {case.name}")
+            swept[f"{case.size}: {case.name}"] = sweep_case(case, names)
+            listener.advance()
+        complete = True
+    except KeyboardInterrupt:
+        pass
+    record = KernelRecord(origin, bandwidth, complete, tuple(made), swept, ("kernels in a graph: 20 calls captured",))
+    if made:
+        write(record, output, summary(record))
+    return record
+
+
+@torch.inference_mode()
+def measure(case: Case) -> Measurement:
+    from forerun.kernels import verify
+
+    device = torch.device("cuda")
+    given = inputs(case, device)
+    rule = RULES[case.rule]
+    ours = times(lambda: verify.verify_packed(given.target, given.draft, rule, given.keys))
+    divergence = _divergence(given) if case.rule == "sigmoid" else None
+    theirs = _transformers(given) if case.batch == 1 and case.rule == "token" and _is_plain(case) else None
+    torch.cuda.empty_cache()
+    return Measurement(case, ours, theirs, divergence)
+
+
+@torch.inference_mode()
+def sweep_case(case: Case, names: Sequence[str]) -> dict[str, float]:
+    """One change of the tuning at a time."""
+    from forerun.kernels import verify
+    from forerun.kernels.tuning import TUNING
+
+    given, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
+
+    def time_with(tuning: Any) -> float:
+        return graph_time(lambda: verify.verify_packed(given.target, given.draft, rule, given.keys, tuning=tuning))
+
+    found = {"as it is": time_with(TUNING)}
+    for name in names:
+        for value in VALUES[name]:
+            found[f"{name}={value}"] = _tried(lambda n=name, v=value: time_with(replace(TUNING, **{n: v})))
+    return found
+
+
+def _tried(work: Any) -> float:
+    """Some sizes do not fit the device; the others are still worth knowing."""
+    try:
+        return float(work())
+    except Exception:
+        return float("nan")
+
+
+def _is_plain(case: Case) -> bool:
+    return case.top_k == 0 and case.top_p == 1 and case.dtype == "float32" and case.kept
+
+
+def _transformers(given: Inputs) -> Times:
+    from transformers.generation import utils
+
+    function: Any = utils._speculative_sampling
+    more = {"is_done_candidate": False} if "is_done_candidate" in inspect.signature(function).parameters else {}
+    tokens, length = given.draft.tokens, given.draft.width
+    return times(lambda: function(tokens, given.drafted, length, given.logits, **more), capture=False)
+
+
+def _divergence(given: Inputs) -> float:
+    """Of a round's first token, the mean over rows."""
+    from forerun.math.lossy import total_variation
+
+    first = torch.zeros(1, dtype=torch.int64, device=given.logits.device).expand(len(given.draft.lengths))
+    emitted = SIGMOID.emitted_law(given.target, given.draft.law, first)
+    return float(total_variation(emitted, given.target.at(first)).mean())

@@ -1,0 +1,378 @@
+"""`forerun plan`: will speculation pay here, with which drafter, with drafts how long?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.bench import FILE, names, sizes
+from forerun.cli.main import INTERRUPTED
+from forerun.cli.options import KERNELS, KERNELS_HELP, GroupedCommand, option
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.plan.record import PlanRecord
+    from forerun.plan.rounds import Prompt
+    from forerun.plan.settings import Settings
+    from forerun.types import Drafter
+
+MODEL, PROMPTS, MEASURE, OUTPUT = "Model", "Prompts", "Measuring", "Output"
+OWN = "own"  # the draft that belongs to a synthetic target
+DEFAULTS = ("auto", "lookup")
+FIELDS = (
+    "max_length",
+    "batch_sizes",
+    "temperatures",
+    "contexts",
+    "max_new_tokens",
+    "repeats",
+    "check",
+    "check_prompts",
+    "seed",
+)
+
+
+def degrees(value: str) -> tuple[float, ...]:
+    """`0,0.7,1`"""
+    try:
+        return tuple(dict.fromkeys(float(part) for part in names(value)))
+    except ValueError:
+        raise click.BadParameter(f"{value!r}: give numbers separated by commas, such as 0,0.7,1") from None
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("target", default="embedded")
+@option(
+    MODEL,
+    "--draft",
+    "-d",
+    "drafts",
+    multiple=True,
+    metavar="DRAFTER",
+    show_default="auto and lookup",
+    help="A drafter to compare, as in `forerun generate`: auto, lookup, early:N, ngram:FILE, random, a model, a "
+    "folder, or several with commas as a chain; 'own' is the draft of a synthetic pair. May be given again.",
+)
+@option(MODEL, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu")
+@option(MODEL, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32")
+@option(MODEL, "--offline", is_flag=True, help="Use only what is on this machine.")
+@option(MODEL, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP)
+@option(
+    PROMPTS,
+    "--file",
+    "-f",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    show_default="Spec-Bench in $FORERUN_DATA, else our own",
+    help="Your prompts: one a line, or JSONL. Acceptance depends on them, so the plan does.",
+)
+@option(
+    PROMPTS,
+    "--prompts",
+    "num_prompts",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="6, or one for each row of the largest batch",
+    help="How many are decoded.",
+)
+@option(
+    PROMPTS,
+    "--prompt-tokens",
+    type=click.IntRange(min=2),
+    metavar="N",
+    default=256,
+    help="Leave out prompts longer than this; of a synthetic pair's random prompts, half of it is the length.",
+)
+@option(
+    MEASURE,
+    "--max-length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=8,
+    help="The longest draft that is considered.",
+)
+@option(MEASURE, "--batch-sizes", type=sizes, metavar="N,...", default="1", help="Sequences decoded at once.")
+@option(
+    MEASURE,
+    "--temperatures",
+    type=degrees,
+    metavar="X,...",
+    show_default="0, greedy; 1 for a synthetic pair",
+    help="Acceptance differs between them.",
+)
+@option(
+    MEASURE,
+    "--contexts",
+    type=sizes,
+    metavar="N,...",
+    show_default="none",
+    help="Also time rounds behind so many tokens of context.",
+)
+@option(
+    MEASURE,
+    "--max-new-tokens",
+    type=click.IntRange(min=2),
+    metavar="N",
+    default=48,
+    help="Tokens decoded from each prompt; end tokens are ignored.",
+)
+@option(
+    MEASURE,
+    "--repeats",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=6,
+    help="Rounds of each draft length that are timed.",
+)
+@option(
+    MEASURE,
+    "--check",
+    type=click.Choice(["near", "all", "none"]),
+    default="near",
+    help="Run draft lengths near the predicted best, all of them, or none, to see whether the prediction holds.",
+)
+@option(
+    MEASURE,
+    "--check-prompts",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="all",
+    help="Check with the first N prompts only, to save time.",
+)
+@option(MEASURE, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="For sampling.")
+@option(OUTPUT, "--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@option(OUTPUT, "--output", "-o", type=FILE, show_default="none", help="Write the record to a file.")
+@option(
+    OUTPUT,
+    "--plot",
+    "picture",
+    type=FILE,
+    show_default="none",
+    help="Draw Leviathan's figures with your drafters on top, and the curve of each.",
+)
+def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, **options: Any) -> None:  # fmt: skip
+    """Predict which drafter and which draft length are fastest on this machine, then check it.
+
+    Measures what each drafter gets accepted on your prompts and what its rounds cost, predicts the speed of every draft
+    length from that, runs those around the best, and recommends a drafter, or none. TARGET is a Hub name, a folder, a
+    .gguf file, 'embedded', or a synthetic pair such as synthetic:6.7b+0.33b@0.87: random weights, the sizes of real
+    models, and a draft whose tokens are kept 87 % of the time.
+
+    \b
+    forerun plan                                       about two minutes with the embedded model
+    forerun plan MODEL -d DRAFT -d lookup -d early:8   which of these?
+    forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
+    """
+    from forerun.bench.plot import check_plot
+    from forerun.bench.records import FORMAT, check_writable, write
+    from forerun.cli.console import err_console, plain_warnings
+    from forerun.plan.record import summary
+
+    if picture is not None:
+        check_plot(picture)
+    if output is not None:
+        check_writable(output)
+    err = err_console()
+    with plain_warnings(err):
+        record = _carry_out(target, options, err)
+    if output is not None:
+        write(record, output, summary(record))
+        err.print(f"Record: {output}", markup=False, soft_wrap=True)
+    if as_json:
+        click.echo(json.dumps({"format": FORMAT, **asdict(record), "summary": summary(record)}, indent=1))
+    else:
+        print_plan(record)
+    if picture is not None and record.plans:
+        draw(record, picture)
+    if not record.complete:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the names on the command line stand for."""
+
+    model: Any
+    tokenizer: Any
+    drafters: dict[str, Drafter]
+    notes: tuple[str, ...] = ()
+
+
+def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord:
+    from forerun.bench import quiet
+    from forerun.bench.records import provenance, without_folders
+    from forerun.cli.bench_cpu import Bar
+    from forerun.config import Kernels
+    from forerun.plan.candidates import operations_ratio
+    from forerun.plan.record import PlanRecord, advise
+    from forerun.plan.rounds import engine_prober
+    from forerun.plan.run import Subjects, make_plan
+
+    settings = _settings(target, options)
+    with Bar(err) as bar:
+        bar.starting(f"loading {without_folders(target)}")
+        busy = quiet.note()
+        loaded = _load(target, options)
+        prompts, source = _prompts(loaded, settings, options)
+        origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
+        use = None if options["kernels"] is None else Kernels(options["kernels"])
+        plain = engine_prober("plain", loaded.model, None, use)
+        probers = [engine_prober(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
+        operations = {name: operations_ratio(drafter, loaded.model) for name, drafter in loaded.drafters.items()}
+        found = make_plan(Subjects(plain, probers, operations), prompts, settings, bar)
+    shown: dict[str, Any] = {"target": without_folders(target), "drafts": list(operations), "prompts": source}
+    shown |= {"num_prompts": len(prompts), "prompt_tokens": sum(map(len, prompts)), "dtype": str(loaded.model.dtype)}
+    return PlanRecord(
+        provenance=origin,
+        settings=shown | {name: _plain(getattr(settings, name)) for name in FIELDS},
+        operations=operations,
+        complete=found.complete,
+        acceptance=tuple(found.acceptance),
+        costs=tuple(found.costs),
+        plans=tuple(found.plans),
+        advice=advise(found.plans),
+        notes=tuple(note for note in (*loaded.notes, busy, quiet.note("ended")) if note),
+    )
+
+
+def _settings(target: str, options: dict[str, Any]) -> Settings:
+    from forerun.bench.synthetic import is_synthetic
+    from forerun.plan.settings import Extent, Settings
+
+    chosen = {name: options[name] for name in FIELDS}
+    chosen["temperatures"] = chosen["temperatures"] or ((1.0,) if is_synthetic(target) else (0.0,))
+    return Settings(**chosen | {"contexts": chosen["contexts"] or (), "check": Extent(chosen["check"])})
+
+
+def _load(target: str, options: dict[str, Any]) -> Loaded:
+    from forerun.bench.synthetic import is_synthetic
+    from forerun.cli.pair import LOADING
+    from forerun.loading import load_model
+
+    where = {name: options[name] for name in LOADING}
+    wanted = list(dict.fromkeys(options["drafts"]))
+    for name in wanted:
+        if name == "none":
+            raise InvalidArgument("--draft none: plain decoding is always measured; leave it out")
+        if name == OWN and not is_synthetic(target):
+            raise InvalidArgument(f"--draft own: only synthetic pairs have a draft of their own, {target!r} is none")
+    if is_synthetic(target):
+        return _synthetic(target, wanted, where)
+    model, tokenizer = load_model(target, **where)
+    return Loaded(model, tokenizer, _drafters(wanted or list(DEFAULTS), model, where, chosen=bool(wanted)))
+
+
+def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> Loaded:
+    from forerun.bench.synthetic import build_pair
+    from forerun.drafters import DraftModel
+
+    pair = build_pair(target, device=where["device"], dtype=where["dtype"])
+    note = f"the draft's noise is {pair.noise:.4f}, for alpha {pair.alpha:.3f} at temperature 1"
+    others = _drafters([name for name in wanted if name != OWN], pair.target, where, chosen=True)
+    own: dict[str, Drafter] = {OWN: DraftModel(pair.draft)} if OWN in wanted or not wanted else {}
+    return Loaded(pair.target, None, own | others, (note,))
+
+
+def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool) -> dict[str, Drafter]:
+    """By name. Where nobody chose, 'auto' is left out if it is nothing but lookup."""
+    from forerun.bench.records import without_folders
+    from forerun.cli.settings import AUTO, make_drafter
+    from forerun.drafters import PromptLookup, default_drafter
+
+    found: dict[str, Drafter] = {}
+    for name in wanted:
+        drafter = default_drafter(model) if name == AUTO else make_drafter(name, **where)
+        assert drafter is not None
+        if chosen or name != AUTO or not isinstance(drafter, PromptLookup):
+            found[without_folders(name)] = drafter
+    return found
+
+
+def _prompts(loaded: Loaded, settings: Settings, options: dict[str, Any]) -> tuple[list[Prompt], str]:
+    """Prompts that fit the context, and where they come from."""
+    wanted = options["num_prompts"] or max(6, *settings.batch_sizes)
+    if loaded.tokenizer is None:
+        return _random(loaded.model.config.vocab_size, wanted, options["prompt_tokens"] // 2, settings.seed)
+    room = getattr(loaded.model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+    room -= settings.max_new_tokens + settings.max_length + 1
+    if settings.contexts and max(settings.contexts) > room:
+        raise InvalidArgument(f"--contexts {max(settings.contexts)}: the target has room for {room} tokens before them")
+    if options["file"] is not None:
+        found, source, longest = _own(options["file"], loaded.tokenizer), options["file"].name, room
+    else:
+        found, source = _questions(loaded.tokenizer)
+        longest = min(room, options["prompt_tokens"])
+    fitting = [prompt for prompt in dict.fromkeys(found) if len(prompt) <= longest][:wanted]
+    if len(fitting) < max(settings.batch_sizes):
+        raise InvalidArgument(
+            f"a batch of {max(settings.batch_sizes)} needs as many different prompts, and {len(fitting)} of {source} "
+            f"have at most {longest} tokens; give more with --file, or smaller --batch-sizes"
+        )
+    return fitting, source
+
+
+def _own(file: Path, tokenizer: Any) -> list[Prompt]:
+    from forerun.cli.prompts import encode, read_prompts, uses_template
+
+    texts = read_prompts((), file)
+    template = uses_template(tokenizer, None, None, texts)
+    return [tuple(encode(tokenizer, text, template)) for text in texts]
+
+
+def _questions(tokenizer: Any) -> tuple[list[Prompt], str]:
+    """The categories in turn, so that the first few prompts are of every kind."""
+    from itertools import zip_longest
+
+    from forerun.bench.prompts import encode, find_questions
+
+    questions = find_questions()
+    kinds = [encode(tokenizer, questions.of(category)) for category in questions.categories]
+    return [prompt for turn in zip_longest(*kinds) for prompt in turn if prompt is not None], questions.source
+
+
+def _random(vocab: int, count: int, length: int, seed: int) -> tuple[list[Prompt], str]:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, vocab, (count, length), generator=generator).tolist()
+    return [tuple(row) for row in ids], f"{count} random prompts of {length} tokens"
+
+
+def show_plan(record: PlanRecord, picture: Path | None) -> None:
+    """Print a record, and draw it where a picture was asked for."""
+    print_plan(record)
+    if picture is not None:
+        draw(record, picture)
+
+
+def print_plan(record: PlanRecord) -> None:
+    from forerun.cli.bench import print_table
+    from forerun.cli.console import out_console
+    from forerun.plan.report import advice, remarks, tables, verdicts
+
+    console = out_console()
+    for table in tables(record):
+        print_table(table, console)
+    for line in remarks(record):
+        console.print(line, style="dim", markup=False)
+    for line, held in verdicts(record):
+        console.print(line, style="green" if held else "red", markup=False)
+    for line in advice(record):
+        console.print(line, style="bold", markup=False)
+
+
+def draw(record: PlanRecord, picture: Path) -> None:
+    from forerun.plan.plot import plot
+
+    plot(record, picture)
+    click.echo(f"Picture: {picture}", err=True)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,168 @@
+"""New keys and values into the cache in one launch, rotated on the way where a family rotates halves.
+
+The reference is `math.cache_write`. Numbers are rounded after every step as torch does, so the bits are the same.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HEADS_AT_ONCE = 8
+
+
+def write(
+    keys: Tensor,  # [N, Hk, D]
+    values: Tensor,  # [N, Hk, Dv]
+    addresses: Tensor,  # [N] int64
+    key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
+    value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+) -> None:
+    """Put each new token's key and value where its address says."""
+    heads, block = keys.shape[1], min(HEADS_AT_ONCE, triton.next_power_of_2(keys.shape[1]))
+    _write_kernel[(keys.shape[0], triton.cdiv(heads, block))](
+        keys, values, addresses, key_pool, value_pool,
+        keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), key_pool.stride(0), value_pool.stride(0),
+        HEADS=heads, SIZE=keys.shape[2], VALUE_SIZE=values.shape[2], BLOCK_HEADS=block,
+        BLOCK_SIZE=triton.next_power_of_2(max(keys.shape[2], values.shape[2])), num_warps=2,
+    )  # fmt: skip
+
+
+def rotate_and_write(
+    query: Tensor,  # [N, Hq, D] before rotation
+    keys: Tensor,  # [N, Hk, D] before rotation
+    values: Tensor,  # [N, Hk, Dv]
+    cos: Tensor,  # [N, D]
+    sin: Tensor,  # [N, D]
+    addresses: Tensor,  # [N] int64
+    key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
+    value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+) -> Tensor:  # [N, Hq, D] rotated
+    """Rotate queries and keys as Llama does, and write keys and values."""
+    num, heads, size = query.shape
+    out, block = query.new_empty(query.shape), min(HEADS_AT_ONCE, triton.next_power_of_2(keys.shape[1]))
+    query_blocks, key_blocks = triton.cdiv(heads, block), triton.cdiv(keys.shape[1], block)
+    _rotate_and_write_kernel[(num, query_blocks + key_blocks)](
+        out, query, keys, values, cos, sin, addresses, key_pool, value_pool,
+        query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        cos.stride(0), sin.stride(0), key_pool.stride(0), value_pool.stride(0),
+        HEADS=heads, KEY_HEADS=keys.shape[1], QUERY_BLOCKS=query_blocks, SIZE=size, VALUE_SIZE=values.shape[2],
+        BLOCK_HEADS=block, BLOCK_HALF=triton.next_power_of_2(size // 2),
+        BLOCK_VALUE_SIZE=triton.next_power_of_2(values.shape[2]), num_warps=2,
+        enable_fp_fusion=False,  # a fused multiply-add rounds once where torch rounds twice
+    )  # fmt: skip
+    return out
+
+
+def fits(*tensors: Tensor) -> bool:
+    """Whether each head's numbers lie side by side, and all tensors are of one kind."""
+    return all(t.stride(-1) == 1 and t.dtype == tensors[0].dtype for t in tensors)
+
+
+@triton.jit
+def _write_kernel(
+    k_ptr,  # [N, Hk, D]
+    v_ptr,  # [N, Hk, Dv]
+    addresses_ptr,  # [N] int64
+    key_pool_ptr,  # [P, Hk, D], out
+    value_pool_ptr,  # [P, Hk, Dv], out
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    key_place,
+    value_place,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """One program per (token, few heads)."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+    d = tl.arange(0, BLOCK_SIZE)[None, :]
+    address = tl.load(addresses_ptr + token)
+    is_key = (head < HEADS) & (d < SIZE)
+    key = tl.load(k_ptr + token * k_token + head * k_head + d, mask=is_key)
+    tl.store(key_pool_ptr + address * key_place + head * SIZE + d, key, mask=is_key)
+    is_value = (head < HEADS) & (d < VALUE_SIZE)
+    value = tl.load(v_ptr + token * v_token + head * v_head + d, mask=is_value)
+    tl.store(value_pool_ptr + address * value_place + head * VALUE_SIZE + d, value, mask=is_value)
+
+
+@triton.jit
+def _rotate_and_write_kernel(
+    out_ptr,  # [N, Hq, D] rotated queries
+    q_ptr,  # [N, Hq, D]
+    k_ptr,  # [N, Hk, D]
+    v_ptr,  # [N, Hk, Dv]
+    cos_ptr,  # [N, D]
+    sin_ptr,  # [N, D]
+    addresses_ptr,  # [N] int64
+    key_pool_ptr,  # [P, Hk, D], out
+    value_pool_ptr,  # [P, Hk, Dv], out
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    cos_token,
+    sin_token,
+    key_place,
+    value_place,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    QUERY_BLOCKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_VALUE_SIZE: tl.constexpr,
+):
+    """One program per (token, few query heads), then one per (token, few key heads with their values)."""
+    HALF: tl.constexpr = SIZE // 2
+    token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    i = tl.arange(0, BLOCK_HALF)
+    in_half = i < HALF
+    cos_low = tl.load(cos_ptr + token * cos_token + i, mask=in_half)[None, :]
+    cos_high = tl.load(cos_ptr + token * cos_token + HALF + i, mask=in_half)[None, :]
+    sin_low = tl.load(sin_ptr + token * sin_token + i, mask=in_half)[None, :]
+    sin_high = tl.load(sin_ptr + token * sin_token + HALF + i, mask=in_half)[None, :]
+    if block < QUERY_BLOCKS:
+        head = (block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+        there = (head < HEADS) & in_half[None, :]
+        source = q_ptr + token * q_token + head * q_head + i[None, :]
+        target = out_ptr + (token * HEADS + head) * SIZE + i[None, :]
+        _rotate(source, target, cos_low, cos_high, sin_low, sin_high, there, HALF)
+    else:
+        head = ((block - QUERY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
+        address = tl.load(addresses_ptr + token)
+        there = (head < KEY_HEADS) & in_half[None, :]
+        source = k_ptr + token * k_token + head * k_head + i[None, :]
+        target = key_pool_ptr + address * key_place + head * SIZE + i[None, :]
+        _rotate(source, target, cos_low, cos_high, sin_low, sin_high, there, HALF)
+        e = tl.arange(0, BLOCK_VALUE_SIZE)[None, :]
+        is_value = (head < KEY_HEADS) & (e < VALUE_SIZE)
+        value = tl.load(v_ptr + token * v_token + head * v_head + e, mask=is_value)
+        tl.store(value_pool_ptr + address * value_place + head * VALUE_SIZE + e, value, mask=is_value)
+
+
+@triton.jit
+def _rotate(source, target, cos_low, cos_high, sin_low, sin_high, there, HALF: tl.constexpr):
+    """Dimension i turns with dimension i + HALF."""
+    low = tl.load(source, mask=there, other=0.0)
+    high = tl.load(source + HALF, mask=there, other=0.0)
+    tl.store(target, _turned(low, cos_low, -high.to(tl.float32), sin_low), mask=there)
+    tl.store(target + HALF, _turned(high, cos_high, low.to(tl.float32), sin_high), mask=there)
+
+
+@triton.jit
+def _turned(own, cos, other, sin):
+    """own * cos + other * sin, every product and the sum rounded to the numbers' own kind."""
+    straight = (own.to(tl.float32) * cos.to(tl.float32)).to(own.dtype)
+    across = (other * sin.to(tl.float32)).to(own.dtype)
+    return (straight.to(tl.float32) + across.to(tl.float32)).to(own.dtype)

@@ -1,0 +1,90 @@
+"""One row's law inside a kernel: what `math.laws.warp` and `log_sum_exp` make of a logit, given the row's summary.
+
+A summary is the peak (raw), the mass of what is kept relative to the peak (float64), the threshold below which tokens
+are cut, and the most likely id of a greedy row (-1 for a sampled one).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+NEGATIVE = tl.constexpr(float("-inf"))
+TINY = tl.constexpr(1.1754943508222875e-38)
+HUGE = tl.constexpr(3.4028234663852886e38)
+TILE = tl.constexpr(1024)  # math.laws.TILE
+
+
+@triton.jit
+def divisor_of(temperature):
+    """What logits are divided by, float32, and whether they are used as they are (temperature 1, or greedy)."""
+    plain = (temperature == 1.0) | (temperature == 0.0)
+    divisor = tl.where(plain, 1.0, temperature)
+    return tl.minimum(tl.maximum(divisor, TINY), HUGE).to(tl.float32), plain
+
+
+@triton.jit
+def warped(w, shift, divisor, SCALED: tl.constexpr):
+    if SCALED:
+        w = tl.div_rn(w - shift, divisor)
+    return w
+
+
+@triton.jit
+def merged(peaks, masses, divisor, AXIS: tl.constexpr):
+    """Peak and mass of a row from those of its chunks, along AXIS. NaN in a chunk makes the row's NaN."""
+    bad = tl.max((peaks != peaks).to(tl.int32), axis=AXIS)
+    clean = tl.where(peaks != peaks, NEGATIVE, peaks)
+    top = tl.max(clean, axis=AXIS, keep_dims=True)
+    below = (clean - tl.where(top == NEGATIVE, 0.0, top)).to(tl.float64) / divisor
+    mass = tl.sum(masses * tl.exp(below), axis=AXIS)
+    return tl.where(bad > 0, float("nan"), tl.max(clean, axis=AXIS)), mass
+
+
+@triton.jit
+def log_mass_of(base, mass):
+    """As `log_sum_exp` rounds it: the logarithm to float32 first, then the sum. `base` is the peak after warping."""
+    return base + tl.log(mass).to(tl.float32)
+
+
+@triton.jit
+def probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
+    """Of tokens with warped weights `w`."""
+    p = tl.exp(w - log_mass)
+    if CUT:
+        p = tl.where(w < threshold, 0.0, p)
+    if GREEDY:
+        p = tl.where(best >= 0, (column == best).to(tl.float32), p)
+    return p
+
+
+@triton.jit
+def log_probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
+    log_p = w - log_mass
+    if CUT:
+        log_p = tl.where(w < threshold, NEGATIVE, log_p)
+    if GREEDY:
+        log_p = tl.where(best >= 0, tl.where(column == best, 0.0, NEGATIVE), log_p)
+    return log_p
+
+
+@triton.jit
+def pick(weights, u):
+    """The first entry at which the running sum of float64 `weights` passes u times their total: `math.laws._pick`.
+
+    Returns it, what of the goal is left inside it, and the total.
+    """
+    weights = tl.where((weights == weights) & (weights < float("inf")), weights, 0.0)
+    goal = u * tl.sum(weights, axis=0)
+    entry, left = pick_goal(weights, goal)
+    return entry, left, tl.sum(weights, axis=0)
+
+
+@triton.jit
+def pick_goal(weights, goal):
+    running = tl.cumsum(weights, axis=0)
+    column = tl.arange(0, weights.shape[0])
+    last = tl.max(tl.where(weights > 0, column, 0), axis=0)
+    entry = tl.minimum(tl.sum((running <= goal).to(tl.int32), axis=0), last)
+    before = tl.sum(tl.where(column == entry - 1, running, 0.0), axis=0)
+    return entry, goal - before

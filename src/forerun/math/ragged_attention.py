@@ -1,0 +1,106 @@
+"""Attention of new tokens over rows whose lengths only the device knows, said in torch one row at a time.
+
+`math.attention` takes its rows from the host and a mask of any kind; a kernel wants neither. Here a row is three
+numbers in device tensors, and what a query sees is a rule: everything up to itself, perhaps no further back than a
+window, perhaps a tree among the new tokens. `kernels.attention` has the same function and must agree with this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.errors import InvalidArgument
+from forerun.math.attention import Form, Scale
+from forerun.types import RaggedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which keys each new token sees. Tensors are read on the device; the two host numbers only bound the work."""
+
+    slots: Tensor  # [B] int32, where each row lives in the cache
+    lengths: Tensor  # [B] int32, keys of each row, the new ones included
+    starts: Tensor  # [B + 1] int32, row b's new tokens are starts[b] .. starts[b + 1] - 1 of the packed ones
+    most_tokens: int  # no row has more new tokens
+    longest: int  # no row has more keys; the cache's capacity where nobody knows
+    window: int = 0  # keys a query sees, its own included; 0 for all
+    # [N, W] bool: whether new token i sees new token j of its own row, itself included; None: all before it. The
+    # position of a token, from which a window counts, is the number of its ancestors past the old keys.
+    tree: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.window < 0:
+            raise InvalidArgument(f"window={self.window}: give the number of keys a query sees, or 0 for all")
+        if self.tree is None:
+            return
+        if self.tree.shape[1] < self.most_tokens:
+            raise InvalidArgument(
+                f"a tree mask {self.tree.shape[1]} wide cannot describe {self.most_tokens} new tokens of a row"
+            )
+        if 0 < self.window < self.most_tokens:
+            raise InvalidArgument(
+                f"a window of {self.window} keys is narrower than a tree of {self.most_tokens} tokens; "
+                "draft fewer tokens, or a chain"
+            )
+
+
+def reach_of(rows: RaggedRows, device: torch.device, window: int = 0) -> Reach:
+    """The same rows with their numbers on the device: one small copy a pass."""
+    lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
+    starts = [0]
+    for count in rows.counts:
+        starts.append(starts[-1] + count)
+    packed = torch.tensor([*rows.slots, *lengths, *starts], dtype=torch.int32).to(device)
+    slots, ends, places = packed.split([len(lengths), len(lengths), len(starts)])
+    return Reach(slots, ends, places, max(rows.counts), rows.longest, window)
+
+
+def attend_ragged(
+    query: Tensor,  # [N, Hq, D] new tokens of all rows, packed
+    keys: Tensor,  # [R, Hk, C, D] every row of the cache, the new tokens written already
+    values: Tensor,  # [R, Hk, C, Dv]
+    reach: Reach,
+    scale: Scale,
+    form: Form = Form.AUTO,
+) -> Tensor:  # [N, Hq, Dv]
+    """Each row's queries against that row's own keys. `form` is how a kernel goes about it, not what comes out."""
+    out = query.new_zeros(*query.shape[:2], values.shape[-1])
+    starts = reach.starts.tolist()
+    for row, (slot, length) in enumerate(zip(reach.slots.tolist(), reach.lengths.tolist(), strict=True)):
+        own = slice(starts[row], starts[row + 1])
+        k, v = keys[slot, :, :length].float(), values[slot, :, :length].float()
+        tree = None if reach.tree is None else reach.tree[own]
+        seen = visible(length, own.stop - own.start, reach.window, tree, query.device)
+        out[own] = _attend_row(query[own].float(), k, v, seen, scale).to(out.dtype)
+    return out
+
+
+def visible(length: int, count: int, window: int, tree: Tensor | None, device: torch.device) -> Tensor:
+    """[count, length] bool: which of a row's keys its `count` newest tokens see."""
+    past, key = length - count, torch.arange(length, device=device)
+    if tree is None:
+        position = past + torch.arange(count, device=device)[:, None]
+        seen = key <= position
+    else:
+        position = past + tree[:, :count].sum(-1, keepdim=True) - 1
+        seen = torch.cat([torch.ones(count, past, dtype=torch.bool, device=device), tree[:, :count]], dim=1)
+    if not window:
+        return seen
+    return seen & ((key > position - window) if tree is None else (key > position - window) | (key >= past))
+
+
+def _attend_row(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: Scale) -> Tensor:
+    """[T, Hq, D] over [Hk, S, D], in float32."""
+    group = query.shape[1] // keys.shape[0]
+    keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+    scores = torch.einsum("thd,hsd->hts", query, keys) * scale.factor
+    if scale.softcap is not None:
+        scores = torch.tanh(scores / scale.softcap) * scale.softcap
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if scale.sinks is not None:
+        sink = scale.sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    return torch.einsum("hts,hsd->thd", torch.softmax(scores, dim=-1)[..., : keys.shape[1]], values)

@@ -1,0 +1,139 @@
+"""The prediction put to the test: draft lengths are run in turns, with other random numbers, and timed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from forerun.plan.predict import Prediction
+from forerun.plan.rounds import Prober, Round, Task, full_rounds
+from forerun.plan.settings import Extent
+
+REACH = 2  # lengths on either side of the predicted best that are run
+SPEED_TOLERANCE = 0.10
+TIE = 0.03  # speeds this close are one speed: so much they differ between runs of the same thing
+PLAIN_ROUNDS = 32
+SURE = 2.0  # standard errors that sampled text may differ by, on top
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One draft length as it ran."""
+
+    length: int
+    rounds: int
+    tokens: int
+    seconds: float
+    factor: float  # times as fast as plain decoding in the same run
+    error: float  # one standard error of the speed, as a share of it
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the prediction held."""
+
+    predicted_length: int
+    measured_length: int  # the fastest of those that were run
+    predicted_factor: float  # of the predicted length
+    measured_factor: float  # of the same
+    best_factor: float  # of the fastest
+    tie: float  # what counted as the same speed
+    predicted_speed: float  # tokens per second, of the predicted length
+    measured_speed: float
+
+    @property
+    def factor_error(self) -> float:
+        return self.predicted_factor / self.measured_factor - 1
+
+    @property
+    def speed_error(self) -> float:
+        return self.predicted_speed / self.measured_speed - 1
+
+    @property
+    def length_held(self) -> bool:
+        """Within one of the fastest, or as fast."""
+        near = abs(self.predicted_length - self.measured_length) <= 1
+        return near or self.measured_factor >= self.best_factor * (1 - self.tie)
+
+    @property
+    def speed_held(self) -> bool:
+        return abs(self.factor_error) <= SPEED_TOLERANCE
+
+    @property
+    def held(self) -> bool:
+        return self.length_held and self.speed_held
+
+
+def lengths_to_run(best: int, max_length: int, extent: Extent) -> list[int]:
+    """Plain decoding always; around a prediction that nothing pays, the shortest drafts."""
+    if extent is Extent.NONE:
+        return []
+    reach = max_length if extent is Extent.ALL else REACH
+    return [0, *(n for n in range(1, max_length + 1) if abs(n - best) <= reach)]
+
+
+def run_lengths(
+    plain: Prober,
+    prober: Prober,
+    tasks: Sequence[Task],
+    lengths: Sequence[int],
+    seed: int = 0,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Checked]:
+    """Every length on a batch of prompts, in random order, before the next batch: drift hits all alike."""
+    rng = random.Random(seed)
+    found: dict[int, list[Round]] = {length: [] for length in lengths}
+    for task in tasks:
+        for length in rng.sample(list(lengths), len(lengths)):
+            found[length] += _run(prober if length else plain, task, length)
+            advance()
+    rates = {length: _rate(rounds) for length, rounds in found.items()}
+    return [_checked(length, rounds, rates[length] / rates[0]) for length, rounds in found.items()]
+
+
+def judge(best: Prediction, checked: Sequence[Checked]) -> Verdict:
+    """`checked` holds plain decoding and the predicted best."""
+    measured = {entry.length: entry for entry in checked}
+    fastest = max(checked, key=lambda entry: (entry.factor, -entry.length))
+    own = measured[best.length]
+    noise = (own.error**2 + fastest.error**2) ** 0.5 if own is not fastest else 0.0
+    return Verdict(
+        predicted_length=best.length,
+        measured_length=fastest.length,
+        predicted_factor=best.factor,
+        measured_factor=own.factor,
+        best_factor=fastest.factor,
+        tie=max(TIE, SURE * noise),
+        predicted_speed=best.tokens_per_second,
+        measured_speed=own.tokens_per_second,
+    )
+
+
+def _run(prober: Prober, task: Task, length: int) -> list[Round]:
+    """Plain rounds are all alike, and so slow that a few of them must do."""
+    rounds = full_rounds(prober, task, lambda: length)
+    found = list(rounds if length else islice(rounds, PLAIN_ROUNDS))
+    rounds.close()
+    return found
+
+
+def _rate(rounds: Sequence[Round]) -> float:
+    return sum(found.tokens for found in rounds) / sum(found.seconds for found in rounds)
+
+
+def _checked(length: int, rounds: Sequence[Round], factor: float) -> Checked:
+    tokens, seconds = sum(found.tokens for found in rounds), sum(found.seconds for found in rounds)
+    return Checked(length, len(rounds), tokens, seconds, factor, _error(rounds, tokens / seconds))
+
+
+def _error(rounds: Sequence[Round], rate: float) -> float:
+    """Of a ratio of sums over rounds that are taken to be independent."""
+    tokens = sum(found.tokens for found in rounds)
+    spread: float = sum((found.tokens - rate * found.seconds) ** 2 for found in rounds) ** 0.5
+    return spread / tokens

@@ -1,0 +1,169 @@
+"""What rounds cost on this machine: whole rounds as the engine pays for them, timed in turns with plain ones."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from forerun.plan.rounds import Prober, Round, Task, full_rounds
+
+BINS = 12  # points of a curve where drafts have many different sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Seconds over something counted; straight between its points and beyond them, and never falling."""
+
+    points: tuple[tuple[float, float], ...]  # x increasing
+
+    @classmethod
+    def through(cls, samples: Sequence[tuple[float, float]]) -> Curve:
+        """Means of the samples with the same x, or of neighbours where there are many different ones."""
+        found: dict[float, list[float]] = {}
+        for x, seconds in samples:
+            found.setdefault(x, []).append(seconds)
+        return cls(tuple(_rising(_merged([(x, found[x]) for x in sorted(found)]))))
+
+    def __call__(self, x: float) -> float:
+        if len(self.points) < 2:
+            return self.points[0][1] if self.points else 0.0
+        place = min(max(bisect_left(self.points, (x,)), 1), len(self.points) - 1)
+        (x0, y0), (x1, y1) = self.points[place - 1], self.points[place]
+        return max(y0 + (y1 - y0) * (x - x0) / (x1 - x0), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of one drafter at one batch size, temperature and range of contexts."""
+
+    batch: int
+    plain: float  # seconds of a round without a drafter
+    draft: Curve  # seconds to draft, by the longest draft that was drawn rather than copied
+    rest: Curve  # seconds of everything else, by the tokens drafted in all rows together
+    whole: Mapping[int, float]  # seconds of a round, by the draft length that was asked for
+
+    def of_round(self, total_drafted: int, longest_drawn: int) -> float:
+        return self.draft(longest_drawn) + self.rest(total_drafted)
+
+    def draft_ratio(self, length: int) -> float:
+        """Leviathan's c at this draft length: one draft step over one target step."""
+        return self.draft(length) / length / self.plain
+
+    def score_ratio(self, length: int) -> float:
+        """Scoring and judging full drafts over a plain step; 1 is what Leviathan's formula assumes."""
+        return self.rest(length * self.batch) / self.plain
+
+
+def measure_costs(
+    plain: Prober,
+    probers: Sequence[Prober],
+    tasks: Sequence[Task],
+    lengths: Sequence[int],
+    repeats: int,
+    seed: int = 0,
+    advance: Callable[[], None] = lambda: None,
+) -> dict[str, Costs]:
+    """By drafter. One plain round, one of every drafter, and again: a machine that slows down slows all alike.
+
+    Draft lengths come in a new random order every time through them. The first time through is a warm-up.
+    """
+    rng = random.Random(seed)
+    streams = {prober.name: _Stream(prober, tasks, lengths, rng) for prober in probers}
+    steps = _endless(plain, tasks, lambda: 0)
+    plains: list[float] = []
+    rounds: dict[str, list[tuple[int, Round]]] = {name: [] for name in streams}
+    for turn in range((1 + repeats) * len(lengths)):
+        warm = turn >= len(lengths)
+        found = next(steps)
+        if warm:
+            plains.append(found.seconds)
+        for name, stream in streams.items():
+            sample = stream.next()
+            if warm:
+                rounds[name].append(sample)
+        advance()
+    for source in (steps, *(stream.steps for stream in streams.values())):
+        source.close()
+    return {name: _costs(tasks[0].batch, steady(plains), found) for name, found in rounds.items()}
+
+
+def steady(values: Sequence[float]) -> float:
+    """The mean of the middle half: hiccups, and the first of a shape, are among the rest."""
+    quarter = len(values) // 4
+    return fmean(sorted(values)[quarter : len(values) - quarter])
+
+
+def _costs(batch: int, plain: float, rounds: Sequence[tuple[int, Round]]) -> Costs:
+    by_length: dict[int, list[float]] = {}
+    for length, found in rounds:
+        by_length.setdefault(length, []).append(found.seconds)
+    return Costs(
+        batch=batch,
+        plain=plain,
+        draft=Curve.through([(found.longest_drawn, found.draft_seconds) for _, found in rounds]),
+        rest=Curve.through([(found.total_drafted, found.seconds - found.draft_seconds) for _, found in rounds]),
+        whole={length: steady(seconds) for length, seconds in sorted(by_length.items())},
+    )
+
+
+class _Stream:
+    """Rounds of one drafter for ever, with the length that was asked for in each."""
+
+    def __init__(self, prober: Prober, tasks: Sequence[Task], lengths: Sequence[int], rng: random.Random) -> None:
+        self.order = _shuffled(lengths, rng)
+        self.length = 0
+        self.steps = _endless(prober, tasks, self.choose)
+
+    def choose(self) -> int:
+        self.length = next(self.order)
+        return self.length
+
+    def next(self) -> tuple[int, Round]:
+        found = next(self.steps)
+        return self.length, found
+
+
+def _endless(prober: Prober, tasks: Sequence[Task], choose: Callable[[], int]) -> Generator[Round, None, None]:
+    """Round after round, task after task."""
+    for task in itertools.cycle(tasks):
+        yield from full_rounds(prober, task, choose)
+
+
+def _shuffled(lengths: Sequence[int], rng: random.Random) -> Iterator[int]:
+    while True:
+        yield from rng.sample(lengths, len(lengths))
+
+
+def _merged(groups: Sequence[tuple[float, list[float]]]) -> list[tuple[float, list[float]]]:
+    """At most about `BINS` groups; neighbours are put together by count, and their x is the mean of theirs."""
+    if len(groups) <= BINS:
+        return list(groups)
+    size = sum(len(values) for _, values in groups) / BINS
+    found: list[tuple[float, list[float]]] = []
+    for x, values in groups:
+        if not found or len(found[-1][1]) >= size:
+            found.append((x, values))
+            continue
+        before, kept = found.pop()
+        found.append(((before * len(kept) + x * len(values)) / (len(kept) + len(values)), kept + values))
+    return found
+
+
+def _rising(groups: Sequence[tuple[float, list[float]]]) -> list[tuple[float, float]]:
+    """The points nearest to the groups' that never fall: more work does not take less time, so a dip is noise.
+
+    Neighbours in the wrong order share their mean, weighted by the samples behind it (pool adjacent violators).
+    """
+    pools: list[tuple[float, int, list[float]]] = []  # seconds, samples, the x that share them
+    for x, values in groups:
+        seconds, weight, xs = steady(values), len(values), [x]
+        while pools and pools[-1][0] >= seconds:
+            more, count, others = pools.pop()
+            seconds = (seconds * weight + more * count) / (weight + count)
+            weight, xs = weight + count, others + xs
+        pools.append((seconds, weight, xs))
+    return [(x, seconds) for seconds, _, xs in pools for x in xs]

@@ -1,0 +1,181 @@
+"""Rounds as they really happen: an engine whose draft length is set from outside, timed from before to after a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from forerun.config import Kernels, SamplingParams
+from forerun.engine import Engine
+from forerun.engine.request import Request
+from forerun.errors import ForerunError
+from forerun.models.scorer import Scorer
+from forerun.policy.constant import kept_whole
+from forerun.types import BatchView, Draft, Drafter, RoundOutcome
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Prompts that are decoded as one batch until every row has `new_tokens` or more; end tokens do not count."""
+
+    prompts: tuple[Prompt, ...]
+    ids: tuple[int, ...]  # of the prompts among all: they key the random numbers
+    new_tokens: int
+    room: int  # tokens a row may go beyond them, so that no draft is cut short by the end
+    temperature: float
+    seed: int
+
+    @property
+    def batch(self) -> int:
+        return len(self.prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a batch. Every row gains what it accepted and one token."""
+
+    rows: tuple[int, ...]  # ids of the prompts
+    before: tuple[int, ...]  # tokens each row had made until then
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    copied: tuple[bool, ...]  # rows whose draft was copied rather than drawn
+    seconds: float  # all of it, the host's part included
+    draft_seconds: float  # of these
+
+    @property
+    def tokens(self) -> int:
+        return len(self.rows) + sum(self.accepted)
+
+    @property
+    def total_drafted(self) -> int:
+        return sum(self.drafted)
+
+    @property
+    def longest_drawn(self) -> int:
+        return max((n for n, copied in zip(self.drafted, self.copied, strict=True) if not copied), default=0)
+
+
+class Prober(Protocol):
+    """A way to decode that can be watched."""
+
+    name: str
+
+    def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
+        """Every round after the first, which reads the prompts, until all rows have their tokens.
+
+        `choose` gives the draft length of the next round. Closing it ends the rows.
+        """
+        ...
+
+
+class Dial:
+    """A policy that drafts as much as was last set, and keeps what came of it."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.outcome: RoundOutcome | None = None
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(min(self.length, room) for room in view.max_lengths)
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        return kept_whole(view, draft)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.outcome = outcome
+
+
+class EngineProber:
+    """An engine of its own around the shared target; without a drafter it decodes plainly."""
+
+    def __init__(self, name: str, target: Scorer, drafter: Drafter | None) -> None:
+        self.name, self.drafter = name, drafter
+        self.dial = Dial()
+        self.engine = Engine(target, drafter, self.dial)
+
+    def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
+        made = dict.fromkeys(task.ids, 0)
+        numbers = [self.engine.add(request) for request in _requests(task)]
+        try:
+            self._step(1, made)  # a draft model reads the prompts when it is first asked
+            while not self.engine.is_idle and min(made.values()) < task.new_tokens:
+                yield self._step(choose(), made)
+        finally:
+            for number in numbers:
+                self.engine.abort(number)
+            self._refuse_errors()
+
+    def _step(self, length: int, made: dict[int, int]) -> Round:
+        """One round; `made` is brought up to date."""
+        self.dial.length = length
+        self._wait()
+        started = self.engine.clock()
+        self.engine.step()
+        self._wait()
+        seconds = self.engine.clock() - started
+        outcome = self.dial.outcome
+        assert outcome is not None
+        before = tuple(made[row] for row in outcome.request_ids)
+        for row, accepted in zip(outcome.request_ids, outcome.accepted, strict=True):
+            made[row] += accepted + 1
+        return Round(
+            rows=outcome.request_ids,
+            before=before,
+            drafted=outcome.drafted,
+            accepted=outcome.accepted,
+            copied=outcome.copied or (False,) * len(outcome.rows),
+            seconds=seconds,
+            draft_seconds=outcome.draft_seconds,
+        )
+
+    def _wait(self) -> None:
+        if self.engine.target.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.target.device)
+
+    def _refuse_errors(self) -> None:
+        """A row that broke off would count as a fast one."""
+        for result in self.engine.take_results():
+            if result.error is not None:
+                raise ForerunError(f"{self.name}: {result.error}; nothing can be planned on it")
+
+
+def engine_prober(name: str, model: Any, drafter: Drafter | None, use: Kernels | None = None) -> EngineProber:
+    return EngineProber(name, Scorer(model, use=use), drafter)
+
+
+def tasks_of(
+    prompts: Sequence[Prompt], batch: int, new_tokens: int, room: int, temperature: float, seed: int
+) -> list[Task]:
+    """Full batches, in order; what is left over is left out."""
+    starts = range(0, len(prompts) - batch + 1, batch)
+    return [
+        Task(tuple(prompts[i : i + batch]), tuple(range(i, i + batch)), new_tokens, room, temperature, seed)
+        for i in starts
+    ]
+
+
+def full_rounds(prober: Prober, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
+    """Rounds until the first row has its tokens: then a batch of generate would be a smaller one."""
+    rounds = prober.rounds(task, choose)
+    try:
+        for found in rounds:
+            if max(found.before) >= task.new_tokens:
+                return
+            yield found
+    finally:
+        rounds.close()
+
+
+def _requests(task: Task) -> list[Request]:
+    params = SamplingParams(temperature=task.temperature)
+    return [
+        Request(
+            prompt=prompt, max_new_tokens=task.new_tokens + task.room, params=params, seed=task.seed, request_id=number
+        )
+        for prompt, number in zip(task.prompts, task.ids, strict=True)
+    ]

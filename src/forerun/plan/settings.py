@@ -1,0 +1,68 @@
+"""What a plan is asked to find out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forerun.errors import InvalidArgument
+
+LADDER = (1, 2, 4, 8, 16, 32)  # lengths whose acceptance is counted; those between follow from their neighbours
+
+
+class Extent(StrEnum):
+    """Which draft lengths are run to check the prediction."""
+
+    NEAR = "near"  # plain decoding, and those around the predicted best
+    ALL = "all"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How much is measured."""
+
+    max_length: int = 8
+    batch_sizes: tuple[int, ...] = (1,)
+    temperatures: tuple[float, ...] = (0.0,)
+    contexts: tuple[int, ...] = ()
+    """Context lengths whose costs are measured beside those of the prompts' own."""
+    max_new_tokens: int = 48
+    repeats: int = 6
+    """Rounds of each draft length that are timed for the costs."""
+    check: Extent = Extent.NEAR
+    check_prompts: int | None = None
+    """Prompts of each check; None for all. Fewer than were measured add their own peculiarities to the error."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_length", "repeats"):
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.max_length > LADDER[-1]:
+            raise InvalidArgument(f"max_length={self.max_length}: drafts beyond {LADDER[-1]} tokens are not planned")
+        if self.max_new_tokens < 2 * self.max_length:
+            raise InvalidArgument(
+                f"max_new_tokens={self.max_new_tokens}: drafts of {self.max_length} need texts of at least "
+                f"{2 * self.max_length} tokens to be judged by"
+            )
+        for name in ("batch_sizes", "temperatures"):
+            if not getattr(self, name):
+                raise InvalidArgument(f"{name} is empty: give at least one")
+        if min(self.batch_sizes) < 1:
+            raise InvalidArgument(f"batch_sizes={self.batch_sizes}: each must be at least 1")
+        if min(self.temperatures) < 0:
+            raise InvalidArgument(f"temperatures={self.temperatures}: each must be >= 0; 0 is greedy")
+        if self.check_prompts is not None and self.check_prompts < max(self.batch_sizes, default=1):
+            raise InvalidArgument(f"check_prompts={self.check_prompts}: must fill a batch of {max(self.batch_sizes)}")
+        if self.contexts and min(self.contexts) < 2:
+            raise InvalidArgument(f"contexts={self.contexts}: each must be at least 2 tokens")
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(range(1, self.max_length + 1))
+
+    @property
+    def counted(self) -> tuple[int, ...]:
+        """The rungs up to the longest draft, and that one."""
+        return (*(rung for rung in LADDER if rung < self.max_length), self.max_length)

@@ -1,0 +1,176 @@
+"""From a measurement to the page: every table on a tiny pair, gaps that are refused, and the page that is in docs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.fakes import ORIGIN
+from benchmarks.papers import __main__ as command
+from benchmarks.papers import make_page, pairs, service, verify
+from benchmarks.papers.common import PaperRecord, Setup, read
+from benchmarks.papers.make_page import PAGE, Place, page_text, places, tables_of
+from benchmarks.papers.tables import TABLES
+from forerun.bench import quiet
+from forerun.bench.records import write
+from forerun.engine import FinishReason
+from forerun.errors import InvalidArgument
+
+TINY = Setup(pair=pairs.TINY, device="cpu", quick=True)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "others", lambda: 0.0)
+    monkeypatch.setattr(verify, "COPY_BYTES", 2**16)
+
+
+@pytest.fixture(scope="module")
+def pair() -> pairs.Pair:
+    return pairs.open_pair(TINY)
+
+
+@pytest.mark.parametrize("name", ["chen", "leviathan", "bass", "verify"])
+def test_a_record_becomes_a_table_and_a_picture(name: str, pair: pairs.Pair, tmp_path: Path) -> None:
+    from benchmarks.papers import bass, chen, leviathan
+
+    module: Any = {"chen": chen, "leviathan": leviathan, "bass": bass, "verify": verify}[name]
+    path = tmp_path / f"{name}.json"
+    module.measure(TINY, path, pair)
+    record = read(path)
+    assert (record.table, record.quick, record.settings["pair"]) == (name, True, pairs.TINY)
+    lines = module.render(record)
+    tables = [line for line in lines if line.startswith("|")]
+    assert len(tables) > 3 and all(line.count("|") > 2 for line in tables)
+    assert not any("nan" in line.lower() for line in tables)
+    if importlib.util.find_spec("matplotlib"):
+        module.draw(record, tmp_path / "picture.png")
+        assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+def place(folder: Path, name: str = "one") -> Place:
+    return Place(f"Table {name}", f"make {name}", folder / f"{name}.json", folder / f"{name}.png", tables_of)
+
+
+def other_record(path: Path, cell: str) -> None:
+    origin = {"date": "2030-01-02T", "commit": "abc", "machine": {"gpu": None, "cpu": "A chip"}}
+    table = {"title": "Speeds", "headings": ["method", "speed"], "rows": [["plain", cell]]}
+    summary = {"tables": [table], "sentence": "It held."}
+    path.write_text(json.dumps({"format": 1, "provenance": origin, "summary": summary}))
+
+
+class TestPage:
+    def test_a_missing_record_is_refused_with_its_command(self, tmp_path: Path) -> None:
+        other_record(tmp_path / "one.json", "1.00x")
+        chosen = {"A paper": [place(tmp_path, "one"), place(tmp_path, "two")]}
+        with pytest.raises(InvalidArgument, match=r"1 records are missing.*--partial[^$]*two\.json: make two"):
+            page_text(chosen, page=tmp_path / "page.md")
+
+    def test_a_partial_page_says_what_is_missing(self, tmp_path: Path) -> None:
+        other_record(tmp_path / "one.json", "1.25x")
+        chosen = {"A paper": [place(tmp_path, "one"), place(tmp_path, "two")]}
+        text = page_text(chosen, partial=True, page=tmp_path / "page.md")
+        assert "| plain | 1.25x |" in text and "It held." in text
+        assert text.count("Not measured yet.") == 1 and "`make two`" in text
+
+    def test_the_page_follows_the_record(self, tmp_path: Path) -> None:
+        chosen = {"A paper": [place(tmp_path)]}
+        texts = []
+        for cell in ("1.25x", "1.26x"):
+            other_record(tmp_path / "one.json", cell)
+            texts.append(page_text(chosen, page=tmp_path / "page.md"))
+        assert texts[0] != texts[1]
+
+    def test_a_picture_is_shown_where_there_is_one(self, tmp_path: Path) -> None:
+        other_record(tmp_path / "one.json", "1.00x")
+        chosen = {"A paper": [place(tmp_path)]}
+        assert "![" not in page_text(chosen, page=tmp_path / "page.md")
+        (tmp_path / "one.png").write_bytes(b"")
+        assert "![Table one](one.png)" in page_text(chosen, page=tmp_path / "page.md")
+
+    def test_the_page_in_docs_is_that_of_the_records(self) -> None:
+        assert PAGE.read_text(encoding="utf-8") == page_text(places(), partial=True), (
+            "run: python -m benchmarks.papers page --partial"
+        )
+
+    def test_every_table_has_its_place(self) -> None:
+        commands = [p.command for tables in places().values() for p in tables]
+        assert all(any(c.startswith(f"python -m benchmarks.papers {name}") for c in commands) for name in TABLES)
+        assert len(commands) == len(set(commands))
+
+
+class TestRecords:
+    def record(self, **changes: Any) -> PaperRecord:
+        made = PaperRecord(ORIGIN, "theory", {"quick": False}, {"table1": []})
+        return replace(made, **changes)
+
+    def test_another_kind_is_refused(self, tmp_path: Path) -> None:
+        write(self.record(kind="decode"), tmp_path / "r.json")
+        with pytest.raises(InvalidArgument, match="kind 'decode'"):
+            read(tmp_path / "r.json")
+
+    def test_a_damaged_one_is_refused(self, tmp_path: Path) -> None:
+        write(self.record(), tmp_path / "r.json")
+        content = json.loads((tmp_path / "r.json").read_text())
+        del content["results"]
+        (tmp_path / "r.json").write_text(json.dumps(content))
+        with pytest.raises(InvalidArgument, match="damaged record"):
+            read(tmp_path / "r.json")
+
+    def test_quick_and_disturbed_runs_are_marked(self) -> None:
+        loud = self.record(settings={"quick": True}, notes=("other programs kept 1.0 cores busy",))
+        assert "say nothing yet" in "\n".join(make_page.origin(loud))
+        assert "1.0 cores busy" in "\n".join(make_page.origin(loud))
+        assert len(make_page.origin(self.record())) == 1
+
+
+class TestCommand:
+    def test_gaps_are_an_error_with_a_way_out(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(make_page, "places", lambda: {"A paper": [place(tmp_path)]})
+        assert command.main(["page"]) == 2
+        assert "--partial" in capsys.readouterr().err
+
+    def test_theory_from_end_to_end(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["theory", "--output", str(tmp_path / "t.json")]) == 0
+        assert "| 0.9 | 10 | 1.60x | 6.86x |" in capsys.readouterr().out
+        assert "benchmarks.papers" in read(tmp_path / "t.json").provenance.command
+
+    def test_answers_need_a_language(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        given = ["service", "--pair", "tiny", "--device", "cpu", "--output", str(tmp_path / "s.json")]
+        assert command.main(given) == 2
+        assert "speaks no language" in capsys.readouterr().err
+
+
+class TestPieces:
+    def test_peak_memory_of_a_known_call(self) -> None:
+        def call(_: int) -> torch.Tensor:
+            first = torch.ones(2**18)  # 1 MiB
+            second = first + 1  # and another one beside it
+            del first
+            return second * 2  # a third, when the first is gone
+
+        assert verify.peak_bytes(call, torch.device("cpu")) == pytest.approx(2 * 2**20, rel=0.01)
+
+    def test_what_must_be_read(self) -> None:
+        assert verify.must_read(5, 1000) == 4 * 1000 * (5 + 1 + 2)
+
+    def test_the_answer_shown_first_is_the_best_finished_one(self) -> None:
+        words = {1: "It is Paris.", 2: "It is Rome.", 3: "Paris"}
+        talker: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids, **_: words[ids[0]]))
+        reasons = [FinishReason.STOP, FinishReason.STOP, FinishReason.TIME]
+        result: Any = SimpleNamespace(
+            ranking=[[2, 1, 0]], finish_reasons=reasons, new_tokens=[[1], [2], [3]], seconds=1.0
+        )
+        found = service.judge(talker, result, r"\bParis\b")
+        assert (found["finished"], found["first"], found["any"]) == (2, False, True)
+        late: Any = SimpleNamespace(**{**vars(result), "finish_reasons": [FinishReason.TIME] * 3})
+        assert service.judge(talker, late, "Paris") == {"finished": 0, "first": False, "any": False, "seconds": 1.0}

@@ -1,0 +1,265 @@
+"""`kernels.attention.attend_ragged` against `math.ragged_attention.attend_ragged`, interpreted or on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from forerun.errors import InvalidArgument
+from forerun.kernels import attention as kernel
+from forerun.kernels.attention import TUNING, Tuning
+from forerun.math import attention as dense
+from forerun.math import ragged_attention as reference
+from forerun.math.attention import Form, Scale
+from forerun.math.ragged_attention import Reach
+from forerun.types import RaggedRows
+from kernels.ragged_cases import ROWS, Case, make_case, random_tree
+from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
+
+pytestmark = kernel_tests()
+
+FORMS = (Form.PAD, Form.SPLIT, Form.KEYS)
+# Blocks of 16 keys and chunks of as few: rows of 73 keys then have five chunks, of which queries see all, some or none.
+SMALL = replace(TUNING, block_bytes=0, least_chunk=16)
+# Relative and absolute. The interpreter cuts bfloat16 off where a GPU rounds.
+TOLERANCE = {torch.float32: (1e-6, 3e-6), torch.float16: (2e-3, 1e-3), torch.bfloat16: (2e-2, 1e-2)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_read_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is often zero, which would hide a chunk that is merged and was never made."""
+    real = kernel._parts
+
+    def poisoned(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = real(*arguments)
+        if arguments[-1].splits > 1:
+            for part in parts:
+                part.fill_(torch.nan)
+        return parts
+
+    monkeypatch.setattr(kernel, "_parts", poisoned)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    relative, absolute = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got, want, rtol=relative, atol=absolute)
+
+
+def check(case: Case, form: Form, tuning: Tuning = SMALL) -> None:
+    want = reference.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale)
+    got = kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale, form, tuning)
+    assert want.isfinite().all()
+    assert got.dtype == case.query.dtype
+    close(got, want)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"window": 4},
+        {"window": 12},
+        {"window": 40},
+        {"softcap": 2.0},
+        {"sinks": True},
+        {"sinks": True, "window": 20, "softcap": 3.0},
+    ],
+    ids=lambda how: "-".join(how) or "plain",
+)
+def test_what_a_query_sees(form: Form, how: dict[str, Any]) -> None:
+    check(make_case(**how), form)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("heads", "sizes"), [((3, 3), (80, 80)), ((8, 1), (96, 96)), ((6, 2), (128, 64)), ((1, 1), (256, 256))]
+)
+def test_shapes(dtype: torch.dtype, heads: tuple[int, int], sizes: tuple[int, int]) -> None:
+    rows = RaggedRows((1, 0), (30, 3), (2, 6))
+    check(make_case(rows, dtype=dtype, heads=heads, sizes=sizes), Form.AUTO, TUNING)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_token_of_one_row(form: Form) -> None:
+    check(make_case(RaggedRows((0,), (0,), (1,))), form)
+    check(make_case(RaggedRows((0,), (33,), (1,)), heads=(1, 1)), form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_queries_than_a_block_holds(form: Form) -> None:
+    """Each block of queries stops where its last one does, and begins where its first one's window does."""
+    rows = RaggedRows((0, 1), (9, 0), (17, 2))
+    for window in (0, 5):
+        check(make_case(rows, heads=(2, 1), window=window), form, replace(SMALL, most_queries=16))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_host_knows_a_bound_only(form: Form) -> None:
+    """In a captured graph: the grid is for the capacity, the lengths are the device's."""
+    check(make_case(heads=(2, 1), longest=82), form)
+    check(make_case(heads=(2, 1), longest=82, window=11), form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_that_would_overflow(form: Form) -> None:
+    check(make_case(heads=(2, 1), gain=3e3), form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_trees(form: Form) -> None:
+    rows = RaggedRows((2, 0), (21, 3), (7, 4))
+    for window in (0, 9):
+        case = make_case(rows, heads=(2, 1), window=window, sinks=True)
+        check(case.with_tree(random_tree(rows, 8)), form)
+
+
+def test_a_chain_is_a_tree() -> None:
+    rows = RaggedRows((1, 0), (30, 0), (3, 5))
+    case, line = make_case(rows, heads=(2, 1)), torch.ones(5, 5, dtype=torch.bool).tril()
+    chain = case.with_tree(torch.cat([line[:count] for count in rows.counts]).to(DEVICE))
+    for form in (Form.SPLIT, Form.KEYS):
+        plain, tree = (
+            kernel.attend_ragged(c.query, c.keys, c.values, c.reach, c.scale, form, SMALL) for c in (case, chain)
+        )
+        torch.testing.assert_close(plain, tree, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_key_of_the_row_is_read(form: Form) -> None:
+    """The negative control of the NaN that surrounds every row: one place earlier it spoils the row, and it alone."""
+    case = make_case(heads=(2, 1))
+    case.values[3, :, 72] = torch.nan
+    got = kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale, form, SMALL)
+    assert got[2].isnan().all(), "the newest key of the first row is seen by that row's last query"
+    assert got[3:].isfinite().all()
+
+
+@pytest.mark.parametrize("window", [0, 3, 25])
+def test_reference_agrees_with_the_masked_one(window: int) -> None:
+    """The reference of the kernels is itself held to the one that takes any mask."""
+    case = make_case(window=window, softcap=4.0, sinks=True)
+    keys, values = case.keys.nan_to_num(0), case.values.nan_to_num(0)
+    position = torch.cat([torch.arange(p, p + c) for p, c in zip(ROWS.past, ROWS.counts, strict=True)])[:, None]
+    key = torch.arange(ROWS.longest)
+    mask = (key <= position) & (key > position - (window or 1000))
+    plan = dense.plan(ROWS, mask.to(DEVICE), 2, DEVICE)
+    want = dense.attend(case.query, keys, values, plan, case.scale)
+    got = reference.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale)
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
+
+
+class TestRule:
+    """`auto` looks at shapes and nothing else."""
+
+    @pytest.mark.parametrize(
+        ("programs", "span", "splits"),
+        [
+            (32, 4096, 16),  # one row of 32 heads: chunks as short as is worth it
+            (32, 200, 1),  # too short to cut
+            (8, 131072, 64),  # never more than the merging kernel takes
+            (256, 4096, 5),  # eight rows: eight programs a multiprocessor, so that unequal rows even out
+            (2048, 4096, 1),  # enough programs as it is
+        ],
+    )
+    def test_splits(self, programs: int, span: int, splits: int) -> None:
+        assert kernel.choose_splits(programs, span, 132, False) == splits
+
+    def shape(self, window: int, longest: int, form: Form = Form.AUTO) -> kernel.Shape:
+        numbers = torch.zeros(2, dtype=torch.int32)
+        reach = Reach(numbers[:1], numbers[:1], numbers, 8, longest, window)
+        return kernel.choose_shape(torch.zeros(8, 32, 128), torch.zeros(1, 8, longest, 128), reach, form)
+
+    def test_a_window_is_all_there_is_to_share(self) -> None:
+        assert self.shape(0, 8192).form is Form.KEYS
+        assert self.shape(256, 8192).form is Form.SPLIT
+        wide = self.shape(1024, 8192)
+        assert wide.splits * wide.chunk < 2048
+
+    def test_chunks_cover_the_longest_row(self) -> None:
+        for longest in (1, 100, 513, 8192):
+            for form in Form:
+                shape = self.shape(0, longest, form)
+                assert (shape.splits - 1) * shape.chunk < longest <= shape.splits * shape.chunk
+
+    def test_what_was_asked_for(self) -> None:
+        assert [self.shape(0, 8192, form).form for form in FORMS] == list(FORMS)
+
+
+class TestRefusals:
+    def test_kernel(self) -> None:
+        case = make_case(RaggedRows((0,), (2,), (1,)))
+        wide = torch.zeros(1, 4, 512, device=DEVICE)
+        for query in (case.query.double(), wide, torch.zeros(1, 64, 4, device=DEVICE).mT):
+            with pytest.raises(InvalidArgument, match="kernel cannot take this"):
+                kernel.attend_ragged(query, case.keys, case.values, case.reach, Scale(1.0))
+
+    def test_reach(self) -> None:
+        reach = make_case().reach
+        with pytest.raises(InvalidArgument, match="window=-1"):
+            replace(reach, window=-1)
+        with pytest.raises(InvalidArgument, match="cannot describe 5 new tokens"):
+            replace(reach, tree=torch.ones(9, 4, dtype=torch.bool))
+        with pytest.raises(InvalidArgument, match="narrower than a tree"):
+            replace(reach, window=4, tree=torch.ones(9, 5, dtype=torch.bool))
+
+
+@on_gpu_alone
+class TestOnGpu:
+    """What an interpreter cannot show: real sizes, graphs, no waiting."""
+
+    LENGTHS = (64, 640, 1216, 1792, 2368, 2944, 3520, 4096)
+
+    def real(self, heads: tuple[int, int], dtype: torch.dtype = torch.bfloat16, **how: Any) -> Case:
+        rows = RaggedRows(tuple(range(8)), tuple(length - 8 for length in self.LENGTHS), (8,) * 8)
+        return make_case(rows, heads=heads, sizes=(128, 128), dtype=dtype, **how)
+
+    @pytest.mark.parametrize("form", [*FORMS, Form.AUTO])
+    @pytest.mark.parametrize("heads", [(32, 32), (32, 8)])
+    def test_real_sizes(self, heads: tuple[int, int], form: Form) -> None:
+        check(self.real(heads), form, TUNING)
+        check(self.real(heads, torch.float32), form, TUNING)
+        check(self.real(heads, window=1000, softcap=20.0, sinks=True), form, TUNING)
+
+    def test_a_prompt_with_a_past(self) -> None:
+        rows = RaggedRows((0, 1), (1000, 0), (700, 324))
+        for heads in ((32, 32), (32, 4)):
+            check(make_case(rows, heads=heads, sizes=(128, 128), dtype=torch.float16), Form.AUTO, TUNING)
+
+    @pytest.mark.parametrize("form", [*FORMS, Form.AUTO])
+    def test_one_graph_serves_every_length(self, form: Form) -> None:
+        case = self.real((32, 8))
+        reach = replace(case.reach, lengths=case.reach.lengths.clone())
+
+        def call() -> torch.Tensor:
+            return kernel.attend_ragged(case.query, case.keys, case.values, reach, case.scale, form)
+
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call()
+        for shorter in (0, 1, 50):
+            reach.lengths.copy_((case.reach.lengths - shorter).clamp(min=8))
+            graph.replay()
+            want = reference.attend_ragged(case.query, case.keys, case.values, reach, case.scale)
+            close(out, want)
+
+    def test_nobody_waits(self) -> None:
+        case = self.real((32, 8))
+        kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def test_the_same_every_time(self) -> None:
+        case = self.real((32, 32))
+        outs = [kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale) for _ in range(20)]
+        assert all(torch.equal(out, outs[0]) for out in outs)

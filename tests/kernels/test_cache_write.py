@@ -1,0 +1,74 @@
+"""`kernels.cache_write` against `math.cache_write` and against transformers' own rotation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+pytest.importorskip("triton")
+
+from forerun.kernels import cache_write as kernel
+from forerun.math import cache_write as reference
+from support.interpreter import DEVICE, kernel_tests
+
+pytestmark = kernel_tests()
+
+SHAPES = [(4, 2, 64, 64), (9, 3, 80, 48), (1, 1, 16, 16), (3, 10, 256, 256)]  # query heads, key heads, sizes
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+KINDS = [(shape, torch.float32) for shape in SHAPES] + [(SHAPES[1], dtype) for dtype in DTYPES[1:]]
+ADDRESSES = torch.tensor([3, 9, 0, 11, 7], device=DEVICE)
+
+
+def same(got: Tensor, want: Tensor) -> None:
+    """The same bits; but the interpreter cuts bfloat16 off where everybody else rounds."""
+    is_cut = DEVICE.type == "cpu" and got.dtype is torch.bfloat16
+    torch.testing.assert_close(got, want, rtol=2**-6 if is_cut else 0, atol=2**-6 if is_cut else 0)
+
+
+def new_tokens(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [N, H, D] as transformers lays them out: heads before tokens."""
+    heads, key_heads, size, value_size = shape
+    kinds = ((heads, size), (key_heads, size), (key_heads, value_size))
+    query, keys, values = (torch.randn(h, 5, d).to(DEVICE, dtype).transpose(0, 1) for h, d in kinds)
+    return query, keys, values
+
+
+def pools(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    return keys.new_full((12, *keys.shape[1:]), 5.0), values.new_full((12, *values.shape[1:]), 5.0)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), KINDS)
+def test_write(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    _, keys, values = new_tokens(shape, dtype)
+    got, want = pools(keys, values), pools(keys, values)
+    kernel.write(keys, values, ADDRESSES, *got)
+    reference.write(keys, values, ADDRESSES, *want)
+    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1]), "places that are nobody's stay as they were"
+
+
+@pytest.mark.parametrize(("shape", "dtype"), KINDS)
+def test_rotate_and_write(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    query, keys, values = new_tokens(shape, dtype)
+    cos, sin = (torch.randn(5, shape[2]).to(DEVICE, dtype) for _ in range(2))
+    got, want = pools(keys, values), pools(keys, values)
+    rotated = kernel.rotate_and_write(query, keys, values, cos, sin, ADDRESSES, *got)
+    same(rotated, reference.rotate_and_write(query, keys, values, cos, sin, ADDRESSES, *want))
+    same(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reference_rotates_as_transformers_does(dtype: torch.dtype) -> None:
+    query, keys, _ = new_tokens(SHAPES[0], dtype)
+    cos, sin = (torch.randn(5, 64).to(DEVICE, dtype) for _ in range(2))
+    want, _ = apply_rotary_pos_emb(query.transpose(0, 1)[None], keys.transpose(0, 1)[None], cos[None], sin[None])
+    assert torch.equal(reference.rotated(query, cos, sin), want[0].transpose(0, 1))
+
+
+def test_what_fits() -> None:
+    query, keys, _ = new_tokens(SHAPES[0], torch.float32)
+    assert kernel.fits(query, keys)
+    assert not kernel.fits(query, keys.half())
+    assert not kernel.fits(query.mT)

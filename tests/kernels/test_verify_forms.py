@@ -1,0 +1,124 @@
+"""The kernels read every form of a draft's law, and what a sampler keeps of its rows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forerun.config import SamplingParams
+from forerun.kernels import sample as kernel
+from forerun.kernels import verify
+from forerun.math import sample as reference
+from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw
+from forerun.types import Draft, Rule
+from kernels.verify_cases import ROWS, assert_same, drawn, make, params_of
+from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
+
+pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+RULES = pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+CUT = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
+MIXTURE = [SamplingParams(temperature=0.7), CUT, SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)]
+
+
+@RULES
+def test_point_masses(rule: Rule) -> None:
+    round_ = make(700, some=MIXTURE)
+    tokens = round_.target.logits.view(ROWS, -1, 700)[:, :-1].argmax(-1)
+    draft = Draft(tokens, round_.draft.lengths, PointMass(tokens, 700))
+    other = replace(round_, draft=draft)
+    assert_same(other.judged(rule), other.expected(rule))
+
+
+def test_a_reduced_vocabulary(rule: Rule = Rule.TOKEN) -> None:
+    round_ = make(900)
+    ids = torch.arange(0, 900, 3, device=DEVICE)
+    small = round_.draft.law.logits.view(ROWS, -1, 900)[:, :, ids].contiguous()  # type: ignore[attr-defined]
+    law = ReducedLaw(LogitLaw.dense(small, round_.params), ids, 900)
+    draft = drawn(law, round_.draft.lengths, round_.draft.width, torch.Generator().manual_seed(1))
+    other = replace(round_, draft=draft)
+    assert_same(other.judged(rule), other.expected(rule))
+
+
+def test_sparse_laws(rule: Rule = Rule.TOKEN) -> None:
+    round_ = make(700)
+    probs = torch.softmax(round_.draft.law.logits.view(ROWS, -1, 700), -1)  # type: ignore[attr-defined]
+    top = probs.topk(6, dim=-1)
+    law = SparseLaw(top.indices, top.values / top.values.sum(-1, keepdim=True), 700)
+    draft = drawn(law, round_.draft.lengths, round_.draft.width, torch.Generator().manual_seed(1))
+    other = replace(round_, draft=draft)
+    assert_same(other.judged(rule), other.expected(rule))
+
+
+@RULES
+def test_rows_that_copy_beside_rows_that_draw(rule: Rule) -> None:
+    round_ = make(700, some=MIXTURE)
+    best = round_.target.logits.view(ROWS, -1, 700)[:, :-1].argmax(-1)
+    choice = torch.arange(ROWS, device=DEVICE) % 2
+    law = MixedLaw(choice, (round_.draft.law, PointMass(best, 700)))
+    tokens = torch.where(choice.unsqueeze(-1) == 1, best, round_.draft.tokens)
+    other = replace(round_, draft=replace(round_.draft, tokens=tokens, law=law))
+    assert_same(other.judged(rule), other.expected(rule))
+
+
+def test_a_draft_with_parameters_and_dtype_of_its_own() -> None:
+    round_ = make(700)
+    own = params_of([CUT, SamplingParams(temperature=1.5)], ROWS)
+    drafted = round_.draft.law.logits.view(ROWS, -1, 700).bfloat16()  # type: ignore[attr-defined]
+    draft = drawn(LogitLaw.dense(drafted, own), round_.draft.lengths, round_.draft.width, torch.Generator())
+    other = replace(round_, draft=draft)
+    assert_same(other.judged(), other.expected())
+
+
+@pytest.mark.parametrize("vocab", [600, 34000])
+def test_sampling_is_the_references(vocab: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    rows = ROWS
+    logits = (2 * torch.randn(rows, vocab, generator=generator)).to(DEVICE)
+    params, u = params_of(MIXTURE, rows), torch.rand(rows, generator=generator, dtype=torch.float64).to(DEVICE)
+    got, want = kernel.sample(logits, params, u), reference.sample(logits, params, u)
+    assert int((got.tokens != want.tokens).sum()) <= (0 if INTERPRETED else 1)
+    torch.testing.assert_close(got.log_q, reference_log_q(logits, params, got.tokens), atol=1e-5, rtol=1e-5)
+
+
+def reference_log_q(logits: torch.Tensor, params: object, tokens: torch.Tensor) -> torch.Tensor:
+    law = LogitLaw.dense(logits.unsqueeze(1), params)  # type: ignore[arg-type]
+    return law.of(tokens.unsqueeze(-1))[:, 0].log()
+
+
+@RULES
+def test_kept_summaries_stand_for_the_rows(rule: Rule) -> None:
+    round_ = make(700, some=MIXTURE)
+    drafted = round_.draft.law.logits.view(ROWS, -1, 700)  # type: ignore[attr-defined]
+    u = torch.rand(ROWS, round_.draft.width, dtype=torch.float64).to(DEVICE)
+    steps = [kernel.sample(drafted[:, i], round_.params, u[:, i]) for i in range(round_.draft.width)]
+    tokens = torch.stack([step.tokens for step in steps], dim=1)
+    plain, kept = (LogitLaw.dense(drafted, round_.params) for _ in range(2))
+    kept.kept = torch.stack([step.kept for step in steps], dim=1).flatten(0, 1)  # type: ignore[arg-type]
+    want = replace(round_, draft=Draft(tokens, round_.draft.lengths, plain)).expected(rule)
+    got = replace(round_, draft=Draft(tokens, round_.draft.lengths, kept)).judged(rule)
+    assert_same(got, want)
+    kept.kept[:, 4] = -torch.inf  # type: ignore[index]  # it is really they that are read
+    lied = replace(round_, draft=Draft(tokens, round_.draft.lengths, kept)).judged(rule)
+    assert got.num_accepted.any() and not lied.num_accepted.any()
+
+
+def test_what_no_kernel_reads_is_left_to_the_reference() -> None:
+    round_ = make(50)
+    double = LogitLaw.dense(round_.target.logits.double().view(ROWS, -1, 50), round_.params)
+    assert not verify.supports(double, round_.draft, Rule.TOKEN)
+    assert not verify.supports(round_.target, round_.draft, Rule.COUPLED)
+    assert not verify.supports(round_.target, replace(round_.draft, law=object()), Rule.TOKEN)  # type: ignore[arg-type]
+
+
+def test_forerun_is_imported_without_triton() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import forerun.ops\n"
+        "from forerun import kernels\n"
+        "assert kernels.triton_missing('cuda')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,183 @@
+"""Whole models whose attention and cache writes run through the Triton kernels: the numbers of a plain forward."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import GptOssConfig, GptOssForCausalLM, PreTrainedModel
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+    sliding_window_overlay,
+)
+
+pytest.importorskip("triton")
+
+from forerun import kernels
+from forerun.config import Kernels
+from forerun.errors import UnsupportedModel
+from forerun.kernels import attention as kernel
+from forerun.kernels import cache_write
+from forerun.math.attention import Form
+from forerun.models.attention import known_window
+from forerun.models.products import FewRowProducts
+from forerun.models.scorer import Scorer
+from support.interpreter import DEVICE, kernel_tests
+from support.recompute import check
+from support.tiny import tiny_model
+
+pytestmark = kernel_tests()
+
+# Windows of 8 keys (Mistral, Gemma), capped scores (Gemma 2), sinks (GPT-OSS), norms before the rotation (Qwen3), no
+# rotation at all (GPT-2, OPT): past and new tokens reach over the window's edge.
+FAMILIES = ("llama", "mistral", "gemma2", "gemma3", "qwen3", "gpt2", "opt", "gpt_neox", "phi3", "gpt_oss")
+FUSED_WRITES = {"llama", "mistral", "qwen3"}
+TEXTS = ([5, 11, 3, 60, 7, 7, 21, 40, 2, 19, 33, 9], [8, 90, 4])
+NEW = ([31, 6, 17], [44])
+
+
+@cache
+def model_of(family: str) -> PreTrainedModel:
+    if family == "gpt_oss":
+        return _gpt_oss().to(DEVICE)
+    return copy.deepcopy(tiny_model(family)).to(DEVICE)
+
+
+def _gpt_oss() -> Any:
+    config = GptOssConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1, sliding_window=8,
+        max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        layer_types=["sliding_attention", "full_attention"], pad_token_id=0, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(config).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.copy_(0.3 * torch.randn_like(weight))
+    model.set_attn_implementation("eager")
+    if hasattr(model, "set_experts_implementation"):  # the grouped products of newer versions want bfloat16 on a GPU
+        model.set_experts_implementation("eager")
+    return model
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often each kernel was called. Triton kernels are let onto the CPU, where the interpreter runs them."""
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})
+    calls = {"attend_ragged": 0, "write": 0, "rotate_and_write": 0}
+
+    def count(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def spy(*arguments: Any, **named: Any) -> Any:
+            calls[name] += 1
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(module, name, spy)
+
+    count(kernel, "attend_ragged")
+    count(cache_write, "write")
+    count(cache_write, "rotate_and_write")
+    return calls
+
+
+def scorer_of(family: str, use: Kernels = Kernels.ON, form: Form = Form.AUTO) -> Scorer:
+    """Without the CPU's own kernels, which would get there first."""
+    scorer = Scorer(model_of(family), form, use=use)
+    scorer.body, scorer._products = None, FewRowProducts(scorer.model, Kernels.OFF)
+    for row, text in enumerate(TEXTS):
+        scorer.admit(row)
+        scorer.feed([row], [text])
+    return scorer
+
+
+@torch.no_grad()
+def expected(family: str) -> list[torch.Tensor]:
+    """Logits of the new tokens by plain forwards without a cache."""
+    model, found = model_of(family), []
+    for text, new in zip(TEXTS, NEW, strict=True):
+        logits = model(torch.tensor([[*text, *new]], device=DEVICE), use_cache=False).logits[0]
+        found.append(logits[-len(new) :])
+    return found
+
+
+def check_new(scorer: Scorer, family: str) -> None:
+    got = scorer.score([0, 1], NEW).split([len(new) for new in NEW])
+    for own, want in zip(got, expected(family), strict=True):
+        check(own, want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, counted: dict[str, int]) -> None:
+    scorer = scorer_of(family)
+    prompt_writes = counted["write"] + counted["rotate_and_write"]
+    assert prompt_writes == 4, "two layers, two prompts"
+    assert counted["attend_ragged"] == 0, "a prompt that begins is the library's"
+    check_new(scorer, family)
+    assert counted["attend_ragged"] == 2
+    assert counted["rotate_and_write" if family in FUSED_WRITES else "write"] == prompt_writes + 2
+
+
+@pytest.mark.parametrize("form", [Form.PAD, Form.KEYS])
+def test_forms(form: Form, counted: dict[str, int]) -> None:
+    check_new(scorer_of("gemma2", form=form), "gemma2")
+    assert counted["attend_ragged"] == 2
+
+
+def test_off_means_off(counted: dict[str, int]) -> None:
+    check_new(scorer_of("mistral", Kernels.OFF), "mistral")
+    assert not any(counted.values())
+
+
+def test_what_the_kernel_does_not_cover_goes_to_the_reference(
+    counted: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "LARGEST_SIZE", 4)
+    for family in ("gemma2", "llama"):
+        check_new(scorer_of(family), family)
+    assert counted["attend_ragged"] == 0
+
+
+def test_a_model_that_changes_its_mask_is_refused(counted: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.gpt2 import modeling_gpt2
+
+    real = modeling_gpt2.create_causal_mask
+    scorer = scorer_of("gpt2")
+    monkeypatch.setattr(modeling_gpt2, "create_causal_mask", lambda *a, **k: real(*a, **k).clone())
+    with pytest.raises(UnsupportedModel, match="FORERUN_KERNELS=off"):
+        scorer.score([0, 1], NEW)
+    assert scorer.length(0) == len(TEXTS[0]), "a pass that fails leaves no token behind"
+
+
+def test_modules_come_back_as_they_were(counted: dict[str, int]) -> None:
+    scorer = scorer_of("llama")
+    check_new(scorer, "llama")
+    assert not any("forward" in module.__dict__ for module in scorer.model.modules())
+
+
+class TestKnownRules:
+    def test_known(self) -> None:
+        assert known_window(causal_mask_function) == 0
+        assert known_window(sliding_window_causal_mask_function(7)) == 7
+
+    @pytest.mark.parametrize(
+        "rule",
+        [
+            chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long)),
+            and_masks(sliding_window_overlay(7), causal_mask_function, lambda b, h, q, k: q > 3),
+            and_masks(sliding_window_overlay(7), lambda b, h, q, k: k <= q),
+            and_masks(causal_mask_function, causal_mask_function),
+            and_masks(causal_mask_function),
+            sliding_window_overlay(7),
+            sliding_window_causal_mask_function(0),
+            lambda b, h, q, k: k <= q,
+        ],
+    )
+    def test_others_are_not_taken_for_them(self, rule: Any) -> None:
+        assert known_window(rule) is None

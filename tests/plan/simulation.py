@@ -1,0 +1,75 @@
+"""A machine and a drafter made of numbers, on a clock of their own: what a plan must find out is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from forerun.plan.rounds import Prompt, Round, Task
+
+PLAIN = 0.020  # seconds of a plain step of one row
+
+
+def even(alpha: float) -> Callable[[int], float]:
+    return lambda position: alpha
+
+
+def patchy(position: int) -> float:
+    """Text whose passages of 24 tokens are easy and hard in turn."""
+    return 0.95 if position // 24 % 2 else 0.25
+
+
+@dataclass
+class Simulated:
+    """Scoring costs `PLAIN` and `per_position` more for each drafted token; drawing `per_draft` a token."""
+
+    name: str
+    alpha: Callable[[int], float] = field(default_factory=lambda: even(0.8))  # by position in the row's text
+    per_draft: float = 0.002
+    per_position: float = 0.0005
+    copies: bool = False
+    supply: Callable[[random.Random], int] = lambda rng: 99  # tokens there are to draft
+    noise: float = 0.02
+    hiccup: float = 0.0  # chance of a round ten times too slow
+    drift: float = 0.0  # every round is slower than the one before by so much
+    clock: float = 1.0  # grows with the drift
+
+    def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
+        rng = random.Random(f"{self.name} {task.ids} {task.seed}")
+        made = dict.fromkeys(task.ids, 1)  # the first round, which reads the prompts, drafts nothing here
+        while min(made.values()) < task.new_tokens:
+            yield self.one(task, choose(), made, rng)
+
+    def one(self, task: Task, length: int, made: dict[int, int], rng: random.Random) -> Round:
+        drafted = [min(length, self.supply(rng)) for _ in task.ids]
+        accepted = [self.kept(n, made[row], rng) for row, n in zip(task.ids, drafted, strict=True)]
+        draw = 0.0 if self.copies else self.per_draft * max(drafted)
+        slow = max(rng.gauss(1, self.noise), 0.5) * (10 if rng.random() < self.hiccup else 1) * self.clock
+        self.clock *= 1 + self.drift
+        before = tuple(made.values())
+        for row, n in zip(task.ids, accepted, strict=True):
+            made[row] += n + 1
+        whole = draw + PLAIN + self.per_position * sum(drafted)
+        return Round(
+            task.ids, before, tuple(drafted), tuple(accepted), (self.copies,) * task.batch, whole * slow, draw * slow
+        )
+
+    def kept(self, drafted: int, start: int, rng: random.Random) -> int:
+        return next((n for n in range(drafted) if rng.random() >= self.alpha(start + n)), drafted)
+
+
+def plain() -> Simulated:
+    return Simulated("plain", per_draft=0.0)
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [(7, number) for number in range(count)]
+
+
+class Silence:
+    """A listener that does not."""
+
+    def starting(self, what: str, total: int | None = None) -> None: ...
+
+    def advance(self) -> None: ...

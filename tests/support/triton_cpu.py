@@ -1,0 +1,94 @@
+"""Triton's interpreter for the tests of kernels that call many small functions, made fast enough for them.
+
+Import this before any kernel: Triton looks at the environment when one is defined. On a machine with a GPU nothing is
+interpreted and the same tests run there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+INTERPRETED = DEVICE.type == "cpu"
+if INTERPRETED:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+pytest.importorskip("triton")
+
+
+def _mend_loop_bounds() -> None:
+    """Triton 3.6 turns a loop's bound into a number in a way that NumPy 2.4 no longer allows."""
+    from triton.runtime import interpreter
+
+    original: Any = interpreter._patch_lang_tensor
+
+    def mended(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = mended
+
+
+def _mend_nested_calls() -> None:
+    """A function called from a kernel patches the language all over again: once a launch is enough, and faster.
+
+    Triton's own library (`tl.sort`) lives in a module that sees `tl.core`, so that is patched with the first such call.
+    """
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    patch: Any = interpreter._patch_lang
+    done: set[int] = set()
+
+    def once(fn: Any) -> Any:
+        langs = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        fresh = langs - done
+        done.update(fresh)
+        return patch(fn) if fresh else None
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        once(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    run: Any = interpreter.GridExecutor.__call__
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done.clear()
+        return run(self, *args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
+    interpreter.GridExecutor.__call__ = launch
+
+
+def _allow_wrapping() -> None:
+    """Random numbers wrap around on purpose; checking every sum for it doubles the time."""
+    from triton.runtime import interpreter
+
+    builder: Any = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _sort_with_numpy() -> None:
+    """Triton's bitonic sort of 1024 entries takes seconds when it is interpreted; on a GPU the real one is tested."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def sort(x: Any, dim: Any = None, descending: bool = False) -> Any:
+        data = np.sort(x.handle.data)
+        data = data[::-1].copy() if descending else data
+        return tl.tensor(interpreter.TensorHandle(data, x.handle.dtype), x.type)
+
+    tl.sort = sort
+
+
+if INTERPRETED:
+    _sort_with_numpy()
+    _mend_loop_bounds()
+    _mend_nested_calls()
+    _allow_wrapping()
