@@ -275,15 +275,14 @@ def _show(record: EvalRecord, path: Path, form: str, console: Console) -> None:
         console.print(f"Record: {path}; answers: {journal_path(path)}", markup=False, soft_wrap=True)
 
 
-def show_eval(path: Path, picture: Path | None) -> None:
+def show_eval(record: EvalRecord, picture: Path | None) -> None:
     """`forerun bench show` of such a record."""
     from forerun.cli.console import out_console
     from forerun.errors import InvalidArgument
-    from forerun.eval.record import read
 
     if picture is not None:
         raise InvalidArgument("--plot draws records of speed; this one holds scores: leave it out")
-    print_record(read(path), out_console())
+    print_record(record, out_console())
 
 
 def print_record(record: EvalRecord, console: Console) -> None:
