@@ -121,7 +121,7 @@ def _verdict(record: PaperRecord) -> list[str]:
         f"(repaired: {_plain_range([e['surprise'] for e in repaired])}).",
         "**Bounds.** The paper's row at ±1e5 collapses in float16, where such bounds are infinite; Forerun judges in "
         "float32, so it does not here.",
-        f"ROUGE-1 over {record.settings['prompts']} summaries moves by some hundredths by chance alone; surprise is the "
+        f"ROUGE-1 over {record.settings['prompts']} summaries moves by hundredths by chance alone; surprise is the "
         "finer measure.",
         "**Lenience and ensembles** buy acceptance by the drop: the smaller the factor, the more of the draft's law "
         "is in the text.",
