@@ -72,7 +72,7 @@ def draw(record: PaperRecord, path: Path) -> None:
     lengths = sorted({entry["length"] for entry in sampled})
     colours = {TOKEN: "#333333", PUBLISHED: "#c0392b", COHERENT: "#e0a030"}
     titles = {"acceptance_rate": "accepted / drafted", "tokens_per_call": "tokens a target call",
-              "surprise": "surprise of the text to the target, nats a token"}  # fmt: skip
+              "surprise": "surprise to the target, nats a token"}  # fmt: skip
     for axes, (key, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         for kind, colour in colours.items():
             values = [mean([e for e in sampled if e["kind"] == kind and e["length"] == n], key) for n in lengths]
