@@ -5,16 +5,19 @@ A kernel has its reference's name and signature and goes behind the same functio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import kernels
-from forerun.config import Kernels
+from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
+from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import sample as sample_reference
 from forerun.math import tree as tree_reference
@@ -128,6 +131,24 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
         if kernel.supports(logits):
             return kernel.sample(logits, params, uniforms)
     return sample_reference.sample(logits, params, uniforms)
+
+
+def adjust(
+    logits: Tensor,  # [n, V] consecutive positions of one row
+    prompt: Sequence[int],
+    output: Sequence[int],
+    drafted: Sequence[int],
+    params: SamplingParams,
+    forbid: Sequence[int] = (),
+    min_new_tokens: int = 0,
+) -> Tensor:
+    """Bias and penalties along a draft; see `forerun.math.penalties.adjust`."""
+    if _on_gpu(logits):
+        from forerun.kernels import penalties as kernel
+
+        if kernel.supports(logits):
+            return kernel.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
+    return penalties_reference.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
 
 
 def _on_gpu(tensor: Tensor) -> bool:

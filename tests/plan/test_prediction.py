@@ -88,7 +88,7 @@ def test_several_batches_and_temperatures_are_cells_of_their_own() -> None:
     )  # fmt: skip
     cells = [(plan.drafter, plan.batch, plan.temperature) for plan in found.plans]
     assert cells == [(d, b, t) for t in (0.0, 1.0) for b in (1, 2) for d in ("a", "b")]
-    assert [(facts.context, facts.own_prompts) for facts in found.costs[-2:]] == [(64 + 24, False)] * 2
+    assert [(facts.context, facts.own_prompts) for facts in found.costs[-2:]] == [(64 + 20, False)] * 2
     assert {entry.drafter for entry in advise(found.plans)} == {"a"}
     assert found.complete
 
@@ -166,6 +166,16 @@ class TestJudging:
     def test_sampled_text_may_differ_by_its_own_noise(self) -> None:
         assert self.verdict(3, {0: 1.0, 3: 1.9, 5: 2.0}, error=0.03).length_held
         assert not self.verdict(3, {0: 1.0, 3: 1.6, 5: 2.0}, error=0.03).length_held
+
+
+def test_greedy_text_has_no_luck() -> None:
+    """Its tokens are the same in every run, so only times count as noise; sampled text has more of it."""
+    errors = {}
+    for temperature in (0.0, 1.0):
+        tasks = tasks_of(prompts(6), 1, 100, 9, temperature, 0)
+        errors[temperature] = run_lengths(plain(), Simulated("d", noise=0.01), tasks, [0, 4])[1].error
+    assert errors[0.0] < 0.003
+    assert errors[1.0] > 0.02
 
 
 def test_which_lengths_are_run() -> None:

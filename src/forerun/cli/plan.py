@@ -119,7 +119,7 @@ def degrees(value: str) -> tuple[float, ...]:
     "--max-new-tokens",
     type=click.IntRange(min=2),
     metavar="N",
-    default=48,
+    default=40,
     help="Tokens decoded from each prompt; end tokens are ignored.",
 )
 @option(

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from statistics import fmean
 
 from forerun.plan.predict import Prediction
 from forerun.plan.rounds import Prober, Round, Task, full_rounds
@@ -94,7 +95,8 @@ def run_lengths(
             found[length] += _run(prober if length else plain, task, length)
             advance()
     rates = {length: _rate(rounds) for length, rounds in found.items()}
-    return [_checked(length, rounds, rates[length] / rates[0]) for length, rounds in found.items()]
+    error = _luck if any(task.temperature for task in tasks) else _jitter
+    return [_checked(length, rounds, rates[length] / rates[0], error(rounds)) for length, rounds in found.items()]
 
 
 def judge(best: Prediction, checked: Sequence[Checked]) -> Verdict:
@@ -127,13 +129,20 @@ def _rate(rounds: Sequence[Round]) -> float:
     return sum(found.tokens for found in rounds) / sum(found.seconds for found in rounds)
 
 
-def _checked(length: int, rounds: Sequence[Round], factor: float) -> Checked:
+def _checked(length: int, rounds: Sequence[Round], factor: float, error: float) -> Checked:
     tokens, seconds = sum(found.tokens for found in rounds), sum(found.seconds for found in rounds)
-    return Checked(length, len(rounds), tokens, seconds, factor, _error(rounds, tokens / seconds))
+    return Checked(length, len(rounds), tokens, seconds, factor, error)
 
 
-def _error(rounds: Sequence[Round], rate: float) -> float:
-    """Of a ratio of sums over rounds that are taken to be independent."""
-    tokens = sum(found.tokens for found in rounds)
+def _luck(rounds: Sequence[Round]) -> float:
+    """Sampled text: the error of a ratio of sums over rounds that are taken to be independent."""
+    rate = _rate(rounds)
     spread: float = sum((found.tokens - rate * found.seconds) ** 2 for found in rounds) ** 0.5
-    return spread / tokens
+    return spread / sum(found.tokens for found in rounds)
+
+
+def _jitter(rounds: Sequence[Round]) -> float:
+    """Greedy text is the same in every run: only its times differ."""
+    mean = fmean(found.seconds for found in rounds)
+    spread: float = sum((found.seconds - mean) ** 2 for found in rounds) ** 0.5
+    return spread / (mean * len(rounds))

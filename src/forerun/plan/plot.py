@@ -73,8 +73,8 @@ def _figure_3(record: PlanRecord, axes: Any) -> None:
         curve = [best_draft_length(a, c, LONGEST) for a in alphas]
         axes.plot(alphas, curve, color=grey)
         top = next((i for i, y in enumerate(curve) if y >= 17 - 4 * place), len(curve) - 1)  # labels apart
-        axes.annotate(f"c = {c:g}", (alphas[top], curve[top]), (-36, 0), textcoords="offset points", fontsize=8,
-                      color=grey)  # fmt: skip
+        axes.annotate(f"c = {c:g}", (alphas[top], curve[top]), (-8, 0), textcoords="offset points", ha="right",
+                      fontsize=8, color=grey)  # fmt: skip
     rates = {(facts.drafter, facts.temperature): facts.alpha for facts in record.acceptance}
     for marker, plan in zip(MARKERS, record.plans, strict=False):
         alpha, colour = rates[(plan.drafter, plan.temperature)], _colours(record)[plan.drafter]

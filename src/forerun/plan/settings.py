@@ -27,7 +27,7 @@ class Settings:
     temperatures: tuple[float, ...] = (0.0,)
     contexts: tuple[int, ...] = ()
     """Context lengths whose costs are measured beside those of the prompts' own."""
-    max_new_tokens: int = 48
+    max_new_tokens: int = 40
     repeats: int = 6
     """Rounds of each draft length that are timed for the costs."""
     check: Extent = Extent.NEAR
