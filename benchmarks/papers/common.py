@@ -65,10 +65,16 @@ def _stem(table: str, pair: str | None) -> str:
 
 
 def store(
-    table: str, setup: Setup, device: Any, settings: Mapping[str, Any], results: Mapping[str, Any], path: Path
+    table: str,
+    setup: Setup,
+    device: Any,
+    settings: Mapping[str, Any],
+    results: Mapping[str, Any],
+    path: Path,
+    timed: bool = True,
 ) -> PaperRecord:
     """Write what was measured, with everything one must know to trust or repeat it."""
-    busy = quiet.note("ended")
+    busy = quiet.note("ended") if timed else None
     record = PaperRecord(
         provenance=provenance(device, command()),
         table=table,

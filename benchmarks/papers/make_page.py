@@ -9,14 +9,13 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.papers import others
 from benchmarks.papers.common import (
     PICTURES,
     RESULTS,
     ROOT,
     PaperRecord,
-    markdown,
     picture_path,
     place_of,
     read,
@@ -24,7 +23,6 @@ from benchmarks.papers.common import (
 )
 from benchmarks.papers.pairs import EMBEDDED, SYNTHETIC
 from benchmarks.papers.tables import TABLES
-from forerun.bench.records import content_of, damaged
 from forerun.errors import InvalidArgument
 
 PAGE = ROOT / "docs" / "papers.md"
@@ -72,9 +70,15 @@ def own(table: str, pair: str | None, where: str = "") -> Place:
     )
 
 
-def other(title: str, command: str, name: str) -> Place:
-    """A table that another command measures; see `tables_of` for what its record must have."""
-    return Place(title, command, RESULTS / f"{name}.json", PICTURES / f"{name}.png", tables_of)
+def other(
+    title: str,
+    command: str,
+    name: str,
+    render: Callable[[Path], Sequence[str]] = others.tables_of,
+    draw: Callable[[Path, Path], None] | None = None,
+) -> Place:
+    """A table that another command measures."""
+    return Place(title, command, RESULTS / f"{name}.json", PICTURES / f"{name}.png", render, draw)
 
 
 def places() -> dict[str, list[Place]]:
@@ -85,8 +89,8 @@ def places() -> dict[str, list[Place]]:
             own("verify", EMBEDDED),
             own("verify", SYNTHETIC, ", on a GPU"),
             other("Verification kernels against transformers (Tables 1 and 3, Figures 3 and 4)",
-                  "forerun bench kernels --output benchmarks/results/papers/kernels.json "
-                  "--plot docs/papers/kernels.png", "kernels"),
+                  "forerun bench kernels --output benchmarks/results/papers/kernels.json", "kernels",
+                  others.kernel_lines, others.draw_kernels),
             own("sigmoid", EMBEDDED),
         ],
         "Chen et al., Accelerating Large Language Model Decoding with Speculative Sampling": [
@@ -99,7 +103,9 @@ def places() -> dict[str, list[Place]]:
         ],
         "TopK-ImpSpecDec": [
             own("topk", EMBEDDED),
-            other("Trees against chains of as many scored positions", "python benchmarks/papers/trees.py", "trees"),
+            other("Trees against chains of as many scored positions",
+                  "python -m benchmarks.papers.trees --output benchmarks/results/papers/trees.json", "trees",
+                  others.tree_lines),
         ],
         "Qian et al., BASS: Batched Attention-optimized Speculative Sampling": [
             own("bass", EMBEDDED),
@@ -168,22 +174,3 @@ def origin(record: PaperRecord) -> list[str]:
     if record.quick:
         lines += ["", "*A quick run that shows that the command works: its figures say nothing yet.*"]
     return lines + [line for note in record.notes for line in ("", f"*Note: {note}.*")]
-
-
-def tables_of(path: Path) -> list[str]:
-    """Of another command's record: `summary.tables`, each with title, headings and rows, and `summary.sentence`."""
-    content = content_of(path)
-    with damaged(path):
-        summary: Mapping[str, Any] = content["summary"]
-        lines: list[str] = []
-        for table in summary["tables"]:
-            lines += [f"{table['title']}:", "", *markdown(table["headings"], table["rows"]), ""]
-        return [*lines, summary["sentence"], "", *_origin_of(content)]
-
-
-def _origin_of(content: Mapping[str, Any]) -> list[str]:
-    made = content["provenance"]
-    machine = made["machine"]
-    return [
-        f"<sub>{machine['gpu'] or machine['cpu']}; commit {made['commit'] or 'unknown'}; {made['date'][:10]}.</sub>"
-    ]

@@ -12,7 +12,7 @@ def rouge2(tokenizer: Any, outputs: Sequence[Sequence[int]], references: Sequenc
     """Mean ROUGE-2 F of the answers, each up to its end token; None without references or without rouge-score."""
     if tokenizer is None or None in references or importlib.util.find_spec("rouge_score") is None:
         return None
-    from rouge_score import rouge_scorer  # type: ignore[import-untyped]
+    from rouge_score import rouge_scorer
 
     scorer = rouge_scorer.RougeScorer(["rouge2"], use_stemmer=True)
     pairs = zip(references, answers(tokenizer, outputs), strict=True)

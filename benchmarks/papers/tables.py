@@ -33,12 +33,12 @@ TABLES = {
     table.name: table
     for table in (
         _table("theory", theory, 0.1, has_pair=False),
-        _table("chen", chen, 4),
+        _table("chen", chen, 3.5),
         _table("leviathan", leviathan, 4),
         _table("bass", bass, 4),
-        _table("service", service, 3),
-        _table("verify", verify, 2),
-        _table("sigmoid", sigmoid, 5),
-        _table("topk", topk, 4),
+        _table("service", service, 2),
+        _table("verify", verify, 1.5),
+        _table("sigmoid", sigmoid, 6),
+        _table("topk", topk, 5),
     )
 }

@@ -26,7 +26,7 @@ def rule_of(kind: str, k: int) -> AnyRule:
 
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
     pair = pair or open_pair(setup)
-    prompts, tokens = setup.choose((4, 50), (1, 10))
+    prompts, tokens = setup.choose((3, 50), (1, 10))
     tasks, lengths = setup.choose(TASKS, TASKS[:1]), setup.choose(LENGTHS, LENGTHS[:1])
     plan = [
         *((t, temp, n, kind, MOST) for t in tasks for temp in (0.0, 1.0) for n in lengths for kind in _kinds(temp)),
@@ -72,7 +72,7 @@ def draw(record: PaperRecord, path: Path) -> None:
     lengths = sorted({entry["length"] for entry in sampled})
     colours = {TOKEN: "#333333", PUBLISHED: "#c0392b", COHERENT: "#e0a030"}
     titles = {"acceptance_rate": "accepted / drafted", "tokens_per_call": "tokens a target call",
-              "surprise": "surprise of the text to the target, nats a token"}  # fmt: skip
+              "surprise": "surprise to the target, nats a token"}  # fmt: skip
     for axes, (key, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
         for kind, colour in colours.items():
             values = [mean([e for e in sampled if e["kind"] == kind and e["length"] == n], key) for n in lengths]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         ParallelHeads,
         PromptLookup,
         RandomDraft,
+        TopK,
+        Tree,
     )
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
     from forerun.errors import ForerunError
@@ -40,6 +42,8 @@ _HOMES = {
         "ParallelHeads",
         "PromptLookup",
         "RandomDraft",
+        "TopK",
+        "Tree",
     ),
     "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
     "forerun.errors": ("ForerunError",),
@@ -81,7 +85,9 @@ __all__ = [
     "SpeculativeDecoder",
     "Stats",
     "Stream",
+    "TopK",
     "TopKImportance",
+    "Tree",
     "__version__",
 ]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from forerun.config import SamplingParams
+from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw
 from forerun.math.random import draft_uniforms
 from forerun.math.verify import verify
@@ -70,4 +71,7 @@ def _propose(
     context = DraftContext(
         (ROW,), (history,), (length,), params, uniforms, (None,), target.vocab_size, target.device
     )  # fmt: skip
-    return drafter.propose(context)
+    draft = drafter.propose(context)
+    if draft.tree is not None:
+        raise InvalidArgument("this page is about chains; decode trees with SpeculativeDecoder or Engine")
+    return draft

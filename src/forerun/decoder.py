@@ -31,12 +31,12 @@ class SpeculativeDecoder:
     """Decodes faster with a drafter's help and says exactly what the target would have said.
 
     `drafter` is any of `DraftModel`, `FeatureHead`, `ParallelHeads`, `PromptLookup`, `NgramTable`, `EarlyExit`,
-    `RandomDraft`, `Chain`, one of your own, a folder with a trained one, None for plain decoding, or "auto": prompt
-    lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy` is "auto", a
-    draft length, or a policy object; `rule` is one of `Rule`, all of them lossless, or a lossy one of `forerun.rules`
-    such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in for torch: "auto"
-    (on a CPU where they measure faster), "on", "off", or None for what $FORERUN_KERNELS says; drafters follow the
-    target.
+    `RandomDraft`, `Chain`, `Tree`, `TopK`, one of your own, a folder with a trained one, None for plain decoding, or
+    "auto": prompt lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy`
+    is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless, or a lossy one of
+    `forerun.rules` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
+    for torch: "auto" (on a CPU where they measure faster), "on", "off", or None for what $FORERUN_KERNELS says;
+    drafters follow the target.
     """
 
     def __init__(

@@ -5,18 +5,22 @@ A kernel has its reference's name and signature and goes behind the same functio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import kernels
-from forerun.config import Kernels
+from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
+from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import sample as sample_reference
+from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
@@ -114,6 +118,11 @@ def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
 
 
+def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
+    """The path of each tree that survives, and what follows; see `forerun.math.tree.verify_tree`."""
+    return tree_reference.verify_tree(target, draft, keys)
+
+
 def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
     """A draft's tokens from its logits, one a row; see `forerun.math.sample.sample`."""
     if _on_gpu(logits):
@@ -122,6 +131,24 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
         if kernel.supports(logits):
             return kernel.sample(logits, params, uniforms)
     return sample_reference.sample(logits, params, uniforms)
+
+
+def adjust(
+    logits: Tensor,  # [n, V] consecutive positions of one row
+    prompt: Sequence[int],
+    output: Sequence[int],
+    drafted: Sequence[int],
+    params: SamplingParams,
+    forbid: Sequence[int] = (),
+    min_new_tokens: int = 0,
+) -> Tensor:
+    """Bias and penalties along a draft; see `forerun.math.penalties.adjust`."""
+    if _on_gpu(logits):
+        from forerun.kernels import penalties as kernel
+
+        if kernel.supports(logits):
+            return kernel.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
+    return penalties_reference.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
 
 
 def _on_gpu(tensor: Tensor) -> bool:

@@ -95,9 +95,31 @@ class Law(Protocol):
         ...
 
 
+class Siblings(StrEnum):
+    """How the candidates for one position of a tree came about, which decides how they are judged."""
+
+    TOP = "top"  # a set that follows from the history: kept where the target's own draw is in it
+    SAMPLED = "sampled"  # drawn one after the other without replacement: recursive rejection
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """How the tokens of a draft hang together where they are no chain. Tokens with one parent are siblings.
+
+    Whether a sibling is there may depend on everything but its own token and what was drawn after it; the first of
+    them comes first.
+    """
+
+    parents: Tensor  # [B, M] int64: the token each one follows, always an earlier one; -1 is the row's last token
+    ways: tuple[Siblings, ...]  # of each row
+
+
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a drafter proposes, and the law it really drew from (contract 1 of docs/architecture.md)."""
+    """What a drafter proposes, and the law it really drew from (contract 1 of docs/architecture.md).
+
+    With a `tree`, `law` speaks of what each token was drawn from before its earlier siblings were taken out of it.
+    """
 
     tokens: Tensor  # [B, K] int64, garbage past `lengths`
     lengths: Tensor  # [B] int64, 0 where the drafter had nothing to say
@@ -110,6 +132,7 @@ class Draft:
     evidence: tuple[int, ...] | None = None
     # Which rows are deterministic, where a chain has drafts of both kinds in one round; None: as `deterministic` says.
     cuttable: tuple[bool, ...] | None = None
+    tree: TreeShape | None = None  # None: each token follows the one before
 
     @property
     def width(self) -> int:
@@ -138,6 +161,7 @@ class Verdict:
     tokens: Tensor | None = None
     # [B, K + 1] float64, log-probabilities of what is emitted under the target's law, 0 past it; None from a reference
     logprobs: Tensor | None = None
+    path: Tensor | None = None  # [B, D] int64: of a tree, the tokens that survive; -1 past `num_accepted`
 
 
 class Rule(StrEnum):
@@ -169,7 +193,9 @@ class DraftContext:
     histories: tuple[Sequence[int], ...]  # prompt and everything emitted so far; read only
     max_lengths: tuple[int, ...]  # draft at most that many tokens for each row; 0 means none
     params: LawParams  # each row's temperature, top-k, top-p, min-p
-    uniforms: Tensor  # [B, K] float64 in [0, 1): draw token i of row b with uniforms[b, i] and nothing else
+    # [B, K] float64 in [0, 1): draw token i of row b with uniforms[b, i] and nothing else. A drafter that needs more of
+    # them than its longest draft has tokens says so: `num_draws(longest) -> int`.
+    uniforms: Tensor
     adjusters: tuple[Adjuster | None, ...]  # penalties, bias and processors of each row, None where there are none
     vocab_size: int  # the target's
     device: torch.device
@@ -178,7 +204,10 @@ class DraftContext:
 
 
 class Drafter(Protocol):
-    """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`."""
+    """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`.
+
+    One that proposes trees says so with `makes_trees = True`; `max_lengths` bounds their depth.
+    """
 
     def propose(self, context: DraftContext) -> Draft:
         """Guess up to `context.max_lengths[b]` tokens for each row."""
@@ -206,7 +235,7 @@ class RoundOutcome:
 
     rows: tuple[int, ...]
     request_ids: tuple[int, ...]
-    drafted: tuple[int, ...]  # tokens verified for each row
+    drafted: tuple[int, ...]  # tokens verified for each row; of a tree, its depth
     accepted: tuple[int, ...]
     evidence: tuple[int, ...] | None
     scored: int  # positions the target scored, all rows together
@@ -215,6 +244,7 @@ class RoundOutcome:
     verify_seconds: float
     ended: tuple[bool, ...]  # the row emitted a stop token or ran out of budget in this round
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic, where there were both kinds
+    nodes: tuple[int, ...] | None = None  # tokens verified for each row where drafts were trees, else as `drafted`
 
 
 class Policy(Protocol):

@@ -16,9 +16,13 @@ from bench.fakes import ORIGIN
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import make_page, pairs, service, verify
 from benchmarks.papers.common import PaperRecord, Setup, read
-from benchmarks.papers.make_page import PAGE, Place, page_text, places, tables_of
+from benchmarks.papers.make_page import PAGE, Place, page_text, places
+from benchmarks.papers.others import kernel_lines, tables_of, tree_lines
 from benchmarks.papers.tables import TABLES
 from forerun.bench import quiet
+from forerun.bench.kernels.cases import Case
+from forerun.bench.kernels.record import KernelRecord, Measurement
+from forerun.bench.kernels.timing import Times
 from forerun.bench.records import write
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
@@ -106,6 +110,30 @@ class TestPage:
         assert len(commands) == len(set(commands))
 
 
+class TestOthers:
+    def test_kernels(self, tmp_path: Path) -> None:
+        case = Case(vocab=1000, batch=1, length=4)
+        ours, theirs = Times(kernels=9.0, launches=2, wall=20.0, graph=8.0), Times(kernels=40.0, launches=30, wall=90.0)
+        floor = 1e6 * case.must_read / 1e9
+        record = KernelRecord(ORIGIN, 1e9, True, (Measurement(case, ours, theirs),), {})
+        write(record, tmp_path / "k.json")
+        text = "\n".join(kernel_lines(tmp_path / "k.json"))
+        assert "kernels take 5.0 to 5.0 times as long" in text and "by the clock 4.5 to 4.5 times" in text
+        assert f"takes {8 / floor:.1f} to {8 / floor:.1f} times as long as reading" in text
+        assert "| 1000 x 1, 4 drafted |" in text
+
+    def test_trees(self, tmp_path: Path) -> None:
+        origin = {"date": "2030-01-02T", "commit": "abc", "machine": {"gpu": None, "cpu": "A chip"}}
+        shapes = (("chain", 2.0, 0.0), ("top", 2.5, 0.25))
+        rows = [
+            {"temperature": 1.0, "size": 8, "shape": shape, "tokens_per_call": tokens, "gain": gain}
+            for shape, tokens, gain in shapes
+        ]
+        (tmp_path / "t.json").write_text(json.dumps({"format": 1, "provenance": origin, "lines": rows}))
+        text = "\n".join(tree_lines(tmp_path / "t.json"))
+        assert "| 1 | 8 | top | 2.50 | +25% |" in text and "at best +25% at T = 1 (8 positions)" in text
+
+
 class TestRecords:
     def record(self, **changes: Any) -> PaperRecord:
         made = PaperRecord(ORIGIN, "theory", {"quick": False}, {"table1": []})
@@ -143,6 +171,10 @@ class TestCommand:
         assert command.main(["theory", "--output", str(tmp_path / "t.json")]) == 0
         assert "| 0.9 | 10 | 1.60x | 6.86x |" in capsys.readouterr().out
         assert "benchmarks.papers" in read(tmp_path / "t.json").provenance.command
+
+    def test_one_file_for_one_table(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["theory", "theory", "--output", str(tmp_path / "t.json")]) == 2
+        assert "2 were asked for" in capsys.readouterr().err
 
     def test_answers_need_a_language(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         given = ["service", "--pair", "tiny", "--device", "cpu", "--output", str(tmp_path / "s.json")]

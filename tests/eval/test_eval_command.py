@@ -63,6 +63,8 @@ def test_all_tasks_greedily(tmp_path: Path) -> None:
     assert shown.exit_code == 0 and shown.stdout == result.stdout
     again = evaluate(*asked)  # everything is there already
     assert again.exit_code == 0 and "resumed" in again.output
+    written = evaluate(*asked, "--markdown")
+    assert "| XSum | ROUGE-2 | 3 |" in written.stdout and evaluate(*asked, "--markdown", "--json").exit_code == 2
 
 
 @pytest.mark.usefixtures("tiny")
@@ -186,3 +188,29 @@ def test_on_the_embedded_model(embedded: tuple[Any, Any], tmp_path: Path, monkey
                       "--max-new-tokens", "4")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert records.read(tmp_path / "r.json").findings[0].verdict == "same text"
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_lossy_rule_can_be_evaluated_and_carries_the_word(tmp_path: Path) -> None:
+    sums(tmp_path, 3)
+    asked = ("gsm8k", "--data", str(tmp_path), "--draft", "small", "--policy", "3", "-t", "1", *SHORT)
+    result = evaluate(*asked, "--rule", "lenient:0.5", "-o", str(tmp_path / "r.json"))
+    assert result.exit_code == 0, result.output
+    record = records.read(tmp_path / "r.json")
+    assert record.settings["rule"] == "lenient:0.5" and any("lossy" in note for note in record.notes)
+    lossless = evaluate(*asked, "-o", str(tmp_path / "s.json"))
+    assert lossless.exit_code == 0 and not any("lossy" in note for note in records.read(tmp_path / "s.json").notes)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_coupled_decoding_draws_the_same_answers_both_ways(tmp_path: Path) -> None:
+    sums(tmp_path, 3)
+    asked = ("gsm8k", "--data", str(tmp_path), "--draft", "small", "--policy", "3", "-t", "1", *SHORT)
+    for rule, same in (("coupled", True), ("token", False)):
+        output = tmp_path / f"{rule}.json"
+        assert evaluate(*asked, "--rule", rule, "-o", str(output)).exit_code == 0
+        lines = [json.loads(line) for line in records.journal_path(output).read_text().splitlines()]
+        texts = {
+            line["way"]: [row["answers"][0]["tokens"] for row in line["examples"]] for line in lines if "way" in line
+        }
+        assert (texts[PLAIN] == texts[SPECULATIVE]) == same

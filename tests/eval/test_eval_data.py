@@ -13,7 +13,7 @@ from forerun.errors import InvalidArgument
 from forerun.eval.prepare import Found, bad_rows, find, prepare, spread
 from forerun.eval.settings import Settings
 from forerun.eval.tasks import TASKS, chosen
-from support.data import data_folder, needs
+from support.data import data_folder, lack_of
 
 ROWS = {
     "xsum": 1000, "cnn_dailymail": 100, "humaneval": 164, "mbpp": 257, "gsm8k": 1319, "wikitext2": 1, "spec_bench": 480,
@@ -34,8 +34,9 @@ def test_every_task_reads_its_small_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_every_task_reads_the_real_file(name: str) -> None:
     task = TASKS[name]
-    if not any(not needs(*names).args[0] for names in task.places):
-        pytest.skip("its data is not here")
+    lacks = [lack_of(*names) for names in task.places]
+    if all(lacks):
+        pytest.skip(lacks[0])
     reading = task.read(data_folder())
     assert not reading.bad and len(reading.examples) == ROWS[name]
     assert "<t>" not in str(reading.examples[0].reference)

@@ -14,7 +14,7 @@ from forerun.eval.estimate import agresti_min, compare, mean, sign_flip_test, wi
 
 @pytest.fixture(autouse=True)
 def fewer_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "RESAMPLES", 1000)
+    monkeypatch.setattr(estimate, "RESAMPLES", 500)
 
 
 def test_wilson_by_hand() -> None:

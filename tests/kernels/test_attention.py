@@ -158,17 +158,38 @@ class TestRule:
     """`auto` looks at shapes and nothing else."""
 
     @pytest.mark.parametrize(
-        ("programs", "span", "splits"),
+        ("filling", "span", "merging", "splits"),
         [
-            (32, 4096, 16),  # one row of 32 heads: chunks as short as is worth it
-            (32, 200, 1),  # too short to cut
-            (8, 131072, 64),  # never more than the merging kernel takes
-            (256, 4096, 5),  # eight rows: eight programs a multiprocessor, so that unequal rows even out
-            (2048, 4096, 1),  # enough programs as it is
+            (0.24, 4096, 2, 16),  # one row of 32 heads: chunks as short as is worth it
+            (0.24, 200, 2, 1),  # too short to cut
+            (0.06, 131072, 2, 64),  # never more than the merging kernel takes
+            (1.94, 4096, 2, 5),  # eight rows: eight programs a multiprocessor, so that unequal rows even out
+            (1.94, 4096, 128, 4),  # many queries a key: merging short chunks would cost more than it gains
+            (0.06, 4096, 128, 16),  # unless most of the device is idle
+            (16.0, 4096, 2, 1),  # enough programs as it is
         ],
     )
-    def test_splits(self, programs: int, span: int, splits: int) -> None:
-        assert kernel.choose_splits(programs, span, 132, False) == splits
+    def test_splits(self, filling: float, span: int, merging: int, splits: int) -> None:
+        assert kernel.choose_splits(filling, span, merging, False) == splits
+
+    @pytest.mark.parametrize(
+        ("filling", "span", "is_even", "form"),
+        [
+            (0.2, 512, True, Form.KEYS),
+            (0.97, 512, True, Form.SPLIT),
+            (0.97, 512, None, Form.SPLIT),
+            (0.97, 4096, True, Form.SPLIT),
+            (0.97, 4096, False, Form.KEYS),
+            (0.97, 4096, None, Form.KEYS),
+            (3.9, 512, True, Form.PAD),
+            (3.9, 512, False, Form.SPLIT),
+            (3.9, 4096, False, Form.KEYS),
+        ],
+    )
+    def test_form(self, filling: float, span: int, is_even: bool | None, form: Form) -> None:
+        """Each line is a case that was measured on an H200."""
+        assert kernel.choose_form(filling, span, is_even, splits=2) is form
+        assert kernel.choose_form(0.2, span, is_even, splits=1) is Form.SPLIT
 
     def shape(self, window: int, longest: int, form: Form = Form.AUTO) -> kernel.Shape:
         numbers = torch.zeros(2, dtype=torch.int32)

@@ -20,7 +20,7 @@ from forerun.types import Draft, Rule
 from kernels.verify_cases import ROWS, Round, assert_same, drawn, keys, make, params_of
 from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
-pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
 
 WARM = SamplingParams(temperature=0.7)
 CUT = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
@@ -204,7 +204,7 @@ def test_the_first_token_follows_the_target() -> None:
     """Chi-square; a draft that lies about its law is found out by the same test."""
     from scipy.stats import chisquare
 
-    rows = 100 if INTERPRETED else 100_000
+    rows = 60 if INTERPRETED else 100_000
     p, q = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.85, 0.05, 0.05, 0.05])
     params = params_of([SamplingParams(temperature=1.0)], rows)
 

@@ -18,7 +18,7 @@ from forerun.types import Draft, Rule
 from kernels.verify_cases import ROWS, assert_same, drawn, make, params_of
 from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
-pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
 RULES = pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 CUT = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
 MIXTURE = [SamplingParams(temperature=0.7), CUT, SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)]

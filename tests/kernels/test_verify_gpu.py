@@ -69,8 +69,8 @@ def test_repetition_gives_the_same_bits() -> None:
 
 def test_ops_choose_the_kernel_and_can_be_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
     round_ = make(500, rows=4)
-    called = []
-    monkeypatch.setattr(verify, "verify", lambda *a: called.append("verify") or round_.judged())
+    called: list[str] = []
+    monkeypatch.setattr(verify, "verify", lambda *a: called.append("verify"))
     monkeypatch.setattr(sample, "sample", lambda *a: called.append("sample"))
     for asked in ("off", "auto"):
         monkeypatch.setenv("FORERUN_KERNELS", asked)

@@ -104,6 +104,18 @@ class RaggedCache:
         assert 0 <= length <= self._length[row], f"row {row} has {self._length[row]} keys, cannot keep {length}"
         self._length[row] = length
 
+    @torch.inference_mode()
+    def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
+        """Of the keys from `start` on keep those at `picks` (ascending, counted from `start`), moved side by side."""
+        picks = list(picks)
+        assert not picks or start + picks[-1] < self._length[row], f"row {row} has {self._length[row]} keys"
+        if picks != list(range(len(picks))):
+            slot, chosen = self._slot[row], torch.tensor(picks) + start
+            for layer in self.layers.values():
+                for pool in (layer.keys[slot], layer.values[slot]):
+                    pool[start : start + len(picks)] = pool[chosen.to(pool.device)]
+        self._length[row] = start + len(picks)
+
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
         """Make room for `counts[i]` new tokens of each row and count them in; the model's pass writes them."""
         past = tuple(self._length[row] for row in rows)

@@ -87,7 +87,7 @@ class Divergence:
         }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Witness(LossyRule):
     """Judges as the lossless rule does, and notes what other rules would have emitted at the positions it comes to."""
 

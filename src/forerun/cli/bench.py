@@ -36,7 +36,7 @@ BENCHES = {
 SHOWN = {
     "attention": ("forerun.bench.attention.record:read", "forerun.cli.bench_attention:show_attention"),
     "cpu steps": ("forerun.bench.cpu.record:read", "forerun.cli.bench_cpu:show_cpu"),
-    "eval": ("pathlib:Path", "forerun.cli.eval:show_eval"),
+    "eval": ("forerun.eval.record:read", "forerun.cli.eval:show_eval"),
     "kernels": ("forerun.bench.kernels.record:read", "forerun.cli.bench_kernels:show_kernels"),
     "plan": ("forerun.plan.record:read", "forerun.cli.plan:show_plan"),
 }

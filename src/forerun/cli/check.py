@@ -98,7 +98,7 @@ def _print(report: Report, pair: Pair, options: dict[str, Any]) -> None:
     from forerun.cli.console import out_console
 
     if options["as_json"]:
-        subject = {name: options[name] for name in ("model", "draft", "policy", "rule")}
+        subject = {name: options[name] for name in ("model", "draft", "tree", "policy", "rule")}
         click.echo(json.dumps(subject | report.as_dict(), indent=2, allow_nan=False))
     elif not options["quiet"]:
         _print_table(report, out_console(), options)

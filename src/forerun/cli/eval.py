@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+    from forerun.bench.report import Table
     from forerun.eval.record import EvalRecord
     from forerun.eval.settings import Settings
 
@@ -131,10 +132,17 @@ def limit(value: str) -> int | None:
     help="The record. Answers are kept beside it as they come; given again, a killed run goes on there.",
 )
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print the record as JSON instead of tables.")
+@option(OUTPUT, "--markdown", is_flag=True, help="Print the tables as Markdown.")
 @option(OUTPUT, "--quiet", "-q", is_flag=True, help="No progress and no notes on stderr.")
 def evaluate(
-    tasks: tuple[str, ...], data: Path | None, output: Path | None, as_json: bool, quiet: bool, **options: Any
-) -> None:  # fmt: skip
+    tasks: tuple[str, ...],
+    data: Path | None,
+    output: Path | None,
+    as_json: bool,
+    markdown: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
     """Score the same model with plain and with speculative decoding, and say whether they differ beyond noise.
 
     TASKS are one or more of xsum, cnn_dailymail (ROUGE), humaneval, mbpp (pass@k, programs run in a sandbox), gsm8k
@@ -146,6 +154,8 @@ def evaluate(
     from forerun.eval.settings import Settings
     from forerun.eval.tasks import chosen
 
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown are two forms of the same: choose one")
     folder = data or data_folder()
     console = err_console(quiet)
     if not tasks:
@@ -154,7 +164,7 @@ def evaluate(
     wanted = chosen(tasks)
     settings = Settings(**_named(options))
     record, path = _evaluate(wanted, folder, output, settings, options, console)
-    _show(record, path, as_json, console)
+    _show(record, path, "json" if as_json else "markdown" if markdown else "table", console)
     if not record.complete:
         raise click.exceptions.Exit(INTERRUPTED)
     if record.missing:
@@ -246,14 +256,17 @@ def list_tasks(folder: Path | None) -> None:
     click.echo("Run some: forerun eval xsum gsm8k, or: forerun eval all")
 
 
-def _show(record: EvalRecord, path: Path, as_json: bool, console: Console) -> None:
+def _show(record: EvalRecord, path: Path, form: str, console: Console) -> None:
     from forerun.cli.console import out_console
     from forerun.eval.record import journal_path, summary
+    from forerun.eval.report import markdown, tables
 
     if not record.findings:
         console.print("Stopped before both ways had answered anything.")
-    elif as_json:
+    elif form == "json":
         click.echo(json.dumps({**asdict(record), "summary": summary(record)}, indent=1, allow_nan=False))
+    elif form == "markdown":
+        click.echo("\n\n".join(markdown(table) for table in tables(record)))
     else:
         print_record(record, out_console())
     if not record.complete:
@@ -262,24 +275,35 @@ def _show(record: EvalRecord, path: Path, as_json: bool, console: Console) -> No
         console.print(f"Record: {path}; answers: {journal_path(path)}", markup=False, soft_wrap=True)
 
 
-def show_eval(path: Path, picture: Path | None) -> None:
+def show_eval(record: EvalRecord, picture: Path | None) -> None:
     """`forerun bench show` of such a record."""
     from forerun.cli.console import out_console
     from forerun.errors import InvalidArgument
-    from forerun.eval.record import read
 
     if picture is not None:
         raise InvalidArgument("--plot draws records of speed; this one holds scores: leave it out")
-    print_record(read(path), out_console())
+    print_record(record, out_console())
 
 
 def print_record(record: EvalRecord, console: Console) -> None:
-    from forerun.cli.bench import print_table
     from forerun.eval.report import headline, remarks, tables
 
     for table in tables(record):
-        print_table(table, console)
+        _print_table(table, console)
     for line in remarks(record):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     for line in headline(record):
         console.print(line, style="bold", markup=False, soft_wrap=True)
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """With lines where there is room for them; else as plain text that nobody folds in the middle of a word."""
+    from forerun.bench.report import as_text
+    from forerun.cli.bench import print_table
+
+    text = as_text(table)
+    if max(map(len, text.splitlines())) + len(table.headings) + 1 <= console.width:
+        print_table(table, console)
+    else:
+        console.print(text, markup=False, soft_wrap=True)
+        console.print()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from forerun.engine import Progress, RowResult
 
 PROMPT, OUTPUT = "Prompt", "Output"
+SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attention", "kernels")
 
 
 @click.command(cls=GroupedCommand)
@@ -104,7 +105,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
         else:
             done, comparison = show.decoded(encoded, keywords, live=not options["as_json"]), None
         if options["as_json"]:
-            settings = {name: options[name] for name in ("model", "draft", "policy", "rule", "attention", "kernels")}
+            settings = {name: options[name] for name in SETTINGS}
             document = settings | _document(loaded, given, done, comparison)
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     _fail_on_errors(done)

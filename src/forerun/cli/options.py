@@ -109,6 +109,12 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
                     "folder that `forerun train draft` made; "
                     "'random' guesses blindly; 'none' decodes plainly. Several with commas: the first that has a "
                     "guess speaks."),
+        option(group, "--tree", metavar="NODES[xWIDTH][:WAY]", show_default="none",
+               help="Guess with a tree instead of a chain: at most NODES tokens and WIDTH alternatives each, such as "
+                    "12x3. WAY is 'top', the most likely (default), or 'sampled', better where the text is sampled. "
+                    "--policy is its depth. For draft models, trained drafters and early exits, also behind lookup."),
+        option(group, "--draft-top-k", type=click.IntRange(min=1), metavar="K", show_default="off",
+               help="Draw drafts from their K most likely tokens only. The text keeps its law."),
         option(group, "--policy", default=policy, metavar="POLICY",
                help="How long a draft is: 'auto' measures what pays here; a number is that length; 'hf' and 'bass' are "
                     "published rules of thumb."),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.console import busy
-from forerun.cli.settings import AUTO, make_drafter, make_policy
+from forerun.cli.settings import AUTO, make_drafter, make_policy, make_tree, shaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +20,7 @@ LOADING = ("device", "dtype", "offline")
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the options --model, --draft, --policy, --rule, --attention and --kernels stand for."""
+    """What the options for model and speculation stand for."""
 
     model: PreTrainedModel
     tokenizer: Any
@@ -46,8 +46,8 @@ class Loaded:
 
 
 def load(options: dict[str, Any], console: Console) -> Loaded:
-    """Cheap mistakes first: the policy is read before anything large is."""
-    policy = make_policy(options["policy"])
+    """Cheap mistakes first: policy and tree are read before anything large is."""
+    policy, tree = make_policy(options["policy"]), make_tree(options.get("tree"))
     with busy(console, f"loading {options['model']}"):
         from forerun.loading import load_model
 
@@ -59,4 +59,5 @@ def load(options: dict[str, Any], console: Console) -> Loaded:
             from forerun.drafters import default_drafter
 
             drafter = default_drafter(model)
+    drafter = shaped(drafter, tree, options.get("draft_top_k"))
     return Loaded(model, tokenizer, drafter, policy, options["rule"], options["attention"], options["kernels"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidArgument
@@ -51,6 +52,31 @@ def make_policy(text: str) -> str | int | Policy:
         return Constant(int(text))
     except ValueError:
         raise InvalidArgument(f"--policy {text!r}: give auto, hf, bass, or a draft length such as 4") from None
+
+
+def make_tree(text: str | None) -> dict[str, Any] | None:
+    """Settings of a tree from 'NODES', 'NODESxWIDTH', 'NODES:WAY' or 'NODESxWIDTH:WAY'."""
+    from forerun.types import Siblings
+
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:x(\d+))?(?::(\w+))?", text.strip())
+    if found is None or (found[3] is not None and found[3] not in tuple(Siblings)):
+        raise InvalidArgument(f"--tree {text!r}: write NODES, NODESxWIDTH or NODESxWIDTH:sampled, such as 12x3")
+    given = {"nodes": found[1] and int(found[1]), "width": found[2] and int(found[2]), "siblings": found[3]}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def shaped(drafter: Drafter | None, tree: dict[str, Any] | None, top_k: int | None) -> Drafter | None:
+    """The drafter as --tree and --draft-top-k would have it."""
+    if tree is None and top_k is None:
+        return drafter
+    if drafter is None:
+        raise InvalidArgument("--tree and --draft-top-k need a drafter; --draft none has none")
+    from forerun.drafters import TopK, with_trees
+
+    grown = drafter if tree is None else with_trees(drafter, **tree)
+    return grown if top_k is None else TopK(grown, top_k)
 
 
 def make_drafter(text: str, **loading: Any) -> Drafter | None:

@@ -12,6 +12,8 @@ from forerun.drafters.ngram import NgramTable
 from forerun.drafters.parallel_heads import ParallelHeads
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.random_draft import RandomDraft
+from forerun.drafters.top_k import TopK
+from forerun.drafters.tree import Tree, with_trees
 
 __all__ = [
     "Chain",
@@ -22,6 +24,9 @@ __all__ = [
     "ParallelHeads",
     "PromptLookup",
     "RandomDraft",
+    "TopK",
+    "Tree",
     "default_drafter",
     "from_folder",
+    "with_trees",
 ]

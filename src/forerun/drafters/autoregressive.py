@@ -44,14 +44,14 @@ class _Growing:
 
     def finish(self, context: DraftContext, ids: Tensor | None) -> Draft:
         lengths = torch.tensor([len(row) for row in self.tokens], device=context.device)
-        tokens = _rectangle(self.tokens, context.device)
+        tokens = rectangle(self.tokens, context.device)
         return Draft(tokens, lengths, self._law(context, ids, tokens))
 
     def _law(self, context: DraftContext, ids: Tensor | None, tokens: Tensor) -> Law:
         if not self.logits:
             return PointMass(tokens, context.vocab_size)
         owner = torch.tensor(self.owners, dtype=torch.long, device=context.device)
-        index = _rectangle(self.places, context.device)
+        index = rectangle(self.places, context.device)
         kept = torch.cat(self.kept) if len(self.kept) == len(self.logits) else None
         law = LogitLaw(torch.cat(self.logits), index, context.params, owner, kept=kept)
         return law if ids is None else ReducedLaw(law, ids, context.vocab_size)
@@ -69,7 +69,7 @@ def draft_with(
     def step(wanting: list[int], drawn: list[int] | None) -> Tensor:
         new = [list(blocks[b]) for b in wanting] if drawn is None else [[token] for token in drawn]
         logits = scorer.score_last([context.rows[b] for b in wanting], new)
-        return _fitted(logits, context.vocab_size) if ids is None else logits
+        return fitted(logits, context.vocab_size) if ids is None else logits
 
     return grow(context, step, stop_below, ids)
 
@@ -140,11 +140,11 @@ def _adjusted(
     rows = []
     for place, b in enumerate(wanting):
         adjust, row = context.adjusters[b], logits[place : place + 1]
-        rows.append(row if adjust is None else _adjusted_row(row, adjust, growing.tokens[b], ids, context.vocab_size))
+        rows.append(row if adjust is None else adjusted_row(row, adjust, growing.tokens[b], ids, context.vocab_size))
     return torch.cat(rows)
 
 
-def _adjusted_row(row: Tensor, adjust: Adjuster, drafted: list[int], ids: Tensor | None, vocab_size: int) -> Tensor:
+def adjusted_row(row: Tensor, adjust: Adjuster, drafted: list[int], ids: Tensor | None, vocab_size: int) -> Tensor:
     """Adjusters speak of the whole vocabulary: what the draft cannot say is impossible to them."""
     if ids is None:
         return adjust(row, drafted, len(drafted))
@@ -152,7 +152,7 @@ def _adjusted_row(row: Tensor, adjust: Adjuster, drafted: list[int], ids: Tensor
     return adjust(full, drafted, len(drafted))[:, ids]
 
 
-def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
+def fitted(logits: Tensor, vocab_size: int) -> Tensor:
     """Vocabularies that differ by padding: ids only one side has get no mass."""
     missing = vocab_size - logits.shape[-1]
     if missing == 0:
@@ -160,6 +160,6 @@ def _fitted(logits: Tensor, vocab_size: int) -> Tensor:
     return F.pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits[:, :vocab_size]
 
 
-def _rectangle(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+def rectangle(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     width = max(len(row) for row in rows)
     return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device)

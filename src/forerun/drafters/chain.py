@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.errors import InvalidArgument
 from forerun.math.laws import MixedLaw, PointMass, logits_at, logits_of
-from forerun.types import Draft, DraftContext, Drafter, Law
+from forerun.types import Draft, DraftContext, Drafter, Law, Siblings, TreeShape
 
 if TYPE_CHECKING:
     from forerun.models.scorer import Scorer
@@ -39,6 +39,16 @@ class Chain:
     def is_mixed(self) -> bool:
         """Whether some drafters copy and others draw: a policy treats the two differently."""
         return len({getattr(drafter, "copies", False) for drafter in self.drafters}) > 1
+
+    @property
+    def makes_trees(self) -> bool:
+        return any(getattr(drafter, "makes_trees", False) for drafter in self.drafters)
+
+    def num_draws(self, longest: int) -> int:
+        """Uniforms a round needs: each row is drafted for by one drafter."""
+        asks = [getattr(drafter, "num_draws", None) for drafter in self.drafters]
+        most: int = max([longest, *(ask(longest) for ask in asks if ask is not None)])
+        return most
 
     def propose(self, context: DraftContext) -> Draft:
         """The first draft of each row that is not empty; drafters nobody is left for are not asked."""
@@ -127,7 +137,24 @@ def _combine(answers: Sequence[_Answer], context: DraftContext) -> Draft:
         deterministic=all(answer.draft.deterministic for answer in answers),
         cuttable=_cuttable(answers, count),
         evidence=tuple(evidence),
+        tree=_tree(answers, width, count, device),
     )
+
+
+def _tree(answers: Sequence[_Answer], width: int, count: int, device: torch.device) -> TreeShape | None:
+    """Chains beside trees are trees without branches, judged as they would have been alone."""
+    if not any(answer.draft.tree is not None for answer in answers):
+        return None
+    parents = torch.arange(-1, width - 1, device=device).expand(count, -1)
+    ways = [Siblings.TOP] * count
+    for answer in answers:
+        own, sure = answer.draft.tree, answer.draft.deterministic
+        if own is not None:
+            takes = torch.tensor(answer.takes, device=device)
+            parents = torch.where(takes.unsqueeze(1), _widen(own.parents, width), parents)
+        given = own.ways if own is not None else (Siblings.TOP if sure else Siblings.SAMPLED,) * count
+        ways = [given[b] if taken else ways[b] for b, taken in enumerate(answer.takes)]
+    return TreeShape(parents, tuple(ways))
 
 
 def _cuttable(answers: Sequence[_Answer], count: int) -> tuple[bool, ...] | None:

@@ -15,6 +15,7 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.drafters.autoregressive import check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
+from forerun.drafters.steps import ModelSteps
 from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
@@ -72,11 +73,19 @@ class DraftModel:
     def release(self, row: int) -> None:
         self.scorer.release(row)
 
+    def steps(self, context: DraftContext) -> ModelSteps:
+        """For trees: laws behind several guesses at once. The guesses' keys are dropped afterwards."""
+        context = self._within_reach(context)
+        self.scorer.check_trees()
+        pairs = list(zip(context.rows, context.histories, strict=True))
+        unseen = [history[self.scorer.length(row) :] for row, history in pairs]
+
+        def close() -> None:
+            self.rewind(context.rows, [len(history) for history in context.histories])
+
+        return ModelSteps(self.scorer, context, unseen, self.ids, close)
+
     def propose(self, context: DraftContext) -> Draft:
-        if not hasattr(self, "scorer"):
-            raise InvalidArgument(
-                "a trained DraftModel was used before it knew its target; give it to SpeculativeDecoder or Engine"
-            )
         context = self._within_reach(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
         rows = [context.rows[b] for b in wanting]
@@ -98,6 +107,10 @@ class DraftModel:
 
     def _within_reach(self, context: DraftContext) -> DraftContext:
         """A draft model may see less far than the target or lack its last ids: there it falls silent."""
+        if not hasattr(self, "scorer"):
+            raise InvalidArgument(
+                "a trained DraftModel was used before it knew its target; give it to SpeculativeDecoder or Engine"
+            )
         room = tuple(
             max(0, min(most, self._room(row, history)))
             for row, most, history in zip(context.rows, context.max_lengths, context.histories, strict=True)

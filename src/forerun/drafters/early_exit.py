@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from forerun.drafters.autoregressive import draft_with
+from forerun.drafters.steps import ModelSteps
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext
@@ -35,16 +37,21 @@ class EarlyExit:
         self.scorer = Scorer(first, target.form, cache=target.cache, use=target.kernels)
 
     def propose(self, context: DraftContext) -> Draft:
+        steps = self.steps(context)
+        try:
+            return draft_with(steps.scorer, context, steps.unseen, self.stop_below)
+        finally:
+            steps.close()
+
+    def steps(self, context: DraftContext) -> ModelSteps:
+        """For trees: laws behind several guesses at once, their keys behind the target's own."""
         if self.scorer is None:
             raise InvalidArgument(
                 "EarlyExit was used before it knew its target; give it to SpeculativeDecoder or Engine"
             )
         before = [self.scorer.length(row) for row in context.rows]
         unseen = [history[length:] for history, length in zip(context.histories, before, strict=True)]
-        try:
-            return draft_with(self.scorer, context, unseen, self.stop_below)
-        finally:
-            self.scorer.rewind(context.rows, before)
+        return ModelSteps(self.scorer, context, unseen, None, partial(self.scorer.rewind, context.rows, before))
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """The target's cache is cut back by the engine."""

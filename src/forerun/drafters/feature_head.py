@@ -62,6 +62,38 @@ class FeatureHead:
         finally:
             self.trunk.drop_guesses(context.rows, context.histories)
 
+    def steps(self, context: DraftContext) -> FeatureSteps:
+        """For trees: laws behind several guesses at once."""
+        return FeatureSteps(self.trunk, self.trunk.within_reach(context))
+
+
+class FeatureSteps:
+    """Guessed features of every node that was looked behind, in order, row by row."""
+
+    def __init__(self, trunk: Trunk, context: DraftContext) -> None:
+        self.trunk, self.context, self.ids = trunk, context, trunk.ids
+        self._parents: list[list[int]] = [[] for _ in context.rows]
+        self._hidden: list[list[Tensor]] = [[] for _ in context.rows]  # of the root, then of the nodes
+
+    def roots(self, rows: Sequence[int]) -> Tensor:
+        hidden = self.trunk.catch_up([self.context.rows[b] for b in rows], [self.context.histories[b] for b in rows])
+        for b, own in zip(rows, hidden, strict=True):
+            self._hidden[b].append(own)
+        return self.trunk.logits(hidden)
+
+    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
+        features = [self._hidden[b][parent + 1] for b, own in zip(rows, parents, strict=True) for parent in own]
+        for b, own in zip(rows, parents, strict=True):
+            self._parents[b] += own
+        numbers, trees = [self.context.rows[b] for b in rows], [self._parents[b] for b in rows]
+        hidden = self.trunk.branch(numbers, torch.stack(features), tokens, trees)
+        for b, own in zip(rows, hidden.split([len(own) for own in tokens]), strict=True):
+            self._hidden[b] += own.unbind()
+        return self.trunk.logits(hidden)
+
+    def close(self) -> None:
+        self.trunk.drop_guesses(self.context.rows, self.context.histories)
+
 
 class _Guesses:
     """Hidden states of the rows that are being drafted for, one step after the other."""

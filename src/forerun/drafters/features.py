@@ -63,6 +63,10 @@ class Features:
         """Whether new vectors go on where the row's own end."""
         return row in self._rows and self._cache.length(row) == past
 
+    def hear_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
+        if row in self._rows and self._cache.length(row) > start:
+            self._cache.keep(row, start, picks)
+
     def hear_copy(self, source: int, row: int, length: int) -> None:
         if row in self._rows and self.length(source) >= length:
             self._cache.copy(source, row, length)

@@ -68,6 +68,39 @@ class ParallelHeads:
         context = replace(context, max_lengths=rooms)
         return grow(context, _Heads(self.trunk, context), self.stop_below, self.trunk.ids)
 
+    def steps(self, context: DraftContext) -> HeadSteps:
+        """For trees: the j-th head speaks behind every node of depth j."""
+        context = self.trunk.within_reach(context)
+        rooms = tuple(min(room, self.num_blocks) for room in context.max_lengths)
+        return HeadSteps(self.trunk, replace(context, max_lengths=rooms))
+
+
+class HeadSteps:
+    """All logits from the first step on: behind a guess they follow from its depth alone."""
+
+    def __init__(self, trunk: Trunk, context: DraftContext) -> None:
+        self.trunk, self.context, self.ids = trunk, context, trunk.ids
+        self._depths: list[list[int]] = [[] for _ in context.rows]
+
+    def roots(self, rows: Sequence[int]) -> Tensor:
+        numbers, histories = [self.context.rows[b] for b in rows], [self.context.histories[b] for b in rows]
+        hidden = self.trunk.catch_up(numbers, histories)
+        self._logits = self.trunk.logits(self.trunk.spread(hidden, max(self.context.max_lengths)))  # [B, D, Vd]
+        self._place = {b: i for i, b in enumerate(rows)}
+        return self._logits[:, 0]
+
+    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
+        asked = []
+        for b, own in zip(rows, parents, strict=True):
+            new = [1 if parent < 0 else self._depths[b][parent] + 1 for parent in own]
+            self._depths[b] += new
+            asked += [(self._place[b], depth) for depth in new]
+        place, depth = zip(*asked, strict=True)
+        return self._logits[list(place), list(depth)]
+
+    def close(self) -> None:
+        """Nothing was built on guesses."""
+
 
 class _Heads:
     """All logits of a draft from its first step on; a row's j-th step reads head j."""

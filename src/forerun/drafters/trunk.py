@@ -139,6 +139,18 @@ class Trunk:
         return self.body.run(rows, [1] * len(rows), self._inputs(embeddings, hidden))
 
     @torch.inference_mode()
+    def branch(
+        self, rows: Sequence[int], hidden: Tensor, tokens: Sequence[Sequence[int]], trees: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Several pairs further, each behind its own parent: features and tokens row by row -> [N, H].
+
+        `trees` are the parents of all guessed pairs of each row, these included.
+        """
+        counts, flat = [len(own) for own in tokens], [token for own in tokens for token in own]
+        embeddings = F.embedding(torch.tensor(flat, device=hidden.device), self._embedding)
+        return self.body.run(rows, counts, self._inputs(embeddings, hidden), trees)
+
+    @torch.inference_mode()
     def spread(self, hidden: Tensor, width: int) -> Tensor:
         """What each of the first `width` parallel heads reads: [B, H] -> [B, width, H]."""
         return torch.stack([self._block(j, hidden) for j in range(width)], dim=1)

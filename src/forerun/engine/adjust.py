@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import SequenceBiasLogitsProcessor
 
+from forerun import ops
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
-from forerun.math.penalties import adjust
 from forerun.types import Adjuster
 
 
@@ -24,7 +24,7 @@ def adjuster(request: Request, output: Sequence[int]) -> Adjuster | None:
 
     def apply(logits: Tensor, drafted: Sequence[int], first: int) -> Tensor:
         before = [*output, *drafted[:first]]
-        logits = adjust(
+        logits = ops.adjust(
             logits, request.prompt, before, drafted[first:], request.params,
             forbid=forbid, min_new_tokens=request.min_new_tokens,
         )  # fmt: skip

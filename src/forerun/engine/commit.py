@@ -5,52 +5,58 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forerun.engine.branching import Kept
 from forerun.engine.request import FinishReason
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.types import Origin, Verdict
 
 
-def commit(batch: list[Row], blocks: list[list[int]], verdict: Verdict, logits: Tensor) -> list[Progress]:
+def commit(
+    batch: list[Row], blocks: list[list[int]], kept: list[Kept], verdict: Verdict, logits: Tensor
+) -> list[Progress]:
     """Give every row what it gained.
 
-    `blocks[b]` is the row's last token and its draft; `logits` [N, V] are the model's own.
+    `blocks[b]` is the row's last token and its draft, `kept[b]` what the verdict left of it; `logits` [N, V] are the
+    model's own.
     """
-    accepted, following, finite = (t.tolist() for t in (verdict.num_accepted, verdict.next_token, verdict.finite))
+    following, finite = verdict.next_token.tolist(), verdict.finite.tolist()
     if verdict.tokens is not None:  # what is emitted is not what was drafted
         blocks = [
             [block[0], *own[: len(block) - 1]] for block, own in zip(blocks, verdict.tokens.tolist(), strict=True)
         ]
     start = 0
     progress = []
-    for row, block, count, token, good in zip(batch, blocks, accepted, following, finite, strict=True):
+    for row, block, draft, token, good in zip(batch, blocks, kept, following, finite, strict=True):
         # A view of a tensor costs more than all else here: it is made for those who read it.
         own = logits[start : start + len(block)] if row.request.logprobs is not None else None
         start += len(block)
-        progress.append(_commit_row(row, block[1:], count, token, own) if good else _fail(row, len(block) - 1))
+        drafted = block[1:]
+        progress.append(_commit_row(row, drafted, draft, token, own) if good else _fail(row, draft.depth, len(drafted)))
     return progress
 
 
-def _commit_row(row: Row, drafted: list[int], accepted: int, following: int, logits: Tensor | None) -> Progress:
-    last = Origin.BONUS if accepted == len(drafted) else Origin.CORRECTION
-    tokens = [*drafted[:accepted], following]
+def _commit_row(row: Row, drafted: list[int], draft: Kept, following: int, logits: Tensor | None) -> Progress:
+    last = Origin.BONUS if draft.whole else Origin.CORRECTION
+    accepted = len(draft.nodes)
+    tokens = [*(drafted[node] for node in draft.nodes), following]
     kept, row.finish_reason = row.stop.cut(row.output, tokens)
     tokens, origins = tokens[:kept], [*[Origin.ACCEPTED] * accepted, last][:kept]
     if row.request.logprobs is not None and logits is not None:
-        row.logprobs.extend(_logprobs(logits[:kept], tokens, row.request.logprobs))
+        row.logprobs.extend(_logprobs(logits[draft.scored_at[:kept]], tokens, row.request.logprobs))
     row.gain(tokens, origins)
-    row.stats.count(len(drafted), min(accepted, kept), kept)
+    row.stats.count(draft.depth, min(accepted, kept), kept, nodes=len(drafted))
     row.round += 1
     return Progress(row.number, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason)
 
 
-def _fail(row: Row, drafted: int) -> Progress:
+def _fail(row: Row, depth: int, nodes: int) -> Progress:
     """Logits that are not numbers end the row and nobody else's."""
     row.finish_reason = FinishReason.ERROR
     row.error = (
         f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights and "
         "dtype (float16 overflows where bfloat16 does not)"
     )
-    row.stats.count(drafted, 0, 0)
+    row.stats.count(depth, 0, 0, nodes=nodes)
     return Progress(row.number, row.request.request_id, (), (), row.finish_reason)
 
 

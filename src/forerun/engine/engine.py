@@ -17,6 +17,7 @@ from torch import Tensor
 from forerun import ops
 from forerun.drafters.silence import silent
 from forerun.engine.adjust import adjuster
+from forerun.engine.branching import Kept, adjusted_along, check_tree, depths_of, kept_of, parents_of, standing
 from forerun.engine.commit import commit
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
@@ -61,6 +62,8 @@ class Engine:
         self._free: list[int] = []  # row numbers that were used and are free again, the smallest first
         self._numbers = itertools.count()
         self._warned = False
+        if getattr(drafter, "makes_trees", False):
+            _check_trees(target, rule)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
 
@@ -120,20 +123,27 @@ class Engine:
         blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, _as_lists(draft), strict=True)]
         unseen = [row.history[self.target.length(row.number) : -1] for row in batch]  # of a prompt that came along
         passed = [[*more, *block] for more, block in zip(unseen, blocks, strict=True)]
-        logits = self.target.score(view.rows, passed, [len(block) for block in blocks])
+        trees = parents_of(draft)
+        logits = self._score(view.rows, passed, blocks, trees)
         scored = self.clock()
-        law = self._law(batch, blocks, logits, params)
-        verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
-        progress = commit(batch, blocks, verdict, logits)
+        law = self._law(batch, blocks, logits, params, trees)
+        if trees is None:
+            verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
+        else:
+            verdict = ops.verify_tree(law, draft, keys)
+        kept = kept_of(verdict, blocks, trees)
+        progress = commit(batch, blocks, kept, verdict, logits)
+        if trees is not None:
+            self._keep(view.rows, trees, kept)
         verified = self.clock()
 
-        self._settle(batch, blocks, progress)
+        self._settle(batch, [standing(block, row, trees) for block, row in zip(blocks, kept, strict=True)], progress)
         self._account(drafted - started, scored - drafted, verified - scored)
         self.policy.observe(
             RoundOutcome(
                 rows=view.rows,
                 request_ids=view.request_ids,
-                drafted=tuple(len(block) - 1 for block in blocks),
+                drafted=tuple(row.depth for row in kept),
                 accepted=tuple(sum(o == "accepted" for o in p.origins) for p in progress),
                 evidence=draft.evidence,
                 scored=sum(map(len, passed)),
@@ -142,6 +152,7 @@ class Engine:
                 verify_seconds=verified - scored,
                 ended=tuple(p.finish_reason is not None for p in progress),
                 copied=draft.cuttable or (draft.deterministic,) * len(batch),
+                nodes=tuple(len(block) - 1 for block in blocks),
             )
         )
         self._retire()
@@ -212,7 +223,7 @@ class Engine:
             histories=tuple(row.history for row in batch),
             max_lengths=lengths,
             params=params,
-            uniforms=draft_uniforms(keys, max(lengths), self.rule),
+            uniforms=draft_uniforms(keys, self._num_draws(max(lengths)), self.rule),
             adjusters=tuple(row.adjuster for row in batch),
             vocab_size=self.target.vocab_size,
             device=self.target.device,
@@ -220,13 +231,18 @@ class Engine:
         )
         try:
             draft = self.drafter.propose(context)
-            _check(draft, context)
+            _check(draft, context, self.rule)
         except Exception as error:
             self._warn(error)
             return silent(len(batch), self.target.vocab_size, self.target.device)
         if not draft.deterministic and draft.cuttable is None:
             return draft
-        return self._trimmed(draft, self.policy.trim(view, draft))
+        seen = draft if draft.tree is None else replace(draft, lengths=depths_of(draft))
+        return self._trimmed(draft, self.policy.trim(view, seen))
+
+    def _num_draws(self, longest: int) -> int:
+        ask = getattr(self.drafter, "num_draws", None)
+        return longest if ask is None else ask(longest)
 
     def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
         """Room for copies beside drawn drafts; a policy that says nothing of it treats both alike."""
@@ -238,8 +254,9 @@ class Engine:
         if draft.cuttable is not None:
             own = draft.lengths.tolist()
             lengths = tuple(n if cut else o for n, o, cut in zip(lengths, own, draft.cuttable, strict=True))
-        kept = torch.tensor(lengths, device=draft.lengths.device)
-        return replace(draft, tokens=draft.tokens[:, : max(lengths)], lengths=kept)
+        kept, width = torch.tensor(lengths, device=draft.lengths.device), max(lengths)
+        tree = draft.tree and replace(draft.tree, parents=draft.tree.parents[:, :width])
+        return replace(draft, tokens=draft.tokens[:, :width], lengths=kept, tree=tree if width else None)
 
     def _warn(self, error: Exception) -> None:
         if not self._warned:
@@ -247,7 +264,28 @@ class Engine:
             what = f"{type(self.drafter).__name__} failed ({type(error).__name__}: {error})"
             warnings.warn(f"{what}; such rounds decode plainly", ForerunWarning, stacklevel=4)
 
-    def _law(self, batch: list[Row], blocks: list[list[int]], logits: Tensor, params: LawParams) -> LogitLaw:
+    def _score(
+        self, rows: tuple[int, ...], passed: list[list[int]], blocks: list[list[int]], trees: list[list[int]] | None
+    ) -> Tensor:
+        tails = [len(block) for block in blocks]
+        if trees is None:
+            return self.target.score(rows, passed, tails)
+        return self.target.score(rows, passed, tails, trees)
+
+    def _keep(self, rows: tuple[int, ...], trees: list[list[int]], kept: list[Kept]) -> None:
+        """The accepted path becomes the row's own text; the other branches go."""
+        for row, parents, found in zip(rows, trees, kept, strict=True):
+            if parents:
+                self.target.keep(row, self.target.length(row) - len(parents), found.nodes)
+
+    def _law(
+        self,
+        batch: list[Row],
+        blocks: list[list[int]],
+        logits: Tensor,
+        params: LawParams,
+        trees: list[list[int]] | None,
+    ) -> LogitLaw:
         """The target's law at every scored position, each row with its own penalties along its draft."""
         counts = torch.tensor([len(block) for block in blocks], device=logits.device)
         starts = counts.cumsum(0) - counts
@@ -255,12 +293,9 @@ class Engine:
         owner = torch.repeat_interleave(torch.arange(len(blocks), device=logits.device), counts)
         if any(row.adjuster for row in batch):
             parts = logits.split([len(block) for block in blocks])
-            logits = torch.cat(
-                [
-                    part if row.adjuster is None else row.adjuster(part, block[1:], 0)
-                    for row, block, part in zip(batch, blocks, parts, strict=True)
-                ]
-            )
+            known = [None] * len(batch) if trees is None else trees
+            rows = zip(batch, blocks, parts, known, strict=True)
+            logits = torch.cat([_adjusted(row, block[1:], part, parents) for row, block, part, parents in rows])
         return LogitLaw(logits, index, params, owner)
 
     def _settle(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
@@ -311,6 +346,25 @@ class Engine:
                 self._warn(error)
 
 
+def _check_trees(target: Scorer, rule: AnyRule) -> None:
+    """Said when the engine is made, not in the middle of a text."""
+    if rule is not Rule.TOKEN:
+        name = str(rule) if isinstance(rule, Rule) else rule.name
+        raise InvalidArgument(
+            f"rule={name!r} cannot judge trees, whose own rules follow from how siblings were drawn; decode with "
+            "rule='token', or without a tree"
+        )
+    target.check_trees()
+
+
+def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] | None) -> Tensor:
+    if row.adjuster is None:
+        return logits
+    if parents is None:
+        return row.adjuster(logits, drafted, 0)
+    return adjusted_along(logits, drafted, parents, row.adjuster)
+
+
 def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:
     """How many of the emitted tokens come at or after the first that is not the draft's."""
     if emitted == tuple(drafted[: len(emitted)]):
@@ -335,12 +389,15 @@ def _as_lists(draft: Draft) -> list[list[int]]:
     return [row[:length] for row, length in zip(draft.tokens.tolist(), lengths, strict=True)]
 
 
-def _check(draft: Draft, context: DraftContext) -> None:
+def _check(draft: Draft, context: DraftContext, rule: AnyRule) -> None:
     """A drafter's answer must be one: right shapes, within the room it was given, tokens the target knows."""
     if draft.tokens.shape[0] != len(context.rows) or draft.lengths.shape != (len(context.rows),):
         raise InvalidArgument(f"draft of shape {tuple(draft.tokens.shape)} for {len(context.rows)} rows")
     copies = context.copy_lengths or context.max_lengths
     rooms = [max(pair) for pair in zip(context.max_lengths, copies, strict=True)]
+    if draft.tree is not None:
+        check_tree(draft, rooms, rule is Rule.TOKEN)
+        rooms = [draft.width] * len(rooms)  # of its depth there is a bound, of its size there is none
     for tokens, length, most in zip(draft.tokens.tolist(), draft.lengths.tolist(), rooms, strict=True):
         if not 0 <= length <= min(most, len(tokens)):
             raise InvalidArgument(f"draft of length {length} where at most {min(most, len(tokens))} was asked for")

@@ -17,7 +17,7 @@ class Stats:
     num_drafts: int = 0
     """Rounds in which something was drafted for the row (vLLM: num_drafts)."""
     num_draft_tokens: int = 0
-    """Tokens verified."""
+    """Tokens verified; of a tree, all its nodes. In the counts by position a tree is as long as it is deep."""
     num_accepted_tokens: int = 0
     """Draft tokens that were emitted."""
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
@@ -38,14 +38,14 @@ class Stats:
     lossy: str | None = None
     """A warning where the rule does not keep the target's law."""
 
-    def count(self, drafted: int, accepted: int, emitted: int) -> None:
-        """One round of one row."""
+    def count(self, drafted: int, accepted: int, emitted: int, nodes: int | None = None) -> None:
+        """One round of one row; of a tree, `drafted` is its depth and `nodes` its size."""
         self.rounds += 1
         self.num_emitted_tokens += emitted
         if not drafted:
             return
         self.num_drafts += 1
-        self.num_draft_tokens += drafted
+        self.num_draft_tokens += drafted if nodes is None else nodes
         self.num_accepted_tokens += accepted
         _bump(self.num_draft_tokens_per_pos, range(drafted))
         _bump(

@@ -66,6 +66,7 @@ def carry_out(
     origin = provenance(target.device, command)
     tasks = [task.task for task in found]
     notes = sandbox_notes(tasks)
+    notes += [lossy for way in ways if (lossy := way.decoder.engine.lossy) is not None]
     if journal.resumed:
         notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
     prepared = [prepare(task, tokenizer, scorer.context_length, settings) for task in found]
@@ -85,7 +86,6 @@ def carry_out(
     except KeyboardInterrupt:
         pass
     finally:
-        notes += [way.lossy for way in ways if way.lossy]
         findings = _findings(prepared, journal, settings, target.dtype)
         record = EvalRecord(origin, settings.as_dict(), complete, findings, tuple(missing), tuple(notes))
         if findings:

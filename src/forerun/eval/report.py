@@ -61,6 +61,12 @@ def headline(record: EvalRecord) -> list[str]:
     ]
 
 
+def markdown(table: Table) -> str:
+    """For documents."""
+    lines = [table.headings, ("---",) * len(table.headings), *table.rows]
+    return f"**{table.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def _scores(record: EvalRecord) -> Table:
     first = record.findings[0]
     title = f"Scores with {first.confidence:.0%} confidence intervals"

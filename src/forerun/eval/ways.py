@@ -62,7 +62,6 @@ class Decoding:
 
     def __init__(self, name: str, decoder: SpeculativeDecoder) -> None:
         self.name, self.decoder = name, decoder
-        self.lossy: str | None = None  # what a result said of its rule, where the rule bends the law
 
     def answer(self, asked: Sequence[Asked], keywords: dict[str, Any]) -> Call:
         copies = keywords.get("num_return_sequences", 1)
@@ -76,7 +75,6 @@ class Decoding:
         result, seconds = timed(
             device, lambda: self.decoder.generate(ids.to(device), mask, request_ids=numbers, **keywords)
         )
-        self.lossy = getattr(result, "lossy", None)
         rows = [_written(row, begun) for row in result.rows]
         groups = range(0, len(rows), copies)
         return Call(seconds, tuple(tuple(rows[start : start + copies]) for start in groups))

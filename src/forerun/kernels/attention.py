@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 
 import torch
 import triton
@@ -37,9 +38,13 @@ class Tuning:
     most_queries: int = 64  # queries of one program; a longer block is cut, and its keys are read again
     programs_per_sm: int = 8  # so many chunks a multiprocessor even out rows of different lengths
     least_chunk: int = 256  # keys below which reading no longer hides a program's start and the merging
+    least_gain: int = 8  # reading of a chunk over that of its results, unless most multiprocessors are idle
 
 
 TUNING = Tuning()
+# Programs a multiprocessor: below EMPTY most are idle, from FULL on nearly none, and from CROWDED on each has several.
+EMPTY, FULL, CROWDED = 0.25, 0.9, 3.0
+LONG = 1024  # keys from which on a row that outlasts the others is worth cutting
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +92,46 @@ def why_not(query: Tensor, keys: Tensor, values: Tensor) -> str | None:
 
 
 def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
-    """`auto` is KEYS where one program a (row, key head, query block) would leave multiprocessors idle, else SPLIT."""
+    """Blocks and chunks of one launch; for `auto` the form as well."""
     heads, size = keys.shape[1], _power(query.shape[-1])
     wanted = reach.most_tokens * (query.shape[1] // heads)
     # Without tensor cores a product of float32 is so much code that a large block takes long to compile.
     block_queries = min(_power(wanted), tuning.most_queries, 32 if query.dtype is torch.float32 else 64)
     block_keys = min(max(tuning.block_bytes // (size * query.element_size()), 16), 128)
     blocks = -(-wanted // block_queries)
+    filling = heads * reach.slots.shape[0] * blocks / multiprocessors(query.device)
+    # A chunk writes float32 results that the merging reads: as many bytes as so many keys and values.
+    merging = 4 * wanted // query.element_size()
     splits, span = 1, reach.longest if form is Form.PAD else _span(reach)
     if form in (Form.AUTO, Form.KEYS):
-        programs = heads * reach.slots.shape[0] * blocks
-        splits = choose_splits(programs, span, multiprocessors(query.device), form is Form.KEYS, tuning)
+        splits = choose_splits(filling, span, merging, form is Form.KEYS, tuning)
     if form is Form.AUTO:
-        form = Form.KEYS if splits > 1 else Form.SPLIT
+        form = choose_form(filling, span, reach.is_even, splits)
+        splits = splits if form is Form.KEYS else 1
+    span = reach.longest if form is Form.PAD else span
     chunk = -(-span // (splits * block_keys)) * block_keys
     return Shape(form, block_queries, block_keys, blocks, -(-span // chunk), chunk)
 
 
-def choose_splits(programs: int, span: int, multiprocessors: int, forced: bool, tuning: Tuning = TUNING) -> int:
+def choose_form(filling: float, span: int, is_even: bool | None, splits: int) -> Form:
+    """KEYS where multiprocessors would be idle: too few programs, or one row that outlasts the others.
+
+    `filling` is programs a multiprocessor if no row is cut. With even rows and many programs PAD is ahead of SPLIT,
+    whose programs read their lengths first.
+    """
+    is_full = filling >= FULL
+    if is_full and (is_even or (is_even is None and span < LONG)):
+        return Form.PAD if is_even and filling >= CROWDED else Form.SPLIT
+    if splits < 2 or (is_full and span < LONG):
+        return Form.SPLIT
+    return Form.KEYS
+
+
+def choose_splits(filling: float, span: int, merging: int, forced: bool, tuning: Tuning = TUNING) -> int:
     """Into how many chunks the longest row is cut: enough to go round, none shorter than is worth a program."""
-    enough = -(-tuning.programs_per_sm * multiprocessors // programs)
-    return max(2 if forced else 1, min(enough, span // tuning.least_chunk, MOST_SPLITS))
+    enough = ceil(tuning.programs_per_sm / filling)
+    least = tuning.least_chunk if filling < EMPTY else max(tuning.least_chunk, tuning.least_gain * merging)
+    return max(2 if forced else 1, min(enough, span // least, MOST_SPLITS))
 
 
 def _span(reach: Reach) -> int:

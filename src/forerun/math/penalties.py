@@ -44,10 +44,15 @@ def adjust(
     return adjusted
 
 
-def _add_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
+def check_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
+    """Refuse a bias on ids the logits do not have."""
     vocab = logits.shape[-1]
-    if max(bias) >= vocab:
+    if bias and max(bias) >= vocab:
         raise InvalidArgument(f"logit_bias={{{max(bias)}: ...}}: the vocabulary ends at {vocab - 1}; remove that id")
+
+
+def _add_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
+    check_bias(logits, bias)
     ids = torch.tensor(list(bias), device=logits.device)
     logits[:, ids] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
 

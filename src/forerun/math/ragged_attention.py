@@ -16,10 +16,12 @@ from forerun.errors import InvalidArgument
 from forerun.math.attention import Form, Scale
 from forerun.types import RaggedRows
 
+EVEN = 0.8  # live keys over padded ones from which on rows count as equally long
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Which keys each new token sees. Tensors are read on the device; the two host numbers only bound the work."""
+    """Which keys each new token sees. Tensors are read on the device; host numbers only bound and divide the work."""
 
     slots: Tensor  # [B] int32, where each row lives in the cache
     lengths: Tensor  # [B] int32, keys of each row, the new ones included
@@ -30,6 +32,12 @@ class Reach:
     # [N, W] bool: whether new token i sees new token j of its own row, itself included; None: all before it. The
     # position of a token, from which a window counts, is the number of its ancestors past the old keys.
     tree: Tensor | None = None
+    num_keys: int | None = None  # of all rows together, where the host knows it
+
+    @property
+    def is_even(self) -> bool | None:
+        """Whether the rows are about as long as each other; None where only the device knows."""
+        return None if self.num_keys is None else self.num_keys >= EVEN * self.longest * self.slots.shape[0]
 
     def __post_init__(self) -> None:
         if self.window < 0:
@@ -55,7 +63,7 @@ def reach_of(rows: RaggedRows, device: torch.device, window: int = 0) -> Reach:
         starts.append(starts[-1] + count)
     packed = torch.tensor([*rows.slots, *lengths, *starts], dtype=torch.int32).to(device)
     slots, ends, places = packed.split([len(lengths), len(lengths), len(starts)])
-    return Reach(slots, ends, places, max(rows.counts), rows.longest, window)
+    return Reach(slots, ends, places, max(rows.counts), rows.longest, window, num_keys=sum(lengths))
 
 
 def attend_ragged(

@@ -8,7 +8,7 @@ Outside a pass the model is as it was: the name is only set for the duration of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -30,6 +30,7 @@ from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, Scale, choose_form, pad_index, plan
 from forerun.math.ragged_attention import Reach, reach_of
+from forerun.models.branches import Branches
 from forerun.models.families import Family, Layout
 from forerun.types import RaggedRows
 
@@ -68,17 +69,23 @@ class RaggedStates(Cache):
         form: Form,
         device: torch.device,
         use: Kernels = Kernels.OFF,
+        trees: Sequence[Sequence[int]] | None = None,  # see `Branches.of`
     ) -> None:
         self.cache, self.rows, self.layout, self.device, self.use = cache, rows, family.layout, device, use
         self.asked_form, self.form = form, choose_form(rows, form)
-        self.takes_rules = _takes_rules(rows, family, device, use)
+        # A kernel that takes the model's rule instead of a mask knows rows, not branches.
+        self.takes_rules = trees is None and _takes_rules(rows, family, device, use)
         self._rules: dict[int, Rule] = {}
         self._reach: Reach | None = None
         self._plans: dict[tuple[int, int], tuple[Tensor | None, Plan]] = {}
         self.layers: list[Any] = []
         self.width = max(rows.counts)
         self.longest_past = max(rows.past)
-        self.positions = ranges(rows.past, rows.counts).to(device)  # [N]
+        span = self.get_mask_sizes(self.width)[0]
+        self.branches = None if trees is None else Branches.of(rows, trees, span, device)
+        self.positions = (
+            ranges(rows.past, rows.counts).to(device) if self.branches is None else self.branches.positions
+        )  # [N]
         self.addresses = cache.addresses(rows).to(device)  # [N]
         self.pad_index = pad_index(rows, device) if self.layout is Layout.PADDED else None
         self.alibi_in_scores = family.alibi_in_scores
@@ -254,6 +261,9 @@ def _dense_mask(states: RaggedStates, mask_function: Callable[..., Tensor]) -> T
     if mask_function is causal_mask_function and _needs_no_mask(states):
         return None
     zero = torch.zeros((), dtype=torch.long, device=device)
+    if (branches := states.branches) is not None:
+        keys = branches.key_positions[branches.owner]
+        return (mask_function(zero, zero, states.positions[:, None], keys) & branches.seen)[None, None]
     keys = torch.arange(states.rows.longest, device=device)
     allowed = mask_function(zero, zero, states.positions[:, None], keys[None, :])
     return allowed.expand(len(states.positions), -1)[None, None]
@@ -293,6 +303,8 @@ _WINDOW_CODE = sliding_window_overlay(1).__code__
 def _needs_no_mask(states: RaggedStates) -> bool:
     """Plain decoding with no key in reach that belongs to nobody, or rows that begin: causality alone says it all."""
     rows = states.rows
+    if states.branches is not None:
+        return False
     if max(rows.counts) == 1:
         return states.form is Form.SPLIT or len(set(rows.past)) == 1
     return not any(rows.past)
@@ -300,11 +312,18 @@ def _needs_no_mask(states: RaggedStates) -> bool:
 
 def _padded_mask(states: RaggedStates, mask_function: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
     """[B, 1, T, S] additive: what a family adds to its own scores."""
-    past = torch.tensor(states.rows.past, device=states.device)
-    queries = past[:, None] + torch.arange(states.width, device=states.device)
-    keys = torch.arange(states.longest_past + states.width, device=states.device)
     zero = torch.zeros((), dtype=torch.long, device=states.device)
-    allowed = mask_function(zero, zero, queries[:, None, :, None], keys[None, None, None, :])
+    if (branches := states.branches) is not None:
+        assert states.pad_index is not None
+        place = states.pad_index.clamp(min=0)
+        queries, keys = branches.positions[place], branches.key_positions
+        allowed = mask_function(zero, zero, queries[:, None, :, None], keys[:, None, None, :])
+        allowed = allowed & branches.seen[place][:, None]
+    else:
+        past = torch.tensor(states.rows.past, device=states.device)
+        queries = past[:, None] + torch.arange(states.width, device=states.device)
+        keys = torch.arange(states.longest_past + states.width, device=states.device)
+        allowed = mask_function(zero, zero, queries[:, None, :, None], keys[None, None, None, :])
     mask = torch.zeros(allowed.shape, dtype=dtype, device=states.device).masked_fill_(~allowed, torch.finfo(dtype).min)
     # ALiBi Falcon folds its bias into any 4-D mask and, outside its own SDPA path, adds it once more to the scores.
     # One axis more keeps it out of the mask; the sum broadcasts to the same numbers.

@@ -33,6 +33,7 @@ class Family:
     context_length: int | None  # tokens a row may hold, None where positions are not bounded
     vocab_size: int
     alibi_in_scores: bool  # the family adds ALiBi to its scores itself and must not find a 4-D mask to fold it into
+    takes_trees: bool = True  # False where a key's place in the cache is its position, as ALiBi has it
 
 
 def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
@@ -44,7 +45,8 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
     vocab_size = head.weight.shape[0] if head is not None and hasattr(head, "weight") else config.vocab_size
     alibi = config.model_type == "falcon" and config.alibi
-    return Family(_layout(model, config), _context_length(config), vocab_size, alibi)
+    by_place = alibi or config.model_type == "bloom"
+    return Family(_layout(model, config), _context_length(config), vocab_size, alibi, not by_place)
 
 
 def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:

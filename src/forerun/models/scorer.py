@@ -15,13 +15,19 @@ from transformers import PreTrainedModel
 from forerun import ops
 from forerun.cache.ragged import RaggedCache, ranges
 from forerun.config import Kernels, kernels
+from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form
+from forerun.math.tree import is_chain
 from forerun.models import families
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
 from forerun.models.fast import fused_body
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
+
+# For each row of a pass the parents of its last keys, the new ones included; see `models.branches`. Nobody else's rows
+# are touched by it, and a row that ends in no tree has none.
+Trees = Sequence[Sequence[int]]
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 PREFILL_TOKENS = 1024
@@ -36,6 +42,10 @@ class Listener(Protocol):
 
     def hear_copy(self, source: int, row: int, length: int) -> None:
         """`row` was empty and has been given the first `length` tokens of `source`."""
+        ...
+
+    def hear_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
+        """Of the tokens from `start` on only those at `picks` stand, moved side by side."""
         ...
 
 
@@ -90,6 +100,20 @@ class Scorer:
         for row, length in zip(rows, lengths, strict=True):
             self.cache.rewind(row, length)
 
+    def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
+        """Of a tree that begins at `start` keep the path `picks`: it becomes the row's own text."""
+        self.cache.keep(row, start, picks)
+        for listener in self.listeners:
+            listener.hear_keep(row, start, picks)
+
+    def check_trees(self) -> None:
+        """Raise unless a pass may end in trees."""
+        if not self.family.takes_trees or not self._takes_positions:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} tells positions from where keys lie in the cache (ALiBi), so it cannot "
+                "score trees; use its drafter without a tree"
+            )
+
     def feed(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
         """Take in tokens whose logits nobody needs (a prompt), in passes of bounded size, without running the head."""
         copies = self._twins(rows, blocks)
@@ -113,45 +137,63 @@ class Scorer:
         empty = [(row, block) for row, block in pairs if self.cache.length(row) == 0]
         return {row: first[block] for row, block in empty if first.setdefault(block, row) != row}
 
-    def score(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], tails: Sequence[int] | None = None) -> Tensor:
-        """Logits [N, V] after each of the last `tails[i]` tokens of each block (after all by default), row by row."""
+    def score(
+        self,
+        rows: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        tails: Sequence[int] | None = None,
+        trees: Trees | None = None,
+    ) -> Tensor:
+        """Logits [N, V] after each of the last `tails[i]` tokens of each block (after all by default), row by row.
+
+        With `trees`, tokens follow their parents instead of the token before them.
+        """
         ends = list(accumulate(len(block) for block in blocks))
         if tails is None or sum(tails) == ends[-1]:
-            return self._logits(rows, blocks, None)
+            return self._logits(rows, blocks, None, trees)
         starts = [end - tail for end, tail in zip(ends, tails, strict=True)]
-        return self._logits(rows, blocks, ranges(starts, tails).to(self.device))
+        return self._logits(rows, blocks, ranges(starts, tails).to(self.device), trees)
 
     def score_last(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
         """Logits [B, V] after the last token of each block."""
         return self.score(rows, blocks, [1] * len(rows))
 
-    def run(self, rows: Sequence[int], counts: Sequence[int], embeddings: Tensor) -> Tensor:
+    def run(self, rows: Sequence[int], counts: Sequence[int], embeddings: Tensor, trees: Trees | None = None) -> Tensor:
         """Hidden states [N, H] after `counts[i]` new positions of each row, given as embeddings [N, H], row by row."""
-        if self.body is not None:
+        trees = _with_branches(trees)
+        if self.body is not None and trees is None:
             return self._fused(rows, counts, embeddings)
-        states, out = self._pass(self._base, rows, counts, embeddings)
+        states, out = self._pass(self._base, rows, counts, embeddings, trees)
         return _packed(out.last_hidden_state, states)
 
     @torch.inference_mode()
-    def _logits(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None) -> Tensor:
+    def _logits(
+        self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None, trees: Trees | None
+    ) -> Tensor:
         """The head runs only where it must: on all packed positions, or on those of `keep`."""
-        if self.body is not None:
+        trees = _with_branches(trees)
+        if self.body is not None and trees is None:
             hidden = self._fused(rows, [len(block) for block in blocks], self._tokens(blocks))
             head: nn.Linear = self.model.get_output_embeddings()
             return ops.linear(hidden if keep is None else hidden[keep], head.weight, head.bias, self.kernels)
         if self.family.layout is Layout.PACKED and keep is not None and self._picks_logits:
-            _, out = self._forward(self.model, rows, blocks, logits_to_keep=keep)
+            _, out = self._forward(self.model, rows, blocks, trees, logits_to_keep=keep)
             picked: Tensor = out.logits[0]
             return picked
-        states, out = self._forward(self.model, rows, blocks)
+        states, out = self._forward(self.model, rows, blocks, trees)
         packed = _packed(out.logits, states)
         return packed if keep is None else packed[keep]
 
     def _forward(
-        self, module: nn.Module, rows: Sequence[int], blocks: Sequence[Sequence[int]], **options: Any
+        self,
+        module: nn.Module,
+        rows: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        trees: Trees | None = None,
+        **options: Any,
     ) -> tuple[RaggedStates, Any]:
         """One pass of `module` (the whole model, or what lies below its head) over new tokens of some rows."""
-        return self._pass(module, rows, [len(block) for block in blocks], self._tokens(blocks), **options)
+        return self._pass(module, rows, [len(block) for block in blocks], self._tokens(blocks), trees, **options)
 
     def _tokens(self, blocks: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([token for block in blocks for token in block], device=self.device)
@@ -174,12 +216,18 @@ class Scorer:
 
     @torch.inference_mode()
     def _pass(
-        self, module: nn.Module, rows: Sequence[int], counts: Sequence[int], new: Tensor, **options: Any
+        self,
+        module: nn.Module,
+        rows: Sequence[int],
+        counts: Sequence[int],
+        new: Tensor,
+        trees: Trees | None = None,
+        **options: Any,
     ) -> tuple[RaggedStates, Any]:
         """The same over what is `new`: token ids [N], or embeddings [N, H] in their place."""
         before = [self.cache.length(row) for row in rows]
         places = self.cache.extend(rows, counts)
-        states = RaggedStates(self.cache, places, self.family, self.form, self.device, self.kernels)
+        states = RaggedStates(self.cache, places, self.family, self.form, self.device, self.kernels, trees)
         positions = states.positions
         if states.pad_index is None:
             new, positions = new[None], positions[None]
@@ -219,6 +267,11 @@ class Scorer:
         hidden = _packed(made[0].last_hidden_state, states)
         for listener in self.listeners:
             listener.hear(rows, states.rows.past, states.rows.counts, hidden)
+
+
+def _with_branches(trees: Trees | None) -> Trees | None:
+    """None where all trees are chains, which need no mask of their own."""
+    return None if trees is None or all(map(is_chain, trees)) else trees
 
 
 def _packed(out: Tensor, states: RaggedStates) -> Tensor:

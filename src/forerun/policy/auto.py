@@ -211,7 +211,8 @@ class CostModel:
 
     def _learn_costs(self, outcome: RoundOutcome) -> None:
         rows, drafted, longest = len(outcome.rows), sum(outcome.drafted), max(outcome.drafted)
-        if outcome.scored <= 2 * rows * (longest + 1):  # more than that is a prompt that came along
+        # A tree counts as long as it is deep: what is learnt is what a round with a tree of that depth takes.
+        if outcome.scored <= 2 * rows * (max(outcome.nodes or outcome.drafted) + 1):  # more is a prompt that came along
             self._score.add(rows, rows + drafted, outcome.score_seconds + outcome.verify_seconds)
         asked = self._asked_requests(outcome)
         if not asked:

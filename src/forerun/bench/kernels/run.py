@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +63,8 @@ def carry_out(output: Path, listener: Listener, command: Sequence[str], sweep: b
     """Ctrl-C ends it; what was measured until then is stored."""
     check_device()
     origin = provenance("cuda", command)
+    listener.starting("compiling")
+    compile_all(sweep)
     listener.starting("copying, to know what memory can do")
     bandwidth, made, swept = copy_bandwidth(), [], {}
     complete = False
@@ -80,6 +85,47 @@ def carry_out(output: Path, listener: Listener, command: Sequence[str], sweep: b
     if made:
         write(record, output, summary(record))
     return record
+
+
+def compile_all(sweep: bool) -> None:
+    """In several processes, which leave what they compile in Triton's cache: one after the other takes minutes."""
+    parts = max(1, min(8, (os.cpu_count() or 1) // 2))
+    code = "from forerun.bench.kernels.run import compile_some; compile_some({}, {}, {})"
+    source = str(Path(__file__).parents[3])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code.format(part, parts, sweep)], env=environment)
+        for part in range(parts)
+    ]
+    for process in started:
+        process.wait()
+
+
+@torch.inference_mode()
+def compile_some(part: int, parts: int, sweep: bool) -> None:
+    """Every `parts`-th of all kernels that will be timed."""
+    from forerun.kernels.tuning import TUNING
+
+    jobs = [(case, TUNING) for case in CASES]
+    if sweep:
+        jobs += [
+            (case, replace(TUNING, **{name: value}))
+            for case, names in SWEPT
+            for name in names
+            for value in VALUES[name]
+        ]
+    for case, tuning in jobs[part::parts]:
+        given = inputs(case, torch.device("cuda"))
+        _tried(lambda given=given, case=case, tuning=tuning: _judge(given, case, tuning) and 0.0)
+        del given
+        torch.cuda.empty_cache()
+
+
+def _judge(given: Inputs, case: Case, tuning: Any) -> bool:
+    from forerun.kernels import verify
+
+    verify.verify_packed(given.target, given.draft, RULES[case.rule], given.keys, tuning=tuning)
+    return True
 
 
 @torch.inference_mode()

@@ -1,0 +1,84 @@
+"""Trees of guesses instead of one line of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from forerun.drafters.chain import Chain
+from forerun.drafters.growth import grow_tree, num_draws
+from forerun.drafters.steps import CanBranch
+from forerun.errors import InvalidArgument
+from forerun.types import Draft, DraftContext, Drafter, Siblings
+
+if TYPE_CHECKING:
+    from forerun.models.scorer import Scorer
+
+NODES, WIDTH = 12, 3
+
+
+class Tree:
+    """Proposes a small tree of tokens, grown with `inner` where its guesses are most likely to be met.
+
+    `inner` is a `DraftModel`, `FeatureHead`, `ParallelHeads` or `EarlyExit`. A tree has at most `nodes` tokens and
+    `width` children a node; the draft length that the policy asks for is its depth. `siblings` says how alternatives
+    are chosen: "top" takes the most likely, "sampled" draws them without replacement; greedy rows always take the most
+    likely. Either way the text is the target's.
+    """
+
+    makes_trees = True
+
+    def __init__(
+        self, inner: Drafter, *, nodes: int = NODES, width: int = WIDTH, siblings: Siblings | str = Siblings.TOP
+    ) -> None:
+        if not isinstance(inner, CanBranch):
+            raise InvalidArgument(
+                f"a tree cannot be grown with {type(inner).__name__}, which tells no law behind several guesses at "
+                "once; use DraftModel, FeatureHead, ParallelHeads or EarlyExit"
+            )
+        if getattr(inner, "stop_below", None) is not None:
+            raise InvalidArgument("stop_below ends a chain early; a tree is bounded by nodes instead: leave it out")
+        for name, value in (("nodes", nodes), ("width", width)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidArgument(f"{name}={value!r}: must be an integer >= 1")
+        if siblings not in tuple(Siblings):
+            raise InvalidArgument(f"siblings={siblings!r}: choose one of {', '.join(Siblings)}")
+        self.inner, self.nodes, self.width, self.siblings = inner, nodes, width, Siblings(siblings)
+
+    def propose(self, context: DraftContext) -> Draft:
+        steps = self.inner.steps(context)
+        try:
+            return grow_tree(steps, self.width, self.nodes, self.siblings)
+        finally:
+            steps.close()
+
+    def num_draws(self, longest: int) -> int:
+        """Uniforms a round needs: siblings that do not make it into the tree are drawn too."""
+        return num_draws(longest, self.width)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.inner.rewind(rows, lengths)
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        if (bind := getattr(self.inner, "bind", None)) is not None:
+            bind(target, tokenizer)
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        if (admit := getattr(self.inner, "admit", None)) is not None:
+            admit(row, prompt)
+
+    def release(self, row: int) -> None:
+        if (release := getattr(self.inner, "release", None)) is not None:
+            release(row)
+
+
+def with_trees(drafter: Drafter, **settings: Any) -> Drafter:
+    """The same drafter with a `Tree` around every part that can grow one; one without such a part is refused."""
+    parts = drafter.drafters if isinstance(drafter, Chain) else (drafter,)
+    grown = [Tree(part, **settings) if isinstance(part, CanBranch) else part for part in parts]
+    if not any(isinstance(part, Tree) for part in grown):
+        names = ", ".join(type(part).__name__ for part in parts)
+        raise InvalidArgument(
+            f"no tree can be grown with {names}; use a draft model, a trained drafter or an early exit"
+        )
+    return grown[0] if len(grown) == 1 else Chain(*grown)

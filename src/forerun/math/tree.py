@@ -1,0 +1,99 @@
+"""Verification of token trees: the walk from the root to where the target leaves the tree.
+
+At every node its children are judged as siblings (`math.siblings`); the one that is kept is the next node. Because what
+is said at each node follows the target's law there, what the walk says follows the target's joint law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forerun.math.laws import draw
+from forerun.math.siblings import Choice, foreseen, without_replacement
+from forerun.math.verify import Noise, TargetLaw, noise_of
+from forerun.types import Draft, Keys, Rule, Siblings, Verdict
+
+
+def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
+    """Judge a draft that has a tree; position 0 of `target` is the row's last token, position m + 1 is node m.
+
+    The numbers are those of the token rule: ACCEPT is counted by node, FINAL by depth.
+    """
+    num_accepted, next_token, path = tree_rule(target, draft, noise_of(keys, draft.width, Rule.TOKEN))
+    return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), path)
+
+
+def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
+    """How deep the target follows the tree [B], what it says then [B], and the nodes it passed [B, D]."""
+    table = children_of(draft)
+    node = torch.full_like(draft.lengths, -1)
+    next_token = torch.zeros_like(node)
+    alive = torch.ones_like(node, dtype=torch.bool)
+    path = []
+    for depth in range(draft.width + 1):
+        children = table.gather(1, (node + 1).view(-1, 1, 1).expand(-1, 1, table.shape[2])).squeeze(1)
+        choice = _judge(target, draft, noise, node, children, depth)
+        kept = alive & (choice.kept >= 0)
+        next_token = torch.where(alive & ~kept, choice.token, next_token)
+        child = children.gather(1, choice.kept.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        node, alive = torch.where(kept, child, node), kept
+        if not bool(alive.any()):
+            break
+        path.append(torch.where(kept, child, -1))
+    passed = torch.stack(path, dim=1) if path else draft.tokens[:, :0]
+    return (passed >= 0).sum(dim=-1), next_token, passed
+
+
+def _judge(target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, children: Tensor, depth: int) -> Choice:
+    """The children [B, W] of each row's node against the target's law there."""
+    assert draft.tree is not None
+    place, u = children.clamp(min=0), noise.final[:, depth]
+    candidates = draft.tokens.gather(1, place).masked_fill(children < 0, -1)
+    is_top = [way is Siblings.TOP for way in draft.tree.ways]
+    if all(is_top):
+        return foreseen(target.draw(node + 1, u), candidates)
+    p = target.at(node + 1)
+    q = draft.law.at(place[:, 0])
+    sampled = without_replacement(p, q, candidates, noise.accept.gather(1, place), u)
+    if not any(is_top):
+        return sampled
+    own, rows = foreseen(draw(p, u), candidates), torch.tensor(is_top, device=node.device)
+    return Choice(torch.where(rows, own.kept, sampled.kept), torch.where(rows, own.token, sampled.token))
+
+
+def children_of(draft: Draft) -> Tensor:
+    """[B, M + 1, W] the children of the root (entry 0) and of each node, in order; -1 where there are no more."""
+    assert draft.tree is not None
+    parents, column = draft.tree.parents, torch.arange(draft.width, device=draft.tokens.device)
+    real = column < draft.lengths.unsqueeze(-1)
+    older = (parents.unsqueeze(2) == parents.unsqueeze(1)) & (column < column.unsqueeze(-1)) & real.unsqueeze(1)
+    rank = older.sum(dim=-1).masked_fill(~real, 0)  # [B, M] how many siblings come first
+    table = torch.full((*parents.shape[:1], draft.width + 1, int(rank.max()) + 1), -1, device=parents.device)
+    row, node = real.nonzero(as_tuple=True)
+    table[row, parents[row, node] + 1, rank[row, node]] = node
+    return table
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """How deep each node lies; children of the root lie at 1."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def lineage(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from below the root down to `node`, itself included; -1 has none."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Whether every token follows the one before."""
+    return all(parent == i - 1 for i, parent in enumerate(parents))
