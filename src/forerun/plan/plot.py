@@ -22,14 +22,16 @@ def plot(record: PlanRecord, path: Path) -> None:
     check_plot(path)
     from matplotlib.figure import Figure  # without pyplot: no window system is touched
 
-    below = -(-len(record.plans) // COLUMNS)
+    columns = min(COLUMNS, max(len(record.plans), 1))
+    below = -(-len(record.plans) // columns)
     figure = Figure(figsize=(12.5, 4.6 + 3.6 * below), layout="constrained")
     grid = figure.add_gridspec(1 + below, 6, height_ratios=[1.2, *[1] * below])
     _figure_2(record, figure.add_subplot(grid[0, :3]))
     _figure_3(record, figure.add_subplot(grid[0, 3:]))
     for place, plan in enumerate(record.plans):
-        column = 2 * (place % COLUMNS)
-        _own_curve(plan, figure.add_subplot(grid[1 + place // COLUMNS, column : column + 2]), _colours(record))
+        width = 6 // columns
+        left = width * (place % columns)
+        _own_curve(plan, figure.add_subplot(grid[1 + place // columns, left : left + width]), _colours(record))
     machine = record.provenance.machine
     figure.suptitle(f"{record.settings['target']} on {machine.gpu or machine.cpu}", fontsize=11)
     figure.savefig(path, dpi=150)
@@ -69,12 +71,8 @@ def _spread_labels(axes: Any, x: float, found: dict[int, float], colour: str) ->
 def _figure_3(record: PlanRecord, axes: Any) -> None:
     """The best draft length over alpha; the drafters' own best."""
     alphas = [i / 200 for i in range(199)]
-    for place, (c, grey) in enumerate(zip(COSTS, GREYS[1:], strict=True)):
-        curve = [best_draft_length(a, c, LONGEST) for a in alphas]
-        axes.plot(alphas, curve, color=grey)
-        top = next((i for i, y in enumerate(curve) if y >= 17 - 4 * place), len(curve) - 1)  # labels apart
-        axes.annotate(f"c = {c:g}", (alphas[top], curve[top]), (-8, 0), textcoords="offset points", ha="right",
-                      fontsize=8, color=grey)  # fmt: skip
+    for c, grey in zip(COSTS, GREYS[1:], strict=True):
+        axes.plot(alphas, [best_draft_length(a, c, LONGEST) for a in alphas], color=grey, label=f"c = {c:g}")
     rates = {(facts.drafter, facts.temperature): facts.alpha for facts in record.acceptance}
     for marker, plan in zip(MARKERS, record.plans, strict=False):
         alpha, colour = rates[(plan.drafter, plan.temperature)], _colours(record)[plan.drafter]
@@ -97,6 +95,7 @@ def _own_curve(plan: Plan, axes: Any, colours: dict[str, str]) -> None:
         axes.errorbar([entry.length for entry in plan.checked], [entry.factor for entry in plan.checked],
                       yerr=[2 * entry.error * entry.factor for entry in plan.checked], color="black", fmt="o",
                       markersize=4, capsize=2, linewidth=1, label="measured, 2 standard errors")  # fmt: skip
+    axes.set_xticks(lengths)
     axes.axvline(plan.best, color=colours[plan.drafter], linewidth=0.8, linestyle=":")
     axes.set_ylim(bottom=0)
     axes.set_title(_title(plan), fontsize=9)
