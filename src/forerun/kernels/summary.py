@@ -159,6 +159,7 @@ def chunk_kernel(
     GREEDY: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """One program a row and chunk of LOOPS x BLOCK entries."""
+    LANES: tl.constexpr = BLOCK // GROUP  # out here: the compiler unrolls the loop and lets no constant be set twice
     r = tl.program_id(0)
     logits, index, temperature, stride, index_stride, vocab, positions, place = (
         p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions, r
@@ -199,7 +200,6 @@ def chunk_kernel(
                 first = tl.min(tl.where(clean == top, column, NOT_FOUND), axis=0)
                 best = tl.where(top > peak, first, best)
             if GROUPS:
-                LANES: tl.constexpr = BLOCK // GROUP
                 largest = tl.max(tl.reshape(clean, [GROUP, LANES]), axis=0)
                 tl.store(groups_out + r * num_groups + block * LANES + tl.arange(0, LANES), largest)
             peak = higher
