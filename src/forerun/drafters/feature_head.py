@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from forerun.drafters.autoregressive import check_stop_below, grow
+from forerun.drafters.autoregressive import grow
+from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
-from forerun.math.attention import Form
-from forerun.models.draft_head import DraftHead
-from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext
 
 
-class FeatureHead:
-    """Drafts token by token; the first guess follows from true features, later ones from guessed features.
+class FeatureHead(OnFeatures):
+    """Drafts token by token; the first guess follows from true features, later ones from guessed features."""
 
-    `draft_vocabulary` names the token ids it can say (all by default). A row is drafted for once the target has run its
-    prompt.
-    """
-
-    def __init__(
-        self,
-        head: DraftHead,
-        *,
-        draft_vocabulary: Tensor | None = None,
-        made_for: Mapping[str, Any] | None = None,
-        stop_below: float | None = None,
-        form: Form = Form.AUTO,
-    ) -> None:
-        check_stop_below(stop_below)
-        self.trunk = Trunk(head, draft_vocabulary, made_for, form)
-        self.stop_below = stop_below
-
-    @classmethod
-    def load(cls, folder: str | Path, *, stop_below: float | None = None, form: Form = Form.AUTO) -> FeatureHead:
-        """A head from the folder that training wrote."""
-        trunk = Trunk.load(folder, "feature", form)
-        return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
-
-    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        self.trunk.bind(target)
-
-    def admit(self, row: int, prompt: Sequence[int]) -> None:
-        self.trunk.admit(row)
-
-    def release(self, row: int) -> None:
-        self.trunk.release(row)
-
-    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        self.trunk.rewind(rows, lengths)
+    kind = "feature"
 
     def propose(self, context: DraftContext) -> Draft:
         context = self.trunk.within_reach(context)

@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from forerun.drafters.autoregressive import check_stop_below, grow
+from forerun.drafters.autoregressive import grow
+from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
 from forerun.errors import InvalidArgument
-from forerun.math.attention import Form
 from forerun.models.draft_head import DraftHead
-from forerun.models.scorer import Scorer
 from forerun.types import Draft, DraftContext
 
 
-class ParallelHeads:
-    """Drafts up to `num_blocks` tokens from one pass of a small body; the product of the heads' laws is the draft's.
+class ParallelHeads(OnFeatures):
+    """Drafts up to `num_blocks` tokens from one pass of a small body; the product of the heads' laws is the draft's."""
 
-    `draft_vocabulary` names the token ids it can say (all by default). A row is drafted for once the target has run its
-    prompt.
-    """
+    kind = "parallel"
 
-    def __init__(
-        self,
-        head: DraftHead,
-        *,
-        draft_vocabulary: Tensor | None = None,
-        made_for: Mapping[str, Any] | None = None,
-        stop_below: float | None = None,
-        form: Form = Form.AUTO,
-    ) -> None:
-        check_stop_below(stop_below)
+    def __init__(self, head: DraftHead, **options: Any) -> None:
         if not head.blocks:
             raise InvalidArgument("this head has no blocks: use FeatureHead, or make it with num_blocks=4")
-        self.trunk = Trunk(head, draft_vocabulary, made_for, form)
-        self.stop_below = stop_below
-
-    @classmethod
-    def load(cls, folder: str | Path, *, stop_below: float | None = None, form: Form = Form.AUTO) -> ParallelHeads:
-        """Heads from the folder that training wrote."""
-        trunk = Trunk.load(folder, "parallel", form)
-        return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
+        super().__init__(head, **options)
 
     @property
     def num_blocks(self) -> int:
         return len(self.trunk.head.blocks)
-
-    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        self.trunk.bind(target)
-
-    def admit(self, row: int, prompt: Sequence[int]) -> None:
-        self.trunk.admit(row)
-
-    def release(self, row: int) -> None:
-        self.trunk.release(row)
-
-    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        self.trunk.rewind(rows, lengths)
 
     def propose(self, context: DraftContext) -> Draft:
         context = self.trunk.within_reach(context)
