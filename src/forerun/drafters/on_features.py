@@ -1,0 +1,55 @@
+"""What all drafters that read their target's features do alike: hold a trunk and let it follow the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from forerun.drafters.autoregressive import check_stop_below
+from forerun.drafters.trunk import Trunk
+from forerun.math.attention import Form
+from forerun.models.draft_head import DraftHead
+from forerun.models.scorer import Scorer
+
+
+class OnFeatures:
+    """A drafter on a trunk. `draft_vocabulary` names the token ids it can say (all by default).
+
+    A row is drafted for once the target has run its prompt.
+    """
+
+    kind: ClassVar[str]  # as a drafter's folder names it
+
+    def __init__(
+        self,
+        head: DraftHead,
+        *,
+        draft_vocabulary: Tensor | None = None,
+        made_for: Mapping[str, Any] | None = None,
+        stop_below: float | None = None,
+        form: Form = Form.AUTO,
+    ) -> None:
+        check_stop_below(stop_below)
+        self.trunk = Trunk(head, draft_vocabulary, made_for, form)
+        self.stop_below = stop_below
+
+    @classmethod
+    def load(cls, folder: str | Path, *, stop_below: float | None = None, form: Form = Form.AUTO) -> Self:
+        """From the folder that training wrote."""
+        trunk = Trunk.load(folder, cls.kind, form)
+        return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        self.trunk.bind(target)
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        self.trunk.admit(row)
+
+    def release(self, row: int) -> None:
+        self.trunk.release(row)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.trunk.rewind(rows, lengths)
