@@ -142,3 +142,9 @@ def test_the_verdict_follows_the_cost_formula() -> None:
     dear = Costs(target_step=10e-3, draft_step=9e-3, block_step=10e-3, draft_length=4)
     assert not weigh([0.5, 0.25], dear).pays
     assert "not pay" in str(weigh([0.5, 0.25], dear))
+
+
+def test_parallel_heads_pay_for_a_whole_draft_at_once() -> None:
+    heads = Costs(target_step=10e-3, draft_step=1e-3, block_step=10e-3, draft_length=4, all_at_once=True)
+    assert heads.of_round(0) == 1
+    assert heads.of_round(1) == heads.of_round(4) == pytest.approx(1.4)

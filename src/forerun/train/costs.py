@@ -17,6 +17,7 @@ class Costs:
     draft_step: float  # one drafted token
     block_step: float  # the target's pass over a draft of `draft_length` tokens and one more
     draft_length: int
+    all_at_once: bool = False  # a draft of any length takes one pass of the drafter: parallel heads
 
     @property
     def draft_ratio(self) -> float:
@@ -26,7 +27,8 @@ class Costs:
     def of_round(self, length: int) -> float:
         """A round that drafts `length` tokens, in target steps; the pass over them grows in a line."""
         growth = max(self.block_step / self.target_step - 1, 0.0) / max(self.draft_length, 1)
-        return 1 + length * (self.draft_ratio + growth)
+        drafted = self.draft_length if self.all_at_once and length else length
+        return 1 + drafted * self.draft_ratio + length * growth
 
     def as_dict(self) -> dict[str, Any]:
         return {

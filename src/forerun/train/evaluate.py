@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from forerun.bench.outputs import repeated_share
 from forerun.bench.prompts import encode, read_questions, whole
 from forerun.decoder import SpeculativeDecoder
-from forerun.drafters import from_folder
+from forerun.drafters import ParallelHeads, from_folder
 from forerun.drafters.default import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import InvalidArgument
@@ -111,13 +111,15 @@ def measure_costs(
 ) -> Costs:
     """Greedy decoding of single prompts, plainly and with drafts; medians over the prompts after one to warm up."""
     plain = _timed(SpeculativeDecoder(target, None, tokenizer=tokenizer), prompts, options)
-    decoder = SpeculativeDecoder(target, from_folder(folder), policy=options.draft_length, tokenizer=tokenizer)
+    drafter = from_folder(folder)
+    decoder = SpeculativeDecoder(target, drafter, policy=options.draft_length, tokenizer=tokenizer)
     drafted = _timed(decoder, prompts, options)
     return Costs(
         target_step=statistics.median(s.score_seconds / max(s.rounds, 1) for s in plain),
         draft_step=statistics.median(s.draft_seconds / max(s.num_draft_tokens, 1) for s in drafted),
         block_step=statistics.median(s.score_seconds / max(s.rounds, 1) for s in drafted),
         draft_length=options.draft_length,
+        all_at_once=isinstance(drafter, ParallelHeads),
     )
 
 
