@@ -122,6 +122,7 @@ def numbers(kind: type) -> Callable[[click.Context, click.Parameter, str], tuple
 @click.option("--draft", type=click.Path(exists=True, path_type=Path), help="A drafter's folder; else the shipped one.")
 @click.option("--data", type=click.Path(exists=True, path_type=Path), help="Spec-Bench's question.jsonl or its folder.")
 @click.option("--prompts", type=click.IntRange(min=1), default=4, help="Of each category.")
+@click.option("--skip", type=click.IntRange(min=0), default=2, help="Leave out the first ones, which trees were tuned on.")
 @click.option("--max-new-tokens", type=click.IntRange(min=2), default=96, help="Of each answer.")
 @click.option("--sizes", default="4,8,16", callback=numbers(int), help="Tokens drafted a round.")
 @click.option("--width", type=click.IntRange(min=1), default=3, help="Alternatives a node.")
@@ -140,7 +141,8 @@ def main(model: str, draft: Path | None, data: Path | None, output: Path | None,
     if folder is None:
         raise InvalidArgument(f"no drafter comes with Forerun for {model!r}; give one with --draft")
     questions = find_questions(data)
-    asked = [q for category in questions.categories for q in questions.of(category)[: given["prompts"]]]
+    first, last = given["skip"], given["skip"] + given["prompts"]
+    asked = [q for category in questions.categories for q in questions.of(category)[first:last]]
     prompts = [p for p in encode(tokenizer, asked) if len(p) <= LONGEST_PROMPT]
     sizes, temperatures = given["sizes"], given["temperatures"]
     runs = sum(len(sizes) * (3 if temperature else 2) for temperature in temperatures)
