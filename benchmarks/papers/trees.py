@@ -122,7 +122,7 @@ def numbers(kind: type) -> Callable[[click.Context, click.Parameter, str], tuple
 @click.option("--draft", type=click.Path(exists=True, path_type=Path), help="A drafter's folder; else the shipped one.")
 @click.option("--data", type=click.Path(exists=True, path_type=Path), help="Spec-Bench's question.jsonl or its folder.")
 @click.option("--prompts", type=click.IntRange(min=1), default=4, help="Of each category.")
-@click.option("--skip", type=click.IntRange(min=0), default=2, help="Leave out the first ones, which trees were tuned on.")
+@click.option("--skip", type=click.IntRange(min=0), default=2, help="Leave out the first: trees were tuned on them.")
 @click.option("--max-new-tokens", type=click.IntRange(min=2), default=96, help="Of each answer.")
 @click.option("--sizes", default="4,8,16", callback=numbers(int), help="Tokens drafted a round.")
 @click.option("--width", type=click.IntRange(min=1), default=3, help="Alternatives a node.")
