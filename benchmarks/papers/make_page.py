@@ -118,10 +118,10 @@ def places() -> dict[str, list[Place]]:
 def make(*, partial: bool = False, page: Path = PAGE) -> None:
     """Write the page, and draw the pictures whose records are here."""
     chosen = places()
-    text = page_text(chosen, partial=partial, page=page)
+    page_text(chosen, partial=partial, page=page)  # complains of missing records before anything is drawn
     if importlib.util.find_spec("matplotlib") is not None:
         draw_all(chosen)
-    page.write_text(text, encoding="utf-8")
+    page.write_text(page_text(chosen, partial=partial, page=page), encoding="utf-8")
     missing = missing_of(chosen)
     print(f"{page}: {sum(map(len, chosen.values())) - len(missing)} tables, {len(missing)} still to be measured")
 
