@@ -66,9 +66,9 @@ def test_keys_are_kept_from_turn_to_turn() -> None:
     scorer = talk.decoder.engine.target
     forward = scorer._forward
 
-    def counted(module: Any, rows: Any, blocks: Any, **options: Any) -> Any:
+    def counted(module: Any, rows: Any, blocks: Any, *others: Any, **options: Any) -> Any:
         passed[0] += sum(map(len, blocks))
-        return forward(module, rows, blocks, **options)
+        return forward(module, rows, blocks, *others, **options)
 
     scorer._forward = counted  # type: ignore[method-assign]
 

@@ -153,7 +153,7 @@ def test_control_a_law_of_the_next_position_is_noticed(monkeypatch: MonkeyPatch)
     """Off by one: the law reported for position i is that of i + 1."""
     right = autoregressive.LogitLaw
 
-    def shifted(logits: Tensor, index: Tensor, *others: Any) -> Any:
+    def shifted(logits: Tensor, index: Tensor, *others: Any, kept: Any = None) -> Any:
         return right(logits, torch.cat([index[:, 1:], index[:, -1:]], dim=1), *others)
 
     monkeypatch.setattr(autoregressive, "LogitLaw", shifted)
