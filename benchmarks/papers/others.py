@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.papers.common import markdown, sentences
 from forerun.bench.kernels import record as kernel_record
 from forerun.bench.kernels import report as kernel_report
+from forerun.bench.kernels.plot import plot
 from forerun.bench.kernels.record import KernelRecord, Measurement
 from forerun.bench.records import content_of, damaged
 
@@ -23,7 +24,7 @@ def kernel_lines(path: Path) -> list[str]:
 
 
 def draw_kernels(path: Path, picture: Path) -> None:
-    kernel_report.plot(kernel_record.read(path), picture)
+    plot(kernel_record.read(path), picture)
 
 
 def _kernel_verdict(record: KernelRecord) -> list[str]:

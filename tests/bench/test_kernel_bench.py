@@ -9,8 +9,9 @@ import torch
 from click.testing import CliRunner
 
 from forerun.bench.kernels.cases import CASES, Case
+from forerun.bench.kernels.plot import plot
 from forerun.bench.kernels.record import KernelRecord, Measurement, read
-from forerun.bench.kernels.report import plot, remarks, summary, tables
+from forerun.bench.kernels.report import remarks, summary, tables
 from forerun.bench.kernels.timing import Times
 from forerun.bench.records import provenance, write
 

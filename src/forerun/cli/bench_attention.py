@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from forerun.cli.bench import FILE, names, sizes
-from forerun.cli.main import INTERRUPTED
-
-if TYPE_CHECKING:
-    from forerun.bench.attention.record import AttentionRecord
+from forerun.cli.measurement import measure, show_with
 
 
 def spans(value: str) -> tuple[tuple[int, int], ...]:
@@ -78,41 +74,17 @@ def attention(
     from forerun.bench.attention.cases import all_cases, to_sweep
     from forerun.bench.attention.run import carry_out
     from forerun.bench.attention.timing import need_gpu
-    from forerun.bench.plot import check_plot
-    from forerun.bench.records import check_writable, default_path
-    from forerun.cli.bench_cpu import Bar
-    from forerun.cli.console import err_console
 
     need_gpu()
     cases = all_cases(batch_sizes, tokens, lengths, heads)
-    swept = to_sweep(cases) if sweep else []
-    if picture is not None:
-        check_plot(picture)
-    output = output or default_path(prefix="attention")
-    check_writable(output)
-    err = err_console()
-    with Bar(err) as bar:
-        record = carry_out(cases, swept, repeats, output, bar, ["forerun", *sys.argv[1:]])
-    if not record.measurements:
-        err.print("Stopped before anything was measured.")
-    else:
-        show_attention(record, picture)
-        err.print(f"Record: {output}", markup=False, soft_wrap=True)
-    if not record.complete:
-        raise click.exceptions.Exit(INTERRUPTED)
+    swept, command = to_sweep(cases) if sweep else [], ["forerun", *sys.argv[1:]]
+    measure(
+        "attention",
+        output,
+        picture,
+        lambda path, bar: carry_out(cases, swept, repeats, path, bar, command),
+        show_attention,
+    )
 
 
-def show_attention(record: AttentionRecord, picture: Path | None) -> None:
-    """Print a record, and draw it where a picture was asked for."""
-    from forerun.bench.attention.plot import plot
-    from forerun.bench.attention.report import remarks, tables
-    from forerun.cli.bench import print_table
-    from forerun.cli.console import out_console
-
-    console = out_console()
-    for table in tables(record):
-        print_table(table, console)
-    for line in remarks(record):
-        console.print(line, style="dim", markup=False)
-    if picture is not None:
-        plot(record, picture)
+show_attention = show_with("forerun.bench.attention")

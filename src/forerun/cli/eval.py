@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.main import INTERRUPTED
-from forerun.cli.options import GroupedCommand, model_options, option, speculation_options
+from forerun.cli.options import GroupedCommand, model_options, number, option, speculation_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +79,7 @@ def limit(value: str) -> int | None:
 )
 @option(DECODING, "--top-p", type=float, show_default="1, off", help="Only the likeliest tokens up to this mass.")
 @option(DECODING, "--top-k", type=int, metavar="K", show_default="off", help="Only the K likeliest tokens.")
-@option(DECODING, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Of sampled answers.")
+@number(DECODING, "--seed", least=0, default=0, help="Of sampled answers.")
 @option(
     DECODING, "--max-new-tokens", type=AT_LEAST_1, metavar="N", show_default="each task's own", help="Of an answer."
 )
@@ -110,14 +110,7 @@ def limit(value: str) -> int | None:
 @option(
     SCORING, "--k", type=counts, metavar="K,...", default="", show_default="1 and --num-sequences", help="For pass@k."
 )
-@option(
-    SCORING,
-    "--window",
-    type=click.IntRange(min=4),
-    metavar="N",
-    default=1024,
-    help="Tokens of a window of WikiText; the first half is context.",
-)
+@number(SCORING, "--window", least=4, default=1024, help="Tokens of a window of WikiText; the first half is context.")
 @option(
     SCORING, "--code-seconds", type=SECONDS, metavar="SECONDS", default=5.0, help="For each generated program to run."
 )

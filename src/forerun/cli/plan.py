@@ -12,7 +12,7 @@ import click
 
 from forerun.cli.bench import FILE, names, sizes
 from forerun.cli.main import INTERRUPTED
-from forerun.cli.options import KERNELS, KERNELS_HELP, GroupedCommand, option
+from forerun.cli.options import KERNELS, KERNELS_HELP, GroupedCommand, number, option
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -72,31 +72,21 @@ def degrees(value: str) -> tuple[float, ...]:
     show_default="Spec-Bench in $FORERUN_DATA, else our own",
     help="Your prompts: one a line, or JSONL. Acceptance depends on them, so the plan does.",
 )
-@option(
+@number(
     PROMPTS,
     "--prompts",
     "num_prompts",
-    type=click.IntRange(min=1),
-    metavar="N",
     show_default="6, or one for each row of the largest batch",
     help="How many are decoded.",
 )
-@option(
+@number(
     PROMPTS,
     "--prompt-tokens",
-    type=click.IntRange(min=2),
-    metavar="N",
+    least=2,
     default=256,
     help="Leave out prompts longer than this; of a synthetic pair's random prompts, half of it is the length.",
 )
-@option(
-    MEASURE,
-    "--max-length",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=8,
-    help="The longest draft that is considered.",
-)
+@number(MEASURE, "--max-length", default=8, help="The longest draft that is considered.")
 @option(MEASURE, "--batch-sizes", type=sizes, metavar="N,...", default="1", help="Sequences decoded at once.")
 @option(
     MEASURE,
@@ -114,22 +104,10 @@ def degrees(value: str) -> tuple[float, ...]:
     show_default="none",
     help="Also time rounds behind so many tokens of context.",
 )
-@option(
-    MEASURE,
-    "--max-new-tokens",
-    type=click.IntRange(min=2),
-    metavar="N",
-    default=40,
-    help="Tokens decoded from each prompt; end tokens are ignored.",
+@number(
+    MEASURE, "--max-new-tokens", least=2, default=40, help="Tokens decoded from each prompt; end tokens are ignored."
 )
-@option(
-    MEASURE,
-    "--repeats",
-    type=click.IntRange(min=1),
-    metavar="N",
-    default=6,
-    help="Rounds of each draft length that are timed.",
-)
+@number(MEASURE, "--repeats", default=6, help="Rounds of each draft length that are timed.")
 @option(
     MEASURE,
     "--check",
@@ -137,15 +115,8 @@ def degrees(value: str) -> tuple[float, ...]:
     default="near",
     help="Run draft lengths near the predicted best, all of them, or none, to see whether the prediction holds.",
 )
-@option(
-    MEASURE,
-    "--check-prompts",
-    type=click.IntRange(min=1),
-    metavar="N",
-    show_default="all",
-    help="Check with the first N prompts only, to save time.",
-)
-@option(MEASURE, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="For sampling.")
+@number(MEASURE, "--check-prompts", show_default="all", help="Check with the first N prompts only, to save time.")
+@number(MEASURE, "--seed", least=0, default=0, help="For sampling.")
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @option(OUTPUT, "--output", "-o", type=FILE, show_default="none", help="Write the record to a file.")
 @option(
@@ -207,7 +178,7 @@ class Loaded:
 def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord:
     from forerun.bench import quiet
     from forerun.bench.records import provenance, without_folders
-    from forerun.cli.bench_cpu import Bar
+    from forerun.cli.measurement import Bar
     from forerun.config import Kernels
     from forerun.plan.candidates import operations_ratio
     from forerun.plan.record import PlanRecord, advise
