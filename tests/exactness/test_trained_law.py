@@ -17,7 +17,6 @@ from exactness.warps import Definition
 from forerun import SpeculativeDecoder
 from forerun.drafters import Chain, DraftModel, FeatureHead, ParallelHeads, PromptLookup, autoregressive
 from forerun.drafters.causal_folder import CausalFolder
-from forerun.engine import Engine
 from forerun.loading.drafter_folder import DrafterManifest, describe_target
 from forerun.math.laws import ReducedLaw
 from forerun.types import BatchView, Draft, Drafter, RoundOutcome
@@ -119,10 +118,10 @@ def test_copies_are_cut_and_drawn_drafts_are_not() -> None:
 def test_control_cutting_a_drawn_draft_is_noticed(monkeypatch: MonkeyPatch) -> None:
     """By what it drew: the law of what is left is no longer the one it was drawn from."""
 
-    def heedless(self: Engine, draft: Draft, lengths: tuple[int, ...]) -> Draft:
+    def heedless(draft: Draft, lengths: tuple[int, ...]) -> Draft:
         return replace(draft, tokens=draft.tokens[:, : max(lengths)], lengths=torch.tensor(lengths))
 
-    monkeypatch.setattr(Engine, "_trimmed", heedless)
+    monkeypatch.setattr("forerun.engine.drafting._trimmed", heedless)
     assert any(misfits("chain", "token", policy=Snips()))
 
 

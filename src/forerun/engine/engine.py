@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Any
 
@@ -15,21 +13,20 @@ import torch
 from torch import Tensor
 
 from forerun import ops
-from forerun.drafters.silence import silent
 from forerun.engine.adjust import adjuster
-from forerun.engine.branching import Kept, adjusted_along, check_tree, depths_of, kept_of, parents_of, standing
+from forerun.engine.branching import Kept, adjusted_along, kept_of, parents_of, standing
 from forerun.engine.commit import commit
+from forerun.engine.drafting import DraftSide
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.shelf import Shelf
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
-from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw
-from forerun.math.random import draft_uniforms
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
+from forerun.types import BatchView, Draft, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
 
 
 class Engine:
@@ -52,7 +49,7 @@ class Engine:
         join_tokens: int = PREFILL_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.target, self.drafter, self.policy, self.rule = target, drafter, policy, rule
+        self.target, self.drafter, self.rule = target, drafter, rule
         self.tokenizer, self.join_tokens, self.clock = tokenizer, join_tokens, clock
         self.shelf = Shelf(keep_rows)
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
@@ -61,15 +58,22 @@ class Engine:
         self._results: list[RowResult] = []
         self._free: list[int] = []  # row numbers that were used and are free again, the smallest first
         self._numbers = itertools.count()
-        self._warned = False
-        if getattr(drafter, "makes_trees", False):
-            _check_trees(target, rule)
+        self.side = DraftSide(drafter, policy, target, rule)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
 
     @property
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
+
+    @property
+    def policy(self) -> Policy:
+        return self.side.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        """Another one from the next round on."""
+        self.side.policy = policy
 
     @property
     def lossy(self) -> str | None:
@@ -118,7 +122,7 @@ class Engine:
         keys = _keys(batch, self.target.device)
 
         started = self.clock()
-        draft = self._draft(batch, view, params, keys)
+        draft = self.side.draft(batch, view, params, keys)
         drafted = self.clock()
         blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, _as_lists(draft), strict=True)]
         unseen = [row.history[self.target.length(row.number) : -1] for row in batch]  # of a prompt that came along
@@ -182,10 +186,10 @@ class Engine:
             known = self.shelf.take(row.number)
             if known is None:
                 self.target.admit(row.number)
-                self._tell("admit", row.number, row.request.prompt)
+                self.side.tell("admit", row.number, row.request.prompt)
             else:
                 self.target.rewind([row.number], [min(known, self.target.length(row.number))])
-                self._tell("rewind", [row.number], [known])
+                self.side.tell("rewind", [row.number], [known])
             self._running[row.number] = row
         self._prefill(rows)
         if rows:
@@ -210,59 +214,6 @@ class Engine:
             if row.request.deadline is not None and now >= row.request.deadline:
                 row.finish_reason = FinishReason.TIME
         self._retire()
-
-    def _draft(self, batch: list[Row], view: BatchView, params: LawParams, keys: Keys) -> Draft:
-        """Ask policy and drafter. A drafter that fails costs its draft, never the round."""
-        lengths = self.policy.lengths(view) if self.drafter is not None else (0,) * len(batch)
-        copies = self._copy_lengths(view)
-        if not any(lengths) and not any(copies or ()):
-            return silent(len(batch), self.target.vocab_size, self.target.device)
-        assert self.drafter is not None
-        context = DraftContext(
-            rows=view.rows,
-            histories=tuple(row.history for row in batch),
-            max_lengths=lengths,
-            params=params,
-            uniforms=draft_uniforms(keys, self._num_draws(max(lengths)), self.rule),
-            adjusters=tuple(row.adjuster for row in batch),
-            vocab_size=self.target.vocab_size,
-            device=self.target.device,
-            copy_lengths=copies,
-        )
-        try:
-            draft = self.drafter.propose(context)
-            _check(draft, context, self.rule)
-        except Exception as error:
-            self._warn(error)
-            return silent(len(batch), self.target.vocab_size, self.target.device)
-        if not draft.deterministic and draft.cuttable is None:
-            return draft
-        seen = draft if draft.tree is None else replace(draft, lengths=depths_of(draft))
-        return self._trimmed(draft, self.policy.trim(view, seen))
-
-    def _num_draws(self, longest: int) -> int:
-        ask = getattr(self.drafter, "num_draws", None)
-        return longest if ask is None else ask(longest)
-
-    def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
-        """Room for copies beside drawn drafts; a policy that says nothing of it treats both alike."""
-        ask = getattr(self.policy, "copy_lengths", None)
-        return ask(view) if ask is not None and view.is_mixed else None
-
-    def _trimmed(self, draft: Draft, lengths: tuple[int, ...]) -> Draft:
-        """Cut what may be cut: a sampled draft keeps its length, or its law would be bent."""
-        if draft.cuttable is not None:
-            own = draft.lengths.tolist()
-            lengths = tuple(n if cut else o for n, o, cut in zip(lengths, own, draft.cuttable, strict=True))
-        kept, width = torch.tensor(lengths, device=draft.lengths.device), max(lengths)
-        tree = draft.tree and replace(draft.tree, parents=draft.tree.parents[:, :width])
-        return replace(draft, tokens=draft.tokens[:, :width], lengths=kept, tree=tree if width else None)
-
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            what = f"{type(self.drafter).__name__} failed ({type(error).__name__}: {error})"
-            warnings.warn(f"{what}; such rounds decode plainly", ForerunWarning, stacklevel=4)
 
     def _score(
         self, rows: tuple[int, ...], passed: list[list[int]], blocks: list[list[int]], trees: list[list[int]] | None
@@ -309,7 +260,7 @@ class Engine:
             for row, block, made in zip(batch, blocks, progress, strict=True)
         ]
         self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, standing, strict=True)])
-        self._tell("rewind", numbers, standing)
+        self.side.tell("rewind", numbers, standing)
 
     def _account(self, draft: float, score: float, verify: float) -> None:
         self.seconds.draft_seconds += draft
@@ -334,27 +285,8 @@ class Engine:
 
     def _release(self, number: int) -> None:
         self.target.release(number)
-        self._tell("release", number)
+        self.side.tell("release", number)
         heappush(self._free, number)
-
-    def _tell(self, verb: str, *arguments: Any) -> None:
-        """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""
-        if (method := getattr(self.drafter, verb, None)) is not None:
-            try:
-                method(*arguments)
-            except Exception as error:
-                self._warn(error)
-
-
-def _check_trees(target: Scorer, rule: AnyRule) -> None:
-    """Said when the engine is made, not in the middle of a text."""
-    if rule is not Rule.TOKEN:
-        name = str(rule) if isinstance(rule, Rule) else rule.name
-        raise InvalidArgument(
-            f"rule={name!r} cannot judge trees, whose own rules follow from how siblings were drawn; decode with "
-            "rule='token', or without a tree"
-        )
-    target.check_trees()
 
 
 def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] | None) -> Tensor:
@@ -387,19 +319,3 @@ def _keys(batch: list[Row], device: torch.device) -> Keys:
 def _as_lists(draft: Draft) -> list[list[int]]:
     lengths = draft.lengths.tolist()
     return [row[:length] for row, length in zip(draft.tokens.tolist(), lengths, strict=True)]
-
-
-def _check(draft: Draft, context: DraftContext, rule: AnyRule) -> None:
-    """A drafter's answer must be one: right shapes, within the room it was given, tokens the target knows."""
-    if draft.tokens.shape[0] != len(context.rows) or draft.lengths.shape != (len(context.rows),):
-        raise InvalidArgument(f"draft of shape {tuple(draft.tokens.shape)} for {len(context.rows)} rows")
-    copies = context.copy_lengths or context.max_lengths
-    rooms = [max(pair) for pair in zip(context.max_lengths, copies, strict=True)]
-    if draft.tree is not None:
-        check_tree(draft, rooms, rule is Rule.TOKEN)
-        rooms = [draft.width] * len(rooms)  # of its depth there is a bound, of its size there is none
-    for tokens, length, most in zip(draft.tokens.tolist(), draft.lengths.tolist(), rooms, strict=True):
-        if not 0 <= length <= min(most, len(tokens)):
-            raise InvalidArgument(f"draft of length {length} where at most {min(most, len(tokens))} was asked for")
-        if any(not 0 <= token < context.vocab_size for token in tokens[:length]):
-            raise InvalidArgument(f"drafted token outside the target's vocabulary of {context.vocab_size}")

@@ -1,0 +1,118 @@
+"""The drafter's side of a round: what it is asked, whether its answer is one, and what becomes of its mistakes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from forerun.drafters.silence import silent
+from forerun.engine.branching import check_tree, depths_of
+from forerun.engine.row import Row
+from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.math.random import draft_uniforms
+from forerun.models.scorer import Scorer
+from forerun.rules import AnyRule
+from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, Rule
+
+
+class DraftSide:
+    """Asks policy and drafter. A drafter that fails costs its draft, never the round."""
+
+    def __init__(self, drafter: Drafter | None, policy: Policy, target: Scorer, rule: AnyRule) -> None:
+        self.drafter, self.policy, self.target, self.rule = drafter, policy, target, rule
+        self._warned = False
+        if getattr(drafter, "makes_trees", False):
+            _check_trees(target, rule)
+
+    def draft(self, batch: Sequence[Row], view: BatchView, params: LawParams, keys: Keys) -> Draft:
+        """One draft for every row of the round, perhaps of no token."""
+        lengths = self.policy.lengths(view) if self.drafter is not None else (0,) * len(batch)
+        copies = self._copy_lengths(view)
+        if not any(lengths) and not any(copies or ()):
+            return silent(len(batch), self.target.vocab_size, self.target.device)
+        assert self.drafter is not None
+        context = DraftContext(
+            rows=view.rows,
+            histories=tuple(row.history for row in batch),
+            max_lengths=lengths,
+            params=params,
+            uniforms=draft_uniforms(keys, self._num_draws(max(lengths)), self.rule),
+            adjusters=tuple(row.adjuster for row in batch),
+            vocab_size=self.target.vocab_size,
+            device=self.target.device,
+            copy_lengths=copies,
+        )
+        try:
+            draft = self.drafter.propose(context)
+            _check(draft, context, self.rule)
+        except Exception as error:
+            self._warn(error)
+            return silent(len(batch), self.target.vocab_size, self.target.device)
+        if not draft.deterministic and draft.cuttable is None:
+            return draft
+        seen = draft if draft.tree is None else replace(draft, lengths=depths_of(draft))
+        return _trimmed(draft, self.policy.trim(view, seen))
+
+    def tell(self, verb: str, *arguments: Any) -> None:
+        """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""
+        if (method := getattr(self.drafter, verb, None)) is not None:
+            try:
+                method(*arguments)
+            except Exception as error:
+                self._warn(error)
+
+    def _num_draws(self, longest: int) -> int:
+        ask = getattr(self.drafter, "num_draws", None)
+        return longest if ask is None else ask(longest)
+
+    def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
+        """Room for copies beside drawn drafts; a policy that says nothing of it treats both alike."""
+        ask = getattr(self.policy, "copy_lengths", None)
+        return ask(view) if ask is not None and view.is_mixed else None
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            what = f"{type(self.drafter).__name__} failed ({type(error).__name__}: {error})"
+            warnings.warn(f"{what}; such rounds decode plainly", ForerunWarning, stacklevel=4)
+
+
+def _trimmed(draft: Draft, lengths: tuple[int, ...]) -> Draft:
+    """Cut what may be cut: a sampled draft keeps its length, or its law would be bent."""
+    if draft.cuttable is not None:
+        own = draft.lengths.tolist()
+        lengths = tuple(n if cut else o for n, o, cut in zip(lengths, own, draft.cuttable, strict=True))
+    kept, width = torch.tensor(lengths, device=draft.lengths.device), max(lengths)
+    tree = draft.tree and replace(draft.tree, parents=draft.tree.parents[:, :width])
+    return replace(draft, tokens=draft.tokens[:, :width], lengths=kept, tree=tree if width else None)
+
+
+def _check_trees(target: Scorer, rule: AnyRule) -> None:
+    """Said when the engine is made, not in the middle of a text."""
+    if rule is not Rule.TOKEN:
+        name = str(rule) if isinstance(rule, Rule) else rule.name
+        raise InvalidArgument(
+            f"rule={name!r} cannot judge trees, whose own rules follow from how siblings were drawn; decode with "
+            "rule='token', or without a tree"
+        )
+    target.check_trees()
+
+
+def _check(draft: Draft, context: DraftContext, rule: AnyRule) -> None:
+    """A drafter's answer must be one: right shapes, within the room it was given, tokens the target knows."""
+    if draft.tokens.shape[0] != len(context.rows) or draft.lengths.shape != (len(context.rows),):
+        raise InvalidArgument(f"draft of shape {tuple(draft.tokens.shape)} for {len(context.rows)} rows")
+    copies = context.copy_lengths or context.max_lengths
+    rooms = [max(pair) for pair in zip(context.max_lengths, copies, strict=True)]
+    if draft.tree is not None:
+        check_tree(draft, rooms, rule is Rule.TOKEN)
+        rooms = [draft.width] * len(rooms)  # of its depth there is a bound, of its size there is none
+    for tokens, length, most in zip(draft.tokens.tolist(), draft.lengths.tolist(), rooms, strict=True):
+        if not 0 <= length <= min(most, len(tokens)):
+            raise InvalidArgument(f"draft of length {length} where at most {min(most, len(tokens))} was asked for")
+        if any(not 0 <= token < context.vocab_size for token in tokens[:length]):
+            raise InvalidArgument(f"drafted token outside the target's vocabulary of {context.vocab_size}")
