@@ -20,11 +20,13 @@ from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import sample as sample_reference
+from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
+from forerun.math.skinny import Norm
 from forerun.math.verify import Judge, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
@@ -106,6 +108,27 @@ def rotate_and_write(
         if kernel.fits(query, keys, values, cos, sin, key_pool, value_pool):
             return kernel.rotate_and_write(*new)
     return cache_write_reference.rotate_and_write(*new)
+
+
+def project(
+    x: Tensor,  # [R, K]
+    weight: Tensor,  # [N, K]
+    bias: Tensor | None = None,  # [N]
+    norm: Norm | None = None,
+    residual: Tensor | None = None,  # [R, N]
+) -> Tensor:  # [R, N]
+    """A product with what stands around it in a layer; see `forerun.math.skinny.project`."""
+    return skinny_reference.project(x, weight, bias, norm, residual)
+
+
+def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
+    """The gated half of an MLP; see `forerun.math.skinny.gate`."""
+    return skinny_reference.gate(x, weight, norm)
+
+
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """The norm of each row, [.., H]; see `forerun.math.skinny.normed`."""
+    return skinny_reference.normed(x, norm)
 
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:

@@ -135,6 +135,7 @@ def _body(key: str, times: dict[str, float]) -> Body:
 
 def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
     from forerun.models import fast
+    from forerun.models.fused import FusedBody
     from forerun.models.scorer import Scorer
 
     if (reason := fast.why_not(model)) is not None:
@@ -142,7 +143,7 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
         return ModelKernels(name, False, f"layer by layer, not fused: {reason}", None, 0, 0)
     timed = _body(name, fast.measured(model))
     scorer = Scorer(model)
-    if scorer.body is None:
+    if not isinstance(scorer.body, FusedBody):
         why = "kernels are off" if scorer.kernels is Kernels.OFF else "the modules measured faster"
         return ModelKernels(name, False, why, timed, 0, 0)
     scorer.admit(0)
