@@ -14,15 +14,18 @@ from torch import Tensor
 from forerun import kernels
 from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
+from forerun.math import advance as advance_reference
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
+from forerun.math import random as random_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import sample as sample_reference
 from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
+from forerun.math.advance import Standing
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
@@ -154,6 +157,21 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
         if kernel.supports(logits):
             return kernel.sample(logits, params, uniforms)
     return sample_reference.sample(logits, params, uniforms)
+
+
+def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
+    """The numbers a draft is drawn with; see `forerun.math.random.draft_uniforms`."""
+    return random_reference.draft_uniforms(keys, width, rule)
+
+
+def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor) -> Tensor:
+    """Draft lengths within what a budget has left; see `forerun.math.advance.draft_lengths`."""
+    return advance_reference.draft_lengths(asked, budget, position)
+
+
+def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+    """Rows to the end of what they gained; see `forerun.math.advance.advance`."""
+    advance_reference.advance(standing, drafted, verdict, vocab_size)
 
 
 def adjust(

@@ -85,6 +85,19 @@ class DraftModel:
 
         return ModelSteps(self.scorer, context, unseen, self.ids, close)
 
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        """Take in everything but the last two tokens of each row."""
+        behind = [h[self.scorer.length(row) : -2] for row, h in zip(rows, histories, strict=True)]
+        if any(behind):
+            self.scorer.feed(rows, behind)
+
+    def room(self, vocab_size: int, longest: int) -> int:
+        """Tokens it can draft for a row of `longest` tokens of a target with so many ids; 0 where it lacks some."""
+        limit = self.scorer.context_length
+        if self._num_embeddings < vocab_size:
+            return 0
+        return sys.maxsize if limit is None else max(0, limit - longest)
+
     def propose(self, context: DraftContext) -> Draft:
         context = self._within_reach(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]

@@ -12,12 +12,12 @@ from forerun.types import Origin, Verdict
 
 
 def commit(
-    batch: list[Row], blocks: list[list[int]], kept: list[Kept], verdict: Verdict, logits: Tensor
+    batch: list[Row], blocks: list[list[int]], kept: list[Kept], verdict: Verdict, logits: Tensor | None
 ) -> list[Progress]:
     """Give every row what it gained.
 
     `blocks[b]` is the row's last token and its draft, `kept[b]` what the verdict left of it; `logits` [N, V] are the
-    model's own.
+    model's own, None where no row wants to know of them.
     """
     following, finite = verdict.next_token.tolist(), verdict.finite.tolist()
     if verdict.tokens is not None:  # what is emitted is not what was drafted
@@ -28,7 +28,7 @@ def commit(
     progress = []
     for row, block, draft, token, good in zip(batch, blocks, kept, following, finite, strict=True):
         # A view of a tensor costs more than all else here: it is made for those who read it.
-        own = logits[start : start + len(block)] if row.request.logprobs is not None else None
+        own = None if logits is None or row.request.logprobs is None else logits[start : start + len(block)]
         start += len(block)
         drafted = block[1:]
         progress.append(_commit_row(row, drafted, draft, token, own) if good else _fail(row, draft.depth, len(drafted)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -16,17 +17,19 @@ from forerun import ops
 from forerun.engine.adjust import adjuster
 from forerun.engine.branching import Kept, adjusted_along, kept_of, parents_of, standing
 from forerun.engine.commit import commit
+from forerun.engine.device.choose import runner_for
+from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.shelf import Shelf
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.laws import LogitLaw
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Draft, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
+from forerun.types import BatchView, Draft, Drafter, Keys, LawParams, Origin, Policy, RoundOutcome, Rule
 
 
 class Engine:
@@ -35,6 +38,9 @@ class Engine:
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
     chat) starts from there. Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the
     others are encoded before it, which is better where a long prompt would be padding for hundreds of other rows.
+
+    With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`, the
+    next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
     """
 
     def __init__(
@@ -48,6 +54,8 @@ class Engine:
         keep_rows: int = 0,
         join_tokens: int = PREFILL_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
+        compile: bool = True,
+        ahead: bool = True,
     ) -> None:
         self.target, self.drafter, self.rule = target, drafter, rule
         self.tokenizer, self.join_tokens, self.clock = tokenizer, join_tokens, clock
@@ -61,6 +69,9 @@ class Engine:
         self.side = DraftSide(drafter, policy, target, rule)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
+        self.ahead = ahead
+        self.runner = runner_for(target, drafter, rule, clock) if compile else None
+        self._leaving: list[int] = []  # rows that a round in the air still writes to
 
     @property
     def is_idle(self) -> bool:
@@ -107,17 +118,29 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Progress]:
         """One round for every row."""
-        self._admit()
+        if self.runner is None or not self.runner.is_flying:
+            self._admit()
         self._expire()
         if not self._running:
             return []
         batch = sorted(self._running.values(), key=lambda row: self.target.cache.slot(row.number))
-        view = BatchView(
+        if self.runner is not None and (self.runner.is_flying or self._launch(self.runner, batch)):
+            return self._land(self.runner, batch)
+        return self._round(batch)
+
+    def _view(self, batch: list[Row]) -> BatchView:
+        return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
             bool(getattr(self.drafter, "is_mixed", False)),
         )
+
+    def _round(self, batch: list[Row]) -> list[Progress]:
+        """One round step by step, with everything in it that a row may ask for."""
+        if self.runner is not None:
+            self.runner.leave()
+        view = self._view(batch)
         params = LawParams.stack([row.request.params for row in batch], self.target.device)
         keys = _keys(batch, self.target.device)
 
@@ -148,17 +171,67 @@ class Engine:
                 rows=view.rows,
                 request_ids=view.request_ids,
                 drafted=tuple(row.depth for row in kept),
-                accepted=tuple(sum(o == "accepted" for o in p.origins) for p in progress),
+                accepted=_accepted(progress),
                 evidence=draft.evidence,
                 scored=sum(map(len, passed)),
                 draft_seconds=drafted - started,
                 score_seconds=scored - drafted,
                 verify_seconds=verified - scored,
-                ended=tuple(p.finish_reason is not None for p in progress),
+                ended=_ended(progress),
                 copied=draft.cuttable or (draft.deterministic,) * len(batch),
                 nodes=tuple(len(block) - 1 for block in blocks),
             )
         )
+        self._retire()
+        return progress
+
+    def _launch(self, runner: Runner, batch: list[Row]) -> bool:
+        """Send a round to the device, if it is one that the device can run by itself."""
+        if not runner.takes(batch):
+            return False
+        lengths = self.side.lengths(self._view(batch))
+        if not runner.may_follow(batch, lengths):
+            return False
+        before = runner.recorder.seconds
+        try:
+            runner.launch(batch, lengths)
+        except Exception as error:
+            self._ground(runner, error)
+            return False
+        self.seconds.capture_seconds += runner.recorder.seconds - before
+        return True
+
+    def _ground(self, runner: Runner, error: Exception) -> None:
+        """A round that cannot be recorded is run step by step, as are all after it."""
+        runner.drop()
+        self.runner = None
+        what = f"a round could not be recorded ({type(error).__name__}: {error})"
+        warnings.warn(f"{what}; decoding goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
+
+    def _land(self, runner: Runner, batch: list[Row]) -> list[Progress]:
+        """The oldest round in the air; another one follows it before anything that can wait is done."""
+        if self.ahead and self.side.is_fixed and not self._waiting and runner.is_needed(batch):
+            self._launch(runner, batch)
+        landing = runner.land()
+        kept = kept_of(landing.verdict, landing.blocks, None)
+        progress = commit(landing.rows, landing.blocks, kept, landing.verdict, None)
+        runner.settle(landing)
+        self._account(*landing.seconds)
+        outcome = RoundOutcome(
+            rows=tuple(row.number for row in landing.rows),
+            request_ids=tuple(row.request.request_id for row in landing.rows),
+            drafted=tuple(row.depth for row in kept),
+            accepted=_accepted(progress),
+            evidence=None,
+            scored=sum(map(len, landing.blocks)),
+            draft_seconds=landing.seconds[0],
+            score_seconds=landing.seconds[1],
+            verify_seconds=landing.seconds[2],
+            ended=_ended(progress),
+        )
+        self.policy.observe(outcome)
+        if self.ahead and not runner.is_flying and not self._waiting and not any(outcome.ended):
+            self._launch(runner, batch)
         self._retire()
         return progress
 
@@ -180,6 +253,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Take waiting rows in."""
+        self._let_go()
         started = self.clock()
         rows, self._waiting = self._waiting, []
         for row in rows:
@@ -198,7 +272,7 @@ class Engine:
     def _prefill(self, rows: list[Row]) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
         copies = Counter(row.request.prompt for row in rows)  # equal prompts are encoded once, before any of them runs
-        room, fed = self.join_tokens, []
+        room, fed = 0 if self.runner is not None else self.join_tokens, []
         for row in rows:
             length = len(row.history) - self.target.length(row.number)
             if copies[row.request.prompt] == 1 and length <= room:
@@ -282,11 +356,25 @@ class Engine:
             self._results.append(row.result(self.clock()))
             for number in self.shelf.put(row.number, row.history, broken=row.error is not None):
                 self._release(number)
+        if self.runner is not None and self.runner.is_flying and not self._running:
+            self.runner.drop()
+            self._let_go()
 
     def _release(self, number: int) -> None:
-        self.target.release(number)
-        self.side.tell("release", number)
-        heappush(self._free, number)
+        """Slots move when a row goes, so it stays for as long as a round is in the air."""
+        self._leaving.append(number)
+        if self.runner is None or not self.runner.is_flying:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Rows that left."""
+        going, self._leaving = self._leaving, []
+        if going and self.runner is not None:
+            self.runner.leave()
+        for number in going:
+            self.target.release(number)
+            self.side.tell("release", number)
+            heappush(self._free, number)
 
 
 def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] | None) -> Tensor:
@@ -295,6 +383,14 @@ def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] |
     if parents is None:
         return row.adjuster(logits, drafted, 0)
     return adjusted_along(logits, drafted, parents, row.adjuster)
+
+
+def _accepted(progress: list[Progress]) -> tuple[int, ...]:
+    return tuple(sum(origin is Origin.ACCEPTED for origin in made.origins) for made in progress)
+
+
+def _ended(progress: list[Progress]) -> tuple[bool, ...]:
+    return tuple(made.finish_reason is not None for made in progress)
 
 
 def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:

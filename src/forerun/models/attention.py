@@ -60,6 +60,7 @@ class RaggedStates(Cache):
     """What transformers sees of the cache during one pass: as many keys as the longest row has."""
 
     is_compileable = False
+    is_static = False  # of a pass whose rows the device alone knows: `models.static_pass`
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ def _attend(states: RaggedStates, query: Tensor, layer: Layer, mask: Tensor | No
     """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
     rule = states.rule_of(mask)
     if rule is not None:
-        if ops.has_ragged_attention(query, *layer.by_head, states.use):
+        if states.is_static or ops.has_ragged_attention(query, *layer.by_head, states.use):
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = states.dense(rule)
     how = states.plan(mask, query.shape[1] // layer.keys.shape[2])
@@ -252,6 +253,8 @@ def _mask(
         return _padded_mask(states, mask_function, dtype)
     if states.takes_rules and (window := known_window(mask_function)) is not None:
         return states.rule(mask_function, window)
+    if states.is_static:
+        raise UnsupportedModel("the model's mask rule is none that kernels know, so its passes cannot be recorded")
     return _dense_mask(states, mask_function)
 
 

@@ -6,7 +6,6 @@ later passes overwrite; so the cache must have room for them, and growing it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, NoReturn
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from forerun.errors import UnsupportedModel
-from forerun.math.attention import Form
 from forerun.math.ragged_attention import Reach
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
+from forerun.models.gpu_body import GpuBody
 from forerun.models.rotary import RotaryWrites
 from forerun.models.scorer import Scorer
 
@@ -63,6 +62,7 @@ class StaticPass:
         self.scorer = scorer
         parameters = signature(scorer.model.forward).parameters
         self._picks_logits = "logits_to_keep" in parameters
+        self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
         self._rotary = RotaryWrites(scorer.model, scorer.kernels)
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
@@ -87,7 +87,13 @@ class StaticPass:
     def logits(self, tokens: Tensor, rows: StaticRows, last_only: bool = False) -> Tensor:
         """[R, T] -> [R * T, V], row by row; of each row's last token alone [R, V]."""
         count, flat = tokens.shape[1], tokens.flatten()
+        if self._body is not None:
+            hidden = self._body.run(flat, rows.positions, rows.addresses, rows.reach, self.scorer.cache)
+            return self._body.head(hidden[count - 1 :: count].contiguous() if last_only else hidden)
         keep = torch.arange(count - 1, flat.shape[0], count, device=flat.device) if last_only and count > 1 else None
+        return self._by_modules(flat, rows, keep)
+
+    def _by_modules(self, flat: Tensor, rows: StaticRows, keep: Tensor | None) -> Tensor:
         states = StaticStates(self.scorer, rows)
         options: dict[str, Any] = {"position_ids": rows.positions[None], "input_ids": flat[None]}
         if keep is not None and self._picks_logits:

@@ -84,10 +84,6 @@ class Seats:
             **{name: getattr(law, name) for name in FLAGS},
         )  # fmt: skip
 
-    def leave(self) -> None:
-        """What the host knows counts again."""
-        self.rows = ()
-
     def ask(self, lengths: Sequence[int]) -> None:
         """Draft lengths of the coming round; the device shortens them to what each budget has left."""
         asked = (*lengths, *[0] * (self.size - len(lengths)))

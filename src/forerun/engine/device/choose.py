@@ -1,0 +1,42 @@
+"""Whether an engine gets a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forerun import ops
+from forerun.drafters import DraftModel
+from forerun.engine.device.runner import Runner
+from forerun.models import static_pass
+from forerun.models.scorer import Scorer
+from forerun.rules import AnyRule
+from forerun.types import Drafter, Rule
+
+RULES = (Rule.TOKEN, Rule.BLOCK)
+
+
+def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | None:
+    """What keeps every round of an engine from being recorded, in words; None where nothing does."""
+    if rule not in RULES:
+        return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged in torch"
+    if reason := static_pass.why_not(target):
+        return reason
+    if drafter is None:
+        return None
+    if type(drafter) is not DraftModel:
+        return f"{type(drafter).__name__} drafts on the host"
+    if drafter.stop_below is not None:
+        return "stop_below looks at every drafted token"
+    return static_pass.why_not(drafter.scorer)
+
+
+def runner_for(
+    target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]
+) -> Runner | None:
+    """A runner where CUDA graphs can be had and every part of a round is known to fit into one."""
+    if target.device.type != "cuda" or not ops.has_triton(target.device, target.kernels):
+        return None
+    if why_not(target, drafter, rule) is not None:
+        return None
+    assert isinstance(rule, Rule) and (drafter is None or isinstance(drafter, DraftModel))
+    return Runner(target, drafter, rule, clock)

@@ -1,0 +1,49 @@
+"""Sizes that recordings are made for, and keys that must have a place before a round is sent off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.cache.ragged import RaggedCache
+from forerun.engine.row import Row
+from forerun.models.scorer import Scorer
+
+# Scored for each row. Short ones are exact: each further position costs a batch of eight as much as eight rows.
+POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25, 33)
+SHORTEST_SPAN = 1024  # keys; recordings are made for rows up to that length, then up to twice that, and so on
+AHEAD = 4096  # the most keys that room is made for before anybody needs it
+
+
+def bucket(positions: int) -> int:
+    """The next number of positions that rounds are recorded for."""
+    return next((size for size in POSITIONS if size >= positions), width(positions))
+
+
+def width(positions: int) -> int:
+    """How wide seats are that hold a round of so many positions."""
+    return max(POSITIONS[-1], power(positions - 1) + 1)
+
+
+def power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+def span(longest: int) -> int:
+    """A bound on keys that changes seldom: attention divides its work by it."""
+    return max(SHORTEST_SPAN, power(longest))
+
+
+def keep_room(cache: RaggedCache, rows: Sequence[Row], more: int, final: int) -> None:
+    """Room for `more` keys behind what the host knows of each row, up to `final` where it has to grow."""
+    longest = max(len(row.history) for row in rows) - 1 + more
+    if longest > cache.capacity:
+        cache.reserve(0, max(longest, min(final + more, longest + AHEAD)))
+    for row in rows:
+        cache.settle(row.number, cache.length(row.number), len(row.history) - 1 + more)
+
+
+def fingerprint(*scorers: Scorer | None) -> int:
+    """Changes when weights have been replaced, whose addresses recordings hold."""
+    models = [scorer.model for scorer in scorers if scorer is not None]
+    return hash(tuple(weight.data_ptr() for model in models for weight in model.parameters()))
