@@ -19,13 +19,13 @@ from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
-from forerun.math import random as random_reference
 from forerun.math import ragged_attention as ragged_attention_reference
+from forerun.math import random as random_reference
 from forerun.math import sample as sample_reference
 from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
-from forerun.math.advance import Standing
+from forerun.math.advance import Layout, Standing
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
@@ -161,17 +161,38 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
 
 def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
     """The numbers a draft is drawn with; see `forerun.math.random.draft_uniforms`."""
+    if _on_gpu(keys.seed) and width:
+        from forerun.kernels import random as kernel
+
+        return kernel.draft_uniforms(keys, width, rule)
     return random_reference.draft_uniforms(keys, width, rule)
 
 
-def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor) -> Tensor:
+def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:
     """Draft lengths within what a budget has left; see `forerun.math.advance.draft_lengths`."""
-    return advance_reference.draft_lengths(asked, budget, position)
+    if _on_gpu(asked):
+        from forerun.kernels import advance as kernel
+
+        return kernel.draft_lengths(asked, budget, position, most)
+    return advance_reference.draft_lengths(asked, budget, position, most)
+
+
+def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+    """Where new tokens of several passes go; see `forerun.math.advance.lay_out`."""
+    if _on_gpu(slots):
+        from forerun.kernels import advance as kernel
+
+        return kernel.lay_out(slots, past, count, number, capacity, limit)
+    return advance_reference.lay_out(slots, past, count, number, capacity, limit)
 
 
 def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
     """Rows to the end of what they gained; see `forerun.math.advance.advance`."""
-    advance_reference.advance(standing, drafted, verdict, vocab_size)
+    if _on_gpu(drafted):
+        from forerun.kernels import advance as kernel
+
+        return kernel.advance(standing, drafted, verdict, vocab_size)
+    return advance_reference.advance(standing, drafted, verdict, vocab_size)
 
 
 def adjust(

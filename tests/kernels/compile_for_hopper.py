@@ -8,7 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import attention, cache_write, summary
+from forerun.kernels import advance, attention, cache_write, random, summary
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
@@ -53,8 +53,22 @@ def summarise() -> Any:
     return compiled(summary.chunk_kernel, constants, {"lengths": "*i64", **sides, **outs}, num_warps=4)
 
 
+def small_steps() -> list[Any]:
+    """What lies between the large steps of a round: whole numbers, all of them."""
+    names = {name for kernel in (advance._advance_kernel, advance._layout_kernel) for name in kernel.arg_names}
+    whole = {name: "*i64" for name in (*names, *advance._lengths_kernel.arg_names) if name.endswith("_ptr")}
+    kinds = {**whole, "finite_ptr": "*i1", "ends_ptr": "*i32", "own_ptr": "*i32"}
+    keys = dict.fromkeys(("seed_ptr", "request_ptr", "round_ptr", "position_ptr"), "*i64")
+    flags = {"STREAM": 0, "ABSOLUTE": True, "BLOCK": 8}
+    made = [compiled(kernel, {"BLOCK": 16}, kinds, num_warps=1) for kernel in (
+        advance._advance_kernel, advance._layout_kernel, advance._lengths_kernel,
+    )]  # fmt: skip
+    return [*made, compiled(random._uniforms_kernel, flags, {**keys, "out_ptr": "*fp64"}, num_warps=1)]
+
+
 def main() -> None:
     made = [
+        *small_steps(),
         summarise(),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(4, 32, IS_PART=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),

@@ -39,8 +39,8 @@ class Engine:
     chat) starts from there. Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the
     others are encoded before it, which is better where a long prompt would be padding for hundreds of other rows.
 
-    With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`, the
-    next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
+    With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
+    the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
     """
 
     def __init__(
@@ -202,9 +202,8 @@ class Engine:
         return True
 
     def _ground(self, runner: Runner, error: Exception) -> None:
-        """A round that cannot be recorded is run step by step, as are all after it."""
-        runner.drop()
-        self.runner = None
+        """A round that cannot be recorded is run step by step, as are all after it; what is in the air still lands."""
+        runner.is_grounded = True
         what = f"a round could not be recorded ({type(error).__name__}: {error})"
         warnings.warn(f"{what}; decoding goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
 
@@ -272,7 +271,8 @@ class Engine:
     def _prefill(self, rows: list[Row]) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
         copies = Counter(row.request.prompt for row in rows)  # equal prompts are encoded once, before any of them runs
-        room, fed = 0 if self.runner is not None else self.join_tokens, []
+        flies = self.runner is not None and not self.runner.is_grounded
+        room, fed = 0 if flies else self.join_tokens, []
         for row in rows:
             length = len(row.history) - self.target.length(row.number)
             if copies[row.request.prompt] == 1 and length <= room:

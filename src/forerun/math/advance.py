@@ -43,6 +43,29 @@ def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: i
     standing.round.add_(standing.active)
 
 
-def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor) -> Tensor:
-    """[R] what was asked for, where the row's budget has room for it and the token behind it."""
-    return torch.minimum(asked, budget - position - 1).clamp(min=0)
+def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:
+    """[R] what was asked for, at most `most`, where the row's budget has room for it and the token behind it."""
+    return torch.minimum(asked.clamp(max=most), budget - position - 1).clamp(min=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the new tokens of `S` passes go, one after the other: R rows with T tokens each, N = R * T."""
+
+    positions: Tensor  # [S, N] int64
+    addresses: Tensor  # [S, N] int64
+    ends: Tensor  # [S, R] int32, keys of each row once the pass has written its own
+    slots: Tensor  # [R] int32
+
+
+def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+    """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on.
+
+    No position reaches `limit`: what would lie there is nobody's, but must be looked up all the same.
+    """
+    first = past + torch.arange(number, device=past.device).unsqueeze(-1)
+    places = first.unsqueeze(-1) + torch.arange(count, device=past.device)
+    addresses = places + (slots * capacity).unsqueeze(-1)
+    return Layout(
+        places.clamp(max=limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int()
+    )

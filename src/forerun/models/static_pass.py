@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from forerun import ops
 from forerun.errors import UnsupportedModel
 from forerun.math.ragged_attention import Reach
 from forerun.models.attention import RaggedStates, ragged
@@ -63,6 +64,7 @@ class StaticPass:
         parameters = signature(scorer.model.forward).parameters
         self._picks_logits = "logits_to_keep" in parameters
         self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
+        self._kept_starts: dict[tuple[int, int], Tensor] = {}
         self._rotary = RotaryWrites(scorer.model, scorer.kernels)
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
@@ -71,18 +73,20 @@ class StaticPass:
 
     def steps(self, slots: Tensor, past: Tensor, count: int, number: int, span: int) -> list[StaticRows]:
         """The same for `number` passes, each one token further on: made at once, because small kernels add up."""
-        device, num_rows = slots.device, slots.shape[0]
-        first = past + torch.arange(number, device=device).unsqueeze(-1)  # [S, R]
-        places = first.unsqueeze(-1) + torch.arange(count, device=device)  # [S, R, T]
-        addresses = (places + (slots * self.scorer.cache.capacity).unsqueeze(-1)).flatten(1)
-        limit = self.scorer.context_length
-        positions = (places if limit is None else places.clamp(max=limit - 1)).flatten(1)
-        ends, own = (first + count).int(), slots.int()
-        starts = torch.arange(0, num_rows * count + 1, count, dtype=torch.int32, device=device)
-        reach = Reach(own, ends[0], starts, count, span)
+        capacity, limit = self.scorer.cache.capacity, self.scorer.context_length
+        made = ops.lay_out(slots, past, count, number, capacity, capacity if limit is None else min(limit, capacity))
+        reach = Reach(made.slots, made.ends[0], self._starts(slots.shape[0], count), count, span)
         return [
-            StaticRows(p, a, replace(reach, lengths=e)) for p, a, e in zip(positions, addresses, ends, strict=True)
+            StaticRows(p, a, replace(reach, lengths=e))
+            for p, a, e in zip(made.positions, made.addresses, made.ends, strict=True)
         ]
+
+    def _starts(self, rows: int, count: int) -> Tensor:
+        """[R + 1] where each row's new tokens begin: the same in every pass of a shape, so kept."""
+        if (rows, count) not in self._kept_starts:
+            ends = torch.arange(0, rows * count + 1, count, dtype=torch.int32, device=self.scorer.device)
+            self._kept_starts[rows, count] = ends
+        return self._kept_starts[rows, count]
 
     def logits(self, tokens: Tensor, rows: StaticRows, last_only: bool = False) -> Tensor:
         """[R, T] -> [R * T, V], row by row; of each row's last token alone [R, V]."""

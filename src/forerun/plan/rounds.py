@@ -96,7 +96,7 @@ class EngineProber:
     def __init__(self, name: str, target: Scorer, drafter: Drafter | None) -> None:
         self.name, self.drafter = name, drafter
         self.dial = Dial()
-        self.engine = Engine(target, drafter, self.dial)
+        self.engine = Engine(target, drafter, self.dial, ahead=False)  # the dial is turned between steps
 
     def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
         made = dict.fromkeys(task.ids, 0)

@@ -31,10 +31,10 @@ class Recorder:
             return work
         started = time.perf_counter()
         self._rehearse(work, state)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
-        self._pool = self._pool or graph.pool()
         self.num_recordings += 1
         self.seconds += time.perf_counter() - started
         replay: Work = graph.replay

@@ -47,6 +47,7 @@ class Round:
         self.logits, self.draft_logits = logits, draft_logits
         self.kept = torch.zeros(seats.width * seats.size, KEPT, device=target.scorer.device)
         self._has_kept = False
+        self._orders: dict[tuple[int, int], _Order] = {}
         self._places: Tensor | None = None
         if ids is not None:  # made before anything is recorded
             self._places = ReducedLaw(PointMass(ids[:0, None], 1), ids, self.vocab_size).places
@@ -79,15 +80,12 @@ class Round:
     def judge(self, shape: Shape) -> None:
         """Verify, and move every row on."""
         seats, number = self.seats, shape.drafted
-        size, device = seats.size, seats.table.device
-        asked = seats.asked.clamp(max=number)
-        lengths = ops.draft_lengths(asked, seats.budget, seats.standing.position)
+        lengths = ops.draft_lengths(seats.asked, seats.budget, seats.standing.position, number)
         tokens = seats.standing.block[:, 2 : 2 + number]
         draft = Draft(tokens, lengths, self._law(tokens))
-        places = torch.arange(size * shape.scored, device=device)
-        index = places.view(size, shape.scored)[:, : number + 1]
-        logits = self.logits.rows[: size * shape.scored]
-        law = LogitLaw(logits, index, seats.params, places // shape.scored)
+        order = self._order(seats.size, shape.scored)
+        logits = self.logits.rows[: seats.size * shape.scored]
+        law = LogitLaw(logits, order.place[:, : number + 1], seats.params, order.first)
         verdict = ops.verify(law, draft, self.rule, seats.keys, seats.params.all_greedy)
         ops.advance(seats.standing, lengths, verdict, self.vocab_size)
 
@@ -119,13 +117,31 @@ class Round:
         params = self.seats.params
         if not number or params.all_greedy:
             return PointMass(tokens, self.vocab_size)
-        size, device = self.seats.size, tokens.device
-        places = torch.arange(number * size, device=device)
-        index = places.view(number, size).T
+        size = self.seats.size
+        order = self._order(number, size)
         logits = self.draft_logits.rows[: number * size]
         kept = self.kept[: number * size] if self._has_kept else None
-        law = LogitLaw(logits, index, params, places % size, kept=kept)
+        law = LogitLaw(logits, order.turned, params, order.second, kept=kept)
         return law if self.ids is None else _reduced(law, self.ids, self.vocab_size, self._places)
+
+    def _order(self, rows: int, columns: int) -> _Order:
+        """Made once a shape, before it is recorded."""
+        if (rows, columns) not in self._orders:
+            flat = torch.arange(rows * columns, device=self.seats.table.device)
+            self._orders[rows, columns] = _Order(
+                flat.view(rows, columns), flat.view(rows, columns).T.contiguous(), flat // columns, flat % columns
+            )
+        return self._orders[rows, columns]
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """Numbers of a matrix's entries, row by row."""
+
+    place: Tensor  # [A, B]
+    turned: Tensor  # [B, A] the same, rows side by side in memory as kernels want them
+    first: Tensor  # [A * B] the row of each entry
+    second: Tensor  # [A * B] its column
 
 
 def _reduced(law: LogitLaw, ids: Tensor, vocab_size: int, places: Tensor | None) -> ReducedLaw:

@@ -76,6 +76,7 @@ class Runner:
         self.recorder = recorder or Recorder(target.device)
         self.recordings = Recordings(self.recorder)
         self.flights: deque[Flight] = deque()
+        self.is_grounded = False  # a recording has failed: nothing is sent off any more
         self._scratch, self._draft_scratch = Scratch(), Scratch()
         self._rounds: dict[tuple[int, int], Round] = {}
         self._lanes: dict[tuple[int, int], cycle[Lane]] = {}
@@ -88,6 +89,8 @@ class Runner:
 
     def takes(self, rows: Sequence[Row]) -> bool:
         """Whether a round of these rows can be recorded work."""
+        if self.is_grounded:
+            return False
         if self.drafter is not None:
             longest = max(len(row.history) for row in rows) + self._airborne
             if self.drafter.room(self.target.vocab_size, longest) < MARGIN:
