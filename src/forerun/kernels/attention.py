@@ -41,7 +41,7 @@ def attend_ragged(
     parts = _parts(query, values, shape)
     _launch(out, parts, query, keys, values, reach, scale, shape, tuning)
     if shape.splits > 1:
-        _launch_merge(out, parts, reach, scale, shape, query.shape[1] // keys.shape[1])
+        _launch_merge(out, parts, reach, scale, shape)
     return out
 
 
@@ -86,19 +86,18 @@ def _launch(
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, IS_PART=shape.splits > 1,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, UPCAST=_interpreted(query),
-        num_warps=tuning.warps, num_stages=tuning.stages,
+        EARLY=shape.early, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
 
 
-def _launch_merge(
-    out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape, group: int
-) -> None:
+def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape) -> None:
     batch, heads = reach.slots.shape[0], out.shape[1]
     _merge_kernel[(heads, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
         reach.window, shape.chunk, shape.splits, HEADS=heads, VALUE_SIZE=out.shape[-1],
         BLOCK_VALUE_SIZE=power(out.shape[-1]), BLOCK_SPLITS=power(shape.splits), WINDOWED=reach.window > 0,
-        HAS_SINKS=scale.sinks is not None, num_warps=2 if shape.splits <= 16 else 4,
+        HAS_SINKS=scale.sinks is not None, EARLY=shape.early, num_warps=2 if shape.splits <= 16 else 4,
+        **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 
 
@@ -156,8 +155,11 @@ def _attend_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_TREE: tl.constexpr,
     UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (key head, row and block of its queries, chunk of its keys)."""
+    if EARLY:  # the merging kernel may start, and waits for the results itself
+        tl.extra.cuda.gdc_launch_dependents()
     key_head = tl.program_id(0)
     row = tl.program_id(1) // query_blocks
     block = tl.program_id(1) % query_blocks
@@ -296,8 +298,11 @@ def _merge_kernel(
     BLOCK_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (query head, new token, row): chunks that were never written are never read."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     token = tl.program_id(1)
     row = tl.program_id(2)

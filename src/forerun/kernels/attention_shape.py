@@ -26,6 +26,7 @@ class Tuning:
     most_queries: int = 64  # queries of one program; a longer block is cut, and its keys are read again
     programs_per_sm: int = 8  # so many chunks a multiprocessor even out rows of different lengths
     least_chunk: int = 256  # keys below which reading no longer hides a program's start and the merging
+    early: bool = True  # the merging starts while chunks are still read, where the device can
     least_gain: int = 8  # reading of a chunk over that of its results, unless most multiprocessors are idle
 
 
@@ -45,6 +46,7 @@ class Shape:
     query_blocks: int  # a row
     splits: int  # programs that share a row's keys
     chunk: int  # keys of each of them
+    early: bool = False  # whether the merging starts while chunks are still read
 
 
 def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
@@ -66,7 +68,9 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
         splits = splits if form is Form.KEYS else 1
     span = reach.longest if form is Form.PAD else span
     chunk = -(-span // (splits * block_keys)) * block_keys
-    return Shape(form, block_queries, block_keys, blocks, -(-span // chunk), chunk)
+    splits = -(-span // chunk)
+    early = splits > 1 and tuning.early and starts_early(query.device)
+    return Shape(form, block_queries, block_keys, blocks, splits, chunk, early)
 
 
 def choose_form(filling: float, span: int, is_even: bool | None, splits: int) -> Form:
@@ -100,6 +104,12 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132  # under the interpreter: an H200's
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may start before the one it waits for has ended: from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def power(number: int) -> int:
