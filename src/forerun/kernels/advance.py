@@ -29,9 +29,7 @@ def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) ->
     """[R] what was asked for, at most `most`, where the row's budget has room for it and the token behind it."""
     out = torch.empty_like(asked)
     number = asked.shape[0]
-    _lengths_kernel[(1,)](
-        asked, budget, position, out, most, number, BLOCK=triton.next_power_of_2(number), num_warps=1
-    )
+    _lengths_kernel[(1,)](asked, budget, position, out, most, number, BLOCK=triton.next_power_of_2(number), num_warps=1)
     return out
 
 

@@ -66,6 +66,4 @@ def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int,
     first = past + torch.arange(number, device=past.device).unsqueeze(-1)
     places = first.unsqueeze(-1) + torch.arange(count, device=past.device)
     addresses = places + (slots * capacity).unsqueeze(-1)
-    return Layout(
-        places.clamp(max=limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int()
-    )
+    return Layout(places.clamp(max=limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int())

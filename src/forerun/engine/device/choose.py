@@ -30,9 +30,7 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
     return static_pass.why_not(drafter.scorer)
 
 
-def runner_for(
-    target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]
-) -> Runner | None:
+def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner | None:
     """A runner where CUDA graphs can be had and every part of a round is known to fit into one."""
     if target.device.type != "cuda" or not ops.has_triton(target.device, target.kernels):
         return None

@@ -57,9 +57,7 @@ class Recordings:
     num_moved: int = 0  # recordings made anew because memory had moved
     _known: dict[Hashable, tuple[Hashable, Work]] = field(default_factory=dict)
 
-    def get(
-        self, shape: Hashable, version: Callable[[], Hashable], work: Work, state: Sequence[Tensor]
-    ) -> Work:
+    def get(self, shape: Hashable, version: Callable[[], Hashable], work: Work, state: Sequence[Tensor]) -> Work:
         """The recording of `work` for `shape`, as long as `version()` is what it was when it was made."""
         found = self._known.get(shape)
         if found is not None and found[0] == version():

@@ -148,4 +148,3 @@ def _reduced(law: LogitLaw, ids: Tensor, vocab_size: int, places: Tensor | None)
     reduced = ReducedLaw(law, ids, vocab_size)
     reduced.__dict__["places"] = places  # a cached property: made once, outside of any recording
     return reduced
-

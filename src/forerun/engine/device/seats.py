@@ -45,9 +45,7 @@ class Seats:
         column = dict(zip(NUMBERS, self.table, strict=False))
         self.slots, self.draft_slots, self.budget = column["slots"], column["draft_slots"], column["budget"]
         self.keys = Keys(column["seed"], column["request_id"], column["round"], column["position"])
-        self.standing = Standing(
-            column["past"], column["round"], column["position"], column["active"], block, result
-        )
+        self.standing = Standing(column["past"], column["round"], column["position"], column["active"], block, result)
         self._ends = column["previous"], column["last"]
         settings = self.table[len(NUMBERS) :].view(torch.float64)
         flags = dict.fromkeys(FLAGS, False)
