@@ -13,17 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from forerun.config import Kernels, SamplingParams
-from forerun.drafters import DraftModel
-from forerun.engine import Engine, Request
+from forerun.drafters import DraftModel, PromptLookup, RandomDraft
+from forerun.engine import Engine, Request, RowResult
+from forerun.engine.device.choose import runner_of
 from forerun.engine.device.recorder import Recorder, Work
-from forerun.engine.device.runner import Runner
 from forerun.errors import ForerunWarning
 from forerun.math import advance
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant, CostModel, HfHeuristic
-from forerun.types import Policy, Rule
+from forerun.types import Drafter, Policy, Rule
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 Texts = dict[int, tuple[int, ...]]
@@ -31,17 +32,26 @@ SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams()
 CUT = SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
 
 
+DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
+    "model": lambda model: DraftModel(draft_of(model)),
+    "none": lambda model: None,
+    "lookup": lambda model: PromptLookup(max_ngram=1),
+    "random": lambda model: RandomDraft(),
+    "doubting": lambda model: DraftModel(draft_of(model), stop_below=0.4),
+}
+
+
 def engine(
-    on_device: bool, *, family: str = "llama", drafts: bool = True, policy: Policy | int = 4, rule: Rule = Rule.TOKEN,
-    keep_rows: int = 0, ahead: bool = True,
+    on_device: bool, *, family: str = "llama", drafter: str = "model", policy: Policy | int = 4,
+    rule: Rule = Rule.TOKEN, keep_rows: int = 0, ahead: bool = True,
 ) -> Engine:  # fmt: skip
     model = tiny_model(family)
     target = Scorer(model, use=Kernels.OFF)
-    drafter = DraftModel(draft_of(model)) if drafts else None
+    guesser = DRAFTERS[drafter](model)
     chosen = Constant(policy) if isinstance(policy, int) else policy
-    made = Engine(target, drafter, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead)
+    made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead)
     if on_device:
-        made.runner = Runner(target, drafter, rule, made.clock)
+        made.runner = runner_of(target, guesser, rule, made.clock)
     return made
 
 
@@ -86,7 +96,7 @@ CASES: dict[str, dict[str, Any]] = {
     "block": {"rule": Rule.BLOCK},
     "long drafts": {"policy": 9},
     "one token": {"policy": 1},
-    "plain": {"drafts": False},
+    "plain": {"drafter": "none"},
     "window": {"family": "gemma3"},
     "learned positions": {"family": "gpt2"},
     "not ahead": {"ahead": False},
@@ -108,6 +118,26 @@ def test_same_tokens_as_step_by_step(case: str, params: SamplingParams, number: 
     rounds = flown(made)
     assert texts(made, requests(number, params)) == want
     assert rounds and max(rounds) == number
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    [("lookup", Rule.TOKEN), ("random", Rule.TOKEN), ("doubting", Rule.BLOCK), ("model", Rule.COUPLED)],
+)
+def test_the_target_alone_is_recorded_where_the_draft_cannot_be(drafter: str, rule: Rule) -> None:
+    settings: dict[str, Any] = {"drafter": drafter, "rule": rule, "policy": 3}
+    want = texts(engine(False, **settings), requests(3))
+    made = engine(True, **settings)
+    assert made.runner is not None and not made.runner.may_fly
+    scored, score = [], made.runner.score
+
+    def counted(rows: Any, blocks: Any) -> Any:
+        scored.append(max(map(len, blocks)))
+        return score(rows, blocks)
+
+    made.runner.score = counted  # type: ignore[method-assign]
+    assert texts(made, requests(3)) == want
+    assert len(scored) > 3 and max(scored) >= 3
 
 
 def test_parameters_of_all_kinds_in_one_batch() -> None:
@@ -152,6 +182,25 @@ def test_rounds_of_both_kinds_take_turns() -> None:
     assert 1 in seen and 3 in seen, "the device had rounds before and after the row with a penalty"
 
 
+def test_log_probabilities_of_what_was_emitted() -> None:
+    """Of the model's own distribution; alternatives are only looked up step by step."""
+
+    def found(on_device: bool) -> list[RowResult]:
+        made, (first, second, third) = engine(on_device), requests(3, [SAMPLED, CUT, SAMPLED])
+        rounds = flown(made) if on_device else []
+        for request in (replace(first, logprobs=0), replace(second, logprobs=0), third):
+            made.add(request)
+        while not made.is_idle:
+            made.step()
+        assert rounds or not on_device
+        return sorted(made.take_results(), key=lambda result: result.request.request_id)
+
+    for got, want in zip(found(True), found(False), strict=True):
+        assert got.tokens == want.tokens and (got.logprobs is None) == (want.logprobs is None)
+        for ours, theirs in zip(got.logprobs or (), want.logprobs or (), strict=True):
+            assert ours.token == theirs.token and ours.logprob == pytest.approx(theirs.logprob, abs=1e-5)
+
+
 def test_a_stop_in_the_middle_of_a_round() -> None:
     plain = texts(engine(False), requests(3, new=40))
     stop = plain[0][len(plain[0]) // 2]
@@ -164,7 +213,7 @@ def test_a_stop_in_the_middle_of_a_round() -> None:
 @pytest.mark.parametrize("policy", [CostModel, lambda: HfHeuristic(start=2)], ids=["auto", "hf"])
 def test_policies_that_learn(policy: Callable[[], Policy]) -> None:
     """Greedy text does not depend on draft lengths; rounds with and without drafts follow each other."""
-    want = texts(engine(False, drafts=False), requests(3, GREEDY, new=60))
+    want = texts(engine(False, drafter="none"), requests(3, GREEDY, new=60))
     made = engine(True, policy=policy())
     assert texts(made, requests(3, GREEDY, new=60)) == want
 
@@ -215,7 +264,7 @@ def test_broken_logits_end_their_row_alone() -> None:
     model.get_input_embeddings().weight[poisoned] = float("nan")
     target = Scorer(model, use=Kernels.OFF)
     made = Engine(target, None, Constant(0))
-    made.runner = Runner(target, None, Rule.TOKEN, made.clock)
+    made.runner = runner_of(target, None, Rule.TOKEN, made.clock)
     good, bad = requests(2)
     numbers = [made.add(good), made.add(replace(bad, prompt=(*bad.prompt, poisoned)))]
     while not made.is_idle:

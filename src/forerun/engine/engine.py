@@ -15,21 +15,21 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.engine.adjust import adjuster
-from forerun.engine.branching import Kept, adjusted_along, kept_of, parents_of, standing
+from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
 from forerun.engine.device.choose import runner_for
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
+from forerun.engine.laws import keys_of, law_of, tokens_of
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.shelf import Shelf
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
 from forerun.errors import ForerunWarning, InvalidArgument
-from forerun.math.laws import LogitLaw
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Draft, Drafter, Keys, LawParams, Origin, Policy, RoundOutcome, Rule
+from forerun.types import BatchView, Drafter, LawParams, Origin, Policy, RoundOutcome, Rule
 
 
 class Engine:
@@ -142,18 +142,18 @@ class Engine:
             self.runner.leave()
         view = self._view(batch)
         params = LawParams.stack([row.request.params for row in batch], self.target.device)
-        keys = _keys(batch, self.target.device)
+        keys = keys_of(batch, self.target.device)
 
         started = self.clock()
         draft = self.side.draft(batch, view, params, keys)
         drafted = self.clock()
-        blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, _as_lists(draft), strict=True)]
+        blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, tokens_of(draft), strict=True)]
         unseen = [row.history[self.target.length(row.number) : -1] for row in batch]  # of a prompt that came along
         passed = [[*more, *block] for more, block in zip(unseen, blocks, strict=True)]
         trees = parents_of(draft)
-        logits = self._score(view.rows, passed, blocks, trees)
+        logits = self._score(batch, passed, blocks, trees)
         scored = self.clock()
-        law = self._law(batch, blocks, logits, params, trees)
+        law = law_of(batch, blocks, logits, params, trees)
         if trees is None:
             verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
         else:
@@ -192,13 +192,11 @@ class Engine:
         lengths = self.side.lengths(self._view(batch))
         if not runner.may_follow(batch, lengths):
             return False
-        before = runner.recorder.seconds
         try:
             runner.launch(batch, lengths)
         except Exception as error:
             self._ground(runner, error)
             return False
-        self.seconds.capture_seconds += runner.recorder.seconds - before
         return True
 
     def _ground(self, runner: Runner, error: Exception) -> None:
@@ -213,7 +211,7 @@ class Engine:
             self._launch(runner, batch)
         landing = runner.land()
         kept = kept_of(landing.verdict, landing.blocks, None)
-        progress = commit(landing.rows, landing.blocks, kept, landing.verdict, None)
+        progress = commit(landing.rows, landing.blocks, kept, landing.verdict, None, landing.logprobs)
         runner.settle(landing)
         self._account(*landing.seconds)
         outcome = RoundOutcome(
@@ -290,9 +288,14 @@ class Engine:
         self._retire()
 
     def _score(
-        self, rows: tuple[int, ...], passed: list[list[int]], blocks: list[list[int]], trees: list[list[int]] | None
+        self, batch: list[Row], passed: list[list[int]], blocks: list[list[int]], trees: list[list[int]] | None
     ) -> Tensor:
-        tails = [len(block) for block in blocks]
+        if trees is None and passed == blocks and (runner := self.runner) is not None and runner.may_score():
+            try:
+                return runner.score(batch, blocks)
+            except Exception as error:
+                self._ground(runner, error)
+        rows, tails = [row.number for row in batch], [len(block) for block in blocks]
         if trees is None:
             return self.target.score(rows, passed, tails)
         return self.target.score(rows, passed, tails, trees)
@@ -302,26 +305,6 @@ class Engine:
         for row, parents, found in zip(rows, trees, kept, strict=True):
             if parents:
                 self.target.keep(row, self.target.length(row) - len(parents), found.nodes)
-
-    def _law(
-        self,
-        batch: list[Row],
-        blocks: list[list[int]],
-        logits: Tensor,
-        params: LawParams,
-        trees: list[list[int]] | None,
-    ) -> LogitLaw:
-        """The target's law at every scored position, each row with its own penalties along its draft."""
-        counts = torch.tensor([len(block) for block in blocks], device=logits.device)
-        starts = counts.cumsum(0) - counts
-        index = starts[:, None] + torch.arange(max(map(len, blocks)), device=logits.device)
-        owner = torch.repeat_interleave(torch.arange(len(blocks), device=logits.device), counts)
-        if any(row.adjuster for row in batch):
-            parts = logits.split([len(block) for block in blocks])
-            known = [None] * len(batch) if trees is None else trees
-            rows = zip(batch, blocks, parts, known, strict=True)
-            logits = torch.cat([_adjusted(row, block[1:], part, parents) for row, block, part, parents in rows])
-        return LogitLaw(logits, index, params, owner)
 
     def _settle(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
         """Cut target and drafter back to what stands: everything in the history but its last token has been seen.
@@ -337,6 +320,8 @@ class Engine:
         self.side.tell("rewind", numbers, standing)
 
     def _account(self, draft: float, score: float, verify: float) -> None:
+        if self.runner is not None:
+            self.seconds.capture_seconds = self.runner.recorder.seconds
         self.seconds.draft_seconds += draft
         self.seconds.score_seconds += score
         self.seconds.verify_seconds += verify
@@ -377,14 +362,6 @@ class Engine:
             heappush(self._free, number)
 
 
-def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] | None) -> Tensor:
-    if row.adjuster is None:
-        return logits
-    if parents is None:
-        return row.adjuster(logits, drafted, 0)
-    return adjusted_along(logits, drafted, parents, row.adjuster)
-
-
 def _accepted(progress: list[Progress]) -> tuple[int, ...]:
     return tuple(sum(origin is Origin.ACCEPTED for origin in made.origins) for made in progress)
 
@@ -399,19 +376,3 @@ def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:
         return 0
     same = next(i for i, token in enumerate(emitted) if i >= len(drafted) or token != drafted[i])
     return len(emitted) - same
-
-
-def _keys(batch: list[Row], device: torch.device) -> Keys:
-    columns = [
-        [row.request.seed for row in batch],
-        [row.request.request_id for row in batch],
-        [row.round for row in batch],
-        [len(row.output) for row in batch],
-    ]
-    seed, request_id, round_, position = torch.tensor(columns, dtype=torch.int64, device=device)
-    return Keys(seed, request_id, round_, position)
-
-
-def _as_lists(draft: Draft) -> list[list[int]]:
-    lengths = draft.lengths.tolist()
-    return [row[:length] for row, length in zip(draft.tokens.tolist(), lengths, strict=True)]

@@ -21,7 +21,7 @@ class Standing:
     position: Tensor  # [R] int64, new tokens so far
     active: Tensor  # [R] int64, 0 for a place without a row, which stays where it is
     block: Tensor  # [R, 1 + W] int64: the token before the last one, the last one, the draft behind it
-    result: Tensor  # [R, HEAD + W - 1] int64, for the host
+    result: Tensor  # [R, HEAD + W - 1] int64, for the host: HEAD numbers and the drafted tokens
 
 
 def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
@@ -41,6 +41,19 @@ def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: i
     standing.past.add_(gained)
     standing.position.add_(gained)
     standing.round.add_(standing.active)
+
+
+def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict) -> Tensor:
+    """[R, K + 1] float64: how likely the model itself, as it came, finds what is emitted; past that anything.
+
+    `logits` [R, K + 1, V] follow the last token and each drafted one, `block` is as in `Standing`.
+    """
+    number = logits.shape[1] - 1
+    kept, last = verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1).clamp(0, logits.shape[-1] - 1)
+    tokens = block[:, 2 : 3 + number].scatter(1, kept, last)
+    weights = logits.float()
+    own = weights.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return (own - weights.logsumexp(-1)).double()
 
 
 def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:

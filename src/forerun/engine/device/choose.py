@@ -16,11 +16,9 @@ RULES = (Rule.TOKEN, Rule.BLOCK)
 
 
 def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | None:
-    """What keeps every round of an engine from being recorded, in words; None where nothing does."""
+    """What keeps whole rounds of an engine from being recorded, in words; None where nothing does."""
     if rule not in RULES:
-        return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged in torch"
-    if reason := static_pass.why_not(target):
-        return reason
+        return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged step by step"
     if drafter is None:
         return None
     if type(drafter) is not DraftModel:
@@ -31,10 +29,17 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
 
 
 def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner | None:
-    """A runner where CUDA graphs can be had and every part of a round is known to fit into one."""
+    """A runner where CUDA graphs can be had: for whole rounds, or for the target's pass alone."""
     if target.device.type != "cuda" or not ops.has_triton(target.device, target.kernels):
         return None
-    if why_not(target, drafter, rule) is not None:
+    if static_pass.why_not(target) is not None:
         return None
+    return runner_of(target, drafter, rule, clock)
+
+
+def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner:
+    """The same without asking where it runs: elsewhere the work itself stands in for its recording."""
+    if why_not(target, drafter, rule) is not None:
+        return Runner(target, None, Rule.TOKEN, clock, may_fly=False)
     assert isinstance(rule, Rule) and (drafter is None or isinstance(drafter, DraftModel))
     return Runner(target, drafter, rule, clock)

@@ -34,13 +34,13 @@ def span(longest: int) -> int:
     return max(SHORTEST_SPAN, power(longest))
 
 
-def keep_room(cache: RaggedCache, rows: Sequence[Row], more: int, final: int) -> None:
-    """Room for `more` keys behind what the host knows of each row, up to `final` where it has to grow."""
-    longest = max(len(row.history) for row in rows) - 1 + more
+def keep_room(cache: RaggedCache, rows: Sequence[Row], past: Sequence[int], more: int, final: int) -> None:
+    """Room for `more` keys behind the `past` of each row, up to `final` where it has to grow."""
+    longest = max(past) + more
     if longest > cache.capacity:
         cache.reserve(0, max(longest, min(final + more, longest + AHEAD)))
-    for row in rows:
-        cache.settle(row.number, cache.length(row.number), len(row.history) - 1 + more)
+    for row, start in zip(rows, past, strict=True):
+        cache.settle(row.number, cache.length(row.number), start + more)
 
 
 def fingerprint(*scorers: Scorer | None) -> int:

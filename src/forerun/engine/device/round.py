@@ -15,6 +15,7 @@ from forerun import ops
 from forerun.drafters.autoregressive import fitted
 from forerun.engine.device.scratch import Scratch
 from forerun.engine.device.seats import Seats
+from forerun.math.advance import emitted_logprobs
 from forerun.math.laws import KEPT, LogitLaw, PointMass, ReducedLaw
 from forerun.models.static_pass import StaticPass, StaticRows
 from forerun.types import Draft, Law, Rule
@@ -87,6 +88,9 @@ class Round:
         logits = self.logits.rows[: seats.size * shape.scored]
         law = LogitLaw(logits, order.place[:, : number + 1], seats.params, order.first)
         verdict = ops.verify(law, draft, self.rule, seats.keys, seats.params.all_greedy)
+        if seats.wants_logprobs:
+            scored = logits.view(seats.size, shape.scored, -1)[:, : number + 1]
+            seats.logprobs[:, : number + 1] = emitted_logprobs(scored, seats.standing.block, verdict)
         ops.advance(seats.standing, lengths, verdict, self.vocab_size)
 
     def _draft_logits(self, tokens: Tensor, rows: StaticRows) -> Tensor:

@@ -16,6 +16,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from forerun.cache.ragged import ranges
 from forerun.drafters import DraftModel
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Work
 from forerun.engine.device.room import bucket, fingerprint, keep_room, power, span, width
@@ -37,6 +38,7 @@ class Lane:
     """Where one round in the air will be read."""
 
     result: Tensor  # [R, HEAD + W - 1] int64 on the host
+    logprobs: Tensor  # [R, W] float64 on the host, where a row wants them
     marks: Marks  # before drafting, after drafting, scoring, judging
 
 
@@ -57,6 +59,7 @@ class Landing:
     blocks: list[list[int]]  # each row's last token and its draft
     past: list[int]  # keys each row had before
     verdict: Verdict  # on the host
+    logprobs: list[list[float]]  # of what each row emits, where it wants to know
     drafted: int  # K
     seconds: list[float]  # drafting, scoring, verifying
 
@@ -71,12 +74,15 @@ class Runner:
         rule: Rule,
         clock: Callable[[], float],
         recorder: Recorder | None = None,
+        *,
+        may_fly: bool = True,
     ) -> None:
         self.target, self.drafter, self.rule, self.clock = target, drafter, rule, clock
         self.recorder = recorder or Recorder(target.device)
         self.recordings = Recordings(self.recorder)
         self.flights: deque[Flight] = deque()
         self.is_grounded = False  # a recording has failed: nothing is sent off any more
+        self.may_fly = may_fly  # whether whole rounds can be recorded, not the target's pass alone
         self._scratch, self._draft_scratch = Scratch(), Scratch()
         self._rounds: dict[tuple[int, int], Round] = {}
         self._lanes: dict[tuple[int, int], cycle[Lane]] = {}
@@ -89,13 +95,17 @@ class Runner:
 
     def takes(self, rows: Sequence[Row]) -> bool:
         """Whether a round of these rows can be recorded work."""
-        if self.is_grounded:
+        if not self.may_fly or not self.may_score():
             return False
         if self.drafter is not None:
             longest = max(len(row.history) for row in rows) + self._airborne
             if self.drafter.room(self.target.vocab_size, longest) < MARGIN:
                 return False
         return self._are_seated(rows) or all(_odd(row, self.target) is None for row in rows)
+
+    def may_score(self) -> bool:
+        """Whether the target's pass can be recorded work. Who listens to hidden states needs the other kind."""
+        return not self.is_grounded and not self.target.listeners
 
     def may_follow(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
         """Whether a round may be sent behind those in the air: same rows, and a drafter that will have kept up."""
@@ -123,6 +133,8 @@ class Runner:
             lane.marks.set(index)
             work()
         lane.result.copy_(turn.seats.standing.result, non_blocking=True)
+        if turn.seats.wants_logprobs:
+            lane.logprobs.copy_(turn.seats.logprobs, non_blocking=True)
         lane.marks.set(3)
         self.flights.append(Flight(tuple(rows), shape, lane))
 
@@ -138,6 +150,7 @@ class Runner:
             [[row.history[-1], *own[HEAD : HEAD + own[3]]] for row, own in pairs],
             [len(row.history) - 1 for row in rows],
             Verdict(result[:, 0], result[:, 1], result[:, 2].bool()),
+            flight.lane.logprobs[running].tolist() if any(row.request.logprobs is not None for row in rows) else [],
             flight.shape.drafted,
             flight.lane.marks.seconds(),
         )
@@ -150,6 +163,22 @@ class Runner:
             if self.drafter is not None:
                 known = past + landing.drafted if landing.drafted else self.drafter.scorer.length(row.number)
                 _set_length(self.drafter.scorer, row, min(known, keys))
+
+    def score(self, rows: Sequence[Row], blocks: Sequence[Sequence[int]]) -> Tensor:
+        """What `Scorer.score` gives for blocks that follow the rows' own keys, by the recorded pass: [N, V]."""
+        counts, past = [len(block) for block in blocks], [self.target.length(row.number) for row in rows]
+        count, cache = bucket(max(counts)), self.target.cache
+        turn = self._round_of(power(len(rows)), width(count))
+        seats = turn.seats
+        cache.reserve(len(cache.rows) + (seats.size > len(rows)), cache.capacity)
+        keep_room(cache, rows, past, count, _final(rows))
+        places = [Seat(cache.slot(row.number), 0) for row in rows]
+        seats.place(places, past, blocks, Seat(cache.num_slots - 1, 0))
+        self._recorded_score(turn, Shape(0, count, span(max(past) + count)))()
+        for row, start, own in zip(rows, past, counts, strict=True):
+            cache.settle(row.number, start + own, start + own)
+        starts = [place * count for place in range(len(rows))]
+        return self._scratch.rows[ranges(starts, counts).to(self.target.device)]
 
     def leave(self) -> None:
         """The host's numbers count again: rows have moved, or another kind of round follows."""
@@ -193,12 +222,12 @@ class Runner:
 
     def _make_room(self, rows: Sequence[Row], number: int, count: int) -> None:
         """Keys for the coming round in both caches, and the drafter no more than two tokens behind."""
-        final = max(len(row.request.prompt) + row.stop.budget for row in rows)
+        past, final = [len(row.history) - 1 for row in rows], _final(rows)
         if self.drafter is not None and number:
             if not self.flights:
                 self.drafter.read_up([row.number for row in rows], [row.history for row in rows])
-            keep_room(self.drafter.scorer.cache, rows, self._airborne + number, final)
-        keep_room(self.target.cache, rows, self._airborne + count, final)
+            keep_room(self.drafter.scorer.cache, rows, past, self._airborne + number, final)
+        keep_room(self.target.cache, rows, past, self._airborne + count, final)
 
     def _work(self, turn: Round, shape: Shape) -> tuple[Work, Work, Work]:
         seats, get = turn.seats, self.recordings.get
@@ -210,12 +239,7 @@ class Runner:
                 partial(turn.draft, shape),
                 seats.state,
             )
-        score = get(
-            ("score", seats.size, seats.width, shape.scored, shape.span),
-            lambda: (self.target.cache.version, self._scratch.version, self._weights),
-            partial(turn.score, shape),
-            seats.state,
-        )
+        score = self._recorded_score(turn, shape)
         judge = get(
             ("judge", seats.size, seats.width, shape.drafted, shape.scored, seats.flags),
             lambda: (self._scratch.version, self._draft_scratch.version),
@@ -223,6 +247,14 @@ class Runner:
             seats.state,
         )
         return draft, score, judge
+
+    def _recorded_score(self, turn: Round, shape: Shape) -> Work:
+        return self.recordings.get(
+            ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span),
+            lambda: (self.target.cache.version, self._scratch.version, self._weights),
+            partial(turn.score, shape),
+            turn.seats.state,
+        )
 
     @property
     def _draft_version(self) -> tuple[int, int]:
@@ -244,21 +276,27 @@ class Runner:
 
 def _lane(seats: Seats, clock: Callable[[], float]) -> Lane:
     device = seats.table.device
-    result = torch.zeros(seats.standing.result.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
-    return Lane(result, Marks(device, clock, 4))
+    sources = seats.standing.result, seats.logprobs
+    here = [torch.zeros(s.shape, dtype=s.dtype, pin_memory=device.type == "cuda") for s in sources]
+    return Lane(here[0], here[1], Marks(device, clock, 4))
 
 
 def _odd(row: Row, target: Scorer) -> str | None:
     """What a row wants that a recorded round does not give."""
     if row.adjuster is not None:
         return "penalties, biases or processors"
-    if row.request.logprobs is not None:
-        return "log-probabilities"
+    if row.request.logprobs:
+        return "log-probabilities of alternatives"
     if len(row.history) < 2:
         return "a prompt of one token"
     if target.length(row.number) != len(row.history) - 1:
         return "a prompt that comes along"
     return None
+
+
+def _final(rows: Sequence[Row]) -> int:
+    """Tokens of the longest row in the end."""
+    return max(len(row.request.prompt) + row.stop.budget for row in rows)
 
 
 def _set_length(scorer: Scorer, row: Row, length: int) -> None:

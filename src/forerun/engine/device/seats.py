@@ -50,6 +50,8 @@ class Seats:
         settings = self.table[len(NUMBERS) :].view(torch.float64)
         flags = dict.fromkeys(FLAGS, False)
         self.params = LawParams(settings[0], column["top_k"], settings[1], settings[2], **flags)
+        self.logprobs = torch.zeros(size, width, dtype=torch.float64, device=device)
+        self.wants_logprobs = False
         self.rows: tuple[Row, ...] = ()
         self._last_asked: tuple[int, ...] = ()
 
@@ -61,11 +63,12 @@ class Seats:
     @property
     def flags(self) -> tuple[bool, ...]:
         """What kernels are chosen by, so that it is part of a recording's shape."""
-        return tuple(getattr(self.params, name) for name in FLAGS)
+        return (*(getattr(self.params, name) for name in FLAGS), self.wants_logprobs)
 
     def take(self, rows: Sequence[Row], seats: Sequence[Seat], nobody: Seat) -> None:
         """Seat `rows`, as the host knows them; nothing may be under way."""
         self.rows = tuple(rows)
+        self.wants_logprobs = any(row.request.logprobs is not None for row in rows)
         idle = self.size - len(rows)
         law = LawParams.stack([row.request.params for row in rows])
         columns = [_numbers(row, seat) for row, seat in zip(rows, seats, strict=True)]
@@ -74,7 +77,7 @@ class Seats:
         numbers = torch.tensor(columns, dtype=torch.int64).T
         settings = torch.stack([law.temperature, law.top_p, law.min_p])[:, repeat].view(torch.int64)
         upload = torch.cat([numbers, law.top_k[repeat][None], settings])
-        self.table.copy_(_pinned(upload, self.table.device), non_blocking=True)
+        self._send(self.table, upload)
         self.standing.block[:, 0].copy_(self._ends[0])
         self.standing.block[:, 1].copy_(self._ends[1])
         self.params = LawParams(
@@ -82,17 +85,26 @@ class Seats:
             **{name: getattr(law, name) for name in FLAGS},
         )  # fmt: skip
 
+    def place(self, seats: Sequence[Seat], past: Sequence[int], blocks: Sequence[Sequence[int]], nobody: Seat) -> None:
+        """For a pass alone: where rows live, how long they are, and what follows. Nobody is seated afterwards."""
+        self.rows = ()
+        idle, count = self.size - len(past), max(map(len, blocks))
+        slots = [seat.slot for seat in (*seats, *[nobody] * idle)]
+        tokens = [[*block, *[0] * (count - len(block))] for block in (*blocks, *[[0]] * idle)]
+        self._send(self.slots, torch.tensor(slots))
+        self._send(self.standing.past, torch.tensor([*past, *[1] * idle]))
+        self._send(self.standing.block[:, 1 : 1 + count], torch.tensor(tokens))
+
     def ask(self, lengths: Sequence[int]) -> None:
         """Draft lengths of the coming round; the device shortens them to what each budget has left."""
         asked = (*lengths, *[0] * (self.size - len(lengths)))
         if asked != self._last_asked:
             self._last_asked = asked
-            self.asked.copy_(_pinned(torch.tensor(asked), self.asked.device), non_blocking=True)
+            self._send(self.asked, torch.tensor(asked))
 
-
-def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """Fresh page-locked memory: the allocator keeps it from being used again before the copy has happened."""
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+    def _send(self, place: Tensor, numbers: Tensor) -> None:
+        """Without waiting. Fresh page-locked memory each time: its allocator keeps it until the copy has happened."""
+        place.copy_(numbers.pin_memory() if place.is_cuda else numbers, non_blocking=True)
 
 
 def _numbers(row: Row, seat: Seat) -> list[int]:
