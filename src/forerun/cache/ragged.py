@@ -179,15 +179,17 @@ class RaggedCache:
 
     @torch.inference_mode()
     def _wipe(self, slot: int, length: int) -> None:
-        for layer in self.layers.values():
-            layer.keys[slot, :length].zero_()
-            layer.values[slot, :length].zero_()
+        if length and self.layers:
+            torch._foreach_zero_(self._parts(slot, length))
 
     @torch.inference_mode()
     def _copy(self, source: int, target: int, length: int) -> None:
-        for layer in self.layers.values():
-            layer.keys[target, :length].copy_(layer.keys[source, :length])
-            layer.values[target, :length].copy_(layer.values[source, :length])
+        if length and self.layers:
+            torch._foreach_copy_(self._parts(target, length), self._parts(source, length))
+
+    def _parts(self, slot: int, length: int) -> list[Tensor]:
+        """The first keys and values of a slot in all layers: one call for all of them is one launch on a GPU."""
+        return [pool[slot, :length] for layer in self.layers.values() for pool in (layer.keys, layer.values)]
 
 
 def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:

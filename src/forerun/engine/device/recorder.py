@@ -40,6 +40,13 @@ class Recorder:
         replay: Work = graph.replay
         return replay
 
+    def num_bytes(self) -> int:
+        """Memory that the recordings hold together."""
+        if self._pool is None:
+            return 0
+        segments = torch.cuda.memory_snapshot()
+        return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool))
+
     def _rehearse(self, work: Work, state: Sequence[Tensor]) -> None:
         """Run once uncaptured: kernels are compiled and lazy buffers made while that is still allowed."""
         before = [tensor.clone() for tensor in state]

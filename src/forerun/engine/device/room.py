@@ -12,6 +12,7 @@ from forerun.models.scorer import Scorer
 POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25, 33)
 SHORTEST_SPAN = 1024  # keys; recordings are made for rows up to that length, then up to twice that, and so on
 AHEAD = 4096  # the most keys that room is made for before anybody needs it
+IN_THE_AIR = 2 * POSITIONS[-1]  # keys that rounds may write past a row's end
 
 
 def bucket(positions: int) -> int:
@@ -38,9 +39,14 @@ def keep_room(cache: RaggedCache, rows: Sequence[Row], past: Sequence[int], more
     """Room for `more` keys behind the `past` of each row, up to `final` where it has to grow."""
     longest = max(past) + more
     if longest > cache.capacity:
-        cache.reserve(0, max(longest, min(final + more, longest + AHEAD)))
+        cache.reserve(0, max(longest, wanted(longest, final)))
     for row, start in zip(rows, past, strict=True):
         cache.settle(row.number, cache.length(row.number), start + more)
+
+
+def wanted(longest: int, final: int) -> int:
+    """Keys to have room for at once, for rows that now have up to `longest` tokens and in the end up to `final`."""
+    return min(final + IN_THE_AIR, longest + AHEAD)
 
 
 def fingerprint(*scorers: Scorer | None) -> int:

@@ -64,11 +64,13 @@ class Round:
         block, past = seats.standing.block, seats.standing.past
         first = self.draft_pass.rows(seats.draft_slots, past - 1, 2, shape.span)
         others = self.draft_pass.steps(seats.draft_slots, past + 1, 1, number - 1, shape.span) if number > 1 else []
-        uniforms = None if seats.params.all_greedy else ops.draft_uniforms(seats.keys, number, self.rule)
+        uniforms = None
+        if not seats.params.all_greedy:  # turned, because kernels read a step's numbers side by side
+            uniforms = ops.draft_uniforms(seats.keys, number, self.rule).T.contiguous()
         for step, rows in enumerate([first, *others]):
             tokens = block[:, :2] if step == 0 else block[:, step + 1 : step + 2]
             logits = self._draft_logits(tokens, rows)
-            self._draw(logits, step, number, None if uniforms is None else uniforms[:, step])
+            self._draw(logits, step, number, None if uniforms is None else uniforms[step])
 
     def score(self, shape: Shape) -> None:
         """The target's logits behind the last token and every drafted one: row b's are T from b * T on."""

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from forerun.cache.ragged import ranges
 from forerun.drafters import DraftModel
+from forerun.engine.device.habits import Habits
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Work
-from forerun.engine.device.room import bucket, fingerprint, keep_room, power, span, width
+from forerun.engine.device.room import bucket, fingerprint, keep_room, power, span, wanted, width
 from forerun.engine.device.round import Round, Shape
 from forerun.engine.device.scratch import Scratch
 from forerun.engine.device.seats import Seat, Seats
@@ -88,6 +89,8 @@ class Runner:
         self._lanes: dict[tuple[int, int], cycle[Lane]] = {}
         self._round: Round | None = None  # whose seats are taken
         self._weights = 0
+        self._drafts, self._sizes = Habits(patience=4), Habits(patience=32)
+        self._size = 0  # places that the coming rounds should have
 
     @property
     def is_flying(self) -> bool:
@@ -112,7 +115,7 @@ class Runner:
         if not self.flights:
             return True
         kept_up = not any(lengths) or self.flights[-1].shape.drafted > 0
-        return kept_up and self._are_seated(rows) and self._is_wide_enough(max(lengths))
+        return kept_up and self._are_seated(rows) and self._seats_fit(max(lengths))
 
     def is_needed(self, rows: Sequence[Row]) -> bool:
         """Whether some row will want a round behind those in the air whatever becomes of them, and there is a lane."""
@@ -121,20 +124,22 @@ class Runner:
 
     def launch(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Send a round off: nothing is waited for."""
-        number = max(lengths)
+        self._size = self._sizes.choose("rows", power(len(rows)))
+        turn = self._take_seats(rows, max(lengths))
+        seats = turn.seats
+        number = self._drafts.choose((seats.size, seats.width, seats.flags), max(lengths))
         count = bucket(number + 1)
-        turn = self._take_seats(rows, number)
         self._make_room(rows, number, count)
         shape = Shape(number, count, span(self._longest(rows) + count))
         draft, score, judge = self._work(turn, shape)
-        turn.seats.ask(lengths)
-        lane = next(self._lanes[turn.seats.size, turn.seats.width])
+        seats.ask(lengths)
+        lane = next(self._lanes[seats.size, seats.width])
         for index, work in enumerate((draft, score, judge)):
             lane.marks.set(index)
             work()
-        lane.result.copy_(turn.seats.standing.result, non_blocking=True)
-        if turn.seats.wants_logprobs:
-            lane.logprobs.copy_(turn.seats.logprobs, non_blocking=True)
+        lane.result.copy_(seats.standing.result, non_blocking=True)
+        if seats.wants_logprobs:
+            lane.logprobs.copy_(seats.logprobs, non_blocking=True)
         lane.marks.set(3)
         self.flights.append(Flight(tuple(rows), shape, lane))
 
@@ -203,18 +208,21 @@ class Runner:
         seated = () if self._round is None else self._round.seats.rows
         return len(seated) == len(rows) and all(a is b for a, b in zip(seated, rows, strict=True))
 
-    def _is_wide_enough(self, number: int) -> bool:
-        return self._round is not None and number < self._round.seats.width
+    def _seats_fit(self, number: int) -> bool:
+        """Whether there are as many places as there should be, and wide enough for so many drafted tokens."""
+        seats = None if self._round is None else self._round.seats
+        return seats is not None and number < seats.width and seats.size == self._size
 
     def _take_seats(self, rows: Sequence[Row], number: int) -> Round:
-        if self._round is not None and self._are_seated(rows) and self._is_wide_enough(number):
+        if self._round is not None and self._are_seated(rows) and (self.flights or self._seats_fit(number)):
             return self._round
         assert not self.flights, "rows cannot change while a round is in the air"
         self.leave()
-        turn = self._round = self._round_of(power(len(rows)), width(number + 1))
+        turn = self._round = self._round_of(self._size, width(number + 1))
         caches = [self.target.cache, *([] if self.drafter is None else [self.drafter.scorer.cache])]
+        keys = wanted(self._longest(rows), _final(rows))
         for cache in caches:
-            cache.reserve(len(cache.rows) + (turn.seats.size > len(rows)), cache.capacity)
+            cache.reserve(len(cache.rows) + (turn.seats.size > len(rows)), max(keys, cache.capacity))
         seats = [Seat(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
         turn.seats.take(rows, seats, Seat(caches[0].num_slots - 1, caches[-1].num_slots - 1))
         self._weights = fingerprint(self.target, None if self.drafter is None else self.drafter.scorer)
