@@ -16,8 +16,8 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @cache
-def has_dependent_launch(device: torch.device) -> bool:
-    """Whether a kernel may begin before the one ahead of it has ended: from Hopper on."""
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may start before the one it waits for has ended: from Hopper on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 

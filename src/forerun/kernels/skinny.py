@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from forerun.kernels import skinny_device as device
-from forerun.kernels.launching import has_dependent_launch, is_interpreted
+from forerun.kernels.launching import is_interpreted, starts_early
 from forerun.math.skinny import Heads, Norm
 
 MOST_ROWS = 64
@@ -88,7 +88,7 @@ def _launch(
 ) -> None:
     rows, width = x.shape
     plan = plan or choose(rows, outputs, width, end.value)
-    dependent = has_dependent_launch(x.device)
+    early = starts_early(x.device)
     places = (x,) * 6 if heads is None else heads.tensors
     read = [x, weight, _or(bias, x), x if norm is None else norm.weight, _or(residual, x), *places]
     epsilon = 0.0 if norm is None else norm.epsilon
@@ -96,7 +96,7 @@ def _launch(
         "END": end, "HEADS": heads.num_queries if heads else 1, "KEY_HEADS": heads.num_keys if heads else 1,
         "SIZE": heads.size if heads else 2, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_NORM": norm is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
-        "DEPENDENT": dependent, "LINES": plan.lines, "num_warps": plan.warps, "launch_pdl": dependent,
+        "EARLY": early, "LINES": plan.lines, "num_warps": plan.warps, **({"launch_pdl": True} if early else {}),
     }  # fmt: skip
     if not plan.splits:
         grid = (triton.cdiv(outputs, plan.block_n),)

@@ -42,13 +42,13 @@ def vector_kernel(
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
     LINES: tl.constexpr,
 ):
     """One program per few outputs: every weight is multiplied where it arrives."""
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
-    if DEPENDENT:
+    if EARLY:
         await_input(w_ptr + first_row * K, w_ptr + second_row * K, 0, K, END != PLAIN, LINES)
     total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
@@ -112,7 +112,7 @@ def tile_kernel(
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
     LINES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
@@ -124,7 +124,7 @@ def tile_kernel(
     start = split * chunk
     end = tl.minimum(start + chunk, K)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
-    if DEPENDENT:
+    if EARLY:
         await_input(w_ptr + first_row * K, w_ptr + second_row * K, start, K, END != PLAIN, LINES)
     total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
     other_total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
