@@ -20,10 +20,12 @@ from torch import Tensor
 
 from forerun.kernels import skinny_device as device
 from forerun.kernels.launching import is_interpreted, starts_early
+from forerun.kernels.norm import normed
 from forerun.math.skinny import Heads, Norm
 
 MOST_ROWS = 64
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MOST_NORMED = 16  # rows that every program norms for itself; float16 could overflow before it is divided
 MOST_TILES = 1 << 14  # with several programs each
 
 
@@ -74,6 +76,17 @@ def project_heads(
     return out
 
 
+def why_not(x: Tensor, weight: Tensor) -> str | None:
+    """What the kernels do not cover, in words; None where they cover everything."""
+    if x.ndim != 2 or not 0 < x.shape[0] <= MOST_ROWS:
+        return f"{x.shape[:-1].numel()} rows, more than {MOST_ROWS}"
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
+        return f"rows of {x.dtype}, a weight of {weight.dtype}"
+    if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
+        return "a weight or rows that are not contiguous"
+    return None
+
+
 def _launch(
     end: Any,
     out: Tensor,
@@ -87,6 +100,8 @@ def _launch(
     plan: Plan | None,
 ) -> None:
     rows, width = x.shape
+    if norm is not None and (rows > MOST_NORMED or x.dtype is torch.float16):
+        x, norm = normed(x, norm), None
     plan = plan or choose(rows, outputs, width, end.value)
     early = starts_early(x.device)
     places = (x,) * 6 if heads is None else heads.tensors

@@ -1,7 +1,7 @@
 """Device code of `kernels.skinny`: one kernel for a single row, one on tensor cores for some, and what both end with.
 
-Outputs are numbered by p. What becomes of the sums is the kernel's END: PLAIN stores them; GATED has a second weight row
-for each output (N further on) and stores silu(first) * second; ROTATED has the two dimensions of a head that turn
+Outputs are numbered by p. What becomes of the sums is the kernel's END: PLAIN stores them; GATED has a second weight
+row for each output (N further on) and stores silu(first) * second; ROTATED has the two dimensions of a head that turn
 together, and stores queries to `out`, keys and values to the cache.
 """
 
@@ -116,7 +116,7 @@ def tile_kernel(
     LINES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """One program per (tile of outputs, part of each sum). Weights are the left side, of which tensor cores take more."""
+    """One program per (tile of outputs, part of each sum). Weights are the left side: tensor cores take more there."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
     p = tile * BLOCK_N + tl.arange(0, BLOCK_N)

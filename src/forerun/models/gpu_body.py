@@ -16,10 +16,9 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.cache.ragged import RaggedCache, ranges
-from forerun.config import Kernels
 from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach, reach_of
-from forerun.math.skinny import Norm
+from forerun.math.skinny import Heads, Norm
 from forerun.models import llama_like
 from forerun.models.merging import merged
 from forerun.types import RaggedRows
@@ -77,6 +76,7 @@ class GpuBody:
         self.scale = Scale(attention.scaling)
         self.epsilon: float = config.rms_norm_eps
         self._windows = llama_like.windows(config)
+        self._like = (model.base_model.norm.weight.new_empty(0, self.kv_heads, self.size),) * 2
         self._rotary = _tables(model, GRAIN)
         self._read_weights()
 
@@ -89,10 +89,12 @@ class GpuBody:
         """
         self._refresh(cache.capacity)
         x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
-        cos, sin = (table[positions] for table in self._rotary)
         for index, layer in enumerate(self.layers):
             seen = reach if reach.window == layer.window else replace(reach, window=layer.window)
-            x = self._attend(x, index, layer, (cos, sin), addresses, seen, cache)
+            pool = cache.room(index, *self._like)
+            heads = Heads(self.heads, self.kv_heads, *self._rotary, positions, addresses, *pool.flat)
+            mixed = ops.attend_ragged(self._query(x, layer, heads), *pool.by_head, seen, self.scale)
+            x = ops.project(mixed.flatten(1), layer.out, layer.out_bias, residual=x)
             x = ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x)
         return ops.normed(x, self.norm)
 
@@ -107,32 +109,23 @@ class GpuBody:
         head = self.model.get_output_embeddings()
         return ops.project(hidden, head.weight, head.bias)
 
-    def _attend(
-        self,
-        x: Tensor,
-        index: int,
-        layer: Layer,
-        rotary: tuple[Tensor, Tensor],
-        addresses: Tensor,
-        reach: Reach,
-        cache: RaggedCache,
-    ) -> Tensor:
-        """x plus what attention adds to it."""
+    def _query(self, x: Tensor, layer: Layer, heads: Heads) -> Tensor:
+        """Rotated queries [N, Hq, D]; keys and values are written."""
+        if layer.query_norm is None or layer.key_norm is None:
+            return ops.project_heads(x, layer.qkv, layer.qkv_bias, layer.before_attention, heads)
         made = ops.project(x, layer.qkv, layer.qkv_bias, layer.before_attention).unflatten(-1, (-1, self.size))
         query, keys, values = made.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, keys = ops.normed(query, layer.query_norm), ops.normed(keys, layer.key_norm)
-        pool = cache.room(index, keys, values)
-        query = ops.rotate_and_write(query, keys, values, *rotary, addresses, *pool.flat, Kernels.ON)
-        mixed = ops.attend_ragged(query, *pool.by_head, reach, self.scale)
-        return ops.project(mixed.flatten(1), layer.out, layer.out_bias, residual=x)
+        query, keys = ops.normed(query, layer.query_norm), ops.normed(keys, layer.key_norm)
+        cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
+        return ops.rotate_and_write(query, keys, values, cos, sin, heads.addresses, heads.key_pool, heads.value_pool)
 
     def _refresh(self, capacity: int) -> None:
         """Weights may have been replaced since the last pass, the cache may have grown."""
         if self._places != self._where():
             self._read_weights()
         if capacity > len(self._rotary[0]):
-            self._rotary = _tables(self.model, -(-capacity // GRAIN) * GRAIN)
+            self._like = (model.base_model.norm.weight.new_empty(0, self.kv_heads, self.size),) * 2
+        self._rotary = _tables(self.model, -(-capacity // GRAIN) * GRAIN)
 
     def _read_weights(self) -> None:
         base = self.model.base_model
