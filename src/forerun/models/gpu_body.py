@@ -124,8 +124,7 @@ class GpuBody:
         if self._places != self._where():
             self._read_weights()
         if capacity > len(self._rotary[0]):
-            self._like = (model.base_model.norm.weight.new_empty(0, self.kv_heads, self.size),) * 2
-        self._rotary = _tables(self.model, -(-capacity // GRAIN) * GRAIN)
+            self._rotary = _tables(self.model, -(-capacity // GRAIN) * GRAIN)
 
     def _read_weights(self) -> None:
         base = self.model.base_model
