@@ -23,6 +23,7 @@ from forerun.kernels.launching import is_interpreted, starts_early
 from forerun.kernels.norm import normed
 from forerun.math.skinny import Heads, Norm
 
+ENDS = (device.PLAIN, device.GATED, device.ROTATED)
 MOST_ROWS = 64
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_NORMED = 16  # rows that every program norms for itself; float16 could overflow before it is divided
@@ -102,7 +103,7 @@ def _launch(
     rows, width = x.shape
     if norm is not None and (rows > MOST_NORMED or x.dtype is torch.float16):
         x, norm = normed(x, norm), None
-    plan = plan or choose(rows, outputs, width, end.value)
+    plan = plan or choose(rows, outputs, width, end is not device.PLAIN, x.dtype)
     early = starts_early(x.device)
     places = (x,) * 6 if heads is None else heads.tensors
     read = [x, weight, _or(bias, x), x if norm is None else norm.weight, _or(residual, x), *places]
@@ -137,8 +138,12 @@ def _counters(place: torch.device) -> Tensor:
     return torch.zeros(MOST_TILES, dtype=torch.int32, device=place)
 
 
-def choose(rows: int, outputs: int, width: int, end: int) -> Plan:
+def choose(rows: int, outputs: int, width: int, in_pairs: bool, dtype: torch.dtype) -> Plan:
     """Which form measured fastest."""
     if rows == 1:
-        return Plan(8, 512, 4, 1)
-    return Plan(64, 64, 4, 4, 1)
+        return Plan(4 if in_pairs else 8, 512, 4, 1, lines=16)
+    if dtype is torch.float32:  # without tensor cores a product is so much code that a large tile takes long to compile
+        return Plan(32, 32, 4, 3, 1)
+    if in_pairs:
+        return Plan(32, 128, 4, 4, 1, 4)
+    return Plan(64, 128, 4, 4, 1 if outputs > 8192 else 4, 4)
