@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import attention, cache_write, norm, skinny, skinny_device, summary
+from forerun.kernels import attention, between, cache_write, skinny, skinny_device, summary
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
@@ -59,7 +59,7 @@ def summarise() -> Any:
 
 def product(end: Any, rows: int, outputs: int = 4096) -> Any:
     """As it is launched: with its own tiles, and everything aligned, so that copies go through shared memory."""
-    plan = skinny.choose(rows, outputs, 4096, end is not skinny_device.PLAIN, torch.bfloat16)
+    plan = skinny.choose(rows, outputs, end is not skinny_device.PLAIN, torch.bfloat16)
     constants = {
         "END": end, "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_NORM": rows <= 16 and plan.splits < 2, "HAS_BIAS": True, "HAS_RESIDUAL": end is skinny_device.PLAIN,
@@ -80,7 +80,8 @@ def main() -> None:
         summarise(),
         *(product(end, rows) for end in skinny.ENDS for rows in (1, 16, 64)),
         product(skinny_device.PLAIN, 16, 32000),
-        compiled(norm.norm_kernel, {"HEADS": 4, "SIZE": 80, "BLOCK": 128, "EARLY": True}, {}, launch_pdl=True),
+        compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "EARLY": True}, {}),
+        compiled(between.gate_kernel, {"BLOCK": 1024, "EARLY": True}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(

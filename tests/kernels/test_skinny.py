@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from forerun.kernels import norm as norm_kernel
+from forerun.kernels import between
 from forerun.kernels import skinny as kernel
 from forerun.kernels.skinny import Plan
 from forerun.math import skinny as reference
@@ -49,14 +49,14 @@ def check(got: Tensor, want: Tensor) -> None:
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("plan", [None, SMALL, CUT, ONE])
 def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
-    """Sizes that no tile divides, a bias and a residual; a norm where sums are not cut."""
+    """Sizes that no tile divides; a bias, a norm and a residual."""
     if plan is ONE and rows > 1:
         pytest.skip("one row is meant")
     if plan is None and DEVICE.type == "cpu" and rows > 3:
         pytest.skip("tiles as large as that take the interpreter long")
     x, weight = numbers(rows, 70, dtype=dtype), numbers(45, 70, dtype=dtype)
     bias, residual = numbers(45, dtype=dtype), numbers(rows, 45, dtype=dtype)
-    norm = None if plan is CUT or plan is None else norm_of(70, dtype)
+    norm = norm_of(70, dtype)
     got = kernel.project(x, weight, bias, norm, residual, plan)
     check(got, reference.project(*map(wide, (x, weight, bias, norm, residual))))  # type: ignore[arg-type]
 
@@ -102,9 +102,17 @@ def test_project_heads(rows: int, dtype: torch.dtype) -> None:
 def test_normed(dtype: torch.dtype) -> None:
     """As torch rounds it, for rows and for heads that lie apart."""
     x, norm = numbers(5, 70, dtype=dtype, gain=3.0), norm_of(70, dtype)
-    check(norm_kernel.normed(x, norm), reference.normed(x, norm).float())
+    check(between.normed(x, norm), reference.normed(x, norm).float())
     heads, norm = numbers(3, 7, 12, dtype=dtype)[:, 2:6], norm_of(12, dtype)
-    check(norm_kernel.normed(heads, norm), reference.normed(heads, norm).float())
+    check(between.normed(heads, norm), reference.normed(heads, norm).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_added_and_gated(dtype: torch.dtype) -> None:
+    x, change, norm = numbers(5, 70, dtype=dtype), numbers(5, 70, dtype=dtype), norm_of(70, dtype)
+    for got, want in zip(between.added(x, change, norm), reference.added(x, change, norm), strict=True):
+        check(got, want.float())
+    check(between.gated(change), reference.gated(change.float()))
 
 
 def test_a_huge_row_in_half_precision() -> None:
@@ -136,7 +144,8 @@ def test_counters_are_left_at_zero() -> None:
 def test_what_is_not_covered() -> None:
     x, weight = numbers(3, 70), numbers(45, 70)
     assert kernel.why_not(x, weight) is None
-    assert "65 rows" in str(kernel.why_not(numbers(65, 70), weight))
+    assert "17 rows" in str(kernel.why_not(numbers(17, 70), weight))
+    assert "3 rows" in str(kernel.why_not(x, weight, in_pairs=True))
     assert "float16" in str(kernel.why_not(x, weight.half()))
     assert "contiguous" in str(kernel.why_not(x, weight.mT.contiguous().mT))
 
