@@ -73,7 +73,8 @@ class Scorer:
         self.device: torch.device = model.device
         self.kernels = kernels() if use is None else use
         self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
-        self._products = FewRowProducts(model, Kernels.OFF if self.body is not None else self.kernels)
+        use = Kernels.OFF if self.body is not None else self.kernels
+        self._products = FewRowProducts(model, use, self._never_run(model))
         self._rotary = RotaryWrites(model, self.kernels)
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
@@ -81,6 +82,10 @@ class Scorer:
 
     def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
         return families.inspect(model, headless=headless)
+
+    def _never_run(self, model: PreTrainedModel) -> nn.Module | None:
+        """A part of the model that passes leave out."""
+        return None
 
     @property
     def vocab_size(self) -> int:
