@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.decode.methods import AUTO, BASS, PLAIN
+from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN
 from forerun.bench.decode.record import DecodeRecord
 from forerun.bench.plot import check_plot
 
 COLOURS = {PLAIN: "#333333", BASS: "#3b75af", AUTO: "#c1432e"}
-OTHERS = "#b9b9b9"
+OTHERS = "#a0a0a0"
+DASHES = dict(zip(FIXED, (":", "--", "-."), strict=True))
 
 
 def plot(record: DecodeRecord, path: Path) -> None:
@@ -39,7 +40,7 @@ def plot(record: DecodeRecord, path: Path) -> None:
 
 def _lines(record: DecodeRecord, method: str, latency: Any, bandwidth: Any, use: Any) -> None:
     batches = [batch for batch in record.batches if record.calls(method, batch)]
-    style = {"color": COLOURS.get(method, OTHERS), "marker": "o", "markersize": 4}
+    style = {"color": COLOURS.get(method, OTHERS), "linestyle": DASHES.get(method, "-"), "marker": "o", "markersize": 4}
     all_rows = [1000 * (record.latency("all", method, batch) or 0.0) for batch in batches]
     latency.plot(batches, all_rows, label=method, zorder=2 + (method in COLOURS), **style)
     if method == AUTO:
@@ -64,13 +65,14 @@ def _finish_batches(record: DecodeRecord, latency: Any, bandwidth: Any) -> None:
 
 
 def _memory(record: DecodeRecord, axes: Any) -> None:
+    if not record.memory:
+        axes.set_axis_off()
+        axes.text(0.5, 0.5, "memory is measured on a GPU alone", ha="center", transform=axes.transAxes, color="grey")
+        return
     axes.set(xlabel="draft length", ylabel="MiB beside weights and cache")
     for vocabulary in dict.fromkeys(each.vocabulary for each in record.memory):
         found = sorted((each.length, each.beside / 2**20) for each in record.memory if each.vocabulary == vocabulary)
         batch = next(each.batch for each in record.memory if each.vocabulary == vocabulary)
         axes.plot(*zip(*found, strict=True), marker="o", label=f"vocabulary {vocabulary}, batch {batch}")
-    if record.memory:
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8)
-    else:
-        axes.text(0.5, 0.5, "measured on a GPU alone", ha="center", va="center", transform=axes.transAxes, color="grey")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=8)
