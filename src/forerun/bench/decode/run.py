@@ -105,7 +105,8 @@ class Bench:
 
     def record(self, origin: Provenance, complete: bool) -> DecodeRecord:
         plan, pair, found = self.plan, self.pair, self.found
-        settings = {name: value for name, value in asdict(plan).items() if name not in ("device", "model", "draft")}
+        asked = {name: value for name, value in asdict(plan).items() if name not in ("device", "model", "draft")}
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
         return DecodeRecord(
             provenance=origin,
             settings={"pair": pair.name, "wanted_alpha": pair.wanted_alpha, **settings},
