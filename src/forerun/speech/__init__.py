@@ -1,0 +1,1 @@
+"""Speech to text: Whisper with drafts, by Whisper's own rules."""
