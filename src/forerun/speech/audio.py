@@ -18,6 +18,8 @@ RATE = 16_000
 SOUND = frozenset({".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"})
 UNKNOWN_SIZE = frozenset({0, 0x7FFFFFFF, 0xFFFFFFFF})
 """What a WAV header says of its sound's length when it was written before that was known."""
+SILENCE = 1e-3
+"""60 decibels below full scale. Recorded silence has peaks around 4e-4, a quiet speaker's are forty times as high."""
 INSTALL = "pip install 'forerun[speech]'"
 
 
@@ -32,6 +34,11 @@ class Clip:
     @property
     def seconds(self) -> float:
         return len(self.samples) / RATE
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing in it is loud enough to be speech: a Whisper asked all the same makes something up."""
+        return float(abs(self.samples).max()) < SILENCE
 
 
 def read(path: Path) -> Clip:
@@ -52,6 +59,15 @@ def read(path: Path) -> Clip:
     _check_numbers(path, sound)
     missing = _missing_seconds(path) + (promised - len(sound)) / rate
     return Clip(path, resampled(sound.mean(axis=1), rate), _ends_early(missing))
+
+
+def duration(path: Path) -> float:
+    """Seconds by the file's header, 0 where it cannot be read: for progress bars."""
+    soundfile = _package("soundfile")
+    try:
+        return float(soundfile.info(path).duration) if path.is_file() else 0.0
+    except soundfile.LibsndfileError:
+        return 0.0
 
 
 def resampled(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
