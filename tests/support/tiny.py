@@ -41,6 +41,8 @@ from transformers import (
     MistralForCausalLM,
     MoonshineConfig,
     MoonshineForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
     PegasusConfig,
@@ -54,8 +56,6 @@ from transformers import (
     Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
-    MT5Config,
-    MT5ForConditionalGeneration,
     WhisperConfig,
     WhisperForConditionalGeneration,
 )
@@ -172,7 +172,7 @@ RECIPES: dict[str, Recipe] = {
     "mbart": (MBartForConditionalGeneration, MBartConfig, _bart()),
     "marian": (MarianMTModel, MarianConfig, _bart(scale_embedding=True)),
     "pegasus": (PegasusForConditionalGeneration, PegasusConfig, _bart()),
-    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, _bart()),
+    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, _bart(encoder_no_repeat_ngram_size=0)),
     "whisper": (
         WhisperForConditionalGeneration,
         WhisperConfig,

@@ -64,9 +64,7 @@ class Sources:
 
     def of(self, row: int) -> Source:
         if row not in self._of:
-            raise InvalidArgument(
-                f"row {row} has no source to read: an encoder-decoder model needs one, such as Request(source=Source(...))"
-            )
+            raise InvalidArgument(f"row {row} has no source to read: give one to `read`, or to its Request")
         return self._of[row]
 
     def take_waiting(self) -> list[Source]:

@@ -47,8 +47,8 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     config = model.config.get_text_config(decoder=True)
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModel(
-            f"{type(model).__name__} is an encoder-decoder model, which takes a Seq2SeqScorer: make it one, or give the "
-            "model to SpeculativeDecoder"
+            f"{type(model).__name__} is an encoder-decoder model, which takes a Seq2SeqScorer: make it one, or give "
+            "the model to SpeculativeDecoder"
         )
     _refuse_unrewindable(model, config)
     head = None if headless else model.get_output_embeddings()
@@ -71,7 +71,9 @@ def inspect_seq2seq(model: PreTrainedModel) -> Family:
     head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForSeq2SeqLM")
-    limit = getattr(model.config, "max_target_positions", None) or getattr(model.config, "max_position_embeddings", None)
+    limit = getattr(model.config, "max_target_positions", None) or getattr(
+        model.config, "max_position_embeddings", None
+    )
     return Family(Layout.PACKED, limit, head.weight.shape[0], False)
 
 

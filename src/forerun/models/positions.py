@@ -26,7 +26,9 @@ class RowPositions:
 
     @contextmanager
     def during_pass(self, states: RaggedStates) -> Iterator[None]:
-        told: list[tuple[Any, str, Callable[..., Tensor]]] = [(m, "compute_bias", _bias(m, states)) for m in self._biases]
+        told: list[tuple[Any, str, Callable[..., Tensor]]] = [
+            (m, "compute_bias", _bias(m, states)) for m in self._biases
+        ]
         if self._table is not None:
             told.append((self._table, "forward", _looked_up(self._table, states)))
         before = [module.__dict__.get(name) for module, name, _ in told]

@@ -93,9 +93,16 @@ class Scorer:
     def admit(self, row: int) -> None:
         self.cache.admit(row)
 
+    def check_source(self, source: Source | None) -> None:
+        """Raise unless rows may read this."""
+        if source is not None:
+            raise InvalidArgument(
+                f"{type(self.model).__name__} has no encoder to read a source with: put the text into the prompt"
+            )
+
     def read(self, row: int, source: Source) -> None:
         """What the encoder of an encoder-decoder model reads for a row."""
-        raise InvalidArgument(f"{type(self.model).__name__} has no encoder, so there is nothing to read a source with")
+        self.check_source(source)
 
     def encode(self) -> None:
         """Make what was read since the last time ready for a pass; nothing to do without an encoder."""
@@ -262,7 +269,13 @@ class Scorer:
             raise
 
     def _call(
-        self, module: nn.Module, rows: Sequence[int], states: RaggedStates, new: Tensor, positions: Tensor, **options: Any
+        self,
+        module: nn.Module,
+        rows: Sequence[int],
+        states: RaggedStates,
+        new: Tensor,
+        positions: Tensor,
+        **options: Any,
     ) -> Any:
         """Run `module` within a pass."""
         options["inputs_embeds" if new.is_floating_point() else "input_ids"] = new

@@ -62,9 +62,17 @@ class Seq2SeqScorer(Scorer):
     def check_trees(self) -> None:
         """All of these families are told positions row by row."""
 
-    def read(self, row: int, source: Source) -> None:
+    def check_source(self, source: Source | None) -> None:
+        if source is None:
+            raise InvalidArgument(
+                f"{type(self.model).__name__} reads a source: give Request(source=Source(ids=...)) or, to "
+                f"SpeculativeDecoder.generate, {self.encoder.name}"
+            )
         if self._borrowed is None:
             self.encoder.check(source)
+
+    def read(self, row: int, source: Source) -> None:
+        self.check_source(source)
         self.sources.read(row, source)
 
     def encode(self) -> None:
@@ -98,7 +106,13 @@ class Seq2SeqScorer(Scorer):
         return super()._pass(*arguments, **options)
 
     def _call(
-        self, module: nn.Module, rows: Sequence[int], states: RaggedStates, new: Tensor, positions: Tensor, **options: Any
+        self,
+        module: nn.Module,
+        rows: Sequence[int],
+        states: RaggedStates,
+        new: Tensor,
+        positions: Tensor,
+        **options: Any,
     ) -> Any:
         states.across = self.sources.across(states, rows)
         cache = _BothCaches(states, states.across)
@@ -130,7 +144,9 @@ class _BothCaches(EncoderDecoderCache):
         self.is_updated = dict.fromkeys(range(len(across.layers)), True)
 
 
-def scorer_of(model: PreTrainedModel, form: Form = Form.AUTO, *, use: Kernels | None = None) -> Scorer:
+def scorer_of(
+    model: PreTrainedModel, form: Form = Form.AUTO, cache: RaggedCache | None = None, *, use: Kernels | None = None
+) -> Scorer:
     """A scorer of the kind that a model takes."""
     kind = Seq2SeqScorer if getattr(model.config, "is_encoder_decoder", False) else Scorer
-    return kind(model, form, use=use)
+    return kind(model, form, cache, use=use)
