@@ -29,7 +29,7 @@ from forerun.math.advance import Layout, Standing
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
-from forerun.math.skinny import Norm
+from forerun.math.skinny import Heads, Norm
 from forerun.math.verify import Judge, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
@@ -121,17 +121,70 @@ def project(
     residual: Tensor | None = None,  # [R, N]
 ) -> Tensor:  # [R, N]
     """A product with what stands around it in a layer; see `forerun.math.skinny.project`."""
-    return skinny_reference.project(x, weight, bias, norm, residual)
+    if _has_skinny(x, weight):
+        from forerun.kernels import skinny as kernel
+
+        return kernel.project(x, weight, bias, norm, residual)
+    return skinny_reference.project(x if norm is None else normed(x, norm), weight, bias, None, residual)
 
 
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
-    return skinny_reference.gate(x, weight, norm)
+    if _has_skinny(x, weight, in_pairs=True):
+        from forerun.kernels import skinny as kernel
+
+        return kernel.gate(x, weight, norm)
+    return gated(F.linear(x if norm is None else normed(x, norm), weight))
+
+
+def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
+    """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
+    if _has_skinny(x, weight, in_pairs=True):
+        from forerun.kernels import skinny as kernel
+
+        return kernel.project_heads(x, weight, bias, norm, heads)
+    made = F.linear(x if norm is None else normed(x, norm), weight, bias).unflatten(-1, (-1, heads.size))
+    query, keys, values = made.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
+    cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
+    return rotate_and_write(query, keys, values, cos, sin, heads.addresses, heads.key_pool, heads.value_pool)
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
     """The norm of each row, [.., H]; see `forerun.math.skinny.normed`."""
+    if has_triton(x.device):
+        from forerun.kernels import between as kernel
+
+        if kernel.why_not(x, norm) is None:
+            return kernel.normed(x, norm)
     return skinny_reference.normed(x, norm)
+
+
+def added(x: Tensor, change: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """[N, H] each -> their sum, and the norm of it; see `forerun.math.skinny.added`."""
+    if has_triton(x.device):
+        from forerun.kernels import between as kernel
+
+        if kernel.why_not(x, norm) is None:
+            return kernel.added(x, change, norm)
+    return skinny_reference.added(x, change, norm)
+
+
+def gated(pairs: Tensor) -> Tensor:
+    """[N, 2 I] -> [N, I]; see `forerun.math.skinny.gated`."""
+    if has_triton(pairs.device):
+        from forerun.kernels import between as kernel
+
+        return kernel.gated(pairs)
+    return skinny_reference.gated(pairs)
+
+
+def _has_skinny(x: Tensor, weight: Tensor, in_pairs: bool = False) -> bool:
+    """Whether the rows are few enough for a product of our own; with more of them the library's is the faster one."""
+    if not has_triton(x.device):
+        return False
+    from forerun.kernels import skinny as kernel
+
+    return kernel.why_not(x, weight, in_pairs) is None
 
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:

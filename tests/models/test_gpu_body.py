@@ -12,13 +12,14 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 pytest.importorskip("triton")
 
-from forerun import kernels
+from forerun import SpeculativeDecoder, kernels
+from forerun.bench.forward import stepper
 from forerun.config import Kernels
 from forerun.models import gpu_body
 from forerun.models.gpu_body import GpuBody
 from forerun.models.merging import merged
 from forerun.models.scorer import Scorer
-from support.interpreter import DEVICE, kernel_tests
+from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 from support.recompute import check
 from support.tiny import tiny_model
 
@@ -131,3 +132,76 @@ def test_what_is_refused() -> None:
     assert "float64" in str(gpu_body.why_not(copy.deepcopy(model).double()))
     model.base_model.layers[0].mlp.register_forward_hook(lambda *a: None)
     assert "hooks" in str(gpu_body.why_not(model))
+
+
+def test_tables_are_made_once_for_a_capacity() -> None:
+    """A captured pass reads them where they were."""
+    scorer = scorer_of(model_of("llama"))
+    body = scorer.body
+    assert isinstance(body, GpuBody)
+    scorer.score([0, 1], NEW)
+    before = body._rotary[0].data_ptr()
+    scorer.score([0, 1], NEW)
+    assert body._rotary[0].data_ptr() == before
+    body._refresh(len(body._rotary[0]) + 1)
+    assert len(body._rotary[0]) > 1024
+
+
+def medium(family: str, dtype: torch.dtype) -> PreTrainedModel:
+    """Large enough for every tile and for cut sums."""
+    kind = type(model_of(family))
+    config = copy.deepcopy(model_of(family).config)
+    config.hidden_size, config.intermediate_size, config.num_attention_heads = 512, 1376, 8
+    config.num_key_value_heads, config.head_dim = 4, 64
+    torch.manual_seed(0)
+    model = kind(config).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        weight.normal_(float("norm" in name), 0.05)
+    return model.to(DEVICE, dtype)
+
+
+@on_gpu_alone
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_further_from_float32_than_the_modules(family: str, dtype: torch.dtype) -> None:
+    model = medium(family, dtype)
+    exact = copy.deepcopy(model).float()
+    for rows, new in ((1, 1), (1, 8), (8, 8), (3, 5), (9, 9)):
+        texts = [torch.randint(1, 90, (1, 40 + 7 * row + new), device=DEVICE) for row in range(rows)]
+        want, modules = (
+            torch.cat([m(text, use_cache=False).logits[0, -new:].float() for text in texts]) for m in (exact, model)
+        )
+        scorer = Scorer(model, use=Kernels.ON)
+        for row in range(rows):
+            scorer.admit(row)
+        scorer.feed(range(rows), [text[0, :-new].tolist() for text in texts])
+        got = scorer.score(range(rows), [text[0, -new:].tolist() for text in texts]).float()
+        assert (got - want).norm() <= 1.25 * (modules - want).norm() + 2e-6 * want.norm()
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_generate(family: str) -> None:
+    model = copy.deepcopy(model_of(family))
+    for text in TEXTS:
+        ids = torch.tensor([text], device=DEVICE)
+        want = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=40)
+        decoder = SpeculativeDecoder(model, None, kernels="on")
+        assert isinstance(decoder.engine.target.body, GpuBody)
+        assert torch.equal(decoder.generate(ids, max_new_tokens=40, do_sample=False).sequences, want)
+
+
+@on_gpu_alone
+@torch.inference_mode()
+def test_a_captured_pass_gives_the_same_bits() -> None:
+    for rows, positions in ((1, 1), (1, 8), (8, 8)):
+        step = stepper(medium("llama", torch.bfloat16), rows, positions)
+        first = step().clone()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        for _ in range(50):
+            graph.replay()
+            assert torch.equal(out, first)

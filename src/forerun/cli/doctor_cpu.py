@@ -135,12 +135,13 @@ def _body(key: str, times: dict[str, float]) -> Body:
 
 def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
     from forerun.models import fast
-    from forerun.models.fused import FusedBody
     from forerun.models.scorer import Scorer
 
     if (reason := fast.why_not(model)) is not None:
         scorer = Scorer(model)  # times the products of its layers, where they are to be used
         return ModelKernels(name, False, f"layer by layer, not fused: {reason}", None, 0, 0)
+    from forerun.models.fused import FusedBody
+
     timed = _body(name, fast.measured(model))
     scorer = Scorer(model)
     if not isinstance(scorer.body, FusedBody):

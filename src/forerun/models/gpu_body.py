@@ -16,10 +16,9 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.cache.ragged import RaggedCache, ranges
-from forerun.config import Kernels
 from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach, reach_of
-from forerun.math.skinny import Norm
+from forerun.math.skinny import Heads, Norm
 from forerun.models import llama_like
 from forerun.models.merging import merged
 from forerun.types import RaggedRows
@@ -77,6 +76,7 @@ class GpuBody:
         self.scale = Scale(attention.scaling)
         self.epsilon: float = config.rms_norm_eps
         self._windows = llama_like.windows(config)
+        self._like = (model.base_model.norm.weight.new_empty(0, self.kv_heads, self.size),) * 2
         self._rotary = _tables(model, GRAIN)
         self._read_weights()
 
@@ -89,12 +89,15 @@ class GpuBody:
         """
         self._refresh(cache.capacity)
         x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
-        cos, sin = (table[positions] for table in self._rotary)
+        change: Tensor | None = None  # what is yet to be added to x
         for index, layer in enumerate(self.layers):
             seen = reach if reach.window == layer.window else replace(reach, window=layer.window)
-            x = self._attend(x, index, layer, (cos, sin), addresses, seen, cache)
-            x = ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x)
-        return ops.normed(x, self.norm)
+            pool = cache.room(index, *self._like)
+            heads = Heads(self.heads, self.kv_heads, *self._rotary, positions, addresses, *pool.flat)
+            x, query = self._query(x, change, layer, heads)
+            mixed = ops.attend_ragged(query, *pool.by_head, seen, self.scale).flatten(1)
+            x, change = self._mlp(x, mixed, layer)
+        return ops.normed(x, self.norm) if change is None else ops.added(x, change, self.norm)[1]
 
     def run_rows(self, new: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
         """The same over rows that the host knows."""
@@ -107,25 +110,31 @@ class GpuBody:
         head = self.model.get_output_embeddings()
         return ops.project(hidden, head.weight, head.bias)
 
-    def _attend(
-        self,
-        x: Tensor,
-        index: int,
-        layer: Layer,
-        rotary: tuple[Tensor, Tensor],
-        addresses: Tensor,
-        reach: Reach,
-        cache: RaggedCache,
-    ) -> Tensor:
-        """x plus what attention adds to it."""
-        made = ops.project(x, layer.qkv, layer.qkv_bias, layer.before_attention).unflatten(-1, (-1, self.size))
+    def _query(self, x: Tensor, change: Tensor | None, layer: Layer, heads: Heads) -> tuple[Tensor, Tensor]:
+        """x, all changes added, and rotated queries [N, Hq, D]; keys and values are written.
+
+        One row is normed by every program of a product for itself; for more there is a launch of its own.
+        """
+        norm: Norm | None = layer.before_attention
+        inner = x
+        if change is not None and norm is not None:
+            (x, inner), norm = ops.added(x, change, norm), None
+        if layer.query_norm is None or layer.key_norm is None:
+            return x, ops.project_heads(inner, layer.qkv, layer.qkv_bias, norm, heads)
+        made = ops.project(inner, layer.qkv, layer.qkv_bias, norm).unflatten(-1, (-1, self.size))
         query, keys, values = made.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query, keys = ops.normed(query, layer.query_norm), ops.normed(keys, layer.key_norm)
-        pool = cache.room(index, keys, values)
-        query = ops.rotate_and_write(query, keys, values, *rotary, addresses, *pool.flat, Kernels.ON)
-        mixed = ops.attend_ragged(query, *pool.by_head, reach, self.scale)
-        return ops.project(mixed.flatten(1), layer.out, layer.out_bias, residual=x)
+        query, keys = ops.normed(query, layer.query_norm), ops.normed(keys, layer.key_norm)
+        cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
+        places = heads.addresses, heads.key_pool, heads.value_pool
+        return x, ops.rotate_and_write(query, keys, values, cos, sin, *places)
+
+    def _mlp(self, x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Tensor | None]:
+        """x after attention's output and the MLP; of more than one row the MLP's share is still to be added."""
+        if len(x) == 1:
+            x = ops.project(mixed, layer.out, layer.out_bias, residual=x)
+            return ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x), None
+        x, inner = ops.added(x, ops.project(mixed, layer.out, layer.out_bias), layer.before_mlp)
+        return x, ops.project(ops.gate(inner, layer.gate_up), layer.down)
 
     def _refresh(self, capacity: int) -> None:
         """Weights may have been replaced since the last pass, the cache may have grown."""

@@ -44,7 +44,8 @@ class StaticStates(RaggedStates):
         self.positions, self.addresses = rows.positions, rows.addresses
         self.width = rows.reach.most_tokens
         self.longest_past = rows.reach.longest - self.width
-        self.branches = self.pad_index = self.current = None
+        self.branches = self.pad_index = self.current = self.tree = self.across = None
+        self.looks_across = False
         self.layers: list[Any] = []
         self._reach, self._rules, self._plans = rows.reach, {}, {}
 
@@ -52,7 +53,7 @@ class StaticStates(RaggedStates):
         assert self._reach is not None
         return self._reach.longest, 0
 
-    def plan(self, mask: Tensor | None, group: int) -> NoReturn:
+    def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> NoReturn:
         raise UnsupportedModel("attention that no kernel covers cannot be part of a recorded pass; set compile=False")
 
 
@@ -111,6 +112,8 @@ def why_not(scorer: Scorer) -> str | None:
     """What keeps a model from such passes; None where nothing is known to."""
     if scorer.family.layout is not Layout.PACKED:
         return f"{type(scorer.model).__name__} computes attention in its own modules"
+    if getattr(scorer.model.config, "is_encoder_decoder", False):
+        return f"{type(scorer.model).__name__} also reads a source"
     if "position_ids" not in signature(scorer.model.base_model.forward).parameters:
         return f"{type(scorer.model).__name__} takes no positions"
     if scorer.listeners:
