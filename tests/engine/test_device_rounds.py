@@ -15,10 +15,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from forerun import ops
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, PromptLookup, RandomDraft
 from forerun.engine import Engine, Request, RowResult
 from forerun.engine.device.choose import runner_of
+from forerun.engine.device.habits import Habits
 from forerun.engine.device.recorder import Recorder, Work
 from forerun.errors import ForerunWarning
 from forerun.math import advance
@@ -138,6 +140,15 @@ def test_the_target_alone_is_recorded_where_the_draft_cannot_be(drafter: str, ru
     made.runner.score = counted  # type: ignore[method-assign]
     assert texts(made, requests(3)) == want
     assert len(scored) > 3 and max(scored) >= 3
+
+
+def test_same_tokens_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, with several rows: a kernel that read a row's number where another's lies would be seen here."""
+    pytest.importorskip("support.triton_cpu")
+    asked = [replace(request, prompt=(3, *request.prompt), max_new_tokens=6) for request in requests(2)]
+    want = texts(engine(False, policy=2), asked)
+    monkeypatch.setattr(ops, "_on_gpu", lambda tensor: True)
+    assert texts(engine(True, policy=2), asked) == want
 
 
 def test_parameters_of_all_kinds_in_one_batch() -> None:
@@ -309,6 +320,14 @@ def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
     long = [replace(request, max_new_tokens=before + 40) for request in requests(2, GREEDY)]
     assert texts(made, long) == texts(engine(False), long)
     assert made.target.cache.capacity > before and made.runner.recordings.num_moved > 0
+
+
+def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:
+    habits = Habits(patience=2)
+    assert habits.choose("rows", 8) == 8
+    assert [habits.choose("rows", 4) for _ in range(4)] == [8, 8, 4, 4]
+    assert habits.choose("rows", 16) == 16, "nothing larger is there"
+    assert habits.choose("drafts", 3) == 3, "another kind"
 
 
 # Controls: each breaks one promise of a device round, and the comparison above must notice.
