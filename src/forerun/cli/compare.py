@@ -97,7 +97,7 @@ def compare(
 
 
 def decoder_with(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
-    names = ("policy", "rule", "attention", "kernels")
+    names = ("policy", "rule", "attention", "kernels", "compile")
     settings = {name: getattr(loaded, name) for name in names}
     if drafter is None:
         settings["policy"] = 0  # a policy object learns, and must not learn from this

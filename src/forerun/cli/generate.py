@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forerun.engine import Progress, RowResult
 
 PROMPT, OUTPUT = "Prompt", "Output"
-SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attention", "kernels")
+SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attention", "kernels", "compile")
 
 
 @click.command(cls=GroupedCommand)

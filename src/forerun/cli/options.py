@@ -123,6 +123,9 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
                help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
                     "rows over several programs of a GPU."),
         option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
+        option(group, "--compile/--no-compile", "compile", default=True,
+               help="On a GPU, record rounds as CUDA graphs: seconds once, and little work for the host in every round "
+                    "after."),
     )  # fmt: skip
 
 

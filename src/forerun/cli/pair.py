@@ -29,6 +29,7 @@ class Loaded:
     rule: str
     attention: str
     kernels: str | None = None
+    compile: bool = True
 
     def decoder(self, keep_rows: int = 0) -> SpeculativeDecoder:
         from forerun.decoder import SpeculativeDecoder
@@ -41,6 +42,7 @@ class Loaded:
             tokenizer=self.tokenizer,
             attention=self.attention,
             kernels=self.kernels,
+            compile=self.compile,
             keep_rows=keep_rows,
         )
 
@@ -60,4 +62,5 @@ def load(options: dict[str, Any], console: Console) -> Loaded:
 
             drafter = default_drafter(model)
     drafter = shaped(drafter, tree, options.get("draft_top_k"))
-    return Loaded(model, tokenizer, drafter, policy, options["rule"], options["attention"], options["kernels"])
+    how = (options[name] for name in ("rule", "attention", "kernels", "compile"))
+    return Loaded(model, tokenizer, drafter, policy, *how)
