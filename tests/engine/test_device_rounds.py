@@ -324,10 +324,10 @@ def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
 
 def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:
     habits = Habits(patience=2)
-    assert habits.choose("rows", 8) == 8
-    assert [habits.choose("rows", 4) for _ in range(4)] == [8, 8, 4, 4]
-    assert habits.choose("rows", 16) == 16, "nothing larger is there"
-    assert habits.choose("drafts", 3) == 3, "another kind"
+    assert habits.choose("rows", 8, 8) == 8
+    assert [habits.choose("rows", 4, 4) for _ in range(4)] == [8, 8, 4, 4]
+    assert [habits.choose("rows", 10, 12) for _ in range(3)] == [12, 12, 10], "nothing larger is there"
+    assert habits.choose("drafts", 3, 3) == 3, "another kind"
 
 
 # Controls: each breaks one promise of a device round, and the comparison above must notice.

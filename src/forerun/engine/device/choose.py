@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from forerun import ops
 from forerun.drafters import DraftModel
 from forerun.engine.device.runner import Runner
@@ -25,12 +27,16 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
         return f"{type(drafter).__name__} drafts on the host"
     if drafter.stop_below is not None:
         return "stop_below looks at every drafted token"
+    if drafter.scorer.device != target.device:
+        return f"the draft model is on {drafter.scorer.device}, the target on {target.device}"
     return static_pass.why_not(drafter.scorer)
 
 
 def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner | None:
     """A runner where CUDA graphs can be had: for whole rounds, or for the target's pass alone."""
     if target.device.type != "cuda" or not ops.has_triton(target.device, target.kernels):
+        return None
+    if target.device.index not in (None, torch.cuda.current_device()):  # kernels and graphs go to the current one
         return None
     if static_pass.why_not(target) is not None:
         return None

@@ -19,12 +19,12 @@ class Habits:
     _asked: Counter[tuple[Hashable, int]] = field(default_factory=Counter)
     _known: dict[Hashable, set[int]] = field(default_factory=dict)
 
-    def choose(self, kind: Hashable, wanted: int) -> int:
-        """`wanted`, or the next larger size that is known."""
+    def choose(self, kind: Hashable, wanted: int, roomy: int) -> int:
+        """`wanted` once it is a habit, until then the next larger size that is known, or else `roomy` from now on."""
         known = self._known.setdefault(kind, set())
         self._asked[kind, wanted] += 1
-        larger = min((size for size in known if size > wanted), default=None)
-        if wanted in known or larger is None or self._asked[kind, wanted] > self.patience:
+        if self._asked[kind, wanted] > self.patience:
             known.add(wanted)
-            return wanted
-        return larger
+        chosen = min((size for size in known if size >= wanted), default=roomy)
+        known.add(chosen)
+        return chosen

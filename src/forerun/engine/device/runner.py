@@ -124,10 +124,11 @@ class Runner:
 
     def launch(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Send a round off: nothing is waited for."""
-        self._size = self._sizes.choose("rows", power(len(rows)))
+        self._size = self._sizes.choose("rows", power(len(rows)), power(len(rows)))
         turn = self._take_seats(rows, max(lengths))
         seats = turn.seats
-        number = self._drafts.choose((seats.size, seats.width, seats.flags), max(lengths))
+        longest = max(lengths)
+        number = self._drafts.choose((seats.size, seats.width, seats.flags), longest, bucket(longest + 1) - 1)
         count = bucket(number + 1)
         self._make_room(rows, number, count)
         shape = Shape(number, count, span(self._longest(rows) + count))
