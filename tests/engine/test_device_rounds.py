@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun import ops
@@ -24,7 +25,9 @@ from forerun.engine.device.habits import Habits
 from forerun.engine.device.recorder import Recorder, Work
 from forerun.errors import ForerunWarning
 from forerun.math import advance
+from forerun.models.attention import ragged
 from forerun.models.scorer import Scorer
+from forerun.models.static_pass import StaticPass, StaticRows, StaticStates
 from forerun.policy import Constant, CostModel, HfHeuristic
 from forerun.types import Drafter, Policy, Rule
 from support.tiny import draft_of, ragged_prompts, tiny_model
@@ -149,6 +152,54 @@ def test_same_tokens_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     want = texts(engine(False, policy=2), asked)
     monkeypatch.setattr(ops, "_on_gpu", lambda tensor: True)
     assert texts(engine(True, policy=2), asked) == want
+
+
+class Ear:
+    """Hears every position's hidden state."""
+
+    def __init__(self) -> None:
+        self.heard: dict[tuple[int, int], Tensor] = {}
+
+    def hear(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+        places = [(row, p + i) for row, p, count in zip(rows, past, counts, strict=True) for i in range(count)]
+        self.heard.update(zip(places, hidden.clone(), strict=True))
+
+    def hear_copy(self, source: int, row: int, length: int) -> None: ...
+
+    def hear_keep(self, row: int, start: int, picks: Sequence[int]) -> None: ...
+
+
+class Overheard(StaticPass):
+    """Has hidden states, as the fused body of a GPU does."""
+
+    has_hidden = True
+
+    def hidden(self, tokens: Tensor, rows: StaticRows) -> Tensor:
+        states, model = StaticStates(self.scorer, rows), self.scorer.model
+        with ragged(model, states):
+            asked = {"input_ids": tokens.flatten()[None], "position_ids": rows.positions[None]}
+            made: Tensor = model.base_model(**asked, past_key_values=states, use_cache=True).last_hidden_state[0]
+        return made
+
+    def head(self, hidden: Tensor) -> Tensor:
+        made: Tensor = self.scorer.model.get_output_embeddings()(hidden)
+        return made
+
+
+def test_who_listens_hears_recorded_passes_too() -> None:
+    def heard(on_device: bool) -> tuple[Texts, Ear]:
+        made, ear = engine(on_device, drafter="random"), Ear()
+        made.target.listeners.append(ear)
+        if made.runner is not None:
+            assert not made.runner.may_score(), "modules give no hidden states on the way"
+            made.runner._pass = Overheard(made.target)
+            assert made.runner.may_score()
+        return texts(made, requests(3)), ear
+
+    (ours, our_ear), (theirs, their_ear) = heard(True), heard(False)
+    assert ours == theirs and our_ear.heard.keys() == their_ear.heard.keys()
+    for place, hidden in our_ear.heard.items():
+        torch.testing.assert_close(hidden, their_ear.heard[place], rtol=1e-4, atol=1e-4)
 
 
 def test_parameters_of_all_kinds_in_one_batch() -> None:
@@ -317,7 +368,7 @@ def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
     assert made.runner is not None
     texts(made, requests(2, new=10))
     before = made.target.cache.capacity
-    long = [replace(request, max_new_tokens=before + 40) for request in requests(2, GREEDY)]
+    long = [replace(request, max_new_tokens=before) for request in requests(2, GREEDY)]
     assert texts(made, long) == texts(engine(False), long)
     assert made.target.cache.capacity > before and made.runner.recordings.num_moved > 0
 

@@ -84,7 +84,8 @@ class Runner:
         self.flights: deque[Flight] = deque()
         self.is_grounded = False  # a recording has failed: nothing is sent off any more
         self.may_fly = may_fly  # whether whole rounds can be recorded, not the target's pass alone
-        self._scratch, self._draft_scratch = Scratch(), Scratch()
+        self._scratch, self._draft_scratch, self._hidden = Scratch(), Scratch(), Scratch()
+        self._pass = StaticPass(target)
         self._rounds: dict[tuple[int, int], Round] = {}
         self._lanes: dict[tuple[int, int], cycle[Lane]] = {}
         self._round: Round | None = None  # whose seats are taken
@@ -98,7 +99,7 @@ class Runner:
 
     def takes(self, rows: Sequence[Row]) -> bool:
         """Whether a round of these rows can be recorded work."""
-        if not self.may_fly or not self.may_score():
+        if not self.may_fly or self.is_grounded or self.target.listeners:
             return False
         if self.drafter is not None:
             longest = max(len(row.history) for row in rows) + self._airborne
@@ -107,8 +108,8 @@ class Runner:
         return self._are_seated(rows) or all(_odd(row, self.target) is None for row in rows)
 
     def may_score(self) -> bool:
-        """Whether the target's pass can be recorded work. Who listens to hidden states needs the other kind."""
-        return not self.is_grounded and not self.target.listeners
+        """Whether the target's pass can be recorded work."""
+        return not self.is_grounded and (self._pass.has_hidden or not self.target.listeners)
 
     def may_follow(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
         """Whether a round may be sent behind those in the air: same rows, and a drafter that will have kept up."""
@@ -183,8 +184,10 @@ class Runner:
         self._recorded_score(turn, Shape(0, count, span(max(past) + count)))()
         for row, start, own in zip(rows, past, counts, strict=True):
             cache.settle(row.number, start + own, start + own)
-        starts = [place * count for place in range(len(rows))]
-        return self._scratch.rows[ranges(starts, counts).to(self.target.device)]
+        picks = ranges([place * count for place in range(len(rows))], counts).to(self.target.device)
+        for listener in self.target.listeners:
+            listener.hear([row.number for row in rows], past, counts, self._hidden.rows[picks])
+        return self._scratch.rows[picks]
 
     def leave(self) -> None:
         """The host's numbers count again: rows have moved, or another kind of round follows."""
@@ -259,8 +262,8 @@ class Runner:
 
     def _recorded_score(self, turn: Round, shape: Shape) -> Work:
         return self.recordings.get(
-            ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span),
-            lambda: (self.target.cache.version, self._scratch.version, self._weights),
+            ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span, bool(self.target.listeners)),
+            lambda: (self.target.cache.version, self._scratch.version, self._hidden.version, self._weights),
             partial(turn.score, shape),
             turn.seats.state,
         )
@@ -277,7 +280,7 @@ class Runner:
             ids = None if drafter is None else drafter.ids
             seats = Seats(size, positions, device)
             self._rounds[size, positions] = Round(
-                seats, StaticPass(self.target), draft, self.rule, ids, self._scratch, self._draft_scratch
+                seats, self._pass, draft, self.rule, ids, self._scratch, self._draft_scratch, self._hidden
             )
             self._lanes[size, positions] = cycle([_lane(seats, self.clock) for _ in range(LANES)])
         return self._rounds[size, positions]

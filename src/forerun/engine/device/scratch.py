@@ -1,4 +1,4 @@
-"""Logits that one recording leaves for the next: one buffer for all shapes, as large as the largest needs."""
+"""What one recording leaves for the next: one buffer for all shapes, as large as the largest needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Scratch:
-    """Rows of logits in the model's own dtype, made when the first of them are there to see."""
+    """Rows (of logits, of hidden states) in the model's own dtype, made when the first of them are there to see."""
 
     def __init__(self) -> None:
         self.rows = torch.empty(0, 0)  # [N, V]
