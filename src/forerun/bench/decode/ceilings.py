@@ -38,14 +38,15 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
 @torch.inference_mode()
 def _linear(device: torch.device, dtype: torch.dtype) -> float:
-    weights = torch.zeros(ROWS, COLUMNS, device=device, dtype=dtype)
-    inputs = [torch.zeros(rows, COLUMNS, device=device, dtype=dtype) for rows in FEW]
+    # Zeros would draw less power than real numbers and be read faster.
+    weights = torch.randn(ROWS, COLUMNS, device=device, dtype=dtype)
+    inputs = [torch.randn(rows, COLUMNS, device=device, dtype=dtype) for rows in FEW]
     return weights.nbytes / min(_least(lambda x=x: F.linear(x, weights)) for x in inputs)  # type: ignore[misc]
 
 
 @torch.inference_mode()
 def _product(device: torch.device, dtype: torch.dtype) -> float:
-    square = torch.randn(SQUARE, SQUARE, device=device, dtype=dtype)  # zeros would draw less power than real numbers
+    square = torch.randn(SQUARE, SQUARE, device=device, dtype=dtype)
     return 2 * SQUARE**3 / _least(lambda: square @ square)
 
 

@@ -15,10 +15,10 @@ from forerun.bench.decode.calls import Call, Prompt, measure_call
 from forerun.bench.decode.ceilings import Ceilings, measure_ceilings
 from forerun.bench.decode.device import ROUNDS, DeviceTime, measure_device
 from forerun.bench.decode.memory import Memory, measure_memory
-from forerun.bench.decode.methods import AUTO, BASS, METHODS, PLAIN, Decoders
+from forerun.bench.decode.methods import METHODS, PLAIN, Decoders
 from forerun.bench.decode.pair import Pair, open_pair
 from forerun.bench.decode.peers import Peer, measure_peers
-from forerun.bench.decode.plan import Plan
+from forerun.bench.decode.plan import LEAST_TOKENS, Plan
 from forerun.bench.decode.record import DecodeRecord, Startup
 from forerun.bench.decode.report import summary
 from forerun.bench.listening import Listener
@@ -141,11 +141,11 @@ class Bench:
                 self.found.calls.append(self._call(method, batch, self.plan.new_tokens))
 
     def _warm(self, batch: int) -> None:
-        """Compiles, captures, and lets `auto` learn; rules whose lengths change meet more shapes and go on longer."""
+        """Compiles, captures, and lets `auto` learn. Drafts meet most shapes as rows finish, so those calls are whole."""
         started, before = perf_counter(), self._capturing()
         for method in METHODS:
             self.listener.starting(f"batch {batch}, {method}, first call")
-            self._call(method, batch, self.plan.new_tokens if method in (BASS, AUTO) else self.plan.new_tokens // 4)
+            self._call(method, batch, self.plan.new_tokens if method != PLAIN else LEAST_TOKENS)
         after = self._capturing()
         told = None if before is None or after is None else after - before
         self.found.startups.append(Startup(batch, perf_counter() - started, told))
