@@ -141,7 +141,7 @@ class Bench:
                 self.found.calls.append(self._call(method, batch, self.plan.new_tokens))
 
     def _warm(self, batch: int) -> None:
-        """Compiles, captures, and lets `auto` learn. Drafts meet most shapes as rows finish, so those calls are whole."""
+        """Compiles, captures, lets `auto` learn. Drafts meet most shapes while rows finish, so those calls are whole."""
         started, before = perf_counter(), self._capturing()
         for method in METHODS:
             self.listener.starting(f"batch {batch}, {method}, first call")
