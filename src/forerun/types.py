@@ -30,6 +30,7 @@ class LawParams:
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
+    all_top_k: bool = False  # every sampled row has a top-k
 
     @classmethod
     def stack(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawParams:
@@ -46,6 +47,7 @@ class LawParams:
             any_top_k=any(p.top_k for p in sampled),
             any_top_p=any(p.top_p < 1 for p in sampled),
             any_min_p=any(p.min_p > 0 for p in sampled),
+            all_top_k=all(p.top_k for p in sampled),
         )
 
     def select(self, rows: Tensor) -> LawParams:
@@ -61,7 +63,33 @@ class LawParams:
             self.any_top_k,
             self.any_top_p,
             self.any_min_p,
+            self.all_top_k,
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What the encoder of an encoder-decoder model reads for one row: token ids, features, or states made of them.
+
+    Equal texts are equal sources, so that rows share what was made of them; anything else is equal to itself alone.
+    """
+
+    ids: tuple[int, ...] = ()  # without padding; beside `states` or `features` only for those who look up words in it
+    features: Tensor | None = None  # what the encoder takes for one row of its batch, such as [mels, frames]
+    mask: Tensor | None = None  # [frames] of features that come padded, where the encoder asks for one
+    states: Tensor | None = None  # [S, H] what an encoder has made of it already
+
+    @property
+    def is_text(self) -> bool:
+        return self.features is None and self.states is None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Source) and self.is_text and other.is_text and self.ids == other.ids
+
+    def __hash__(self) -> int:
+        return hash(self.ids) if self.is_text else id(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +234,7 @@ class DraftContext:
 class Drafter(Protocol):
     """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`.
 
+    Behind an encoder-decoder model `read(row, source)` follows `admit` for one that wants to know the row's `Source`.
     One that proposes trees says so with `makes_trees = True`; `max_lengths` bounds their depth.
     """
 
