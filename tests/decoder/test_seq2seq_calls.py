@@ -290,3 +290,18 @@ def test_warpers_of_the_callers_own_are_honoured() -> None:
     only = LogitsProcessorList([MinPLogitsWarper(1.0)])
     sampled = decoder("bart").generate(**inputs("bart"), max_new_tokens=NEW, temperature=1.0, logits_processor=only)
     assert sampled.new_tokens == greedy.new_tokens
+
+
+def test_a_draft_reads_the_source_itself_though_the_targets_states_are_given() -> None:
+    """Both of one width, so that only the text tells whose states they are."""
+    model, draft = tiny_model("t5"), tiny_model("t5", seed=1)
+    with torch.no_grad():
+        states = model.get_encoder()(**inputs("t5")).last_hidden_state
+    runs = []
+    for given in ({}, {"encoder_outputs": states}):
+        drafter = forerun.DraftModel(draft)
+        ours = forerun.SpeculativeDecoder(model, drafter, policy=3)
+        out = ours.generate(**inputs("t5"), **given, max_new_tokens=NEW, temperature=1.0, seed=2)
+        assert drafter.scorer.encoder.calls == 1
+        runs.append(out.new_tokens)
+    assert runs[0] == runs[1]

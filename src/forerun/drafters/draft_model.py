@@ -115,7 +115,7 @@ class DraftModel:
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
     def _run_with(self, model: PreTrainedModel, use: Kernels | None = None, cache: RaggedCache | None = None) -> None:
-        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use)
+        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:
