@@ -60,7 +60,7 @@ class DraftModel:
         """From the folder that training wrote, or an ordinary model folder; `loading` is `load_model`'s, for those."""
         if is_drafter_folder(folder):
             return cls(CausalFolder.load(folder), stop_below=stop_below, form=form)
-        model, tokenizer = load_model(folder, **loading)
+        model, tokenizer = load_model(folder, **{"encoder_decoder": True, **loading})
         return cls(model, tokenizer=tokenizer, stop_below=stop_below, form=form)
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
