@@ -80,7 +80,8 @@ def product(end: Any, rows: int, outputs: int = 4096) -> Any:
     }  # fmt: skip
     kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "positions_ptr": "*i64", "addresses_ptr": "*i64"}
     if not plan.splits:
-        kernel, constants["STAGES"], stages = skinny_device.vector_kernel, plan.stages, {}
+        kernel, stages = skinny_device.vector_kernel, {}
+        constants |= {"ROWS": rows, "STAGES": plan.stages}
     else:
         kernel, stages = skinny_device.tile_kernel, {"num_stages": plan.stages}
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
@@ -92,7 +93,7 @@ def main() -> None:
     made = [
         *small_steps(),
         summarise(),
-        *(product(end, rows) for end in skinny.ENDS for rows in (1, 16, 64)),
+        *(product(end, rows) for end in skinny.ENDS for rows in (1, 2, 16)),
         product(skinny_device.PLAIN, 16, 32000),
         compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "EARLY": True}, {}),
         compiled(between.gate_kernel, {"BLOCK": 1024, "EARLY": True}, {}),

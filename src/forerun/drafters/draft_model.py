@@ -60,7 +60,7 @@ class DraftModel:
         """From the folder that training wrote, or an ordinary model folder; `loading` is `load_model`'s, for those."""
         if is_drafter_folder(folder):
             return cls(CausalFolder.load(folder), stop_below=stop_below, form=form)
-        model, tokenizer = load_model(folder, **loading)
+        model, tokenizer = load_model(folder, **{"encoder_decoder": True, **loading})
         return cls(model, tokenizer=tokenizer, stop_below=stop_below, form=form)
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
@@ -128,7 +128,7 @@ class DraftModel:
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
     def _run_with(self, model: PreTrainedModel, use: Kernels | None = None, cache: RaggedCache | None = None) -> None:
-        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use)
+        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:

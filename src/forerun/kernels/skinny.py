@@ -25,7 +25,8 @@ from forerun.math.skinny import Heads, Norm
 
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)
 MOST_ROWS = 16
-MOST_ROWS_IN_PAIRS = 1  # with a second weight row for each output
+VECTORS = 2  # rows without tensor cores
+MOST_ROWS_IN_PAIRS = VECTORS  # with a second weight row for each output
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_NORMED = 16  # rows that every program norms for itself; float16 could overflow before it is divided
 MOST_TILES = 1 << 14  # with several programs each
@@ -33,7 +34,7 @@ MOST_TILES = 1 << 14  # with several programs each
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The shape of one launch. No tensor cores: `splits` is 0 and one row is meant."""
+    """The shape of one launch. Where `splits` is 0, no tensor cores are used and one or two rows are meant."""
 
     block_n: int
     block_k: int
@@ -119,7 +120,7 @@ def _launch(
     }  # fmt: skip
     if not plan.splits:
         grid = (triton.cdiv(outputs, plan.block_n),)
-        device.vector_kernel[grid](out, *read, outputs, width, epsilon, STAGES=plan.stages, **flags)
+        device.vector_kernel[grid](out, *read, outputs, width, epsilon, ROWS=rows, STAGES=plan.stages, **flags)
         return
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
     part, count = out, out
@@ -143,9 +144,9 @@ def _counters(place: torch.device) -> Tensor:
 
 def choose(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype) -> Plan:
     """Which shape measured fastest."""
-    if rows == 1 and not in_pairs:
+    if rows <= VECTORS and not in_pairs:
         return Plan(4, 1024, 4, 1)
-    if rows == 1:
+    if rows <= VECTORS:
         is_one_wave = 4 < outputs / 8 / 132 <= 6  # programs of eight outputs that an H200 has at once
         return Plan(8, 256, 4, 3) if is_one_wave else Plan(4, 512, 4, 3)
     if dtype is torch.float32:  # without tensor cores a product is so much code that a large tile takes long to compile

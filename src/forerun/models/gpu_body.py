@@ -25,6 +25,7 @@ from forerun.types import RaggedRows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
+FEW = 2  # rows whose norms and residuals ride along with the products
 GRAIN = 1024  # rotary tables grow by this many positions
 
 
@@ -113,7 +114,7 @@ class GpuBody:
     def _query(self, x: Tensor, change: Tensor | None, layer: Layer, heads: Heads) -> tuple[Tensor, Tensor]:
         """x, all changes added, and rotated queries [N, Hq, D]; keys and values are written.
 
-        One row is normed by every program of a product for itself; for more there is a launch of its own.
+        A few rows are normed by every program of a product for itself; for more there is a launch of its own.
         """
         norm: Norm | None = layer.before_attention
         inner = x
@@ -129,8 +130,8 @@ class GpuBody:
         return x, ops.rotate_and_write(query, keys, values, cos, sin, *places)
 
     def _mlp(self, x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Tensor | None]:
-        """x after attention's output and the MLP; of more than one row the MLP's share is still to be added."""
-        if len(x) == 1:
+        """x after attention's output and the MLP; of more than a few rows the MLP's share is still to be added."""
+        if len(x) <= FEW:
             x = ops.project(mixed, layer.out, layer.out_bias, residual=x)
             return ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x), None
         x, inner = ops.added(x, ops.project(mixed, layer.out, layer.out_bias), layer.before_mlp)
