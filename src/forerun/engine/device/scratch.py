@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 ROOMY = 128  # rows up to which room doubles; beyond that memory is dearer than recording anew
 
 
