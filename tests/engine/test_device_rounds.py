@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun import ops
+from forerun import SpeculativeDecoder, ops
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, PromptLookup, RandomDraft
 from forerun.engine import Engine, Request, RowResult
-from forerun.engine.device.choose import runner_of
+from forerun.engine.device.choose import describe, runner_of
 from forerun.engine.device.habits import Habits
 from forerun.engine.device.recorder import Recorder, Work
 from forerun.errors import ForerunWarning
@@ -371,6 +371,16 @@ def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
     long = [replace(request, max_new_tokens=before) for request in requests(2, GREEDY)]
     assert texts(made, long) == texts(engine(False), long)
     assert made.target.cache.capacity > before and made.runner.recordings.num_moved > 0
+
+
+def test_what_is_recorded_is_said_in_words() -> None:
+    for drafter, words in (("model", "whole rounds"), ("lookup", "target's pass: PromptLookup drafts on the host")):
+        made = engine(True, drafter=drafter)
+        assert words in describe(made.runner, made.target, made.drafter, made.rule)
+    assert made.runner is not None
+    made.runner.is_grounded = True
+    assert "recording failed" in describe(made.runner, made.target, made.drafter, made.rule)
+    assert "cpu has no CUDA graphs" in SpeculativeDecoder(tiny_model("llama"), "lookup").recorded
 
 
 def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:
