@@ -294,6 +294,28 @@ def test_abort_while_a_round_is_in_the_air() -> None:
     assert made.target.cache.rows == ()
 
 
+def test_a_row_that_has_finished_keeps_its_seat_and_stays_where_it_is() -> None:
+    lengths = zip(requests(2), (5, 90), strict=True)
+    short, long = (replace(request, prompt=(9, *request.prompt), max_new_tokens=n) for request, n in lengths)
+    want = texts(engine(False), [short, long])
+    made = engine(True)
+    for request in (short, long):
+        made.add(request)
+    while len(made._running) == 2:
+        made.step()
+    for _ in range(3):
+        made.step()
+    assert made.runner is not None and made.runner._round is not None
+    seats = made.runner._round.seats
+    assert len(seats.rows) == 2 and len(seats.running) == 1 and len(made.target.cache.rows) == 2
+    past = seats.standing.past.tolist()
+    made.step()
+    gained = [after - before for before, after in zip(past, seats.standing.past.tolist(), strict=True)]
+    assert min(gained) == 0 < max(gained)
+    assert finish(made) == want
+    assert made.target.cache.rows == ()
+
+
 def test_a_kept_row_goes_on() -> None:
     def found(on_device: bool) -> Texts:
         made = engine(on_device, keep_rows=2)
