@@ -55,6 +55,7 @@ def make_plan(
     batches: tuple[int, ...] | None = None,
     prompt_length: int | None = None,
     new_tokens: int | None = None,
+    most_seconds: float | None = None,
     quick: bool = False,
     seed: int = 0,
 ) -> Plan:
@@ -70,7 +71,9 @@ def make_plan(
     if quick:
         plan = replace(plan, batches=LEADING, new_tokens=plan.new_tokens // 2, turns=1, alpha_tokens=128,
                        memory_lengths=(8,), peer_tokens=6)  # fmt: skip
-    given: dict[str, Any] = {"batches": batches, "prompt_length": prompt_length, "new_tokens": new_tokens}
+    given: dict[str, Any] = {
+        "batches": batches, "prompt_length": prompt_length, "new_tokens": new_tokens, "most_seconds": most_seconds,
+    }  # fmt: skip
     plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
     check_pair(plan.model, plan.draft)
     if plan.new_tokens < LEAST_TOKENS:
