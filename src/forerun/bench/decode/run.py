@@ -147,7 +147,8 @@ class Bench:
         self.found.ceilings = measure_ceilings(self.pair.device, self.pair.target.dtype)
 
     def alpha(self) -> None:
-        self.found.alpha = measure_alpha(self.pair.target, self.pair.draft, num_tokens=self.plan.alpha_tokens)
+        plain, pair = self.decoders.plain, self.pair
+        self.found.alpha = measure_alpha(pair.target, pair.draft, num_tokens=self.plan.alpha_tokens, plain=plain)
 
     def speeds(self, batch: int) -> None:
         """Methods take turns, so that a machine that slows down slows all of them; turns go on while there is time."""
