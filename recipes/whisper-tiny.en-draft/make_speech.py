@@ -2,7 +2,7 @@
 
 python make_speech.py plan DATA plan.jsonl --count 8000    what is said, by whom: one window of at most 30 s a line
 python make_speech.py speak plan.jsonl speech              one WAV file a line
-python make_speech.py real DATA speech                     and recordings of people: the odd lines of the manifest, six times
+python make_speech.py real DATA speech                     people too: the odd lines of the manifest
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ def measure(teaching: Teaching, heard: Heard, size: int = 64) -> Measured:
 
 
 def _groups(heard: Heard, size: int) -> Sequence[Tensor]:
-    return torch.arange(len(heard), device=heard.tokens.device).split(size)
+    groups: Sequence[Tensor] = torch.arange(len(heard), device=heard.tokens.device).split(size)
+    return groups
 
 
 Report = Callable[[int, float, float], None]  # step, progress from 0 to 1, loss
