@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import (
+    bidirectional_mask_function,
     causal_mask_function,
     sliding_window_causal_mask_function,
     sliding_window_overlay,
@@ -33,6 +35,9 @@ from forerun.math.ragged_attention import Reach, reach_of
 from forerun.models.branches import Branches
 from forerun.models.families import Family, Layout
 from forerun.types import RaggedRows
+
+if TYPE_CHECKING:
+    from forerun.models.across import Across
 
 NAME = "forerun"
 
@@ -77,7 +82,7 @@ class RaggedStates(Cache):
         self.takes_rules = trees is None and _takes_rules(rows, family, device, use)
         self._rules: dict[int, Rule] = {}
         self._reach: Reach | None = None
-        self._plans: dict[tuple[int, int], tuple[Tensor | None, Plan]] = {}
+        self._plans: dict[tuple[int, int, int], tuple[Tensor | None, Tensor | None, Plan]] = {}
         self.layers: list[Any] = []
         self.width = max(rows.counts)
         self.longest_past = max(rows.past)
@@ -90,6 +95,8 @@ class RaggedStates(Cache):
         self.pad_index = pad_index(rows, device) if self.layout is Layout.PADDED else None
         self.alibi_in_scores = family.alibi_in_scores
         self.current: Layer | None = None
+        self.across: Across | None = None  # of an encoder-decoder model
+        self.looks_across = False  # whether `current` is a layer of cross-attention
 
     @property
     def is_sliding(self) -> list[bool]:
@@ -100,7 +107,12 @@ class RaggedStates(Cache):
             return self._update_padded(key_states, value_states, layer_idx)
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
         self.current = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
+        self.looks_across = False
         return key_states, value_states
+
+    def look_across(self, layer: Layer) -> None:
+        """The next attention reads a source's keys."""
+        self.current, self.looks_across = layer, True
 
     def rotate_and_write(
         self, layer_idx: int, query: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor
@@ -145,15 +157,21 @@ class RaggedStates(Cache):
             rule.made.append(_dense_mask(self, rule.function))
         return rule.made[0]
 
-    def plan(self, mask: Tensor | None, group: int) -> Plan:
+    def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> Plan:
         """How to attend under this mask, worked out for the first layer that asks. Keeping the mask keeps its id."""
-        key = (id(mask), group)
+        key = (id(mask), id(bias), group)
         if key not in self._plans:
-            self._plans[key] = (
-                mask,
-                plan(self.rows, None if mask is None else mask[0, 0], group, self.device, self.form),
-            )
-        return self._plans[key][1]
+            seen = None if mask is None else mask[0, 0]
+            if bias is not None:
+                seen = self._biased(seen, bias[0].transpose(0, 1))
+            self._plans[key] = (mask, bias, plan(self.rows, seen, group, self.device, self.form))
+        return self._plans[key][2]
+
+    def _biased(self, seen: Tensor | None, bias: Tensor) -> Tensor:
+        """[N, H, S] to be added to the scores; a mask that went without saying has to be said now."""
+        if seen is None:
+            seen = torch.arange(self.rows.longest, device=self.device) <= self.positions[:, None]
+        return bias.masked_fill(~seen[:, None], -torch.inf)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.longest_past
@@ -209,6 +227,7 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,  # [1, Hq, N, S], as `models.positions` has told it for each row
     **others: Any,
 ) -> tuple[Tensor, None]:
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
@@ -218,18 +237,33 @@ def attention(
         _refuse_unknown(module, others)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = states.current
-    out = _attend(states, query[0].transpose(0, 1), layer, attention_mask, Scale(factor, softcap, s_aux))
-    return out.unsqueeze(0), None
+    padding = query.shape[-1] - layer.keys.shape[-1]  # Moonshine pads its heads behind the cache's back
+    packed = query[0, ..., : layer.keys.shape[-1]].transpose(0, 1)
+    scale = Scale(factor, softcap, s_aux)
+    if states.looks_across:
+        out = _attend_across(states, packed, layer, scale)
+    else:
+        out = _attend(states, packed, layer, attention_mask, scale, position_bias)
+    return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0), None
 
 
-def _attend(states: RaggedStates, query: Tensor, layer: Layer, mask: Tensor | None, scale: Scale) -> Tensor:
+def _attend_across(states: RaggedStates, query: Tensor, layer: Layer, scale: Scale) -> Tensor:
+    """[N, Hq, D] -> [N, Hq, Dv] over all keys of each row's source."""
+    assert states.across is not None
+    how = states.across.plan(query.shape[1] // layer.keys.shape[2], states.asked_form, states.device)
+    return ops.attend(query, *layer.by_head, how, scale)
+
+
+def _attend(
+    states: RaggedStates, query: Tensor, layer: Layer, mask: Tensor | None, scale: Scale, bias: Tensor | None
+) -> Tensor:
     """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
     rule = states.rule_of(mask)
     if rule is not None:
-        if ops.has_ragged_attention(query, *layer.by_head, states.use):
+        if bias is None and ops.has_ragged_attention(query, *layer.by_head, states.use):
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = states.dense(rule)
-    how = states.plan(mask, query.shape[1] // layer.keys.shape[2])
+    how = states.plan(mask, query.shape[1] // layer.keys.shape[2], bias)
     return ops.attend(query, *layer.by_head, how, scale)
 
 
@@ -248,6 +282,8 @@ def _mask(
     """The model's own mask rule at each row's own positions."""
     states = _pass.get()
     assert states is not None, "mask asked for outside a pass"
+    if states.across is not None and mask_function is bidirectional_mask_function:
+        return None  # every source has its own length, which `Across` knows
     if states.layout is Layout.PADDED:
         return _padded_mask(states, mask_function, dtype)
     if states.takes_rules and (window := known_window(mask_function)) is not None:
