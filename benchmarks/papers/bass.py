@@ -23,8 +23,8 @@ from benchmarks.papers.common import (
     times,
 )
 from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
-from benchmarks.papers.trace import Trace, decode
 from forerun import SpeculativeDecoder
+from forerun.bench.trace import Trace, decode
 from forerun.policy import BassHeuristic, Constant, as_policy
 
 TITLE = "Batches of 1 to 8: first, last and all rows; draft lengths; PAD and SPLIT (BASS, Tables 1 to 6)"

@@ -35,10 +35,10 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
-    features = dict.fromkeys(("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "UPCAST"), False)
+    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "UPCAST", "EARLY")
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
-        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **features, **flags,
+        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1"}
     return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
@@ -57,11 +57,11 @@ def main() -> None:
     made = [
         summarise(),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
-        attend(4, 32, IS_PART=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
+        attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(
             attention._merge_kernel,
             {"HEADS": 32, "VALUE_SIZE": 128, "BLOCK_VALUE_SIZE": 128, "BLOCK_SPLITS": 16, "WINDOWED": True,
-             "HAS_SINKS": True},
+             "HAS_SINKS": True, "EARLY": True},
             {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"},
         ),
         compiled(
