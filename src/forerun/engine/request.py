@@ -12,7 +12,9 @@ from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.types import Source
 
-# As in transformers: (token ids so far [1, n], scores [1, V]) -> scores [1, V]
+# As in transformers: (token ids so far [1, n], scores [1, V]) -> scores [1, V]. One that also has a method
+# `along(history, drafted, logits [n, V]) -> [n, V]` is asked for all positions of a draft at once: the first of them
+# follows `history`, each later one a token of `drafted` more; it may change the logits in place.
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 
 
