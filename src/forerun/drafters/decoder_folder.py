@@ -38,32 +38,27 @@ class DecoderFolder:
     def beside(self, target: PreTrainedModel) -> tuple[PreTrainedModel, Tensor | None]:
         """A model whose decoder is the folder's and whose other parts are `target`'s, and the ids its head knows."""
         check_target(self.manifest.target, target)
-        decoder = self._decoder(target)
-        decoder.embed_tokens = target.get_decoder().get_input_embeddings()
+        model = self._own_parts(target).to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
         ids = None if self.ids is None else self.ids.to(target.device)
         head: Any = target.get_output_embeddings()
-        model: Any = copy.copy(target)  # the class's own wiring around other parts; none of the target's is changed
-        model._modules = dict(target._modules)
-        model.model = copy.copy(target.base_model)
-        model.model._modules = dict(target.base_model._modules)
-        model.model.decoder = decoder
+        model.base_model.encoder = target.get_encoder()
+        model.get_decoder().embed_tokens = target.get_decoder().get_input_embeddings()
         model.set_output_embeddings(head if ids is None else cut_head(head, ids))
-        model.config = model.model.config = decoder.config
         return model, ids
 
-    def _decoder(self, target: PreTrainedModel) -> Any:
-        config = copy.deepcopy(self.config)
+    def _own_parts(self, target: PreTrainedModel) -> Any:
+        """The decoder as it was saved, in a model that lacks what the target has."""
+        config: Any = copy.deepcopy(self.config)
         config._attn_implementation = target.config._attn_implementation
-        small = copy.deepcopy(config)
-        small.vocab_size, small.pad_token_id = 1, None  # its embedding is the target's: none is made for a moment only
-        decoder: Any = type(target.get_decoder())(small)
-        decoder.config = config
-        prefix = "model.decoder."
-        own = {name.removeprefix(prefix): tensor.float() for name, tensor in self.tensors.items()}
-        missing, unknown = decoder.load_state_dict(own, strict=False)
-        if odd := [*(set(missing) - {"embed_tokens.weight"}), *unknown]:
+        config.encoder_layers, config.vocab_size, config.pad_token_id = 0, 1, None  # nothing is made to be thrown away
+        config.tie_word_embeddings = False
+        model: Any = type(target)(config)
+        own = {name: tensor.float() for name, tensor in self.tensors.items()}
+        missing, unknown = model.load_state_dict(own, strict=False)
+        lacking = [n for n in missing if n.startswith("model.decoder.") and not n.endswith("embed_tokens.weight")]
+        if odd := [*lacking, *unknown]:
             raise InvalidArgument(
                 f"drafter {self.name!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
                 "unknown; train or fetch the folder again"
             )
-        return decoder.to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+        return model

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.generation.logits_process import LogitsProcessorList, WhisperTimeStampLogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
+
+from forerun.train.writing import BACKENDS
 
 MOST_TOKENS = 150  # of a window's transcript; half a minute of fast speech has about 120
 
@@ -52,27 +55,29 @@ def join(parts: Sequence[Heard], end: int) -> Heard:
     return Heard(states, tokens, first, lengths)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def listen(
     target: PreTrainedModel,
     features: Tensor,
     *,
     timestamps: bool,
     batch_size: int = 512,
+    most_tokens: int = MOST_TOKENS,
     done: Callable[[int], None] = lambda count: None,
 ) -> Heard:
     """The target's own greedy transcripts of `features` [N, bins, frames]; `done` is told how many it has."""
     parts = []
-    for piece in features.split(batch_size):
-        parts.append(_listen_to(target, piece.to(target.device, target.dtype), timestamps))
-        done(sum(map(len, parts)))
+    with sdpa_kernel(BACKENDS):
+        for piece in features.split(batch_size):
+            parts.append(_listen_to(target, piece.to(target.device, target.dtype), timestamps, most_tokens))
+            done(sum(map(len, parts)))
     return join(parts, _end(target))
 
 
-def _listen_to(target: PreTrainedModel, features: Tensor, timestamps: bool) -> Heard:
+def _listen_to(target: PreTrainedModel, features: Tensor, timestamps: bool, most_tokens: int) -> Heard:
     states = target.get_encoder()(features).last_hidden_state
     prefix = transcript_prefix(target, timestamps).expand(len(features), -1)
-    settings = _plain_settings(target)
+    settings = _plain_settings(target, most_tokens)
     rules = LogitsProcessorList()
     if timestamps:
         rules.append(WhisperTimeStampLogitsProcessor(target.generation_config, begin_index=prefix.shape[1]))
@@ -80,6 +85,7 @@ def _listen_to(target: PreTrainedModel, features: Tensor, timestamps: bool) -> H
     tokens: Tensor = GenerationMixin.generate(
         target,
         encoder_outputs=BaseModelOutput(states),
+        attention_mask=torch.ones_like(states[..., 0], dtype=torch.long),
         decoder_input_ids=prefix,
         generation_config=settings,
         logits_processor=rules,
@@ -97,10 +103,10 @@ def transcript_prefix(target: PreTrainedModel, timestamps: bool) -> Tensor:
     return torch.tensor([prefix], device=target.device)
 
 
-def _plain_settings(target: PreTrainedModel) -> GenerationConfig:
+def _plain_settings(target: PreTrainedModel, most_tokens: int) -> GenerationConfig:
     told: Any = target.generation_config
     return GenerationConfig(
-        max_new_tokens=MOST_TOKENS,
+        max_new_tokens=most_tokens,
         do_sample=False,
         suppress_tokens=told.suppress_tokens,
         begin_suppress_tokens=told.begin_suppress_tokens,

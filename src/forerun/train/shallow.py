@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
@@ -23,6 +24,7 @@ from forerun.math.losses import TeacherLaw, parse_loss
 from forerun.train.head_loss import Judgement, Positions, judge
 from forerun.train.listening import Heard, batches
 from forerun.train.schedule import Schedule
+from forerun.train.writing import BACKENDS
 
 CHUNK = 8192  # positions whose logits exist at one time
 
@@ -93,9 +95,10 @@ class Teaching:
 
     def judge(self, batch: Heard, measure: bool = False) -> Judgement:
         judged, tokens = batch.judged, batch.tokens[:, :-1]
-        features = self._features(tokens, batch.states)[judged]
-        with self._precision():
-            hidden = self.student(tokens, batch.states)[judged]
+        with sdpa_kernel(BACKENDS):
+            features = self._features(tokens, batch.states)[judged]
+            with self._precision():
+                hidden = self.student(tokens, batch.states)[judged]
         weights = torch.ones(1, len(hidden), device=hidden.device)
         positions = Positions(hidden.float()[None], weights, None, lambda part: self._law(features[part]))
         return judge(positions, self.small, self.loss, CHUNK, measure)
@@ -176,7 +179,7 @@ def distil(teaching: Teaching, heard: Heard, options: ShallowOptions, report: Re
             optimizer.step()
             step += 1
             if step % 50 == 0:
-                report(step, progress, float(loss))
+                report(step, progress, float(loss.detach()))
 
 
 def save(student: ShallowDecoder, target: PreTrainedModel, folder: Path, provenance: dict[str, Any]) -> None:
