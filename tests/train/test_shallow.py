@@ -159,9 +159,19 @@ class Watched(DraftModel):
         return draft
 
 
+@lru_cache
+def as_stored() -> ShallowDecoder:
+    """The student with its weights rounded as the folder keeps them."""
+    student = ShallowDecoder(target(), (1,), lesson()[0].student.ids)
+    with torch.no_grad():
+        for mine, other in zip(student.own().values(), lesson()[0].student.own().values(), strict=True):
+            mine.copy_(other.half())
+    return student.eval()
+
+
 def students_law(text: list[int], row: int) -> Tensor:
     """[V] from the student itself, run over the whole text, with the encoder's own states."""
-    student = lesson()[0].student
+    student = as_stored()
     head = target().get_output_embeddings().weight[student.ids]
     with torch.inference_mode():
         states = target().get_encoder()(sound()[row : row + 1]).last_hidden_state
@@ -170,14 +180,14 @@ def students_law(text: list[int], row: int) -> Tensor:
 
 
 def test_the_law_it_reports_is_the_trained_students(folder: Path) -> None:
-    """Drafts of ragged rows in the engine against the student itself; its weights are stored in float16."""
+    """Drafts of ragged rows in the engine against the student itself."""
     drafter = Watched.load(folder)
     drafter.made = []
     engine = Engine(Seq2SeqScorer(target()), drafter, Constant(3))
     for row in range(3):
         engine.add(
-            Request(prompt=(START, NO_TIMES), max_new_tokens=12, params=SamplingParams(temperature=1.0), seed=5, request_id=row,
-                    source=Source(features=sound()[row]))
+            Request(prompt=(START, NO_TIMES), max_new_tokens=12, params=SamplingParams(temperature=1.0), seed=5,
+                    request_id=row, source=Source(features=sound()[row]))
         )  # fmt: skip
     while not engine.is_idle:
         engine.step()
@@ -190,7 +200,7 @@ def test_the_law_it_reports_is_the_trained_students(folder: Path) -> None:
                 gaps.append(float((got - students_law(text, row)).abs().max()))
                 controls.append(float((got - students_law(text, (row + 1) % 3)).abs().max()))
     assert len(gaps) > 20
-    assert max(gaps) < 2e-3
+    assert max(gaps) < 1e-4
     assert max(controls) > 1e-2, "another row's sound would have been told apart"
 
 
