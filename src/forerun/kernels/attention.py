@@ -87,6 +87,7 @@ def _launch(
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, UPCAST=_interpreted(query),
         EARLY=shape.early, num_warps=tuning.warps, num_stages=tuning.stages,
+        **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 
 
@@ -158,8 +159,9 @@ def _attend_kernel(
     EARLY: tl.constexpr,
 ):
     """One program per (key head, row and block of its queries, chunk of its keys)."""
-    if EARLY:  # the merging kernel may start, and waits for the results itself
+    if EARLY:  # the next kernel may start, and waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     key_head = tl.program_id(0)
     row = tl.program_id(1) // query_blocks
     block = tl.program_id(1) % query_blocks
@@ -302,6 +304,7 @@ def _merge_kernel(
 ):
     """One program per (query head, new token, row): chunks that were never written are never read."""
     if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     token = tl.program_id(1)

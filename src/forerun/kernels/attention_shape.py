@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from math import ceil
 
 import torch
 import triton
 from torch import Tensor
 
+from forerun.kernels.launching import multiprocessors, starts_early
 from forerun.math.attention import Form
 from forerun.math.ragged_attention import Reach
 
@@ -26,7 +26,7 @@ class Tuning:
     most_queries: int = 64  # queries of one program; a longer block is cut, and its keys are read again
     programs_per_sm: int = 8  # so many chunks a multiprocessor even out rows of different lengths
     least_chunk: int = 256  # keys below which reading no longer hides a program's start and the merging
-    early: bool = True  # the merging starts while chunks are still read, where the device can
+    early: bool = True  # kernels start while the one before them ends, and then wait for it, where the device can
     least_gain: int = 8  # reading of a chunk over that of its results, unless most multiprocessors are idle
 
 
@@ -46,7 +46,7 @@ class Shape:
     query_blocks: int  # a row
     splits: int  # programs that share a row's keys
     chunk: int  # keys of each of them
-    early: bool = False  # whether the merging starts while chunks are still read
+    early: bool = False  # whether kernels start while the one before them ends
 
 
 def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
@@ -69,7 +69,7 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
     span = reach.longest if form is Form.PAD else span
     chunk = -(-span // (splits * block_keys)) * block_keys
     splits = -(-span // chunk)
-    early = splits > 1 and tuning.early and starts_early(query.device)
+    early = tuning.early and starts_early(query.device)
     return Shape(form, block_queries, block_keys, blocks, splits, chunk, early)
 
 
@@ -97,19 +97,6 @@ def choose_splits(filling: float, span: int, merging: int, forced: bool, tuning:
 def _span(reach: Reach) -> int:
     """Keys that the queries of one row may see, at most."""
     return min(reach.longest, reach.window + reach.most_tokens) if reach.window else reach.longest
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 132  # under the interpreter: an H200's
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def starts_early(device: torch.device) -> bool:
-    """Whether a kernel may start before the one it waits for has ended: from Hopper on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def power(number: int) -> int:

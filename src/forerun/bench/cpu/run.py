@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from forerun import kernels
 from forerun.bench import quiet
@@ -13,20 +13,13 @@ from forerun.bench.cpu.floors import measure_limits
 from forerun.bench.cpu.record import CpuRecord, StepTimes
 from forerun.bench.cpu.report import summary
 from forerun.bench.cpu.steps import KERNELS, TITLES, Grid, Subject, Way, sweep, ways
+from forerun.bench.listening import Listener
 from forerun.bench.records import provenance, without_folders, write
 from forerun.bench.work import work_of
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 
 Times = dict[tuple[str, str, int, int], list[float]]
-
-
-class Listener(Protocol):
-    """Who shows the progress."""
-
-    def starting(self, what: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...
 
 
 def check_grid(grid: Grid, context: int | None) -> None:
