@@ -100,7 +100,7 @@ def main() -> None:
                 found.append(one)
                 gained = f"{1 + (one.accepted or 0) / max(one.rounds, 1):.2f} tokens a round, {one.agreement}"
                 print(
-                    f"{time.perf_counter() - begun:6.1f} s  {name} x {batch}, {one.method}: {one.seconds:.3f} s, {gained}"
+                    f"{time.perf_counter() - begun:6.1f} s  {name} x {batch}, {one.method}: {one.seconds:.3f} s", gained
                 )
         del pair
         torch.cuda.empty_cache()
