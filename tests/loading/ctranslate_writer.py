@@ -36,7 +36,12 @@ def write_whisper(folder: Path, model: Any, dtype: torch.dtype = torch.float16) 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.to(dtype) for name, tensor in _tensors(model).items()}
     (folder / "model.bin").write_bytes(pack("WhisperSpec", tensors, {"decoder/projection/weight": EMBEDDING}))
-    rules = {"suppress_ids": [1, 2], "suppress_ids_begin": [220, 50256], "alignment_heads": [[0, 0]], "lang_ids": [50259]}
+    rules = {
+        "suppress_ids": [1, 2],
+        "suppress_ids_begin": [220, 50256],
+        "alignment_heads": [[0, 0]],
+        "lang_ids": [50259],
+    }
     (folder / "config.json").write_text(json.dumps(rules))
     core = Tokenizer(models.BPE(vocab={f"t{i}": i for i in range(50256)}, merges=[]))
     core.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in SPECIAL])

@@ -109,7 +109,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_the_real_one_writes_down_what_is_said() -> None:
     soundfile = pytest.importorskip("soundfile")
     rows = map(json.loads, (data_folder() / "speech/manifest.jsonl").read_text(encoding="utf-8").splitlines())
-    row = min((row for row in rows if row["rate"] == 16000), key=lambda row: row["audio"] != "speechbrain/spk1_snt1.wav")
+    row = min(
+        (row for row in rows if row["rate"] == 16000), key=lambda row: row["audio"] != "speechbrain/spk1_snt1.wav"
+    )
     samples, rate = soundfile.read(data_folder() / "speech" / row["audio"], dtype="float32")
     model, processor = load_speech_model(device="cpu")
     features = processor(samples, sampling_rate=rate, return_tensors="pt").input_features
