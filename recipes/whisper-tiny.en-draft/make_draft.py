@@ -1,6 +1,6 @@
 """Train a shallow draft for a Whisper on WAV files: its own transcripts of them are what is learnt.
 
-python make_draft.py speech draft --layers 3 --vocabulary 8192 --seconds 60
+python make_draft.py speech ranked.json draft --layers 3 --vocabulary 10752 --seconds 50
 """
 
 from __future__ import annotations
@@ -115,12 +115,13 @@ def always_said(model: Any) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("speech", type=Path, help="folder with WAV files, 16 bit, one channel")
+    parser.add_argument("ranked", type=Path, help="JSON list of tokens, the commonest first")
     parser.add_argument("output", type=Path, help="folder of the draft")
     parser.add_argument("--model", default="whisper-tiny.en")
     parser.add_argument("--layers", default="3", help="decoder layers to begin with, such as 3 or 0,3")
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--vocabulary", type=int, default=10752)
+    parser.add_argument("--seconds", type=float, default=50)
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     chosen = parser.parse_args()
     begun = time.perf_counter()
 
@@ -135,7 +136,8 @@ def main() -> None:
     heard = hear(model, features, say)
     places = torch.arange(len(heard), device=model.device)
     kept, known = heard.pick(places[:HELD_OUT]), heard.pick(places[HELD_OUT:])
-    ids = common_tokens(known, chosen.vocabulary, always_said(model))
+    ranked = json.loads(chosen.ranked.read_text(encoding="utf-8"))
+    ids = common_tokens(ranked, chosen.vocabulary, always_said(model))
     say(f"{int(heard.judged.sum())} tokens written, {len(ids)} kept")
     layers = tuple(int(place) for place in chosen.layers.split(","))
     options = ShallowOptions(layers=layers, seconds=chosen.seconds, learning_rate=chosen.learning_rate)

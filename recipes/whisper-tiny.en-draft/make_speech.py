@@ -1,8 +1,9 @@
 """Sentences spoken by machines, for a draft to learn from. Debian's espeak-ng and flite are needed for `speak`.
 
-python make_speech.py plan DATA plan.jsonl --count 8000    what is said, by whom: one window of at most 30 s a line
+python make_speech.py plan DATA plan.jsonl --count 9000    what is said, by whom: one window of at most 30 s a line
 python make_speech.py speak plan.jsonl speech              one WAV file a line
 python make_speech.py real DATA speech                     people too: the odd lines of the manifest
+python make_speech.py rank DATA ranked.json                tokens by how often such texts use them
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import random
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -21,8 +23,9 @@ from pathlib import Path
 
 WORDS_PER_SECOND = 2.6
 REPEATED = 6  # a few recordings of people among thousands by machines
+KINDS = {"books": 0.4, "web": 0.25, "encyclopedia": 0.2, "problems": 0.15}
 FLITE = ("slt", "rms")
-FLITE_SHARE = 0.35  # the clearer voices, and five times as slow to synthesise
+FLITE_SHARE = 0.3  # the clearer voices, and five times as slow to synthesise
 ESPEAK = ("en-us", "en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-029")
 VARIANTS = ("", "+m1", "+m2", "+m3", "+m4", "+m7", "+f1", "+f2", "+f3", "+f4", "+f5")
 SENTENCE = re.compile(r"(?<=[.!?])[\"']?\s+(?=[\"']?[A-Z])")
@@ -43,10 +46,11 @@ class Window:
 def plan(data: Path, count: int, seed: int) -> Iterator[Window]:
     """Short remarks and long passages alike: clips in the field last from two seconds to half a minute."""
     chance = random.Random(seed)
-    passages = [passage for passage in _passages(data) if passage]
+    passages = _passages(data)
     for _ in range(count):
+        kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
         seconds = chance.uniform(1.5, 8) if chance.random() < 0.3 else chance.uniform(8, 27)
-        yield _window(chance, _text(chance, passages, seconds * WORDS_PER_SECOND))
+        yield _window(chance, _text(chance, passages[kind], seconds * WORDS_PER_SECOND))
 
 
 def _text(chance: random.Random, passages: list[list[str]], words: float) -> str:
@@ -74,16 +78,24 @@ def _window(chance: random.Random, text: str) -> Window:
     return Window("espeak", chance.choice(ESPEAK) + chance.choice(VARIANTS), speed, chance.randint(30, 70), text)
 
 
-def _passages(data: Path) -> Iterator[list[str]]:
-    """Runs of sentences: books, encyclopedia, word problems. None of it belongs to the clips used for evaluation."""
+def _passages(data: Path) -> dict[str, list[list[str]]]:
+    """Runs of sentences by kind. None of it is said in the clips that are used for evaluation."""
     books = lzma.decompress((data / "corpora/gutenberg_sample.txt.xz").read_bytes()).decode("utf-8", "replace")
-    for paragraph in re.split(r"\n\s*\n", books):
-        yield _sentences(" ".join(paragraph.split()))
-    for name in ("wikitext2/valid.txt", "wikitext2/test.txt"):
-        for line in (data / name).read_text(encoding="utf-8").splitlines():
-            yield _sentences(_joined(line))
-    for line in (data / "gsm8k/train.jsonl").read_text(encoding="utf-8").splitlines():
-        yield _sentences(json.loads(line)["question"])
+    wiki = (data / "wikitext2/valid.txt", data / "wikitext2/test.txt")
+    kinds = {
+        "books": (" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", books)),
+        "web": (json.loads(line)["text"] for line in _lines(data / "corpora/c4_demo.jsonl")),
+        "encyclopedia": (
+            *_lines(data / "corpora/wiki_demo.txt"),
+            *(_joined(line) for path in wiki for line in _lines(path)),
+        ),
+        "problems": (json.loads(line)["question"] for line in _lines(data / "gsm8k/train.jsonl")),
+    }
+    return {kind: [found for text in texts if (found := _sentences(text))] for kind, texts in kinds.items()}
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def _sentences(text: str) -> list[str]:
@@ -116,12 +128,50 @@ def speak(window: Window, path: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=60)
 
 
+def speak_whole(window: Window, path: Path) -> None:
+    """Whoever watches the folder sees whole files alone."""
+    unfinished = path.with_suffix(".part")
+    speak(window, unfinished)
+    unfinished.rename(path)
+
+
 def speak_all(lines: list[str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(speak, Window(**json.loads(x)), folder / f"{i:05}.wav") for i, x in enumerate(lines)]
+    with ThreadPoolExecutor(max((os.cpu_count() or 2) - 1, 1)) as pool:
+        jobs = [pool.submit(speak_whole, Window(**json.loads(x)), folder / f"{i:05}.wav") for i, x in enumerate(lines)]
         for job in jobs:
             job.result()
+
+
+SHARES = {"books": 0.5, "web": 0.3, "encyclopedia": 0.2, "recordings": 0.1, "order": 0.2}
+"""What counts how much; `order` is the vocabulary's own, which was made from the web, commonest first."""
+
+
+def rank(data: Path, count: int = 16384) -> list[int]:
+    """Tokens by their share of texts of several kinds, the transcripts that are trained on among them."""
+    from forerun.loading import load_speech_model
+
+    tokenizer = load_speech_model(device="cpu")[1].tokenizer
+    books = lzma.decompress((data / "corpora/gutenberg_sample.txt.xz").read_bytes()).decode("utf-8", "replace")
+    web = (data / "corpora/c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
+    spoken = (data / "speech/manifest.jsonl").read_text(encoding="utf-8").splitlines()[1::2]
+    kinds = {
+        "books": [" ".join(part.split()) for part in re.split(r"\n\s*\n", books)[::3]],
+        "web": [json.loads(line)["text"] for line in web],
+        "encyclopedia": (data / "corpora/wiki_demo.txt").read_text(encoding="utf-8").splitlines(),
+        "recordings": [json.loads(line)["text"] for line in spoken],
+    }
+    shares = {token: SHARES["order"] / (token + 300) / ORDER_TOTAL for token in range(LAST_WORD)}
+    for kind, texts in kinds.items():
+        encoded = tokenizer([" " + text for text in texts], add_special_tokens=False)["input_ids"]
+        found = Counter(token for ids in encoded for token in ids)
+        for token, times in found.items():
+            shares[token] = shares.get(token, 0) + SHARES[kind] * times / found.total()
+    return sorted(shares, key=lambda token: -shares[token])[:count]
+
+
+LAST_WORD = 50256  # where the vocabulary's words end
+ORDER_TOTAL = sum(1 / (token + 300) for token in range(LAST_WORD))
 
 
 def copy_recordings(data: Path, folder: Path) -> None:
@@ -138,10 +188,10 @@ def copy_recordings(data: Path, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["plan", "speak", "real"])
+    parser.add_argument("step", choices=["plan", "speak", "real", "rank"])
     parser.add_argument("source", type=Path, help="the data folder, or the plan")
-    parser.add_argument("output", type=Path, help="the plan, or a folder for WAV files")
-    parser.add_argument("--count", type=int, default=8000)
+    parser.add_argument("output", type=Path, help="the plan, a folder for WAV files, or the list of tokens")
+    parser.add_argument("--count", type=int, default=9000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     if chosen.step == "speak":
@@ -149,6 +199,9 @@ def main() -> None:
         return
     if chosen.step == "real":
         copy_recordings(chosen.source, chosen.output)
+        return
+    if chosen.step == "rank":
+        chosen.output.write_text(json.dumps(rank(chosen.source)), encoding="utf-8")
         return
     lines = (json.dumps(asdict(window)) for window in plan(chosen.source, chosen.count, chosen.seed))
     chosen.output.write_text("\n".join(lines) + "\n", encoding="utf-8")

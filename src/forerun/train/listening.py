@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.generation.logits_process import LogitsProcessorList, WhisperTimeStampLogitsProcessor
 from transformers.modeling_outputs import BaseModelOutput
 
 from forerun.train.writing import BACKENDS
@@ -77,18 +76,13 @@ def listen(
 def _listen_to(target: PreTrainedModel, features: Tensor, timestamps: bool, most_tokens: int) -> Heard:
     states = target.get_encoder()(features).last_hidden_state
     prefix = transcript_prefix(target, timestamps).expand(len(features), -1)
-    settings = _plain_settings(target, most_tokens)
-    rules = LogitsProcessorList()
-    if timestamps:
-        rules.append(WhisperTimeStampLogitsProcessor(target.generation_config, begin_index=prefix.shape[1]))
     # Whisper's own `generate` cuts ends off and joins windows: the loop below it gives what was decoded.
     tokens: Tensor = GenerationMixin.generate(
         target,
         encoder_outputs=BaseModelOutput(states),
         attention_mask=torch.ones_like(states[..., 0], dtype=torch.long),
         decoder_input_ids=prefix,
-        generation_config=settings,
-        logits_processor=rules,
+        generation_config=_plain_settings(target, timestamps, most_tokens),
     )
     ends = (tokens[:, prefix.shape[1] :] == _end(target)).int()
     written = torch.where(ends.any(1), ends.argmax(1) + 1, ends.shape[1])
@@ -103,13 +97,21 @@ def transcript_prefix(target: PreTrainedModel, timestamps: bool) -> Tensor:
     return torch.tensor([prefix], device=target.device)
 
 
-def _plain_settings(target: PreTrainedModel, most_tokens: int) -> GenerationConfig:
+def _plain_settings(target: PreTrainedModel, timestamps: bool, most_tokens: int) -> GenerationConfig:
+    """Greedy, with the tokens silenced that Whisper silences.
+
+    Of its rules for timestamps only the first is kept, that a window begins with one: the others look at every row by
+    itself, take longer than the model, and seldom change what it says.
+    """
     told: Any = target.generation_config
+    never, not_first = list(told.suppress_tokens or ()), list(told.begin_suppress_tokens or ())
+    if timestamps:
+        never, not_first = [*never, told.no_timestamps_token_id], [*range(told.no_timestamps_token_id + 1)]
     return GenerationConfig(
         max_new_tokens=most_tokens,
         do_sample=False,
-        suppress_tokens=told.suppress_tokens,
-        begin_suppress_tokens=told.begin_suppress_tokens,
+        suppress_tokens=never or None,
+        begin_suppress_tokens=not_first or None,
         decoder_start_token_id=told.decoder_start_token_id,
         bos_token_id=told.bos_token_id,
         eos_token_id=_end(target),

@@ -27,6 +27,7 @@ from forerun.train.schedule import Schedule
 from forerun.train.writing import BACKENDS
 
 CHUNK = 8192  # positions whose logits exist at one time
+EMBEDDING = "decoder.embed_tokens.weight"  # the target's, and not trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,6 @@ class ShallowDecoder(nn.Module):
         for mine, place in zip(self.decoder.layers, layers, strict=True):
             mine.load_state_dict(whole.layers[place].state_dict())
         self.register_buffer("ids", ids.to(target.device))
-        self.embedding_name = "decoder.embed_tokens.weight"
 
     def forward(self, tokens: Tensor, states: Tensor) -> Tensor:
         """[B, L], [B, S, H] -> [B, L, H], what the head reads."""
@@ -65,7 +65,7 @@ class ShallowDecoder(nn.Module):
 
     def own(self) -> dict[str, nn.Parameter]:
         """What is trained and saved: all but the embedding."""
-        return {name: weight for name, weight in self.named_parameters() if name != self.embedding_name}
+        return {name: weight for name, weight in self.named_parameters() if name != EMBEDDING}
 
 
 def shortened(config: PreTrainedConfig, layers: int) -> Any:
@@ -75,13 +75,10 @@ def shortened(config: PreTrainedConfig, layers: int) -> Any:
     return shorter
 
 
-def common_tokens(heard: Heard, count: int, always: Sequence[int] = ()) -> Tensor:
-    """[at most `count`] ascending: the tokens transcripts use most, and those the draft must be able to say."""
-    written = heard.tokens[:, 1:][heard.judged]
-    used = torch.bincount(written, minlength=max([0, *always]) + 1)
-    used[torch.tensor(always, dtype=torch.long, device=used.device)] = int(used.sum()) + 1
-    best = used.topk(min(count, int((used > 0).sum()))).indices
-    return best.sort().values
+def common_tokens(ranked: Sequence[int], count: int, always: Sequence[int] = ()) -> Tensor:
+    """[at most `count`] ascending: those the draft must be able to say, then the first of `ranked`."""
+    chosen = list(dict.fromkeys([*always, *ranked]))[:count]
+    return torch.tensor(sorted(chosen))
 
 
 class Teaching:
