@@ -11,6 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,37 +86,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", nargs="+", default=["whisper-large-v2", "t5-xxl"], choices=list(DRAFTS))
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8])
-    parser.add_argument("--lengths", nargs="+", type=int, default=[4, 7], help="of the drafts")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[6], help="of the drafts")
     parser.add_argument("--alpha", type=float, default=0.87)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", "-o", type=Path, default=Path("seq2seq.json"))
     chosen = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    origin, found, begun = provenance(device, ["python", *sys.argv]), [], time.perf_counter()
+    origin, begun = provenance(device, ["python", *sys.argv]), time.perf_counter()
+    titles = {PLAIN: "Forerun, plain", **{f"drafts-{n}": f"Forerun, drafts of {n}" for n in chosen.lengths}}
+    settings = {"alpha": chosen.alpha, "tokens": chosen.tokens, "temperature": 1.0, "drafts": DRAFTS, "rule": "token"}
+    record = Record(origin, settings, titles, False, ())
     for name in chosen.pairs:
         pair = build_seq2seq_pair(name, chosen.alpha, device=device)
         for batch in chosen.batch_sizes:
             for one in measured(name, pair, batch, chosen.lengths, chosen.tokens, chosen.repeats):
-                found.append(one)
-                gained = f"{1 + (one.accepted or 0) / max(one.rounds, 1):.2f} tokens a round, {one.agreement}"
-                print(
-                    f"{time.perf_counter() - begun:6.1f} s  {name} x {batch}, {one.method}: {one.seconds:.3f} s", gained
-                )
+                record = replace(record, measurements=(*record.measurements, one))
+                print(f"{time.perf_counter() - begun:6.1f} s  {_in_words(one)}", flush=True)
+            write(record, chosen.output)
         del pair
         torch.cuda.empty_cache()
-    titles = {PLAIN: "Forerun, plain", **{f"drafts-{n}": f"Forerun, drafts of {n}" for n in chosen.lengths}}
-    settings = {
-        "alpha": chosen.alpha,
-        "tokens": chosen.tokens,
-        "temperature": 1.0,
-        "drafts": dict(DRAFTS),
-        "rule": "token",
-    }
-    record = Record(origin, settings, titles, True, tuple(found))
+    record = replace(record, complete=True)
     write(record, chosen.output)
     for table in tables(record):
         print(as_text(table))
+
+
+def _in_words(one: Measurement) -> str:
+    gained = 1 + (one.accepted or 0) / max(one.rounds, 1)
+    phases = ", ".join(f"{part} {seconds:.2f}" for part, seconds in one.phases.items())
+    return (
+        f"{one.category} x {one.batch}, {one.method}: {one.seconds:.3f} s ({phases}), {gained:.2f} tokens a round, "
+        f"greedy {one.agreement}"
+    )
 
 
 if __name__ == "__main__":

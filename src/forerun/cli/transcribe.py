@@ -209,7 +209,7 @@ def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
         named = options["draft"] != AUTO
         drafter = make_drafter(options["draft"], **where) if named else default_drafter(model)
     drafter = shaped(drafter, tree, options["draft_top_k"])
-    names = ("rule", "attention", "kernels")
+    names = ("rule", "attention", "kernels", "compile")
     return Loaded(model, processor.tokenizer, drafter, policy, *(options[name] for name in names)), processor
 
 
