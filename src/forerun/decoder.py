@@ -23,8 +23,8 @@ from forerun.rules import AnyRule, parse
 from forerun.sources import read_inputs, refuse_for_causal
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
-from forerun.whisper import Windows, is_whisper
 from forerun.unpadded import unpadded
+from forerun.whisper import Windows, is_whisper
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
