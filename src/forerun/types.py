@@ -30,6 +30,7 @@ class LawParams:
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
+    all_top_k: bool = False  # every sampled row has a top-k
 
     @classmethod
     def stack(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawParams:
@@ -46,6 +47,7 @@ class LawParams:
             any_top_k=any(p.top_k for p in sampled),
             any_top_p=any(p.top_p < 1 for p in sampled),
             any_min_p=any(p.min_p > 0 for p in sampled),
+            all_top_k=all(p.top_k for p in sampled),
         )
 
     def select(self, rows: Tensor) -> LawParams:
@@ -61,6 +63,7 @@ class LawParams:
             self.any_top_k,
             self.any_top_p,
             self.any_min_p,
+            self.all_top_k,
         )
 
 

@@ -89,15 +89,17 @@ def test_thousands_of_uniforms_are_the_references_own() -> None:
 
 def test_tile_sizes_change_nothing() -> None:
     round_ = make(5000, width=1, some=[CUT, WARM], rows=2 if INTERPRETED else ROWS)
-    other = replace(TUNING, block=1024, single=2048, tiles=2, group=16, super_groups=64, candidates=512, scan=1024)
+    other = replace(TUNING, block=1024, lanes=64, sum_programs=1, tiles=2, super_groups=64, hot=64, scan=1024)
     for rule in (Rule.TOKEN, Rule.BLOCK):
         assert_same(round_.judged(rule, other), round_.judged(rule))
-    assert_same(round_.judged(Rule.TOKEN, replace(other, candidates=16)), round_.judged())  # all searched in memory
+    assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1)), round_.judged())  # the long way
 
 
-def test_programs_that_loop_over_blocks() -> None:
-    round_ = make(5000, width=2, some=[GREEDY, WARM], rows=2 if INTERPRETED else ROWS)
-    assert_same(round_.judged(tuning=replace(TUNING, block=1024, many_programs=1, many_loops=4)), round_.judged())
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_who_draws_changes_nothing(rule: Rule) -> None:
+    """The last program of a row to finish, or a launch of its own."""
+    round_ = make(5000, width=2, some=[GREEDY, WARM, CUT], rows=3 if INTERPRETED else ROWS)
+    assert_same(round_.judged(rule, replace(TUNING, last_draws=False)), round_.judged(rule))
 
 
 def test_packed_rows_with_any_stride_and_garbage_past_the_lengths() -> None:

@@ -257,7 +257,7 @@ def ragged_prompts(num: int, vocab: int, seed: int, longest: int = 20) -> list[l
 def plain_greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:
     """The oracle: the new tokens of `model.generate` for one unpadded prompt."""
     check_stock(model)
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens)
     return [int(token) for token in out[0, len(prompt) :]]
 

@@ -36,7 +36,7 @@ class EarlyExit:
         """Called once by the engine with the target whose layers are used."""
         first = shallow(target.model, self.num_layers)
         if isinstance(target, Seq2SeqScorer):
-            self.scorer = Seq2SeqScorer(first, target.form, target.cache, use=target.kernels, sources=target.sources)
+            self.scorer = Seq2SeqScorer(first, target.form, target.cache, use=target.kernels, beside=target)
         else:
             self.scorer = Scorer(first, target.form, cache=target.cache, use=target.kernels)
 

@@ -127,9 +127,19 @@ def left_over(
 
 
 @triton.jit
+def target_logits(
+    b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, positions
+):  # fmt: skip
+    """What is known of the target before its summaries are: rows, which tokens it has, their logits, temperature."""
+    row = tl.load(p_index + b * p_index_stride + i, mask=i < positions, other=0)
+    known = (i < length) & (token >= 0) & (token < p_vocab)
+    x = tl.load(p_logits + row * p_stride + token, mask=known, other=NEGATIVE).to(tl.float32)
+    return row, known, x, tl.load(p_temperature + b)
+
+
+@triton.jit
 def target_side(
-    b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab,
-    peaks, masses, thresholds, bests, num_chunks, positions,
+    b, i, length, token, known, x, heat, peaks, masses, thresholds, bests, num_chunks, positions,
     CHUNKS: tl.constexpr, RULE: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr,
     SUMMED: tl.constexpr,
 ):  # fmt: skip
@@ -137,24 +147,20 @@ def target_side(
 
     Without summaries (SUMMED) the sigmoid rule needs one logit a token and nothing else.
     """
-    row = tl.load(p_index + b * p_index_stride + i, mask=i <= length, other=0)
-    known = (i < length) & (token >= 0) & (token < p_vocab)
-    w = tl.load(p_logits + row * p_stride + token, mask=known, other=NEGATIVE).to(tl.float32)
-    heat = tl.load(p_temperature + b)
     if SUMMED:
         peak, shift, log_mass, threshold, best = merged_summary(
             b * positions + i, i <= length, heat, peaks, masses, thresholds, bests, num_chunks, CHUNKS, CUT, GREEDY
         )
     else:
-        peak = tl.zeros_like(w)
-        shift, log_mass, threshold, best = peak, peak, peak + NEGATIVE, tl.full(w.shape, -1, tl.int32)
+        peak = tl.zeros_like(x)
+        shift, log_mass, threshold, best = peak, peak, peak + NEGATIVE, tl.full(x.shape, -1, tl.int32)
     divisor, _ = divisor_of(heat)
-    x, w = w, warped(w, shift, divisor, SCALED)
+    w = warped(x, shift, divisor, SCALED)
     if RULE == SIGMOID:
         log_p = sigmoid_logit(x, w, divisor, threshold, SCALED, CUT)
     else:
         log_p = log_probability(w, token, log_mass, threshold, best, CUT, GREEDY)
-    return row, tl.where(known, log_p, NEGATIVE), peak, shift, divisor, log_mass, threshold, best
+    return tl.where(known, log_p, NEGATIVE), peak, shift, divisor, log_mass, threshold, best
 
 
 @triton.jit
@@ -175,7 +181,7 @@ def draft_side(
     point = tl.full(token.shape, -1, tl.int64)
     pointed = tl.full((), 0, tl.int32)
     if KIND == LOGITS or KIND == MIXED:
-        row = tl.load(q_index + b * q_index_stride + i, mask=drafted, other=0)
+        row = tl.load(q_index + b * q_index_stride + i, mask=i < positions, other=0)
         heat = tl.load(q_temperature + b)
         divisor, plain = divisor_of(heat)
         if KEPT:
@@ -222,13 +228,21 @@ def draft_side(
 
 
 @triton.jit
-def count_kept(i, length, log_p, log_q, seed, request_id, round_, alpha, beta, RULE: tl.constexpr):
-    """How many tokens are kept: those before the first that is not, and every comparison is strict."""
+def acceptance(i, seed, request_id, round_, RULE: tl.constexpr):
+    """What a token's odds are compared with: a uniform for the sigmoid rule, else its logarithm."""
     u = uniform(seed, request_id, round_, i.to(tl.int64), ACCEPT)
+    if RULE != SIGMOID:
+        u = tl.log(u)
+    return u
+
+
+@triton.jit
+def count_kept(i, length, log_p, log_q, u, alpha, beta, RULE: tl.constexpr):
+    """How many tokens are kept: those before the first that is not, and every comparison is strict."""
     if RULE == SIGMOID:
         kept = u * score(log_q, alpha, beta) < score(log_p, alpha, beta)
     else:
-        kept = (log_q > NEGATIVE) & (tl.log(u) + log_q < log_p)
+        kept = (log_q > NEGATIVE) & (u + log_q < log_p)
     return tl.min(tl.where(kept & (i < length), NOBODY, i), axis=0)
 
 

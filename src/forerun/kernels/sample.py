@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from forerun.kernels.judge import NO_DRAFT, TOKEN
+from forerun.kernels.proposal import DTYPES, Proposal
 from forerun.kernels.summary import Logits
 from forerun.kernels.tuning import TUNING, Tuning
-from forerun.kernels.verify import DTYPES, Job, Proposal
+from forerun.kernels.verify import Job
 from forerun.math.laws import KEPT, PointMass
 from forerun.math.sample import Sample
 from forerun.types import Draft, Keys, LawParams

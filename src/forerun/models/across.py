@@ -35,7 +35,7 @@ class Sources:
     _of: dict[int, Source] = field(default_factory=dict)  # row -> source
     _number: dict[Source, int] = field(default_factory=dict)  # source -> its row in the cache
     _readers: Counter[Source] = field(default_factory=Counter)
-    _waiting: list[Source] = field(default_factory=list)  # read by someone, not yet encoded
+    waiting: list[Source] = field(default_factory=list)  # read by someone, not yet encoded
     _numbers: Iterator[int] = field(default_factory=count)
 
     def read(self, row: int, source: Source) -> None:
@@ -44,7 +44,7 @@ class Sources:
         self._readers[source] += 1
         if source not in self._number:
             self._number[source] = next(self._numbers)
-            self._waiting.append(source)
+            self.waiting.append(source)
 
     def release(self, row: int) -> Source | None:
         """The row reads no more; its source is returned where nobody else reads it."""
@@ -56,8 +56,8 @@ class Sources:
             return None
         del self._readers[source]
         number = self._number.pop(source)
-        if source in self._waiting:
-            self._waiting.remove(source)
+        if source in self.waiting:
+            self.waiting.remove(source)
         else:
             self.cache.release(number)
         return source
@@ -67,14 +67,10 @@ class Sources:
             raise InvalidArgument(f"row {row} has no source to read: give one to `read`, or to its Request")
         return self._of[row]
 
-    def take_waiting(self) -> list[Source]:
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
     @torch.inference_mode()
-    def put(self, sources: Sequence[Source], states: Sequence[Tensor], layers: Sequence[Projections]) -> None:
-        """Project the encoder's states ([S, H] each) into every layer's keys and values."""
-        numbers = [self._number[source] for source in sources]
+    def put(self, states: Sequence[Tensor], layers: Sequence[Projections]) -> None:
+        """Project the states ([S, H]) of all that was waiting into every layer's keys and values."""
+        numbers = [self._number[source] for source in self.waiting]
         for number in numbers:
             self.cache.admit(number)
         places = self.cache.extend(numbers, [len(one) for one in states])
@@ -82,6 +78,7 @@ class Sources:
         addresses = self.cache.addresses(places).to(packed.device)
         for index, project in enumerate(layers):
             self.cache.write(index, addresses, *project(packed))
+        self.waiting = []
 
     def across(self, states: RaggedStates, rows: Sequence[int]) -> Across:
         """What a pass over `rows` sees. Neighbours that read the same source are one row to cross-attention."""

@@ -32,7 +32,7 @@ from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, Scale, choose_form, pad_index, plan
 from forerun.math.ragged_attention import Reach, reach_of
-from forerun.models.branches import Branches
+from forerun.models.branches import Branches, new_trees
 from forerun.models.families import Family, Layout
 from forerun.types import RaggedRows
 
@@ -78,8 +78,9 @@ class RaggedStates(Cache):
     ) -> None:
         self.cache, self.rows, self.layout, self.device, self.use = cache, rows, family.layout, device, use
         self.asked_form, self.form = form, choose_form(rows, form)
-        # A kernel that takes the model's rule instead of a mask knows rows, not branches.
-        self.takes_rules = trees is None and _takes_rules(rows, family, device, use)
+        # A kernel that takes the model's rule instead of a mask knows rows, and trees among the new tokens alone.
+        self.tree = None if trees is None else new_trees(rows, trees)
+        self.takes_rules = (trees is None or self.tree is not None) and _takes_rules(rows, family, device, use)
         self._rules: dict[int, Rule] = {}
         self._reach: Reach | None = None
         self._plans: dict[tuple[int, int, int], tuple[Tensor | None, Tensor | None, Plan]] = {}
@@ -136,9 +137,15 @@ class RaggedStates(Cache):
         """A stand-in for the mask of a rule that kernels know: layers hand it back to `rule_of`."""
         if self._reach is None:
             self._reach = reach_of(self.rows, self.device)
+            if self.tree is not None:
+                self._reach = replace(self._reach, tree=self.tree.to(self.device))
         stub = torch.empty(1, 1, len(self.positions), 0, dtype=torch.bool, device=self.device)
         self._rules[id(stub)] = Rule(stub, function, replace(self._reach, window=window))
         return stub
+
+    def is_wide(self, window: int) -> bool:
+        """Whether kernels can keep to a window: a tree must fit within it."""
+        return self.tree is None or not 0 < window < self.width
 
     def rule_of(self, mask: Tensor | None) -> Rule | None:
         """The rule that a mask stands for; None where it is a mask."""
@@ -286,7 +293,7 @@ def _mask(
         return None  # every source has its own length, which `Across` knows
     if states.layout is Layout.PADDED:
         return _padded_mask(states, mask_function, dtype)
-    if states.takes_rules and (window := known_window(mask_function)) is not None:
+    if states.takes_rules and (window := known_window(mask_function)) is not None and states.is_wide(window):
         return states.rule(mask_function, window)
     return _dense_mask(states, mask_function)
 

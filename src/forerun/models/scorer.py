@@ -73,7 +73,8 @@ class Scorer:
         self.device: torch.device = model.device
         self.kernels = kernels() if use is None else use
         self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
-        self._products = FewRowProducts(model, Kernels.OFF if self.body is not None else self.kernels)
+        use = Kernels.OFF if self.body is not None else self.kernels
+        self._products = FewRowProducts(model, use, self._never_run(model))
         self._rotary = RotaryWrites(model, self.kernels)
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
@@ -81,6 +82,10 @@ class Scorer:
 
     def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
         return families.inspect(model, headless=headless)
+
+    def _never_run(self, model: PreTrainedModel) -> nn.Module | None:
+        """A part of the model that passes leave out."""
+        return None
 
     @property
     def vocab_size(self) -> int:
@@ -196,8 +201,7 @@ class Scorer:
         trees = _with_branches(trees)
         if self.body is not None and trees is None:
             hidden = self._fused(rows, [len(block) for block in blocks], self._tokens(blocks))
-            head: nn.Linear = self.model.get_output_embeddings()
-            return ops.linear(hidden if keep is None else hidden[keep], head.weight, head.bias, self.kernels)
+            return self._head(hidden if keep is None else hidden[keep])
         if self.family.layout is Layout.PACKED and keep is not None and self._picks_logits:
             _, out = self._forward(self.model, rows, blocks, trees, logits_to_keep=keep)
             picked: Tensor = out.logits[0]
@@ -217,6 +221,12 @@ class Scorer:
         """One pass of `module` (the whole model, or what lies below its head) over new tokens of some rows."""
         return self._pass(module, rows, [len(block) for block in blocks], self._tokens(blocks), trees, **options)
 
+    def _head(self, hidden: Tensor) -> Tensor:
+        head: nn.Linear = self.model.get_output_embeddings()
+        if hidden.device.type == "cpu":
+            return ops.linear(hidden, head.weight, head.bias, self.kernels)
+        return ops.project(hidden, head.weight, head.bias)
+
     def _tokens(self, blocks: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([token for block in blocks for token in block], device=self.device)
 
@@ -228,7 +238,7 @@ class Scorer:
         before = [self.cache.length(row) for row in rows]
         try:
             places = self.cache.extend(rows, counts)
-            hidden = self.body.run(embeddings, places, self.cache)
+            hidden = self.body.run_rows(embeddings, places, self.cache)
         except BaseException:
             self.rewind(rows, before)
             raise

@@ -23,15 +23,18 @@ from forerun.models.attention import RaggedStates
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
 from forerun.models.positions import RowPositions
-from forerun.models.scorer import Scorer
+from forerun.models.scorer import Scorer, Trees
 from forerun.types import Source
+
+FEW = 8  # positions of a row that the head may run on for nothing: fewer than a pass of their own would cost
 
 
 class Seq2SeqScorer(Scorer):
     """Rows of tokens behind an encoder-decoder model: `admit` a row, let it `read` its source, then score as ever.
 
     The encoder runs once for all sources that were read since the last pass, and once for rows that read the same.
-    `borrowed` are encoder states of another scorer, for a draft that shares its target's encoder.
+    `borrowed` are encoder states of another scorer, for a draft that shares its target's encoder; one that works
+    `beside` another shares its sources altogether, for a draft that is made of its target's own layers.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class Seq2SeqScorer(Scorer):
         *,
         use: Kernels | None = None,
         borrowed: Callable[[Source], Tensor] | None = None,
-        sources: Sources | None = None,
+        beside: Seq2SeqScorer | None = None,
     ) -> None:
         super().__init__(model, form, cache, use=use)
         self._base = model.get_decoder()
@@ -50,14 +53,18 @@ class Seq2SeqScorer(Scorer):
         self._positions = RowPositions(self._base, self._takes_positions)
         self._projections = projections(self._base)
         self.encoder = Encoder(model)
-        self.sources = Sources() if sources is None else sources
-        self._borrowed = borrowed
+        self.sources: Sources = Sources() if beside is None else beside.sources
+        self._borrowed, self._beside = borrowed, beside
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
         self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=model.dtype)
 
     def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
         return families.inspect_seq2seq(model)
+
+    def _never_run(self, model: PreTrainedModel) -> nn.Module:
+        encoder: nn.Module = model.get_encoder()
+        return encoder
 
     def check_trees(self) -> None:
         """All of these families are told positions row by row."""
@@ -77,11 +84,14 @@ class Seq2SeqScorer(Scorer):
 
     def encode(self) -> None:
         """Run the encoder over what was read since the last time, and make cross-attention's keys of it."""
-        waiting = self.sources.take_waiting()
+        waiting = self.sources.waiting
+        if self._beside is not None:
+            self._beside.encode()
+            return
         if not waiting:
             return
         states = self.encoder.run(waiting) if self._borrowed is None else [self._borrowed(s) for s in waiting]
-        self.sources.put(waiting, states, self._projections)
+        self.sources.put(states, self._projections)
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
 
@@ -94,6 +104,25 @@ class Seq2SeqScorer(Scorer):
         super().release(row)
         if (gone := self.sources.release(row)) is not None:
             self._states.pop(gone, None)
+
+    def score(
+        self,
+        rows: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        tails: Sequence[int] | None = None,
+        trees: Trees | None = None,
+    ) -> Tensor:
+        """As ever. These heads run on every position, so a long beginning goes ahead without one."""
+        early = [] if tails is None else [len(block) - tail for block, tail in zip(blocks, tails, strict=True)]
+        if max(early, default=0) <= FEW:
+            return super().score(rows, blocks, tails, trees)
+        before = [self.length(row) for row in rows]
+        self.feed(rows, [block[:count] for block, count in zip(blocks, early, strict=True)])
+        try:
+            return super().score(rows, [block[n:] for block, n in zip(blocks, early, strict=True)], tails, trees)
+        except BaseException:
+            self.rewind(rows, before)
+            raise
 
     def run(self, rows: Sequence[int], counts: Sequence[int], embeddings: Tensor, trees: Any = None) -> Tensor:
         raise InvalidArgument(f"{type(self.model).__name__} is scored by tokens, not by embeddings")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from forerun.bench.kernels.cases import CASES, RULES, SIGMOID, Case, Inputs, inp
 from forerun.bench.kernels.record import KernelRecord, Measurement
 from forerun.bench.kernels.report import summary
 from forerun.bench.kernels.timing import Times, copy_bandwidth, graph_time, times
+from forerun.bench.listening import Listener
 from forerun.bench.records import provenance, write
 from forerun.errors import ForerunError
 
@@ -39,14 +40,6 @@ VALUES = {
     "super_groups": (512, 2048),
     "group": (16,),
 }
-
-
-class Listener(Protocol):
-    """Who shows the progress."""
-
-    def starting(self, what: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...
 
 
 def check_device() -> None:

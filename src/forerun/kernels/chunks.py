@@ -1,0 +1,91 @@
+"""The pass over all logits: what one chunk of a row leaves behind. Device code; `summary` launches it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from forerun.kernels.law import NEGATIVE, divisor_of
+
+NOT_FOUND = tl.constexpr(2147483647)
+SPLITTER = tl.constexpr(3072.0)  # 1.5 * 2^11: adding it rounds a number below 1 to a multiple of 2^-12
+
+
+@triton.jit
+def side_of(
+    r, p_rows, extra,
+    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
+    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
+    HAS_DRAFT: tl.constexpr,
+):  # fmt: skip
+    """Whose row `r` of the summaries is: the target's rows come first, then the draft's."""
+    logits, index, temperature, stride, index_stride, vocab, positions, place = (
+        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions, r
+    )  # fmt: skip
+    if HAS_DRAFT:
+        drawn = r >= p_rows
+        logits, index = tl.where(drawn, q_logits, logits), tl.where(drawn, q_index, index)
+        temperature, stride = tl.where(drawn, q_temperature, temperature), tl.where(drawn, q_stride, stride)
+        index_stride, vocab = tl.where(drawn, q_index_stride, index_stride), tl.where(drawn, q_vocab, vocab)
+        positions, place = tl.where(drawn, q_positions, positions), tl.where(drawn, r - p_rows, r)
+        extra = tl.where(drawn, 0, extra)
+    return logits, index, temperature, stride, index_stride, vocab, place // positions, place % positions, extra
+
+
+@triton.jit
+def sum_of(values):
+    """The float64 sum of float32 numbers in [0, 1], [N, LANES] with N <= 4096.
+
+    Converting every number to float64 takes as long as its exponential. Parts that are multiples of 2^-12 add up
+    exactly in float32, and what is left of each is so small that its sum's rounding does not count.
+    """
+    coarse = (values + SPLITTER) - SPLITTER
+    fine = tl.sum(values - coarse, axis=0)
+    return tl.sum(tl.sum(coarse, axis=0).to(tl.float64) + fine.to(tl.float64), axis=0)
+
+
+@triton.jit
+def chunk_kernel(
+    lengths,
+    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
+    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
+    peak_out, mass_out,  # [R, C]
+    best_out,  # [R, C]
+    groups_out,  # [R, G] the largest of each group
+    counters,  # [B] int32, set to 0 for whoever counts afterwards
+    p_rows, num_chunks, extra,
+    GROUP: tl.constexpr, LANES: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
+    GROUPS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program a row and chunk of GROUP x LANES entries; a group is what lies LANES apart."""
+    r, c = tl.program_id(0), tl.program_id(1)
+    logits, index, temperature, stride, index_stride, vocab, b, i, extra = side_of(
+        r, p_rows, extra,
+        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
+        q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions, HAS_DRAFT,
+    )  # fmt: skip
+    if PDL:
+        cuda.gdc_launch_dependents()
+    length = tl.load(lengths + b)
+    source = tl.load(index + b * index_stride + i)
+    if i < length + extra:
+        lane = c * GROUP * LANES + tl.arange(0, LANES)
+        column = tl.arange(0, GROUP)[:, None] * LANES + lane[None, :]
+        x = tl.load(logits + source * stride + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
+        largest = tl.max(x, axis=0)
+        peak = tl.max(largest, axis=0)
+        below = x - tl.where(peak == NEGATIVE, 0.0, peak)
+        if SCALED:
+            divisor, _ = divisor_of(tl.load(temperature + b))
+            below = tl.div_rn(below, divisor)
+        mass = sum_of(tl.exp(below))
+        tl.store(peak_out + r * num_chunks + c, tl.where(mass != mass, float("nan"), peak))
+        tl.store(mass_out + r * num_chunks + c, mass)
+        if GREEDY:
+            first = tl.min(tl.min(tl.where(x == peak, column, NOT_FOUND), axis=0), axis=0)
+            tl.store(best_out + r * num_chunks + c, first)
+        if GROUPS:
+            tl.store(groups_out + (r * num_chunks + c) * LANES + tl.arange(0, LANES), largest)
+        if (r < p_rows) & (i == 0) & (c == 0):
+            tl.store(counters + b, 0)

@@ -1,0 +1,60 @@
+"""A draft's law in the forms that kernels read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from forerun.kernels.judge import LOGITS, MIXED, POINTS, SPARSE
+from forerun.kernels.summary import Logits
+from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw
+from forerun.types import Law
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft's law as the tensors kernels read; what its kind does not have is any tensor at all, never read."""
+
+    kind: int
+    logits: Logits | None = None
+    kept: Tensor | None = None  # [N, 5] float32, see math.laws.KEPT
+    places: Tensor | None = None  # [V] int32
+    points: Tensor | None = None  # [B, K] int64
+    is_point: Tensor | None = None  # [B] bool
+    sparse: SparseLaw | None = None
+
+
+def proposal_of(law: Law) -> Proposal | None:
+    """None for laws of a kind that no kernel reads."""
+    if isinstance(law, LogitLaw):
+        good = law.logits.dtype in DTYPES and law.logits.stride(-1) == 1
+        return Proposal(LOGITS.value, logits_of(law), law.kept) if good else None
+    if isinstance(law, ReducedLaw):
+        inner = proposal_of(law.law)
+        good = inner is not None and inner.kind == LOGITS.value and inner.places is None
+        return replace(inner, places=law.places) if good and inner is not None else None
+    if isinstance(law, PointMass):
+        return Proposal(POINTS.value, points=law.tokens)
+    if isinstance(law, SparseLaw):
+        return Proposal(SPARSE.value, sparse=law) if law.probs.dtype == torch.float32 else None
+    return _mixed(law) if isinstance(law, MixedLaw) else None
+
+
+def _mixed(law: MixedLaw) -> Proposal | None:
+    """Rows that copy beside rows that draw."""
+    parts = [proposal_of(each) for each in law.laws]
+    kinds = [None if part is None else part.kind for part in parts]
+    if sorted(kinds, key=str) != [LOGITS.value, POINTS.value]:
+        return None
+    drawn, copied = parts[kinds.index(LOGITS.value)], parts[kinds.index(POINTS.value)]
+    assert drawn is not None and copied is not None
+    is_point = law.choice == kinds.index(POINTS.value)
+    return replace(drawn, kind=MIXED.value, points=copied.points, is_point=is_point)
+
+
+def logits_of(law: LogitLaw) -> Logits:
+    return Logits(law.logits, law.index, law.params)

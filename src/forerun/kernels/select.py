@@ -1,0 +1,101 @@
+"""Which of the values a program holds is the last to be kept: no sorting, a few comparisons with many levels at once.
+
+Device code. A *weight* is 1 where values are counted (top-k), and exp(value - peak) where mass is (top-p). The answer
+is the largest value such that the weights of all values at or above it reach what is needed.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from forerun.kernels.law import NEGATIVE, log_mass_of
+
+LEVELS = tl.constexpr(16)  # tried at once
+ROUNDING = tl.constexpr(2e-5)  # more than a float32 sum of weights can be off, relatively
+
+
+@triton.jit
+def held(p, base, mass):
+    """The mass, relative to the peak, that the nucleus must hold: p times the total as `log_sum_exp` rounds it."""
+    return p * tl.exp(log_mass_of(base, mass).to(tl.float64) - base)
+
+
+@triton.jit
+def at_least(values, weights, levels):
+    """The weight of the values at or above each level."""
+    return tl.sum(tl.where(values[None, :] >= levels[:, None], weights[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def level_below(largest, weights, need, base):
+    """A level that the answer certainly reaches, or -inf; `largest` are the largest values of disjoint groups.
+
+    They are values themselves: if enough of their weight lies at or above a level, so does the answer. First a level
+    for each power of two below the peak, then ever closer.
+    """
+    step = tl.arange(0, LEVELS)
+    levels = base - 0.25 * tl.exp2(step.to(tl.float32))
+    enough = at_least(largest, weights, levels) >= need
+    low = tl.max(tl.where(enough, levels, NEGATIVE), axis=0)
+    high = tl.min(tl.where(enough, base, levels), axis=0)
+    found = low > NEGATIVE
+    low = tl.where(found, low, high - 1.0)
+    for _ in range(2):
+        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
+        enough = at_least(largest, weights, levels) >= need
+        low, high = (
+            tl.max(tl.where(enough, levels, low), axis=0),
+            tl.min(tl.where(enough, high, levels), axis=0),
+        )
+    return tl.where(found, low, NEGATIVE)
+
+
+@triton.jit
+def just_short(values, weights, above, need, low, high, ROUNDS: tl.constexpr):
+    """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high` on.
+
+    `above` is the weight of values that are not held here, all of them larger.
+    """
+    step = tl.arange(0, LEVELS)
+    for _ in range(ROUNDS):
+        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
+        reached = above + at_least(values, weights, levels)
+        low, high = (
+            tl.max(tl.where(reached >= need * (1 + ROUNDING), levels, low), axis=0),
+            tl.min(tl.where(reached < need * (1 - ROUNDING), levels, high), axis=0),
+        )
+    return high
+
+
+@triton.jit
+def last_kept(values, weights, above, need, high):
+    """The answer and the weight from it on, in float64: from `high` downwards, value by value."""
+    reached = above + tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
+    value = high
+    while (reached < need) & (value > NEGATIVE):
+        value = tl.max(tl.where(values < value, values, NEGATIVE), axis=0)
+        reached += tl.sum(tl.where(values == value, weights, 0.0).to(tl.float64), axis=0)
+    return value, reached
+
+
+@triton.jit
+def cut_values(w, base, mass, counts, k, holds, p, floor, level, above, ROUNDS: tl.constexpr):
+    """Threshold and kept mass where `w` are all values at or above `level` but for a mass `above` of larger ones."""
+    weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
+    threshold, high = level, base + 1.0
+    if counts:
+        ones = tl.where(w > NEGATIVE, 1.0, 0.0)
+        need = k.to(tl.float64)
+        top = just_short(w, ones, 0.0, need.to(tl.float32), level, high, ROUNDS)
+        threshold, _ = last_kept(w, ones, 0.0, need, top)
+        weights = tl.where(w >= threshold, weights, 0.0)
+        mass = tl.sum(weights.to(tl.float64), axis=0)
+    if holds:
+        need = held(p, base, mass)
+        top = just_short(w, weights, above.to(tl.float32), need.to(tl.float32), threshold, high, ROUNDS)
+        threshold, mass = last_kept(w, weights, above, need, top)
+    if floor > threshold:
+        threshold = floor
+        mass = above + tl.sum(tl.where(w >= floor, weights, 0.0).to(tl.float64), axis=0)
+    return threshold, mass

@@ -1,0 +1,181 @@
+"""The threshold of top-k, top-p and min-p: the short way, one program a row. Device code; `summary` launches it.
+
+The pass over the logits leaves the largest of each group of entries, from which follows a level that the threshold
+certainly reaches. Few groups reach it: their entries are read again, held by one program, and cut. A nucleus that is
+wider than that gets a bracket here, from a sample of the row, and is cut by `wide`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+from forerun.kernels.chunks import NOT_FOUND, side_of
+from forerun.kernels.law import NEGATIVE, divisor_of, merged, warped
+from forerun.kernels.search import cut_in_memory, mass_from
+from forerun.kernels.select import cut_values, held, level_below
+
+DONE = tl.constexpr(0)
+BRACKETED = tl.constexpr(1)  # a nucleus somewhere between two levels
+UNKNOWN = tl.constexpr(2)  # to be searched in memory
+SURE = tl.constexpr(5.0)  # standard deviations of an estimate
+
+
+@triton.jit
+def threshold_kernel(
+    lengths,
+    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
+    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
+    p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
+    peaks, masses, bests, groups,
+    hot,  # [R, HOT] int32, scratch
+    states,  # [R] int32, whether a row is done
+    brackets,  # [R, 2] float32, of rows that are BRACKETED
+    arrived,  # [R, 2] int32, set to 0 for `wide`
+    peak_out, mass_out, threshold_out, best_out,  # [R]
+    p_rows, num_chunks, num_groups, extra,
+    CHUNKS: tl.constexpr, ALL_GROUPS: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, SAMPLE: tl.constexpr, SCAN: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr,
+    GREEDY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program a row: merge its chunks and find the threshold of top-k, top-p and min-p."""
+    r = tl.program_id(0)
+    logits, index, temperature, stride, index_stride, vocab, b, i, extra = side_of(
+        r, p_rows, extra,
+        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
+        q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions, HAS_DRAFT,
+    )  # fmt: skip
+    top_k, top_p, min_p = p_top_k, p_top_p, p_min_p
+    if HAS_DRAFT:
+        drawn = r >= p_rows
+        top_k, top_p = tl.where(drawn, q_top_k, top_k), tl.where(drawn, q_top_p, top_p)
+        min_p = tl.where(drawn, q_min_p, min_p)
+    length, heat = tl.load(lengths + b), tl.load(temperature + b)
+    row = logits + tl.load(index + b * index_stride + i) * stride
+    k, p, least = tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b)
+    if PDL:
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
+    if WIDE:
+        tl.store(states + r, DONE)
+        tl.store(arrived + 2 * r + tl.arange(0, 2), tl.zeros([2], tl.int32))
+    if i < length + extra:
+        chunk = tl.arange(0, CHUNKS)
+        chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
+        chunk_mass = tl.load(masses + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
+        divisor, plain = divisor_of(heat)
+        peak, mass = merged(chunk_peak, chunk_mass, divisor, 0)
+        if GREEDY:
+            ids = tl.load(bests + r * num_chunks + chunk, mask=chunk < num_chunks, other=NOT_FOUND)
+            tl.store(best_out + r, tl.min(tl.where(chunk_peak == peak, ids, NOT_FOUND), axis=0))
+        shift, base = tl.where(plain, 0.0, peak), tl.where(plain, peak, 0.0)
+        usable = (heat > 0) & (peak - peak == 0)
+        counts, holds = usable & (k > 0) & (k < vocab), usable & (p < 1.0)
+        floor = tl.where(usable & (least > 0), base + tl.log(least).to(tl.float32), NEGATIVE)
+        threshold = floor
+        if counts | holds:
+            threshold, mass = _cut(
+                row, r, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, groups, hot, num_groups,
+                states, brackets, ALL_GROUPS, SUPER, HOT, GROUP, LANES, SAMPLE, SCAN, SCALED, WIDE,
+            )  # fmt: skip
+        elif floor > NEGATIVE:
+            if WIDE:  # the mass above is all that is to come
+                tl.store(states + r, BRACKETED)
+                tl.store(brackets + 2 * r + tl.arange(0, 2), tl.zeros([2], tl.float32) + floor)
+            else:
+                mass = mass_from(row, vocab, shift, divisor, base, floor, SCAN, SCALED)
+        tl.store(peak_out + r, peak)
+        tl.store(mass_out + r, mass)
+        tl.store(threshold_out + r, threshold)
+
+
+@triton.jit
+def _cut(
+    row, r, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, groups, hot, num_groups, states, brackets,
+    ALL_GROUPS: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
+    SAMPLE: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Threshold and kept mass of a row that top-k or top-p applies to, or (with WIDE) a note that both are to come."""
+    group = tl.arange(0, ALL_GROUPS)
+    largest = tl.load(groups + r * num_groups + group, mask=group < num_groups, other=NEGATIVE)
+    largest = warped(largest, shift, divisor, SCALED)
+    some = largest
+    if ALL_GROUPS > SUPER:
+        some = tl.max(tl.reshape(largest, [ALL_GROUPS // SUPER, SUPER]), axis=0)
+    weights = tl.where(counts, 1.0, tl.exp(some - base))
+    need = tl.where(counts, k.to(tl.float64), held(p, base, mass) * 1.0001)  # rounding must not raise the level
+    level = level_below(some, weights, need.to(tl.float32), base)
+    reaches = largest >= level
+    num_hot = tl.sum(reaches.to(tl.int32), axis=0)
+    threshold = level
+    if (level > NEGATIVE) & (num_hot <= HOT):
+        slot = tl.cumsum(reaches.to(tl.int32), axis=0) - 1
+        tl.store(hot + r * HOT + slot, group, mask=reaches)
+        tl.debug_barrier()
+        w = _entries(row, hot + r * HOT, num_hot, vocab, shift, divisor, level, HOT, GROUP, LANES, SCALED)
+        nothing = tl.full((), 0.0, tl.float64)
+        threshold, mass = cut_values(w, base, mass, counts, k, holds, p, floor, level, nothing, 3)
+    elif WIDE:
+        state = tl.where(counts, UNKNOWN, BRACKETED)
+        tl.store(states + r, state)
+        if state == BRACKETED:
+            low, high = _bracket(row, vocab, shift, divisor, base, mass, p, SAMPLE, SCALED)
+            tl.store(brackets + 2 * r, tl.where(floor >= high, floor, low))
+            tl.store(brackets + 2 * r + 1, tl.maximum(high, floor))
+    else:
+        threshold, mass = cut_in_memory(
+            row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
+        )
+    return threshold, mass
+
+
+@triton.jit
+def _entries(
+    row, hot, num_hot, vocab, shift, divisor, level, HOT: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """All entries at or above `level`, which lie in the groups listed in `hot`, and -inf."""
+    place = tl.arange(0, HOT * GROUP)
+    listed = place // GROUP < num_hot
+    group = tl.load(hot + place // GROUP, mask=listed, other=0)
+    column = (group // LANES * GROUP + place % GROUP) * LANES + group % LANES
+    w = tl.load(row + column, mask=listed & (column < vocab), other=NEGATIVE).to(tl.float32)
+    w = warped(w, shift, divisor, SCALED)
+    return tl.where(w >= level, w, NEGATIVE)
+
+
+@triton.jit
+def _bracket(row, vocab, shift, divisor, base, mass, p, SAMPLE: tl.constexpr, SCALED: tl.constexpr):
+    """Two levels between which the threshold of top-p very likely lies; whether it does is checked later.
+
+    What a sample of the row holds below a level, scaled up, estimates the row's mass there; small entries are many, so
+    it does so well. Eight neighbours at a time are read, spread over the row.
+    """
+    j = tl.arange(0, SAMPLE)
+    spacing = tl.maximum(vocab // (SAMPLE // 8), 8)
+    column = j // 8 * spacing + j % 8
+    inside = column < vocab
+    w = tl.load(row + column, mask=inside, other=NEGATIVE).to(tl.float32)
+    w = warped(w, shift, divisor, SCALED)
+    weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
+    factor = (vocab / tl.sum(inside.to(tl.int32), axis=0)).to(tl.float32)
+    left = (mass - held(p, base, mass)).to(tl.float32)
+    step = tl.arange(0, 32)
+    levels = base + 0.5 - 0.5 * tl.exp2(0.25 * step.to(tl.float32))
+    low, high = _between(w, weights, levels, factor, left, base - 104.0, base + 1.0)
+    levels = low + (high - low) * ((step + 1).to(tl.float32) / 33)
+    return _between(w, weights, levels, factor, left, low, high)
+
+
+@triton.jit
+def _between(w, weights, levels, factor, left, low, high):
+    """The closest of the levels below which there is surely less than `left`, and surely more."""
+    under = w[None, :] < levels[:, None]
+    mass = factor * tl.sum(tl.where(under, weights[None, :], 0.0), axis=1)
+    squares = tl.sum(tl.where(under, (weights * weights)[None, :], 0.0), axis=1)
+    spread = SURE * factor * tl.sqrt(squares)
+    return (
+        tl.max(tl.where(mass + spread <= left, levels, low), axis=0),
+        tl.min(tl.where(mass - spread >= left, levels, high), axis=0),
+    )
