@@ -246,3 +246,14 @@ def test_what_cannot_be_honoured_is_refused(keywords: dict[str, Any], reason: st
 def test_windows_belong_to_one_model() -> None:
     with pytest.raises(InvalidArgument, match="another model"):
         tiny_whisper(1).generate(**heard(SHORT[:1]), custom_generate=windows(tiny_whisper()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["three", "judged, timed", "judged, long"])
+def test_greedy_transcripts_are_transformers_own_on_a_gpu(name: str) -> None:
+    lengths, keywords = CASES[name]
+    model = tiny_whisper().cuda()
+    inputs = {key: value.cuda() for key, value in heard(lengths).items()}
+    theirs, ours = both(model, inputs, windows(model), **keywords)
+    assert ours == theirs
