@@ -38,7 +38,8 @@ class SpeculativeDecoder:
     is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless, or a lossy one of
     `forerun.rules` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
     for torch: "auto" (on a CPU where they measure faster), "on", "off", or None for what $FORERUN_KERNELS says;
-    drafters follow the target.
+    drafters follow the target. `compile` says whether rounds on a CUDA device may be recorded as graphs, which costs a
+    moment once a shape (`result.stats.capture_seconds`) and most of the host's time in every round after it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class SpeculativeDecoder:
         attention: Form | str = Form.AUTO,
         kernels: Kernels | str | None = None,
         keep_rows: int = 0,
+        compile: bool = True,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
@@ -60,7 +62,13 @@ class SpeculativeDecoder:
         use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
         scorer = scorer_of(target, _choice(Form, attention, "attention"), use=use)
         self.engine = Engine(
-            scorer, self.drafter, self.policy, rule=parse(rule), tokenizer=tokenizer, keep_rows=keep_rows
+            scorer,
+            self.drafter,
+            self.policy,
+            rule=parse(rule),
+            tokenizer=tokenizer,
+            keep_rows=keep_rows,
+            compile=compile,
         )
 
     def generate(

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from bench.fakes import ORIGIN
-from forerun.bench.decode import ceilings, goals, plot, report, run
+from forerun.bench.decode import goals, plot, report, run
 from forerun.bench.decode.calls import Call, counted
 from forerun.bench.decode.ceilings import Ceilings
 from forerun.bench.decode.device import DeviceTime, busy_seconds
@@ -22,6 +22,7 @@ from forerun.bench.decode.pair import LARGE, SMALL, check_pair
 from forerun.bench.decode.peers import Peer
 from forerun.bench.decode.plan import Plan, make_plan
 from forerun.bench.decode.record import DecodeRecord, Startup, read
+from forerun.bench.forward import Forward, Pass
 from forerun.bench.listening import Lines
 from forerun.bench.records import write
 from forerun.bench.trace import Round, Trace
@@ -113,6 +114,9 @@ def made(complete: bool = True, **more: Any) -> DecodeRecord:
         "measurements": tuple(calls_of(m, b, ms * (1 if b == 1 else 1.2)) for b in (1, 8) for m, ms in speeds.items()),
         "ceilings": Ceilings(4.2e12, 3.9e12, 7e14),
         "alpha": 0.868,
+        "forward": Forward(
+            4e12, (Pass("target", 1, 1, 14_000_000_000, (0.004,)), Pass("draft", 1, 1, 5 * 10**8, (3e-4,)))
+        ),
         "startups": (Startup(1, 3.0, None), Startup(8, 4.0, None)),
         "device_times": (
             DeviceTime(PLAIN, 1, 4.4e-3, 4e-3, 4.2e-3, 300),
@@ -145,7 +149,8 @@ class TestReport:
         assert record.utilisation(PLAIN, 1) == pytest.approx((10 * 13.2e9 + 5000 * 524_288) / 0.044 / 7e14)
 
     def test_tables(self) -> None:
-        latency, rounds, device, memory, peers = report.tables(made())
+        latency, rounds, forward, device, memory, peers = report.tables(made())
+        assert forward.rows[0] == ("target 1x1", "4.000", "14.00", "88%")
         assert latency.rows[3][:5] == ("1", AUTO, "1.30 (3.38x)", "1.30 (3.38x)", "1.30 (3.38x)")
         assert latency.rows[0][2:] == ("4.40", "4.40", "4.40", "5.00", "-", "-")
         assert rounds.rows[0][2] == "4.00" and device.rows[1][-1] == "1.50"
@@ -155,6 +160,8 @@ class TestReport:
     def test_goals_reached_and_missed(self) -> None:
         lines = "\n".join(goals.goals(made()))
         assert "alpha 0.868 (goal reached" in lines
+        assert "target 1x1 forward: 88% of bandwidth (goal reached: 82%)" in lines
+        assert "draft 1x1 with its sampling: 0.300 ms (goal missed: 0.25)" in lines
         assert "batch 1, auto: 1.30 ms a token (goal reached: 1.35)" in lines
         assert "batch 8, first row: 3.72x (goal reached: 3.3x)" in lines
         assert "fixed 6: wall over device 1.50 (goal missed" in lines and "97 MiB (goal missed: 96)" in lines
@@ -265,4 +272,4 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert record.complete and not record.notes
     assert record.memory and {each.method for each in record.device_times} == set(run.WATCHED)
     assert record.ceilings is not None and record.ceilings.copy is not None and record.ceilings.linear > 1e11
-    assert ceilings.FEW == (1, 8)
+    assert record.forward is not None and len(record.forward.passes) == 5

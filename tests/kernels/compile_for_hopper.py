@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import attention, cache_write, norm, skinny, skinny_device, summary
+from forerun.kernels import advance, attention, between, cache_write, random, skinny, skinny_device, summary
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
@@ -57,9 +57,22 @@ def summarise() -> Any:
     return compiled(summary.chunk_kernel, constants, {"lengths": "*i64", **sides, **outs}, num_warps=4)
 
 
+def small_steps() -> list[Any]:
+    """What lies between the large steps of a round: whole numbers, all of them."""
+    names = {name for kernel in (advance._advance_kernel, advance._layout_kernel) for name in kernel.arg_names}
+    whole = {name: "*i64" for name in (*names, *advance._lengths_kernel.arg_names) if name.endswith("_ptr")}
+    kinds = {**whole, "finite_ptr": "*i1", "ends_ptr": "*i32", "own_ptr": "*i32"}
+    keys = dict.fromkeys(("seed_ptr", "request_ptr", "round_ptr", "position_ptr"), "*i64")
+    flags = {"STREAM": 0, "ABSOLUTE": True, "BLOCK": 8}
+    made = [compiled(kernel, {"BLOCK": 16}, kinds, num_warps=1) for kernel in (
+        advance._advance_kernel, advance._layout_kernel, advance._lengths_kernel,
+    )]  # fmt: skip
+    return [*made, compiled(random._uniforms_kernel, flags, {**keys, "out_ptr": "*fp64"}, num_warps=1)]
+
+
 def product(end: Any, rows: int, outputs: int = 4096) -> Any:
     """As it is launched: with its own tiles, and everything aligned, so that copies go through shared memory."""
-    plan = skinny.choose(rows, outputs, 4096, end is not skinny_device.PLAIN, torch.bfloat16)
+    plan = skinny.choose(rows, outputs, end is not skinny_device.PLAIN, torch.bfloat16)
     constants = {
         "END": end, "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_NORM": rows <= 16 and plan.splits < 2, "HAS_BIAS": True, "HAS_RESIDUAL": end is skinny_device.PLAIN,
@@ -67,7 +80,8 @@ def product(end: Any, rows: int, outputs: int = 4096) -> Any:
     }  # fmt: skip
     kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "positions_ptr": "*i64", "addresses_ptr": "*i64"}
     if not plan.splits:
-        kernel, constants["STAGES"], stages = skinny_device.vector_kernel, plan.stages, {}
+        kernel, stages = skinny_device.vector_kernel, {}
+        constants |= {"ROWS": rows, "STAGES": plan.stages}
     else:
         kernel, stages = skinny_device.tile_kernel, {"num_stages": plan.stages}
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
@@ -77,10 +91,12 @@ def product(end: Any, rows: int, outputs: int = 4096) -> Any:
 
 def main() -> None:
     made = [
+        *small_steps(),
         summarise(),
-        *(product(end, rows) for end in skinny.ENDS for rows in (1, 16, 64)),
+        *(product(end, rows) for end in skinny.ENDS for rows in (1, 2, 16)),
         product(skinny_device.PLAIN, 16, 32000),
-        compiled(norm.norm_kernel, {"HEADS": 4, "SIZE": 80, "BLOCK": 128, "EARLY": True}, {}, launch_pdl=True),
+        compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "EARLY": True}, {}),
+        compiled(between.gate_kernel, {"BLOCK": 1024, "EARLY": True}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(

@@ -210,6 +210,7 @@ def _evaluate(
         rule=loaded.rule,
         attention=loaded.attention,
         kernels=loaded.kernels,
+        compile=loaded.compile,
     )
     with progress_bar(console) as bar:
         listener = Bar(bar)

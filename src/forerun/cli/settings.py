@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forerun.types import Drafter, Policy
 
 AUTO = "auto"  # known once the target is: see `forerun.drafters.default_drafter`
-KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE")
+KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE", "shared:NAME")
 # Option names that are also keywords of `SpeculativeDecoder.generate`.
 KEYWORDS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
@@ -121,8 +121,16 @@ def _one_drafter(name: str, as_model: Callable[[str], Drafter]) -> Drafter:
         return NgramTable.load(rest or name)
     if is_drafter_folder(name):
         return from_folder(name)
+    if kind == "shared" and rest:
+        model, tokenizer = load_model(rest, encoder_decoder=True, **loading)
+        return DraftModel(model, tokenizer=tokenizer, shares_encoder=True)
     _refuse_misspelt(name, kind)
+<<<<<<< HEAD
     return as_model(name)
+=======
+    model, tokenizer = load_model(name, encoder_decoder=True, **loading)
+    return DraftModel(model, tokenizer=tokenizer)
+>>>>>>> main
 
 
 def _layers(name: str, text: str) -> int:

@@ -214,7 +214,7 @@ def _load(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
         make = partial(_draft_whisper, target=model, where=where)
         drafter = make_drafter(options["draft"], make) if named else default_drafter(model)
     drafter = shaped(drafter, tree, options["draft_top_k"])
-    names = ("rule", "attention", "kernels")
+    names = ("rule", "attention", "kernels", "compile")
     return Loaded(model, processor.tokenizer, drafter, policy, *(options[name] for name in names)), processor
 
 

@@ -60,7 +60,7 @@ class DraftModel:
         """From the folder that training wrote, or an ordinary model folder; `loading` is `load_model`'s, for those."""
         if is_drafter_folder(folder):
             return cls(CausalFolder.load(folder), stop_below=stop_below, form=form)
-        model, tokenizer = load_model(folder, **loading)
+        model, tokenizer = load_model(folder, **{"encoder_decoder": True, **loading})
         return cls(model, tokenizer=tokenizer, stop_below=stop_below, form=form)
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
@@ -99,6 +99,19 @@ class DraftModel:
 
         return ModelSteps(self.scorer, context, unseen, self.ids, close)
 
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        """Take in everything but the last two tokens of each row."""
+        behind = [h[self.scorer.length(row) : -2] for row, h in zip(rows, histories, strict=True)]
+        if any(behind):
+            self.scorer.feed(rows, behind)
+
+    def room(self, vocab_size: int, longest: int) -> int:
+        """Tokens it can draft for a row of `longest` tokens of a target with so many ids; 0 where it lacks some."""
+        limit = self.scorer.context_length
+        if self._num_embeddings < vocab_size:
+            return 0
+        return sys.maxsize if limit is None else max(0, limit - longest)
+
     def propose(self, context: DraftContext) -> Draft:
         context = self._within_reach(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
@@ -115,7 +128,7 @@ class DraftModel:
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
     def _run_with(self, model: PreTrainedModel, use: Kernels | None = None, cache: RaggedCache | None = None) -> None:
-        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use)
+        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:

@@ -87,7 +87,6 @@ def _launch(
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, UPCAST=_interpreted(query),
         EARLY=shape.early, num_warps=tuning.warps, num_stages=tuning.stages,
-        **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 
 
@@ -161,7 +160,6 @@ def _attend_kernel(
     """One program per (key head, row and block of its queries, chunk of its keys)."""
     if EARLY:  # the next kernel may start, and waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     key_head = tl.program_id(0)
     row = tl.program_id(1) // query_blocks
     block = tl.program_id(1) % query_blocks

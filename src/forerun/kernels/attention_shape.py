@@ -26,7 +26,7 @@ class Tuning:
     most_queries: int = 64  # queries of one program; a longer block is cut, and its keys are read again
     programs_per_sm: int = 8  # so many chunks a multiprocessor even out rows of different lengths
     least_chunk: int = 256  # keys below which reading no longer hides a program's start and the merging
-    early: bool = True  # kernels start while the one before them ends, and then wait for it, where the device can
+    early: bool = True  # what follows starts while chunks are still read, where the device can
     least_gain: int = 8  # reading of a chunk over that of its results, unless most multiprocessors are idle
 
 
@@ -46,7 +46,7 @@ class Shape:
     query_blocks: int  # a row
     splits: int  # programs that share a row's keys
     chunk: int  # keys of each of them
-    early: bool = False  # whether kernels start while the one before them ends
+    early: bool = False  # whether what follows starts while chunks are still read
 
 
 def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:

@@ -19,12 +19,14 @@ import triton
 from torch import Tensor
 
 from forerun.kernels import skinny_device as device
+from forerun.kernels.between import normed
 from forerun.kernels.launching import is_interpreted, starts_early
-from forerun.kernels.norm import normed
 from forerun.math.skinny import Heads, Norm
 
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)
-MOST_ROWS = 64
+MOST_ROWS = 16
+VECTORS = 2  # rows without tensor cores
+MOST_ROWS_IN_PAIRS = VECTORS  # with a second weight row for each output
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_NORMED = 16  # rows that every program norms for itself; float16 could overflow before it is divided
 MOST_TILES = 1 << 14  # with several programs each
@@ -32,7 +34,7 @@ MOST_TILES = 1 << 14  # with several programs each
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The shape of one launch. No tensor cores: `splits` is 0 and one row is meant."""
+    """The shape of one launch. Where `splits` is 0, no tensor cores are used and one or two rows are meant."""
 
     block_n: int
     block_k: int
@@ -40,6 +42,7 @@ class Plan:
     stages: int
     splits: int = 0
     lines: int = 0  # of each weight row, asked for before the input is there
+    early: bool = False  # whether it starts while the kernel before it ends
 
 
 def project(
@@ -77,10 +80,11 @@ def project_heads(
     return out
 
 
-def why_not(x: Tensor, weight: Tensor) -> str | None:
-    """What the kernels do not cover, in words; None where they cover everything."""
-    if x.ndim != 2 or not 0 < x.shape[0] <= MOST_ROWS:
-        return f"{x.shape[:-1].numel()} rows, more than {MOST_ROWS}"
+def why_not(x: Tensor, weight: Tensor, in_pairs: bool = False) -> str | None:
+    """Why the library's product is to be used, in words; None where one of these is the faster one."""
+    most = MOST_ROWS_IN_PAIRS if in_pairs else MOST_ROWS
+    if x.ndim != 2 or not 0 < x.shape[0] <= most:
+        return f"{x.shape[:-1].numel()} rows, more than {most}"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"rows of {x.dtype}, a weight of {weight.dtype}"
     if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
@@ -101,10 +105,10 @@ def _launch(
     plan: Plan | None,
 ) -> None:
     rows, width = x.shape
-    if norm is not None and (rows > MOST_NORMED or x.dtype is torch.float16):
-        x, norm = normed(x, norm), None
-    plan = plan or choose(rows, outputs, width, end is not device.PLAIN, x.dtype)
-    early = starts_early(x.device)
+    plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype)
+    if norm is not None and (rows > MOST_NORMED or plan.splits > 1 or x.dtype is torch.float16):
+        x, norm = normed(x, norm), None  # a program that sees a part of a row cannot norm it
+    early = plan.early and starts_early(x.device)
     places = (x,) * 6 if heads is None else heads.tensors
     read = [x, weight, _or(bias, x), x if norm is None else norm.weight, _or(residual, x), *places]
     epsilon = 0.0 if norm is None else norm.epsilon
@@ -116,7 +120,7 @@ def _launch(
     }  # fmt: skip
     if not plan.splits:
         grid = (triton.cdiv(outputs, plan.block_n),)
-        device.vector_kernel[grid](out, *read, outputs, width, epsilon, STAGES=plan.stages, **flags)
+        device.vector_kernel[grid](out, *read, outputs, width, epsilon, ROWS=rows, STAGES=plan.stages, **flags)
         return
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
     part, count = out, out
@@ -138,12 +142,15 @@ def _counters(place: torch.device) -> Tensor:
     return torch.zeros(MOST_TILES, dtype=torch.int32, device=place)
 
 
-def choose(rows: int, outputs: int, width: int, in_pairs: bool, dtype: torch.dtype) -> Plan:
-    """Which form measured fastest."""
-    if rows == 1:
-        return Plan(4 if in_pairs else 8, 512, 4, 1, lines=16)
+def choose(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype) -> Plan:
+    """Which shape measured fastest."""
+    if rows <= VECTORS and not in_pairs:
+        return Plan(4, 1024, 4, 1)
+    if rows <= VECTORS:
+        is_one_wave = 4 < outputs / 8 / 132 <= 6  # programs of eight outputs that an H200 has at once
+        return Plan(8, 256, 4, 3) if is_one_wave else Plan(4, 512, 4, 3)
     if dtype is torch.float32:  # without tensor cores a product is so much code that a large tile takes long to compile
         return Plan(32, 32, 4, 3, 1)
     if in_pairs:
-        return Plan(32, 128, 4, 4, 1, 4)
-    return Plan(64, 128, 4, 4, 1 if outputs > 8192 else 4, 4)
+        return Plan(64, 64, 4, 5, 1)
+    return Plan(64, 128, 4, 4, 1 if outputs > 8192 else 4)

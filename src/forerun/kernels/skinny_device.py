@@ -17,16 +17,16 @@ LINE = tl.constexpr(128)  # bytes of a cache line
 
 @triton.jit
 def vector_kernel(
-    out_ptr,  # [1, N], for ROTATED [1, Hq, D]
-    x_ptr,  # [1, K]
+    out_ptr,  # [R, N], for ROTATED [R, Hq, D]
+    x_ptr,  # [R, K]
     w_ptr,  # [N, K] or [2 N, K]
     bias_ptr,  # as many as weight rows
     gain_ptr,  # [K]
-    residual_ptr,  # [1, N]
+    residual_ptr,  # [R, N]
     cos_ptr,  # [P, D]
     sin_ptr,  # [P, D]
-    positions_ptr,  # [1] int64
-    addresses_ptr,  # [1] int64
+    positions_ptr,  # [R] int64
+    addresses_ptr,  # [R] int64
     key_pool_ptr,  # [slots * capacity, Hk, D]
     value_pool_ptr,  # [slots * capacity, Hk, D]
     N,
@@ -36,6 +36,7 @@ def vector_kernel(
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
@@ -45,39 +46,67 @@ def vector_kernel(
     EARLY: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """One program per few outputs: every weight is multiplied where it arrives."""
+    """One program per few outputs of one or two rows: every weight is multiplied where it arrives."""
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
     if EARLY:
         await_input(w_ptr + first_row * K, w_ptr + second_row * K, 0, K, END != PLAIN, LINES)
-    total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    squares = tl.zeros([BLOCK_K], dtype=tl.float32)
+    # Row 0 and row 1 with the first weight row and with the second.
+    first_0 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    second_0 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    squares_0 = tl.zeros([BLOCK_K], dtype=tl.float32)
+    first_1 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    second_1 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    squares_1 = tl.zeros([BLOCK_K], dtype=tl.float32)
     for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         k = begin + tl.arange(0, BLOCK_K)
         there = k < K
-        place = w_ptr + first_row[:, None] * K + k[None, :]
-        w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
+        w = tl.load(
+            w_ptr + first_row[:, None] * K + k[None, :], mask=there[None, :], other=0.0, eviction_policy="evict_first"
+        ).to(tl.float32)
+        gain = tl.full([BLOCK_K], 1.0, dtype=tl.float32)
         if HAS_NORM:
-            squares += x * x
-            x = x * tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)
-        total += w.to(tl.float32) * x[None, :]
+            gain = tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
+        squares_0 += x * x
+        x_0 = x * gain
+        first_0 += w * x_0[None, :]
+        if ROWS == 2:
+            x = tl.load(x_ptr + K + k, mask=there, other=0.0).to(tl.float32)
+            squares_1 += x * x
+            x_1 = x * gain
+            first_1 += w * x_1[None, :]
         if END != PLAIN:
-            place = w_ptr + second_row[:, None] * K + k[None, :]
-            w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-            other_total += w.to(tl.float32) * x[None, :]
-    first = tl.sum(total, 1)[None, :]
-    second = tl.sum(other_total, 1)[None, :]
-    if HAS_NORM:
-        shrink = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + epsilon)
-        first *= shrink
-        second *= shrink
+            u = tl.load(
+                w_ptr + second_row[:, None] * K + k[None, :], mask=there[None, :], other=0.0,
+                eviction_policy="evict_first",
+            ).to(tl.float32)  # fmt: skip
+            second_0 += u * x_0[None, :]
+            if ROWS == 2:
+                second_1 += u * x_1[None, :]
+    first = scaled_rows(first_0, first_1, squares_0, squares_1, K, epsilon, HAS_NORM, ROWS)
+    second = scaled_rows(second_0, second_1, squares_0, squares_1, K, epsilon, HAS_NORM, ROWS)
     finish(
-        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, out_ptr, bias_ptr, residual_ptr, cos_ptr,
+        first, second, first_row, second_row, tl.arange(0, ROWS), p, ROWS, N, out_ptr, bias_ptr, residual_ptr, cos_ptr,
         sin_ptr, positions_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS,
         HAS_RESIDUAL,
     )  # fmt: skip
+
+
+@triton.jit
+def scaled_rows(total_0, total_1, squares_0, squares_1, K, epsilon, HAS_NORM: tl.constexpr, ROWS: tl.constexpr):
+    """[ROWS, BLOCK_N]: what the programs' threads have gathered, added up, and divided where a norm is asked for."""
+    row_0 = tl.sum(total_0, 1)
+    if HAS_NORM:
+        row_0 *= 1.0 / tl.sqrt(tl.sum(squares_0, 0) / K + epsilon)
+    if ROWS == 1:
+        rows = row_0[None, :]
+    else:
+        row_1 = tl.sum(total_1, 1)
+        if HAS_NORM:
+            row_1 *= 1.0 / tl.sqrt(tl.sum(squares_1, 0) / K + epsilon)
+        rows = tl.trans(tl.join(row_0, row_1))
+    return rows
 
 
 @triton.jit

@@ -51,6 +51,18 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     return norm.weight * wide.to(x.dtype)
 
 
+def added(x: Tensor, change: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """[N, H] each -> their sum, and the norm of it."""
+    total = x + change
+    return total, normed(total, norm)
+
+
+def gated(pairs: Tensor) -> Tensor:
+    """[N, 2 I] -> [N, I]: silu of the first half, times the second."""
+    first, second = pairs.chunk(2, dim=-1)
+    return F.silu(first) * second
+
+
 def project(
     x: Tensor,  # [R, K]
     weight: Tensor,  # [N, K]
@@ -65,8 +77,7 @@ def project(
 
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """[R, K] with [2 * N, K] -> [R, N]: silu of the product with the first half, times that with the second."""
-    first, second = project(x, weight, norm=norm).chunk(2, dim=-1)
-    return F.silu(first) * second
+    return gated(project(x, weight, norm=norm))
 
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:

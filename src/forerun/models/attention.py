@@ -65,6 +65,7 @@ class RaggedStates(Cache):
     """What transformers sees of the cache during one pass: as many keys as the longest row has."""
 
     is_compileable = False
+    is_static = False  # of a pass whose rows the device alone knows: `models.static_pass`
 
     def __init__(
         self,
@@ -267,7 +268,7 @@ def _attend(
     """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
     rule = states.rule_of(mask)
     if rule is not None:
-        if bias is None and ops.has_ragged_attention(query, *layer.by_head, states.use):
+        if bias is None and (states.is_static or ops.has_ragged_attention(query, *layer.by_head, states.use)):
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = states.dense(rule)
     how = states.plan(mask, query.shape[1] // layer.keys.shape[2], bias)
@@ -295,6 +296,8 @@ def _mask(
         return _padded_mask(states, mask_function, dtype)
     if states.takes_rules and (window := known_window(mask_function)) is not None and states.is_wide(window):
         return states.rule(mask_function, window)
+    if states.is_static:
+        raise UnsupportedModel("the model's mask rule is none that kernels know, so its passes cannot be recorded")
     return _dense_mask(states, mask_function)
 
 

@@ -25,6 +25,7 @@ from forerun.types import RaggedRows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
+FEW = 2  # rows whose norms and residuals ride along with the products
 GRAIN = 1024  # rotary tables grow by this many positions
 
 
@@ -89,14 +90,15 @@ class GpuBody:
         """
         self._refresh(cache.capacity)
         x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
+        change: Tensor | None = None  # what is yet to be added to x
         for index, layer in enumerate(self.layers):
             seen = reach if reach.window == layer.window else replace(reach, window=layer.window)
             pool = cache.room(index, *self._like)
             heads = Heads(self.heads, self.kv_heads, *self._rotary, positions, addresses, *pool.flat)
-            mixed = ops.attend_ragged(self._query(x, layer, heads), *pool.by_head, seen, self.scale)
-            x = ops.project(mixed.flatten(1), layer.out, layer.out_bias, residual=x)
-            x = ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x)
-        return ops.normed(x, self.norm)
+            x, query = self._query(x, change, layer, heads)
+            mixed = ops.attend_ragged(query, *pool.by_head, seen, self.scale).flatten(1)
+            x, change = self._mlp(x, mixed, layer)
+        return ops.normed(x, self.norm) if change is None else ops.added(x, change, self.norm)[1]
 
     def run_rows(self, new: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
         """The same over rows that the host knows."""
@@ -109,15 +111,31 @@ class GpuBody:
         head = self.model.get_output_embeddings()
         return ops.project(hidden, head.weight, head.bias)
 
-    def _query(self, x: Tensor, layer: Layer, heads: Heads) -> Tensor:
-        """Rotated queries [N, Hq, D]; keys and values are written."""
+    def _query(self, x: Tensor, change: Tensor | None, layer: Layer, heads: Heads) -> tuple[Tensor, Tensor]:
+        """x, all changes added, and rotated queries [N, Hq, D]; keys and values are written.
+
+        A few rows are normed by every program of a product for itself; for more there is a launch of its own.
+        """
+        norm: Norm | None = layer.before_attention
+        inner = x
+        if change is not None and norm is not None:
+            (x, inner), norm = ops.added(x, change, norm), None
         if layer.query_norm is None or layer.key_norm is None:
-            return ops.project_heads(x, layer.qkv, layer.qkv_bias, layer.before_attention, heads)
-        made = ops.project(x, layer.qkv, layer.qkv_bias, layer.before_attention).unflatten(-1, (-1, self.size))
+            return x, ops.project_heads(inner, layer.qkv, layer.qkv_bias, norm, heads)
+        made = ops.project(inner, layer.qkv, layer.qkv_bias, norm).unflatten(-1, (-1, self.size))
         query, keys, values = made.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         query, keys = ops.normed(query, layer.query_norm), ops.normed(keys, layer.key_norm)
         cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
-        return ops.rotate_and_write(query, keys, values, cos, sin, heads.addresses, heads.key_pool, heads.value_pool)
+        places = heads.addresses, heads.key_pool, heads.value_pool
+        return x, ops.rotate_and_write(query, keys, values, cos, sin, *places)
+
+    def _mlp(self, x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Tensor | None]:
+        """x after attention's output and the MLP; of more than a few rows the MLP's share is still to be added."""
+        if len(x) <= FEW:
+            x = ops.project(mixed, layer.out, layer.out_bias, residual=x)
+            return ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x), None
+        x, inner = ops.added(x, ops.project(mixed, layer.out, layer.out_bias), layer.before_mlp)
+        return x, ops.project(ops.gate(inner, layer.gate_up), layer.down)
 
     def _refresh(self, capacity: int) -> None:
         """Weights may have been replaced since the last pass, the cache may have grown."""

@@ -44,6 +44,7 @@ class Seq2SeqScorer(Scorer):
         cache: RaggedCache | None = None,
         *,
         use: Kernels | None = None,
+        is_draft: bool = False,
         borrowed: Callable[[Source], Tensor] | None = None,
         beside: Seq2SeqScorer | None = None,
     ) -> None:
@@ -52,7 +53,7 @@ class Seq2SeqScorer(Scorer):
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
         self._positions = RowPositions(self._base, self._takes_positions)
         self._projections = projections(self._base)
-        self.encoder = Encoder(model)
+        self.encoder = Encoder(model, is_draft)
         self.sources: Sources = Sources() if beside is None else beside.sources
         self._borrowed, self._beside = borrowed, beside
         self.keeps_states = False  # set by whoever borrows them
@@ -174,8 +175,14 @@ class _BothCaches(EncoderDecoderCache):
 
 
 def scorer_of(
-    model: PreTrainedModel, form: Form = Form.AUTO, cache: RaggedCache | None = None, *, use: Kernels | None = None
+    model: PreTrainedModel,
+    form: Form = Form.AUTO,
+    cache: RaggedCache | None = None,
+    *,
+    use: Kernels | None = None,
+    is_draft: bool = False,
 ) -> Scorer:
     """A scorer of the kind that a model takes."""
-    kind = Seq2SeqScorer if getattr(model.config, "is_encoder_decoder", False) else Scorer
-    return kind(model, form, cache, use=use)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return Seq2SeqScorer(model, form, cache, use=use, is_draft=is_draft)
+    return Scorer(model, form, cache, use=use)

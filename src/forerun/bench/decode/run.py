@@ -15,12 +15,14 @@ from forerun.bench.decode.calls import Call, Prompt, measure_call
 from forerun.bench.decode.ceilings import Ceilings, measure_ceilings
 from forerun.bench.decode.device import ROUNDS, DeviceTime, measure_device
 from forerun.bench.decode.memory import Memory, measure_memory
-from forerun.bench.decode.methods import AUTO, BASS, METHODS, PLAIN, Decoders
+from forerun.bench.decode.methods import METHODS, PLAIN, Decoders
 from forerun.bench.decode.pair import Pair, open_pair
 from forerun.bench.decode.peers import Peer, measure_peers
-from forerun.bench.decode.plan import Plan
+from forerun.bench.decode.plan import LEAST_TOKENS, Plan
 from forerun.bench.decode.record import DecodeRecord, Startup
 from forerun.bench.decode.report import summary
+from forerun.bench.forward import Forward
+from forerun.bench.forward import measure as measure_forward
 from forerun.bench.listening import Listener
 from forerun.bench.records import Provenance, provenance, write
 from forerun.bench.synthetic import build_pair, measure_alpha
@@ -48,6 +50,7 @@ class Found:
     calls: list[Call] = field(default_factory=list)
     ceilings: Ceilings | None = None
     alpha: float | None = None
+    forward: Forward | None = None
     startups: list[Startup] = field(default_factory=list)
     device_times: list[DeviceTime] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
@@ -95,6 +98,7 @@ class Bench:
         for batch in self.plan.leading:
             yield Part(f"batch {batch}", partial(self.speeds, batch))
         if on_gpu:
+            yield Part("forward passes", self.forward)
             yield Part("rounds under the profiler", self.device)
         yield Part("alpha", self.alpha)
         for batch in self.plan.following:
@@ -116,6 +120,7 @@ class Bench:
             measurements=tuple(found.calls),
             ceilings=found.ceilings,
             alpha=found.alpha,
+            forward=found.forward,
             startups=tuple(found.startups),
             device_times=tuple(found.device_times),
             memory=tuple(found.memory),
@@ -141,11 +146,11 @@ class Bench:
                 self.found.calls.append(self._call(method, batch, self.plan.new_tokens))
 
     def _warm(self, batch: int) -> None:
-        """Compiles, captures, and lets `auto` learn; rules whose lengths change meet more shapes and go on longer."""
+        """Compiles, captures, lets `auto` learn. Drafts meet most shapes while rows finish: those calls are whole."""
         started, before = perf_counter(), self._capturing()
         for method in METHODS:
             self.listener.starting(f"batch {batch}, {method}, first call")
-            self._call(method, batch, self.plan.new_tokens if method in (BASS, AUTO) else self.plan.new_tokens // 4)
+            self._call(method, batch, self.plan.new_tokens if method != PLAIN else LEAST_TOKENS)
         after = self._capturing()
         told = None if before is None or after is None else after - before
         self.found.startups.append(Startup(batch, perf_counter() - started, told))
@@ -165,6 +170,9 @@ class Bench:
 
     def _prompts(self, count: int, seed: int) -> list[Prompt]:
         return self.pair.prompts(count, self.plan.prompt_length, seed)
+
+    def forward(self) -> None:
+        self.found.forward = measure_forward(self.pair.target, self.pair.draft)
 
     def device(self) -> None:
         for batch in self.plan.leading:
