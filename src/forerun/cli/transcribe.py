@@ -218,7 +218,7 @@ def _load(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
     return Loaded(model, processor.tokenizer, drafter, policy, *(options[name] for name in names)), processor
 
 
-def _draft_whisper(name: str, target: Any, where: dict[str, Any]) -> Drafter:
+def _draft_whisper(name: str, shares_encoder: bool, target: Any, where: dict[str, Any]) -> Drafter:
     """A smaller Whisper. One whose encoder is the target's, such as a distilled one, reads what that has read."""
     import torch
 
@@ -228,7 +228,7 @@ def _draft_whisper(name: str, target: Any, where: dict[str, Any]) -> Drafter:
     model, processor = load_speech_model(name, **where)
     own, theirs = (one.get_encoder().state_dict() for one in (model, target))
     same = own.keys() == theirs.keys() and all(torch.equal(own[key], theirs[key]) for key in own)
-    return DraftModel(model, tokenizer=processor.tokenizer, shares_encoder=same)
+    return DraftModel(model, tokenizer=processor.tokenizer, shares_encoder=shares_encoder or same)
 
 
 def _transcribed(
