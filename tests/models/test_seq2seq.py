@@ -231,6 +231,7 @@ def test_other_models_are_refused() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("family", ALL)
 def test_on_a_gpu_greedy_text_is_generates(family: str) -> None:
     model = copy.deepcopy(tiny_model(family)).cuda()

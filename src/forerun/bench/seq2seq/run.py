@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -114,13 +115,13 @@ def _measured(name: str, pair: Pair, batch: int, asked: Settings) -> list[Measur
     ways: dict[str, Callable[[int, int], Any]] = {PLAIN: ours(PLAIN), DRAFTS: ours(DRAFTS), THEIRS: theirs}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     last: dict[str, Any] = {}
-    for way, run in ways.items():
+    for run in ways.values():
         run(WARM_UP, 0)
     for repeat in range(asked.repeats):
         for way, run in ways.items():
             if way == THEIRS and repeat:  # for comparison; once is enough
                 continue
-            took, last[way] = _timed(lambda run=run, seed=repeat + 1: run(asked.tokens, seed))  # type: ignore[misc]
+            took, last[way] = _timed(partial(run, asked.tokens, repeat + 1))
             seconds[way].append(took)
     return [
         Measurement(name, batch, way, tuple(seconds[way]), batch * asked.tokens, encoder, *_counts(last[way]))
