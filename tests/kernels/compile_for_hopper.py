@@ -8,12 +8,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import attention, cache_write, summary
+from forerun.kernels import attention, cache_write
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
 FLOATS = ("factor", "softcap")
-SIDE = {"logits": "*fp32", "index": "*i64", "temperature": "*fp64"}  # of the target's rows, and of the draft's
 
 
 def compiled(kernel: Any, constants: dict[str, Any], kinds: dict[str, str], **options: Any) -> Any:
@@ -44,18 +43,8 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
     return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
 
 
-def summarise() -> Any:
-    """Several blocks a program: what is unrolled may define no constant twice."""
-    flags = dict.fromkeys(("HAS_DRAFT", "SCALED", "GREEDY", "GROUPS"), True)
-    sides = {f"{side}_{name}": kind for side in "pq" for name, kind in SIDE.items()}
-    outs = {"peak_out": "*fp32", "mass_out": "*fp64", "best_out": "*i32", "groups_out": "*fp32"}
-    constants = {"LOOPS": 4, "BLOCK": 4096, "GROUP": 8, **flags}
-    return compiled(summary.chunk_kernel, constants, {"lengths": "*i64", **sides, **outs}, num_warps=4)
-
-
 def main() -> None:
     made = [
-        summarise(),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(4, 32, IS_PART=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(

@@ -119,10 +119,12 @@ def left_over(
         if RULE == SIGMOID:
             left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta) - q
         elif RULE == BLOCK_RULE:
-            left = weight * p.to(tl.float64) - q.to(tl.float64)
+            coarse = weight.to(tl.float32)  # float64 a token would take longer than reading it
+            fine = (weight - coarse).to(tl.float32)
+            left = coarse * p + (fine * p - q)
         else:
             left = p - q
-        value = tl.where(refused, tl.maximum(left, 0.0), p.to(left.dtype))
+        value = tl.where(refused, tl.maximum(left, 0.0), p)
     return tl.where(inside, value, 0.0)
 
 

@@ -52,6 +52,29 @@ def level_below(largest, weights, need, base):
 
 
 @triton.jit
+def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.constexpr):
+    """Threshold and kept mass of few values in memory: each is compared with each."""
+    place = tl.arange(0, FEW)
+    w = tl.load(values + place, mask=place < num_values, other=NEGATIVE)
+    rank, reached = tl.zeros([FEW], tl.float32), tl.zeros([FEW], tl.float64)
+    for start in range(0, num_values, LEVELS):
+        other = start + tl.arange(0, LEVELS)
+        there = other < num_values
+        v = tl.load(values + other, mask=there, other=NEGATIVE)
+        weight = tl.where(there, tl.exp(v - base), 0.0).to(tl.float64)
+        above = (v[None, :] >= w[:, None]) & there[None, :]
+        rank += tl.sum(tl.where(above, 1.0, 0.0), axis=1)
+        reached += tl.sum(tl.where(above, weight[None, :], 0.0), axis=1)
+    threshold = tl.where(counts, tl.max(tl.where(rank >= k, w, NEGATIVE), axis=0), NEGATIVE)
+    kept = (w >= threshold) & (w > NEGATIVE)
+    mass = tl.where(counts, tl.max(tl.where(kept, reached, 0.0), axis=0), mass)
+    nucleus = tl.max(tl.where(reached >= held(p, base, mass), w, NEGATIVE), axis=0)
+    threshold = tl.maximum(tl.maximum(threshold, tl.where(holds, nucleus, NEGATIVE)), floor)
+    kept = (w >= threshold) & (w > NEGATIVE)
+    return threshold, tl.max(tl.where(kept, reached, 0.0), axis=0)
+
+
+@triton.jit
 def just_short(values, weights, above, need, low, high, ROUNDS: tl.constexpr):
     """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high` on.
 

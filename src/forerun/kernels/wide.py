@@ -14,7 +14,7 @@ from forerun.kernels.chunks import side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, warped
 from forerun.kernels.search import cut_in_memory
 from forerun.kernels.select import cut_values, held
-from forerun.kernels.threshold import BRACKETED, DONE
+from forerun.kernels.threshold import DONE
 
 
 @triton.jit
@@ -49,17 +49,16 @@ def wide_kernel(
         divisor, plain = divisor_of(heat)
         peak = tl.load(peaks + r)
         shift, base = tl.where(plain, 0.0, peak), tl.where(plain, peak, 0.0)
-        if state == BRACKETED:
-            low, high = tl.load(brackets + 2 * r), tl.load(brackets + 2 * r + 1)
-            column = c * BLOCK + tl.arange(0, BLOCK)
-            w = tl.load(row + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
-            w = warped(w, shift, divisor, SCALED)
-            over = tl.where(w >= high, tl.exp(w - base), 0.0)
-            tl.store(above + r * num_chunks + c, tl.sum(over.to(tl.float64), axis=0))
-            inside = (w >= low) & (w < high)
-            first = tl.atomic_add(arrived + 2 * r, tl.sum(inside.to(tl.int32), axis=0))
-            slot = first + tl.cumsum(inside.to(tl.int32), axis=0) - 1
-            tl.store(listed + r * SIZE + slot, w, mask=inside & (slot < SIZE))
+        low, high = tl.load(brackets + 2 * r), tl.load(brackets + 2 * r + 1)
+        column = c * BLOCK + tl.arange(0, BLOCK)
+        w = tl.load(row + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
+        w = warped(w, shift, divisor, SCALED)
+        over = tl.where(w >= high, tl.exp(w - base), 0.0)
+        tl.store(above + r * num_chunks + c, tl.sum(over.to(tl.float64), axis=0))
+        inside = (w >= low) & (w < high)
+        first = tl.atomic_add(arrived + 2 * r, tl.sum(inside.to(tl.int32), axis=0))
+        slot = first + tl.cumsum(inside.to(tl.int32), axis=0) - 1
+        tl.store(listed + r * SIZE + slot, w, mask=inside & (slot < SIZE))
         tl.debug_barrier()  # the count is one thread's; what the others stored comes before it
         if tl.atomic_add(arrived + 2 * r + 1, 1) == num_chunks - 1:
             top_k, top_p, min_p = p_top_k, p_top_p, p_min_p
@@ -68,14 +67,14 @@ def wide_kernel(
                 top_k, top_p = tl.where(drawn, q_top_k, top_k), tl.where(drawn, q_top_p, top_p)
                 min_p = tl.where(drawn, q_min_p, min_p)
             _conclude(
-                r, state, row, vocab, shift, divisor, base, tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b),
+                r, row, vocab, shift, divisor, base, tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b),
                 brackets, arrived, above, listed, masses, thresholds, num_chunks, CHUNKS, SIZE, SCAN, SCALED,
             )  # fmt: skip
 
 
 @triton.jit
 def _conclude(
-    r, state, row, vocab, shift, divisor, base, k, p, least,
+    r, row, vocab, shift, divisor, base, k, p, least,
     brackets, arrived, above, listed, masses, thresholds, num_chunks,
     CHUNKS: tl.constexpr, SIZE: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
@@ -83,24 +82,20 @@ def _conclude(
     mass = tl.load(masses + r)
     floor = tl.where(least > 0, base + tl.log(least).to(tl.float32), NEGATIVE)
     counts, holds = (k > 0) & (k < vocab), p < 1.0
+    chunk, place = tl.arange(0, CHUNKS), tl.arange(0, SIZE)
+    over = tl.load(above + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0, cache_modifier=".cg")
+    over = tl.sum(over, axis=0)
+    within = tl.load(arrived + 2 * r, cache_modifier=".cg")
+    w = tl.load(listed + r * SIZE + place, mask=place < within, other=NEGATIVE, cache_modifier=".cg")
+    low, high = tl.load(brackets + 2 * r), tl.load(brackets + 2 * r + 1)
+    found = over + tl.sum(tl.where(w > NEGATIVE, tl.exp(w - base), 0.0).to(tl.float64), axis=0)
     need = tl.where(holds, held(p, base, mass), float("inf"))
-    over, found = need, need
-    low, high, within = base, base, tl.full((), 0, tl.int32)
-    w = tl.full([SIZE], NEGATIVE, tl.float32)
-    if state == BRACKETED:
-        chunk, place = tl.arange(0, CHUNKS), tl.arange(0, SIZE)
-        sums = tl.load(above + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0, cache_modifier=".cg")
-        within = tl.load(arrived + 2 * r, cache_modifier=".cg")
-        w = tl.load(listed + r * SIZE + place, mask=place < within, other=NEGATIVE, cache_modifier=".cg")
-        over = tl.sum(sums, axis=0)
-        found = over + tl.sum(tl.where(w > NEGATIVE, tl.exp(w - base), 0.0).to(tl.float64), axis=0)
-        low, high = tl.load(brackets + 2 * r), tl.load(brackets + 2 * r + 1)
-    fits = (over < need) & (within <= SIZE)
+    fits = (within <= SIZE) & tl.where(counts, within >= k, over < need)
     threshold = floor
-    if fits & (floor >= high):
+    if fits & (counts == 0) & (floor >= high):
         mass = over
-    elif fits & (found >= need):
-        threshold, mass = cut_values(w, base, mass, False, k, True, p, floor, low, over, 3)
+    elif fits & (counts | (found >= need)):
+        threshold, mass = cut_values(w, base, mass, counts, k, holds, p, floor, low, over, 3)
     else:
         threshold, mass = cut_in_memory(
             row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
