@@ -175,4 +175,3 @@ class _Work:
             found += [side.logits, side.index, side.params.temperature]
             found += [side.logits.stride(0), side.index.stride(0), side.vocab, side.positions]
         return found
-

@@ -95,7 +95,8 @@ def threshold_kernel(
 def _cut(
     row, r, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, groups, hot_groups, values, num_groups,
     states, brackets, DEEP: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, FEW: tl.constexpr, SAMPLE: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
+    LANES: tl.constexpr, FEW: tl.constexpr, SAMPLE: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Threshold and kept mass of a row that top-k or top-p applies to, or (with WIDE) a note that both are to come."""
     group = tl.arange(0, DEEP)[:, None] * SUPER + tl.arange(0, SUPER)[None, :]
