@@ -29,6 +29,13 @@ def fixed_seeds() -> None:
 
 
 @pytest.fixture(autouse=True)
+def kernels_on_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that is run on a GPU as well is run there for the kernels' sake."""
+    if hasattr(request.node, "callspec") and request.node.callspec.params.get("device") == "cuda":
+        monkeypatch.setenv("FORERUN_KERNELS", "auto")
+
+
+@pytest.fixture(autouse=True)
 def undisturbed_models() -> Iterator[None]:
     """Cached models are shared by all tests: name the test that changes one, not the innocent ones after it."""
     before = disturbed_models()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -23,14 +22,14 @@ from benchmarks.papers.common import (
     times,
 )
 from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
-from benchmarks.papers.trace import Trace, decode
 from forerun import SpeculativeDecoder
-from forerun.policy import BassHeuristic, Constant, as_policy
+from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN, policy_of
+from forerun.bench.trace import Trace, decode
+from forerun.policy import as_policy
 
 TITLE = "Batches of 1 to 8: first, last and all rows; draft lengths; PAD and SPLIT (BASS, Tables 1 to 6)"
 BATCHES = (1, 2, 4, 8)
-PLAIN, BASS, PAD, SPLIT, AUTO = "plain", "BASS", "BASS-PAD", "BASS-SPLIT", "auto"
-FIXED = {f"fixed {n}": n for n in (4, 6, 8)}
+PAD, SPLIT = "BASS-PAD", "BASS-SPLIT"
 FORMS = (PAD, SPLIT)
 """On a CPU both are run without Forerun's compiled layers, which read ragged rows in place and are neither."""
 ABLATION = (BASS, *FIXED, AUTO, *FORMS)
@@ -66,14 +65,8 @@ class Methods:
         if key not in self._decoders:
             self._decoders[key] = self.pair.decoder(key[0], attention=form, kernels=kernels)
         decoder = self._decoders[key]
-        decoder.engine.policy = self._policy(method)
+        decoder.engine.policy = policy_of(method, self.auto)
         return decoder
-
-    def _policy(self, method: str) -> Any:
-        if method in FIXED:
-            return Constant(FIXED[method])
-        made: Mapping[str, Callable[[], Any]] = {PLAIN: lambda: Constant(0), AUTO: lambda: self.auto}
-        return made.get(method, BassHeuristic)()
 
 
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:

@@ -27,8 +27,8 @@ from benchmarks.papers.common import (
 from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
 from benchmarks.papers.scores import rouge2
 from benchmarks.papers.tasks import Task
-from benchmarks.papers.trace import PHASES, Trace, decode
 from forerun import SpeculativeDecoder
+from forerun.bench.trace import PHASES, Trace, decode
 from forerun.engine import Stats
 from forerun.policy import Constant
 

@@ -23,8 +23,8 @@ from benchmarks.papers.common import (
     times,
 )
 from benchmarks.papers.pairs import Pair, open_pair
-from benchmarks.papers.trace import Trace, decode
 from forerun import SpeculativeDecoder
+from forerun.bench.trace import Trace, decode
 from forerun.engine import Stats
 from forerun.math.theory import best_draft_length, expected_tokens
 from forerun.policy import Constant

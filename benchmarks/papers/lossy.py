@@ -13,8 +13,8 @@ import torch
 from benchmarks.papers.pairs import Pair
 from benchmarks.papers.scores import answers
 from benchmarks.papers.tasks import Task
-from benchmarks.papers.trace import decode
 from forerun import check
+from forerun.bench.trace import decode
 from forerun.check.divergence import measure_divergence
 from forerun.config import SamplingParams
 from forerun.engine import Stats

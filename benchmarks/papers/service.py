@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
-from benchmarks.papers.trace import decode
 from forerun import SpeculativeDecoder
 from forerun.bench.prompts import Question, encode
+from forerun.bench.trace import decode
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
 from forerun.result import GenerateResult

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, ms, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
-from benchmarks.papers.trace import decode
 from forerun import ops
 from forerun.bench.records import versions
+from forerun.bench.trace import decode
 from forerun.config import SamplingParams
 from forerun.engine import Stats
 from forerun.math.laws import LogitLaw

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
     from forerun.errors import ForerunError
     from forerun.models.scorer import Scorer
+    from forerun.models.seq2seq import Seq2SeqScorer
     from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
     from forerun.rules import Ensemble, Lenient, Sigmoid, TopKImportance
-    from forerun.types import Draft, DraftContext, Drafter, Rule
+    from forerun.types import Draft, DraftContext, Drafter, Rule, Source
 
 # Where each public name lives: torch and transformers are only imported when one is used.
 _HOMES = {
@@ -48,9 +49,10 @@ _HOMES = {
     "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
     "forerun.errors": ("ForerunError",),
     "forerun.models.scorer": ("Scorer",),
+    "forerun.models.seq2seq": ("Seq2SeqScorer",),
     "forerun.policy": ("BassHeuristic", "Constant", "CostModel", "HfHeuristic"),
     "forerun.rules": ("Ensemble", "Lenient", "Sigmoid", "TopKImportance"),
-    "forerun.types": ("Draft", "DraftContext", "Drafter", "Rule"),
+    "forerun.types": ("Draft", "DraftContext", "Drafter", "Rule", "Source"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -81,7 +83,9 @@ __all__ = [
     "Rule",
     "SamplingParams",
     "Scorer",
+    "Seq2SeqScorer",
     "Sigmoid",
+    "Source",
     "SpeculativeDecoder",
     "Stats",
     "Stream",

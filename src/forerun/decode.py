@@ -16,7 +16,7 @@ from forerun.math.laws import LogitLaw
 from forerun.math.random import draft_uniforms
 from forerun.math.verify import verify
 from forerun.models.scorer import Scorer
-from forerun.types import Draft, DraftContext, Drafter, Keys, LawParams, Rule
+from forerun.types import Draft, DraftContext, Drafter, Keys, LawParams, Rule, Source
 
 ROW = 0
 
@@ -34,12 +34,20 @@ def speculative_decode(
     seed: int = 0,
     request_id: int = 0,
     stop_ids: frozenset[int] = frozenset(),
+    source: Source | None = None,
 ) -> Iterator[list[int]]:
-    """Yield the tokens of each round. `target` and `drafter` must be fresh: they hold this sequence as row 0."""
+    """Yield the tokens of each round. `target` and `drafter` must be fresh: they hold this sequence as row 0.
+
+    An encoder-decoder target reads `source`, and what is decoded begins with `prompt`; nothing else is different.
+    """
     history, law_params = list(prompt), LawParams.stack([params], target.device)
     target.admit(ROW)
     if hasattr(drafter, "admit"):
         drafter.admit(ROW, prompt)
+    if source is not None:
+        target.read(ROW, source)
+        if hasattr(drafter, "read"):
+            drafter.read(ROW, source)
     target.feed([ROW], [history[:-1]])
     round_ = 0
     while (emitted := len(history) - len(prompt)) < max_new_tokens:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -14,15 +13,17 @@ from forerun.config import Kernels
 from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
 from forerun.errors import InvalidArgument, NonFiniteLogits
-from forerun.inside_generate import keywords_of
+from forerun.inside_generate import decoder_inputs, keywords_of
 from forerun.keywords import GenerateKeywords, Job, understand
 from forerun.math.attention import Form
-from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.policy import as_policy
 from forerun.result import GenerateResult
 from forerun.rules import AnyRule, parse
+from forerun.sources import read_inputs, refuse_for_causal
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
+from forerun.unpadded import unpadded
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
@@ -56,16 +57,21 @@ class SpeculativeDecoder:
         self.policy = as_policy(policy)
         self.drafter = _drafter(drafter, target)
         use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
-        scorer = Scorer(target, _choice(Form, attention, "attention"), use=use)
+        scorer = scorer_of(target, _choice(Form, attention, "attention"), use=use)
         self.engine = Engine(
             scorer, self.drafter, self.policy, rule=parse(rule), tokenizer=tokenizer, keep_rows=keep_rows
         )
 
     def generate(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **keywords: Unpack[GenerateKeywords]
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **keywords: Unpack[GenerateKeywords],
     ) -> GenerateResult:
         """Like `model.generate`, for any batch. Prompts may be padded on either side; the mask says where.
 
+        An encoder-decoder target reads `input_ids`, `input_features` or whatever its encoder takes, or
+        `encoder_outputs`; its text begins with `decoder_input_ids`, or else with the model's start token.
         One deliberate difference: nothing is read from a hidden default. Without sampling parameters it is greedy.
         """
         stream = self.stream(input_ids, attention_mask, **keywords)
@@ -76,13 +82,17 @@ class SpeculativeDecoder:
         return stream.result
 
     def stream(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **keywords: Unpack[GenerateKeywords]
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **keywords: Unpack[GenerateKeywords],
     ) -> Stream:
         """Yields what the rows gained, round by round; `Progress.row` counts the sequences of this call.
 
         `close()` ends all rows with what they have; `result` is there once it has ended.
         """
-        return Stream(self.engine, self._job(input_ids, attention_mask, keywords), input_ids)
+        job, like = self._job(input_ids, attention_mask, keywords)
+        return Stream(self.engine, job, like)
 
     def as_custom_generate(self) -> Callable[..., Any]:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
@@ -106,20 +116,31 @@ class SpeculativeDecoder:
             keywords = keywords_of(
                 generation_config, logits_processor, stopping_criteria, model_kwargs, input_ids.shape[1]
             )
-            result = self.generate(input_ids, mask, **keywords)
+            if isinstance(self.engine.target, Seq2SeqScorer):
+                result = self.generate(None, mask, **keywords, **decoder_inputs(input_ids, model_kwargs, keywords))
+            else:
+                result = self.generate(input_ids, mask, **keywords)
             wants_dict = generation_config is not None and generation_config.return_dict_in_generate
             return result if wants_dict else result.sequences
 
         return custom_generate
 
-    def _job(self, input_ids: Tensor, attention_mask: Tensor | None, keywords: Any) -> Job:
-        prompts = _unpadded(input_ids, attention_mask)
-        job = understand(prompts, keywords, self.target.generation_config or GenerationConfig(), self.tokenizer)
+    def _job(self, input_ids: Tensor | None, attention_mask: Tensor | None, keywords: Any) -> tuple[Job, Tensor]:
+        """The call understood, and the tensor after which its sequences are shaped."""
+        config, scorer = self.target.generation_config or GenerationConfig(), self.engine.target
+        if isinstance(scorer, Seq2SeqScorer):
+            given = read_inputs(scorer, input_ids, attention_mask, keywords, config)
+            job = understand(given.prompts, given.keywords, config, self.tokenizer, given.sources)
+            like = given.like.to(self.target.device)
+        else:
+            refuse_for_causal(keywords, self.target)
+            like = _given(input_ids)
+            job = understand(unpadded(like, attention_mask), keywords, config, self.tokenizer)
         if job.streamer is not None and len(job.requests) > 1:
             raise InvalidArgument(
                 f"a streamer takes one sequence and there are {len(job.requests)}; use decoder.stream"
             )
-        return job
+        return job, like
 
 
 def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Drafter | None:
@@ -137,30 +158,14 @@ def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Dra
     )
 
 
+def _given(input_ids: Tensor | None) -> Tensor:
+    if input_ids is None:
+        raise InvalidArgument("input_ids is missing: give a tensor [batch, length]")
+    return input_ids
+
+
 def _choice(kind: Any, value: Any, name: str) -> Any:
     try:
         return kind(value)
     except ValueError:
         raise InvalidArgument(f"{name}={value!r}: choose one of {', '.join(kind)}") from None
-
-
-def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """Each row's own tokens. Padding may be on either side; a hole in the middle is refused."""
-    if not isinstance(input_ids, Tensor):
-        raise InvalidArgument(f"input_ids is a {type(input_ids).__name__}: give a tensor [batch, length]")
-    if input_ids.ndim != 2:
-        raise InvalidArgument(f"input_ids has shape {tuple(input_ids.shape)}: give [batch, length]")
-    if attention_mask is None:
-        attention_mask = torch.ones_like(input_ids)
-    if attention_mask.shape != input_ids.shape:
-        raise InvalidArgument(
-            f"attention_mask is {tuple(attention_mask.shape)} and input_ids {tuple(input_ids.shape)}: make them agree"
-        )
-    prompts = []
-    for row, (ids, mask) in enumerate(zip(input_ids.tolist(), attention_mask.bool().tolist(), strict=True)):
-        if "0" in "".join("01"[real] for real in mask).strip("0"):
-            raise InvalidArgument(f"attention_mask of row {row} has a hole in the middle; pad on the left or the right")
-        prompts.append([token for token, real in zip(ids, mask, strict=True) if real])
-        if not prompts[-1]:
-            raise InvalidArgument(f"prompt {row} is empty: give at least one token (a begin-of-sequence id will do)")
-    return prompts

@@ -27,6 +27,10 @@ class ModelNotFound(ForerunError, FileNotFoundError):
     """No model under that name, folder or file; the message names the command that helps."""
 
 
+class UnreadableAudio(ForerunError, ValueError):
+    """A sound file that cannot be transcribed; the message begins with its name."""
+
+
 class NonFiniteLogits(ForerunError, ArithmeticError):
     """The target returned NaN or infinity for a row."""
 

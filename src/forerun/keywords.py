@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from torch import Tensor
 from transformers import (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
     LogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 
 from forerun.config import SamplingParams
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument, UnknownArgument
+from forerun.types import Source
 
 MAX_NEW_TOKENS = 128
 
@@ -49,6 +54,9 @@ class GenerateKeywords(TypedDict, total=False):
     no_repeat_ngram_size: int
     bad_words_ids: Sequence[Sequence[int]]
     suppress_tokens: Sequence[int]
+    begin_suppress_tokens: Sequence[int]
+    forced_bos_token_id: int
+    forced_eos_token_id: int | Sequence[int]
     sequence_bias: Any
     logprobs: int | bool | None  # n alternatives beside each token's own
     max_time: float
@@ -57,6 +65,13 @@ class GenerateKeywords(TypedDict, total=False):
     generation_config: GenerationConfig
     return_dict_in_generate: bool  # accepted: the result always carries everything
     use_cache: bool
+    # Of encoder-decoder models, read by `forerun.sources`
+    input_features: Tensor
+    input_values: Tensor
+    encoder_outputs: Any  # [B, S, H] states, or the encoder's own output
+    decoder_input_ids: Tensor
+    decoder_attention_mask: Tensor
+    decoder_start_token_id: int | Sequence[int]
 
 
 KNOWN = frozenset(GenerateKeywords.__annotations__)
@@ -77,9 +92,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "encoder_repetition_penalty": ((1.0, None), "use repetition_penalty"),
     "encoder_no_repeat_ngram_size": ((0, None), "use no_repeat_ngram_size"),
     "exponential_decay_length_penalty": ((None,), "use max_new_tokens"),
-    "forced_bos_token_id": ((None,), "put the token into the prompt"),
-    "forced_eos_token_id": ((None,), "use max_new_tokens"),
-    "begin_suppress_tokens": ((None,), "use suppress_tokens or logit_bias"),
     "min_length": ((0, None), "use min_new_tokens"),
     "stopping_criteria": ((None, []), "use stop_strings, eos_token_id, max_new_tokens or max_time"),
     "prefix_allowed_tokens_fn": ((None,), "pass a logits_processor"),
@@ -114,7 +126,11 @@ class Job:
 
 
 def understand(
-    prompts: Sequence[Sequence[int]], keywords: Mapping[str, Any], model_config: GenerationConfig, tokenizer: Any = None
+    prompts: Sequence[Sequence[int]],
+    keywords: Mapping[str, Any],
+    model_config: GenerationConfig,
+    tokenizer: Any = None,
+    sources: Sequence[Source] | None = None,
 ) -> Job:
     """Turn `generate`'s arguments into requests. Only ids (eos, pad) are read from the model's own configuration."""
     if not prompts:
@@ -140,8 +156,9 @@ def understand(
             stop_ids=eos,
             stop_strings=(stops,) if isinstance(stops, str) else tuple(stops),
             min_new_tokens=given.get("min_new_tokens") or 0,
-            processors=_processors(given, eos),
+            processors=_processors(given, eos, len(prompts[i]), len(prompts[i]) + budgets[i]),
             logprobs=_logprobs(given, copies),
+            source=None if sources is None else sources[i],
         )
         for i in range(len(prompts))
         for copy in range(copies)
@@ -227,15 +244,25 @@ def _params(given: Mapping[str, Any], count: int) -> list[SamplingParams]:
     ]
 
 
-def _processors(given: Mapping[str, Any], eos: frozenset[int]) -> tuple[Any, ...]:
-    """Bans and biases that transformers defines are built from its own classes; then the caller's."""
+def _processors(given: Mapping[str, Any], eos: frozenset[int], begin: int, end: int) -> tuple[Any, ...]:
+    """Bans and biases that transformers defines are built from its own classes; then the caller's.
+
+    `begin` is the length of the prompt, `end` that of prompt and output together.
+    """
     found: list[LogitsProcessor] = []
     if size := given.get("no_repeat_ngram_size"):
         found.append(NoRepeatNGramLogitsProcessor(size))
     if words := given.get("bad_words_ids"):
         found.append(NoBadWordsLogitsProcessor([list(word) for word in words], sorted(eos) or None))
+    if (first := given.get("forced_bos_token_id")) is not None:
+        found.append(ForcedBOSTokenLogitsProcessor(first))
+        begin += begin == 1  # what may not come first then comes second
+    if (last := given.get("forced_eos_token_id")) is not None:
+        found.append(ForcedEOSTokenLogitsProcessor(end, last))
     if banned := given.get("suppress_tokens"):
         found.append(SuppressTokensLogitsProcessor(list(banned)))
+    if banned := given.get("begin_suppress_tokens"):
+        found.append(SuppressTokensAtBeginLogitsProcessor(list(banned), begin))
     if bias := given.get("sequence_bias"):
         found.append(SequenceBiasLogitsProcessor(bias))
     return (*found, *(given.get("logits_processor") or ()))

@@ -20,11 +20,13 @@ from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import sample as sample_reference
+from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
+from forerun.math.skinny import Heads, Norm
 from forerun.math.verify import Judge, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
@@ -106,6 +108,58 @@ def rotate_and_write(
         if kernel.fits(query, keys, values, cos, sin, key_pool, value_pool):
             return kernel.rotate_and_write(*new)
     return cache_write_reference.rotate_and_write(*new)
+
+
+def project(
+    x: Tensor,  # [R, K]
+    weight: Tensor,  # [N, K]
+    bias: Tensor | None = None,  # [N]
+    norm: Norm | None = None,
+    residual: Tensor | None = None,  # [R, N]
+) -> Tensor:  # [R, N]
+    """A product with what stands around it in a layer; see `forerun.math.skinny.project`."""
+    if _has_skinny(x, weight):
+        from forerun.kernels import skinny as kernel
+
+        return kernel.project(x, weight, bias, norm, residual)
+    return skinny_reference.project(x if norm is None else normed(x, norm), weight, bias, None, residual)
+
+
+def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
+    """The gated half of an MLP; see `forerun.math.skinny.gate`."""
+    if _has_skinny(x, weight):
+        from forerun.kernels import skinny as kernel
+
+        return kernel.gate(x, weight, norm)
+    return skinny_reference.gate(x if norm is None else normed(x, norm), weight)
+
+
+def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
+    """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
+    if _has_skinny(x, weight):
+        from forerun.kernels import skinny as kernel
+
+        return kernel.project_heads(x, weight, bias, norm, heads)
+    return skinny_reference.project_heads(x if norm is None else normed(x, norm), weight, bias, None, heads)
+
+
+def normed(x: Tensor, norm: Norm) -> Tensor:
+    """The norm of each row, [.., H]; see `forerun.math.skinny.normed`."""
+    if has_triton(x.device):
+        from forerun.kernels import norm as kernel
+
+        if kernel.why_not(x, norm) is None:
+            return kernel.normed(x, norm)
+    return skinny_reference.normed(x, norm)
+
+
+def _has_skinny(x: Tensor, weight: Tensor) -> bool:
+    """Whether the rows are few enough for a product of our own; with more of them the library's is the faster one."""
+    if not has_triton(x.device):
+        return False
+    from forerun.kernels import skinny as kernel
+
+    return kernel.why_not(x, weight) is None
 
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:

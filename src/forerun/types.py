@@ -69,6 +69,31 @@ class LawParams:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """What the encoder of an encoder-decoder model reads for one row: token ids, features, or states made of them.
+
+    Equal texts are equal sources, so that rows share what was made of them; anything else is equal to itself alone.
+    """
+
+    ids: tuple[int, ...] = ()  # without padding; beside `states` or `features` only for those who look up words in it
+    features: Tensor | None = None  # what the encoder takes for one row of its batch, such as [mels, frames]
+    mask: Tensor | None = None  # [frames] of features that come padded, where the encoder asks for one
+    states: Tensor | None = None  # [S, H] what an encoder has made of it already
+
+    @property
+    def is_text(self) -> bool:
+        return self.features is None and self.states is None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Source) and self.is_text and other.is_text and self.ids == other.ids
+
+    def __hash__(self) -> int:
+        return hash(self.ids) if self.is_text else id(self)
+
+
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
     """Which rows one forward pass touches: new tokens are packed one row after the other, keys live in the cache."""
@@ -211,6 +236,7 @@ class DraftContext:
 class Drafter(Protocol):
     """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`.
 
+    Behind an encoder-decoder model `read(row, source)` follows `admit` for one that wants to know the row's `Source`.
     One that proposes trees says so with `makes_trees = True`; `max_lengths` bounds their depth.
     """
 

@@ -15,9 +15,9 @@ from bench.fakes import ORIGIN
 from forerun import kernels
 from forerun.bench import quiet, records
 from forerun.bench.cpu import expected, floors, record, report, run, steps
-from forerun.bench.cpu.floors import Limits, Work
 from forerun.bench.cpu.record import CpuRecord, StepTimes
 from forerun.bench.cpu.steps import Grid, Inputs, Ours, Subject, Transformers
+from forerun.bench.work import Limits, Work, work_of
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
@@ -96,14 +96,14 @@ class TestFloors:
     def test_work_of_a_model_counted_by_hand(self) -> None:
         """Hidden 32, four heads of 8, two key heads, 48 in the middle, two layers, 97 tokens."""
         layer = 32 * 32 * 2 + 2 * 16 * 32 + 3 * 48 * 32
-        found = floors.work_of(subject())
+        found = work_of(subject().model)
         assert found.operations_per_token == 2 * (2 * layer + 97 * 32)
         assert found.weight_bytes == 4 * (2 * (layer + 2 * 32) + 97 * 32 + 32)
         assert (found.bytes_per_key, found.operations_per_key) == (2 * 2 * 2 * 8 * 4, 2 * 4 * 4 * 8)
 
     def test_a_tied_head_is_read_an_embedding_is_not(self) -> None:
-        tied = floors.work_of(Subject("t", tiny_model("llama", tie_word_embeddings=True)))
-        assert tied == floors.work_of(subject())
+        tied = work_of(tiny_model("llama", tie_word_embeddings=True))
+        assert tied == work_of(subject().model)
 
     def test_real_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(floors, "_buffer_bytes", lambda: 16 << 20)

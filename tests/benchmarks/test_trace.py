@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks.papers import chen
-from benchmarks.papers.trace import PHASES, SKIP, Round, Trace, decode
 from forerun import SpeculativeDecoder
+from forerun.bench.trace import PHASES, SKIP, Round, Trace, decode
 from forerun.drafters import DraftModel
 from forerun.policy import Constant
 from support.tiny import draft_of, ragged_prompts, tiny_model

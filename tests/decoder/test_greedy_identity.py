@@ -12,9 +12,10 @@ from torch import Tensor
 
 import forerun
 from forerun.policy import BassHeuristic, Constant, HfHeuristic
+from support.devices import draft_on, each_device, model_on, on_gpu
 from support.pairwise import pairs_of, pairwise_cases
 from support.ties import check_greedy, deviation
-from support.tiny import EXTRA_FAMILIES, FAMILIES, draft_of, plain_greedy, ragged_prompts, tiny_model
+from support.tiny import EXTRA_FAMILIES, FAMILIES, plain_greedy, ragged_prompts, tiny_model
 
 NEW = 24  # with prompts of up to 20 tokens, several times the sliding windows of 8
 VOCAB = 97
@@ -29,6 +30,21 @@ FACTORS = {
     "side": ("left", "right"),
 }
 CASES = pairwise_cases(FACTORS)
+# On a GPU every case compiles kernels; forms and padding are the same code there, and fewer lengths tell as much.
+GPU_FACTORS = {
+    **FACTORS,
+    "policy": (0, 4, "auto"),
+    "drafter": ("none", "model", "lookup"),
+    "rows": (1, 8),
+    "side": ("left",),
+}
+EVERYWHERE = [
+    *(pytest.param("cpu", case, id="-".join(map(str, case.values()))) for case in CASES),
+    *(
+        pytest.param("cuda", case, id="-".join(map(str, ("cuda", *case.values()))), marks=on_gpu)
+        for case in pairwise_cases(GPU_FACTORS)
+    ),
+]
 
 
 @lru_cache
@@ -37,34 +53,29 @@ def prompts_of(family: str) -> list[list[int]]:
 
 
 @lru_cache
-def oracle(family: str) -> tuple[list[list[int]], float]:
+def oracle(family: str, device: str = "cpu") -> tuple[list[list[int]], float]:
     """Plain decoding of each prompt alone, and the model's own numerical noise."""
-    model, prompts = tiny_model(family), prompts_of(family)
+    model, prompts = model_on(family, device), prompts_of(family)
     wanted = [plain_greedy(model, prompt, NEW) for prompt in prompts]
     return wanted, deviation(model, [*prompts[1], *wanted[1]])
 
 
 @lru_cache
-def draft_model(family: str) -> Any:
-    return draft_of(tiny_model(family))
-
-
-@lru_cache
-def table(family: str) -> forerun.NgramTable:
-    wanted, _ = oracle(family)
+def table(family: str, device: str) -> forerun.NgramTable:
+    wanted, _ = oracle(family, device)
     texts = [[*prompt, *output] for prompt, output in zip(prompts_of(family), wanted, strict=True)]
     return forerun.NgramTable.count(texts[::2], vocab_size=VOCAB)  # half of the answers: some drafts hold, some do not
 
 
-def make_drafter(name: str, family: str) -> Any:
+def make_drafter(name: str, family: str, device: str = "cpu") -> Any:
     makers = {
         "none": lambda: None,
-        "model": lambda: forerun.DraftModel(draft_model(family)),
+        "model": lambda: forerun.DraftModel(draft_on(family, device)),
         "lookup": lambda: forerun.PromptLookup(),
-        "table": lambda: table(family),
+        "table": lambda: table(family, device),
         "exit": lambda: forerun.EarlyExit(1),
         "random": lambda: forerun.RandomDraft(),
-        "chain": lambda: forerun.Chain(forerun.PromptLookup(min_ngram=2), forerun.DraftModel(draft_model(family))),
+        "chain": lambda: forerun.Chain(forerun.PromptLookup(min_ngram=2), forerun.DraftModel(draft_on(family, device))),
     }
     return makers[name]()
 
@@ -77,7 +88,7 @@ def make_policy(name: str | int) -> Any:
     )
 
 
-def padded(prompts: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
+def padded(prompts: list[list[int]], side: str, device: str = "cpu") -> tuple[Tensor, Tensor]:
     """Pads are real token ids, so that a pad that is read as text changes the answer."""
     width = max(map(len, prompts))
     ids = torch.full((len(prompts), width), 7)
@@ -85,29 +96,31 @@ def padded(prompts: list[list[int]], side: str) -> tuple[Tensor, Tensor]:
     for row, prompt in enumerate(prompts):
         place = slice(width - len(prompt), width) if side == "left" else slice(0, len(prompt))
         ids[row, place], mask[row, place] = torch.tensor(prompt), 1
-    return ids, mask
+    return ids.to(device), mask.to(device)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
-def test_greedy_equals_generate(case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
+@pytest.mark.parametrize(("device", "case"), EVERYWHERE)
+def test_greedy_equals_generate(device: str, case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
     family = case["family"]
-    model, wanted, noise = tiny_model(family), *oracle(family)
-    drafter = make_drafter(case["drafter"], family)
+    model, wanted, noise = model_on(family, device), *oracle(family, device)
+    drafter = make_drafter(case["drafter"], family, device)
     decoder = forerun.SpeculativeDecoder(
         model, drafter, policy=make_policy(case["policy"]), rule=case["rule"], attention=case["attention"]
     )
     prompts = prompts_of(family)[-case["rows"] :]
-    out = decoder.generate(*padded(prompts, case["side"]), max_new_tokens=NEW)
+    out = decoder.generate(*padded(prompts, case["side"], device), max_new_tokens=NEW)
     assert not [w for w in recwarn if issubclass(w.category, forerun.ForerunWarning)], "a drafter failed"
     for row, prompt in enumerate(prompts):
         check_greedy(model, prompt, out.new_tokens[row], wanted[row - case["rows"]], noise, f"{case} row {row}")
 
 
+@each_device
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_are_kept_in_every_family(family: str) -> None:
+def test_drafts_are_kept_in_every_family(family: str, device: str) -> None:
     """Identity would also hold if nothing were ever accepted: a good draft must really save rounds."""
-    decoder = forerun.SpeculativeDecoder(tiny_model(family), forerun.DraftModel(tiny_model(family)), policy=4)
-    out = decoder.generate(*padded(prompts_of(family), "left"), max_new_tokens=NEW)
+    model = model_on(family, device)
+    decoder = forerun.SpeculativeDecoder(model, forerun.DraftModel(model), policy=4)
+    out = decoder.generate(*padded(prompts_of(family), "left", device), max_new_tokens=NEW)
     assert out.stats.acceptance_rate > 0.99
     assert all(row.stats.rounds == -(-NEW // 5) for row in out.rows)
 

@@ -53,6 +53,8 @@ SAME: list[dict[str, Any]] = [
     {"max_new_tokens": 14, "no_repeat_ngram_size": 2},
     {"max_new_tokens": 14, "bad_words_ids": [[STOP]]},
     {"max_new_tokens": 14, "suppress_tokens": [STOP, 5]},
+    {"max_new_tokens": 14, "begin_suppress_tokens": [STOP, 5]},
+    {"max_new_tokens": 14, "forced_eos_token_id": 3},
     {"max_new_tokens": 14, "logits_processor": LogitsProcessorList([Shift()])},
     {
         "generation_config": GenerationConfig(
@@ -97,7 +99,7 @@ def test_pads_are_no_history(keywords: dict[str, Any]) -> None:
     [
         ({"num_beams": 2}, "num_beams=2"),
         ({"min_length": 30, "eos_token_id": 3}, "min_length=30"),
-        ({"forced_eos_token_id": 3}, "forced_eos_token_id=3"),
+        ({"encoder_no_repeat_ngram_size": 3}, "encoder_no_repeat_ngram_size=3"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
     ],
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 import forerun
 from forerun.models.scorer import Scorer
 from forerun.policy import BassHeuristic, HfHeuristic
+from support.devices import draft_on, each_device, model_on
 from support.stories import Stories
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -36,7 +37,7 @@ def sample(
 ) -> dict[int, list[int]]:
     """New tokens by row number; the request id goes with the row."""
     out = decoder.generate(
-        *padded([prompts[i] for i in order]),
+        *(t.to(decoder.target.device) for t in padded([prompts[i] for i in order])),
         **{"max_new_tokens": NEW, "temperature": 0.9, "seed": SEED, "request_ids": [IDS[i] for i in order], **keywords},
     )
     return dict(zip(order, out.new_tokens, strict=True))
@@ -66,23 +67,24 @@ def agree(runs: list[dict[int, list[int]]], noise: float) -> None:
     assert parted <= (len(pairs) // 50 if noise > 0 else 0)
 
 
-def drafters(model: Any) -> dict[str, Any]:
+def drafters(family: str, device: str = "cpu") -> dict[str, Any]:
     return {
         "none": lambda: None,
-        "model": lambda: forerun.DraftModel(draft_of(model)),
-        "cautious": lambda: forerun.DraftModel(draft_of(model), stop_below=0.3),
+        "model": lambda: forerun.DraftModel(draft_on(family, device)),
+        "cautious": lambda: forerun.DraftModel(draft_on(family, device), stop_below=0.3),
         "exit": lambda: forerun.EarlyExit(1),
         "lookup": lambda: forerun.PromptLookup(),
         "random": lambda: forerun.RandomDraft(),
     }
 
 
+@each_device
 @pytest.mark.parametrize("family", ("llama", "gemma3", "codegen"))
 @pytest.mark.parametrize("rule", ("token", "block", "coupled"))
 @pytest.mark.parametrize("drafter", ("model", "lookup", "exit"))
-def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: str) -> None:
-    model = tiny_model(family)
-    decoder = forerun.SpeculativeDecoder(model, drafters(model)[drafter](), policy=3, rule=rule)
+def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: str, device: str) -> None:
+    model = model_on(family, device)
+    decoder = forerun.SpeculativeDecoder(model, drafters(family, device)[drafter](), policy=3, rule=rule)
     runs = [sample(decoder, PROMPTS, order) for order in ORDERS]
     agree(runs, shape_noise(model, PROMPTS))
     assert len({tuple(tokens) for tokens in runs[-1].values()}) == 6
@@ -90,7 +92,7 @@ def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: 
 
 def test_coupled_rows_do_not_depend_on_drafter_length_or_policy() -> None:
     model = tiny_model("llama")
-    made = drafters(model)
+    made = drafters("llama")
     settings = [("none", 0), ("model", 1), ("model", 5), ("model", "auto"), ("cautious", 4), ("lookup", HfHeuristic()),
                 ("random", 2), ("exit", BassHeuristic()), ("lookup", "auto")]  # fmt: skip
     runs = []
@@ -101,12 +103,13 @@ def test_coupled_rows_do_not_depend_on_drafter_length_or_policy() -> None:
     agree(runs, shape_noise(model, PROMPTS))
 
 
-def test_the_comparison_can_fail() -> None:
+@each_device
+def test_the_comparison_can_fail(device: str) -> None:
     """Another seed, another id, and under the token rule another draft length: other tokens."""
-    model = tiny_model("llama")
-    decoder = forerun.SpeculativeDecoder(model, forerun.DraftModel(draft_of(model)), policy=3)
+    model = model_on("llama", device)
+    decoder = forerun.SpeculativeDecoder(model, drafters("llama", device)["model"](), policy=3)
     base, all_rows = sample(decoder, PROMPTS, ORDERS[-1]), ORDERS[-1]
-    longer = forerun.SpeculativeDecoder(model, forerun.DraftModel(draft_of(model)), policy=5)
+    longer = forerun.SpeculativeDecoder(model, drafters("llama", device)["model"](), policy=5)
     for other in (
         sample(decoder, PROMPTS, all_rows, seed=SEED + 1),
         sample(decoder, PROMPTS, all_rows, request_ids=list(range(100, 106))),

@@ -7,9 +7,10 @@ import math
 
 import pytest
 import torch
+from scipy.stats import t
 
 from forerun.eval import estimate
-from forerun.eval.estimate import agresti_min, compare, mean, sign_flip_test, wilson
+from forerun.eval.estimate import agresti_min, compare, mean, sign_flip_test, student, wilson
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +99,20 @@ def test_intervals_hold_the_truth_as_often_as_they_say(kind: str) -> None:
     assert 0.84 <= held / 300 <= 0.96
     narrow = sum(bool(mean(scores(kind, 40, 0.0, seed)[0], confidence=0.5).holds(0.5)) for seed in range(300))
     assert narrow / 300 < 0.66  # the control: a narrower interval holds it less often
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 11, 200])
+def test_student_is_students(confidence: float, freedom: int) -> None:
+    assert student(confidence, freedom) == pytest.approx(t.ppf(0.5 + confidence / 2, freedom), rel=0.01)
+
+
+def test_a_handful_of_examples_is_not_believed_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six examples, 400 experiments: at 95 % about 20 false alarms are due, 36 would come once in 1,000 times."""
+
+    def alarms() -> int:
+        return sum(not compare(*scores("graded", 6, 0.0, seed)).difference.holds(0.0) for seed in range(400))
+
+    assert alarms() <= 36
+    monkeypatch.setattr(estimate, "student", lambda confidence, freedom: estimate._normal(confidence))
+    assert alarms() > 36  # the control: the plain bootstrap

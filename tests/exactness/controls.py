@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,9 @@ import torch
 from pytest import MonkeyPatch
 from torch import Tensor
 
-from forerun.engine import adjust, engine
+from forerun.engine import adjust, drafting, engine
 from forerun.math import verify
-from forerun.math.laws import draw
+from forerun.math.laws import LogitLaw, draw
 from forerun.math.random import Stream, span, uniforms
 from forerun.types import Adjuster, Draft, DraftContext, Drafter, Keys, Law, Rule
 
@@ -85,12 +86,12 @@ def keyed_by_position(patch: MonkeyPatch) -> None:
         return verify.Noise(absolute(keys, Stream.ACCEPT, width), absolute(keys, Stream.FINAL, width + 1))
 
     patch.setattr(verify, "noise_of", noise)
-    patch.setattr(engine, "draft_uniforms", lambda keys, width, rule: absolute(keys, Stream.DRAFT, width))
+    patch.setattr(drafting, "draft_uniforms", lambda keys, width, rule: absolute(keys, Stream.DRAFT, width))
 
 
 def shared_noise(patch: MonkeyPatch, stream: Stream) -> None:
     """The drafter draws with the numbers the verifier is going to use."""
-    patch.setattr(engine, "draft_uniforms", lambda keys, width, rule: uniforms(keys, span(stream, width)))
+    patch.setattr(drafting, "draft_uniforms", lambda keys, width, rule: uniforms(keys, span(stream, width)))
 
 
 def relaxed_penalties(patch: MonkeyPatch) -> None:
@@ -103,6 +104,42 @@ def relaxed_penalties(patch: MonkeyPatch) -> None:
         return lambda logits, drafted, first: torch.cat([right(row[None], (), 0) for row in logits])
 
     patch.setattr(engine, "adjuster", frozen)
+
+
+def warm_kernel(patch: MonkeyPatch) -> None:
+    """On a GPU: the target's law is taken at another temperature than asked for."""
+
+    def warm(target: LogitLaw, *others: Any, **named: Any) -> Tensor:
+        return right(replace(target, logits=target.logits * 0.8), *others, **named)
+
+    right = _on_gpu("verify").verify_packed
+    patch.setattr(_on_gpu("verify"), "verify_packed", warm)
+
+
+def kernel_of_one_round(patch: MonkeyPatch) -> None:
+    """On a GPU: every round meets the acceptance and the final numbers of the first."""
+
+    def first(target: LogitLaw, draft: Draft, rule: Any, keys: Keys, *others: Any, **named: Any) -> Tensor:
+        same = replace(keys, round=torch.zeros_like(keys.round), position=torch.zeros_like(keys.position))
+        return right(target, draft, rule, same, *others, **named)
+
+    right = _on_gpu("verify").verify_packed
+    patch.setattr(_on_gpu("verify"), "verify_packed", first)
+
+
+def forgetful_attention(patch: MonkeyPatch) -> None:
+    """On a GPU: queries see two keys and no more."""
+
+    def short(query: Tensor, keys: Tensor, values: Tensor, reach: Any, *others: Any, **named: Any) -> Tensor:
+        return right(query, keys, values, replace(reach, window=2), *others, **named)
+
+    right = _on_gpu("attention").attend_ragged
+    patch.setattr(_on_gpu("attention"), "attend_ragged", short)
+
+
+def _on_gpu(name: str) -> Any:
+    """A file of kernels: Triton is only imported where it can run."""
+    return importlib.import_module(f"forerun.kernels.{name}")
 
 
 class Misreporting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from forerun.config import SamplingParams
 from forerun.drafters import Chain, DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft
 from forerun.drafters.early_exit import shallow
 from forerun.engine import Engine, Request, RowResult
+from forerun.models.scorer import Scorer
 from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
 from forerun.types import BatchView, Draft, Drafter, Policy, RoundOutcome, Rule
 from support.markov import count_joint, misfit, toy_pair
@@ -111,7 +113,7 @@ class Loop:
     rule: Rule = Rule.TOKEN
     vocab: int = 3
     seed: int = 1
-    target: RecallingScorer | None = None
+    target: Any = None  # a scorer
     engine: Engine = field(init=False)
     watched: Watched = field(init=False)
 
@@ -144,6 +146,13 @@ class Loop:
     def sample(self, number: int, **asked: Any) -> list[tuple[int, ...]]:
         """New tokens of `number` rows."""
         return [result.tokens for result in self.run(self.requests(number, **asked))]
+
+
+def loop_on(device: str, drafter: str, policy: str, rule: Rule) -> Loop:
+    """A loop over real forward passes, whose kernels are those of the device."""
+    target, draft = (copy.deepcopy(model).to(device) for model in toy_pair(3))
+    made = {"model": lambda: DraftModel(draft), "chain": lambda: Chain(PromptLookup(min_ngram=2), DraftModel(draft))}
+    return Loop(made[drafter](), policy, rule, target=Scorer(target))
 
 
 def verdict(samples: Iterable[Sequence[int]], law: Tensor) -> str:

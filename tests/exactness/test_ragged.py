@@ -10,11 +10,12 @@ from pytest import MonkeyPatch
 from torch import Tensor
 
 from exactness import controls
-from exactness.sampling import RULES, Loop, verdict
+from exactness.sampling import RULES, Loop, loop_on, verdict
 from exactness.warps import Definition
 from forerun.config import SamplingParams
 from forerun.engine import Request
 from forerun.types import Rule
+from support.devices import each_device
 from support.markov import joint_law, toy_pair
 
 NUMBER = 800  # of each kind
@@ -48,25 +49,28 @@ def law(kind: int) -> Tensor:
     return joint_law(toy_pair(3)[0], prompt, 3, Definition(len(prompt), **settings))
 
 
-def verdicts(rule: Rule, drafter: str, policy: str) -> list[str]:
-    results = Loop(drafter, policy, rule).run(requests())
+def verdicts(rule: Rule, drafter: str, policy: str, device: str = "cpu") -> list[str]:
+    loop = Loop(drafter, policy, rule) if device == "cpu" else loop_on(device, drafter, policy, rule)
+    results = loop.run(requests())
     tokens = [result.tokens for result in results]
     return [verdict(tokens[kind :: len(KINDS)], law(kind)) for kind in range(len(KINDS))]
 
 
 @pytest.mark.parametrize(("rule", "policy"), zip(RULES, ("bass", "hf", "auto"), strict=True))
 @pytest.mark.parametrize("drafter", ["model", "chain"])
-def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str) -> None:
-    assert verdicts(rule, drafter, policy) == [""] * len(KINDS)
+@each_device
+def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str, device: str) -> None:
+    assert verdicts(rule, drafter, policy, device) == [""] * len(KINDS)
 
 
-def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch) -> None:
+@each_device
+def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, device: str) -> None:
     """Parameters handed to the wrong row, by one."""
     from forerun.engine import engine
 
     right = engine.LawParams.stack
     monkeypatch.setattr(engine.LawParams, "stack", lambda params, device: right([*params[1:], params[0]], device))
-    assert all(verdicts(Rule.TOKEN, "model", "3"))
+    assert all(verdicts(Rule.TOKEN, "model", "3", device))
 
 
 def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:

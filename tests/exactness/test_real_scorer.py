@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from forerun.engine import Engine, Request
 from forerun.kernels import missing
 from forerun.policy import Constant
 from forerun.types import Drafter, Rule
+from support.devices import GPU
 from support.markov import count_joint, joint_law, misfit, toy_pair
 from support.stories import Stories, needs_stories
 from support.tiny import draft_of
@@ -25,8 +28,8 @@ COPIES = 256
 PROMPTS = ((1, 2, 0, 1, 2), (2,), (0, 1, 1))
 
 
-def drafters() -> dict[str, Drafter]:
-    draft = copy.deepcopy(toy_pair(3)[1])
+def drafters(device: str) -> dict[str, Drafter]:
+    draft = copy.deepcopy(toy_pair(3)[1]).to(device)
     return {
         "model": DraftModel(draft),
         "exit": EarlyExit(1),
@@ -34,14 +37,16 @@ def drafters() -> dict[str, Drafter]:
     }
 
 
-def misfits(drafter: str, rule: Rule, attention: str, kernels: str = "off") -> list[str]:
+def misfits(
+    drafter: str, rule: Rule, attention: str, kernels: str = "off", device: str = "cpu", **options: Any
+) -> list[str]:
     """Three prompts of different lengths, many copies of each, side by side."""
-    target = copy.deepcopy(toy_pair(3)[0])
-    decoder = SpeculativeDecoder(target, drafters()[drafter], policy=3, rule=rule, attention=attention, kernels=kernels)
-    assert (decoder.engine.target.body is not None) == (kernels == "on")
+    target, chosen = copy.deepcopy(toy_pair(3)[0]).to(device), drafters(device)[drafter]
+    decoder = SpeculativeDecoder(target, chosen, policy=3, rule=rule, attention=attention, kernels=kernels, **options)
+    assert device != "cpu" or (decoder.engine.target.body is not None) == (kernels == "on")
     longest = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in PROMPTS])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in PROMPTS], device=device)
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS], device=device)
     samples: list[list[list[int]]] = [[], [], []]
     for seed in range(3):
         out = decoder.generate(ids, mask, max_new_tokens=4, temperature=1.0, seed=seed, num_return_sequences=COPIES)
@@ -86,6 +91,50 @@ def test_control_a_kernel_that_forgets_the_first_key(monkeypatch: MonkeyPatch) -
 
     monkeypatch.setattr(fused, "_windows", lambda config: [2] * config.num_hidden_layers)
     assert any(misfits("model", Rule.TOKEN, "auto", kernels="on"))
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize(
+    ("drafter", "rule", "attention"),
+    [("model", "token", "auto"), ("model", "block", "pad"), ("exit", "token", "keys"), ("chain", "coupled", "split")],
+)
+def test_joint_law_on_a_gpu(drafter: str, rule: str, attention: str, device: str, monkeypatch: MonkeyPatch) -> None:
+    judged, attended = calls(monkeypatch, "verify", "verify_packed"), calls(monkeypatch, "attention", "_launch")
+    assert misfits(drafter, Rule(rule), attention, "auto", device) == ["", "", ""]
+    assert attended and (judged or rule == "coupled"), "the kernels were not used"
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_control_a_gpu_that_judges_a_little_too_warm(rule: str, device: str, monkeypatch: MonkeyPatch) -> None:
+    controls.warm_kernel(monkeypatch)
+    assert all(misfits("model", Rule(rule), "auto", "auto", device))
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_control_a_gpu_that_draws_the_same_in_every_round(device: str, monkeypatch: MonkeyPatch) -> None:
+    controls.kernel_of_one_round(monkeypatch)
+    assert any(misfits("model", Rule.TOKEN, "auto", "auto", device))
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_control_a_gpu_that_forgets_the_first_keys(device: str, monkeypatch: MonkeyPatch) -> None:
+    """Tokens stay plausible and the loop is untouched: only the law can tell."""
+    controls.forgetful_attention(monkeypatch)
+    assert any(misfits("model", Rule.TOKEN, "auto", "auto", device))
+
+
+def calls(patch: MonkeyPatch, module: str, name: str) -> list[str]:
+    """Grows by one with every call of a kernel's launcher."""
+    where, found = importlib.import_module(f"forerun.kernels.{module}"), []
+    real = getattr(where, name)
+
+    def spy(*arguments: Any, **named: Any) -> Any:
+        found.append(name)
+        return real(*arguments, **named)
+
+    patch.setattr(where, name, spy)
+    return found
 
 
 NUMBER = 4_000

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import attention, cache_write
+from forerun.kernels import attention, cache_write, norm, skinny, skinny_device
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
-FLOATS = ("factor", "softcap")
+FLOATS = ("factor", "softcap", "epsilon")
 
 
-def compiled(kernel: Any, constants: dict[str, Any], kinds: dict[str, str], **options: Any) -> Any:
+def compiled(
+    kernel: Any, constants: dict[str, Any], kinds: dict[str, str], aligned: tuple[str, ...] = (), **options: Any
+) -> Any:
     names = kernel.arg_names
     signature = {name: _kind(name, constants, kinds) for name in names}
     places = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    by_sixteen = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=by_sixteen)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -34,23 +38,44 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
-    features = dict.fromkeys(("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "UPCAST"), False)
+    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "UPCAST", "EARLY")
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
-        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **features, **flags,
+        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1"}
     return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
 
 
+def product(end: Any, rows: int, outputs: int = 4096) -> Any:
+    """As it is launched: with its own tiles, and everything aligned, so that copies go through shared memory."""
+    plan = skinny.choose(rows, outputs, 4096, end is not skinny_device.PLAIN, torch.bfloat16)
+    constants = {
+        "END": end, "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
+        "HAS_NORM": rows <= 16 and plan.splits < 2, "HAS_BIAS": True, "HAS_RESIDUAL": end is skinny_device.PLAIN,
+        "EARLY": True, "LINES": plan.lines,
+    }  # fmt: skip
+    kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "positions_ptr": "*i64", "addresses_ptr": "*i64"}
+    if not plan.splits:
+        kernel, constants["STAGES"], stages = skinny_device.vector_kernel, plan.stages, {}
+    else:
+        kernel, stages = skinny_device.tile_kernel, {"num_stages": plan.stages}
+        constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
+    aligned = tuple(n for n in kernel.arg_names if n.endswith("_ptr") or n in ("N", "K", "chunk"))
+    return compiled(kernel, constants, kinds, aligned, num_warps=plan.warps, launch_pdl=True, **stages)
+
+
 def main() -> None:
     made = [
+        *(product(end, rows) for end in skinny.ENDS for rows in (1, 16, 64)),
+        product(skinny_device.PLAIN, 16, 32000),
+        compiled(norm.norm_kernel, {"HEADS": 4, "SIZE": 80, "BLOCK": 128, "EARLY": True}, {}, launch_pdl=True),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
-        attend(4, 32, IS_PART=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
+        attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(
             attention._merge_kernel,
             {"HEADS": 32, "VALUE_SIZE": 128, "BLOCK_VALUE_SIZE": 128, "BLOCK_SPLITS": 16, "WINDOWED": True,
-             "HAS_SINKS": True},
+             "HAS_SINKS": True, "EARLY": True},
             {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"},
         ),
         compiled(

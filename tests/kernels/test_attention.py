@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from forerun.errors import InvalidArgument
 from forerun.kernels import attention as kernel
-from forerun.kernels.attention import TUNING, Tuning
+from forerun.kernels import attention_shape as shapes
+from forerun.kernels.attention_shape import TUNING, Tuning
 from forerun.math import attention as dense
 from forerun.math import ragged_attention as reference
 from forerun.math.attention import Form, Scale
@@ -170,7 +171,7 @@ class TestRule:
         ],
     )
     def test_splits(self, filling: float, span: int, merging: int, splits: int) -> None:
-        assert kernel.choose_splits(filling, span, merging, False) == splits
+        assert shapes.choose_splits(filling, span, merging, False) == splits
 
     @pytest.mark.parametrize(
         ("filling", "span", "is_even", "form"),
@@ -188,13 +189,13 @@ class TestRule:
     )
     def test_form(self, filling: float, span: int, is_even: bool | None, form: Form) -> None:
         """Each line is a case that was measured on an H200."""
-        assert kernel.choose_form(filling, span, is_even, splits=2) is form
-        assert kernel.choose_form(0.2, span, is_even, splits=1) is Form.SPLIT
+        assert shapes.choose_form(filling, span, is_even, splits=2) is form
+        assert shapes.choose_form(0.2, span, is_even, splits=1) is Form.SPLIT
 
     def shape(self, window: int, longest: int, form: Form = Form.AUTO) -> kernel.Shape:
         numbers = torch.zeros(2, dtype=torch.int32)
         reach = Reach(numbers[:1], numbers[:1], numbers, 8, longest, window)
-        return kernel.choose_shape(torch.zeros(8, 32, 128), torch.zeros(1, 8, longest, 128), reach, form)
+        return shapes.choose_shape(torch.zeros(8, 32, 128), torch.zeros(1, 8, longest, 128), reach, form)
 
     def test_a_window_is_all_there_is_to_share(self) -> None:
         assert self.shape(0, 8192).form is Form.KEYS

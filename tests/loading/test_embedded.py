@@ -14,6 +14,7 @@ import torch
 from forerun.errors import ForerunError, ModelNotFound
 from forerun.loading import embedded as module
 from forerun.loading import load_model
+from forerun.loading.converted import MANIFEST
 from loading.gguf_writer import write_llama
 
 
@@ -79,10 +80,10 @@ DAMAGE = {
     "truncated weights": truncate,
     "one wrong bit": flip_a_bit,
     "no tokenizer": lambda folder: (folder / "tokenizer.json").unlink(),
-    "no manifest": lambda folder: (folder / module.MANIFEST).unlink(),
-    "empty manifest": lambda folder: (folder / module.MANIFEST).write_text("{}"),
-    "manifest of another kind": lambda folder: (folder / module.MANIFEST).write_text("[1]"),
-    "manifest cut short": lambda folder: (folder / module.MANIFEST).write_text('{"config.json": [1'),
+    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
+    "empty manifest": lambda folder: (folder / MANIFEST).write_text("{}"),
+    "manifest of another kind": lambda folder: (folder / MANIFEST).write_text("[1]"),
+    "manifest cut short": lambda folder: (folder / MANIFEST).write_text('{"config.json": [1'),
     "empty folder": lambda folder: (shutil.rmtree(folder), folder.mkdir()),
 }
 

@@ -130,6 +130,50 @@ def test_forms(form: Form, counted: dict[str, int]) -> None:
     assert counted["attend_ragged"] == 2
 
 
+TREES = ([-1, -1, 0, 0, 1], [-1])  # the first row ends in a tree of five nodes behind a token of its own
+WITH_TREES = ([31, 6, 17, 52, 9, 70], [44, 12])
+
+
+def scores_of_trees(family: str, use: Kernels, form: Form = Form.AUTO) -> torch.Tensor:
+    return scorer_of(family, use, form).score([0, 1], WITH_TREES, trees=TREES)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "gpt2", "gpt_oss"])
+def test_trees(family: str, counted: dict[str, int]) -> None:
+    """Branches by the kernel's own rule and by a mask: the same logits. Windows of eight keys reach into the past."""
+    wanted = scores_of_trees(family, Kernels.OFF)
+    assert counted["attend_ragged"] == 0
+    check(scores_of_trees(family, Kernels.ON), wanted)
+    assert counted["attend_ragged"] == 2
+    check(scores_of_trees(family, Kernels.ON, Form.KEYS), wanted)
+
+
+def test_control_a_chain_is_another_tree(counted: dict[str, int]) -> None:
+    chain = scorer_of("llama").score([0, 1], WITH_TREES)
+    with pytest.raises(AssertionError):
+        check(scores_of_trees("llama", Kernels.ON), chain)
+
+
+def test_a_tree_wider_than_a_window_is_masked(counted: dict[str, int]) -> None:
+    """Windows of eight keys, nine new tokens: only layers that see everything are left to the kernel."""
+    block, parents = [[31, 6, 17, 52, 9, 70, 3, 81, 25], [44]], [[-1, -1, 0, 0, 1, 2, 2, 5], []]
+    wanted, got = (scorer_of("gemma2", use).score([0, 1], block, trees=parents) for use in (Kernels.OFF, Kernels.ON))
+    check(got, wanted)
+    assert counted["attend_ragged"] == 1
+
+
+def test_a_tree_that_began_earlier_is_masked(counted: dict[str, int]) -> None:
+    """A draft model grows its tree pass by pass: keys of other branches lie in the cache already."""
+    made = []
+    for use in (Kernels.OFF, Kernels.ON):
+        scorer = scorer_of("llama", use)
+        scorer.score([0], [[31, 6, 17]], trees=[[-1, -1]])
+        before = counted["attend_ragged"]
+        made.append(scorer.score([0], [[52, 9]], trees=[[-1, -1, 0, 1]]))
+        assert counted["attend_ragged"] == before
+    check(made[1], made[0])
+
+
 def test_off_means_off(counted: dict[str, int]) -> None:
     check_new(scorer_of("mistral", Kernels.OFF), "mistral")
     assert not any(counted.values())

@@ -15,7 +15,7 @@ from support.tiny import check_stock
 def deviation(model: Any, prompt: Sequence[int]) -> float:
     """How far logits of the same positions lie apart when they are computed one token at a time and eight at once."""
     check_stock(model)
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     return float((_in_steps(model, ids, 1) - _in_steps(model, ids, 8)).abs().max())
 
 
@@ -37,7 +37,7 @@ def check_greedy(
         return True
     place = next((i for i, (g, w) in enumerate(zip(got, want, strict=False)) if g != w), None)
     assert place is not None, f"{label}: {len(got)} tokens instead of {len(want)}"
-    logits = model(torch.tensor([[*prompt, *want[:place]]]), use_cache=False).logits[0, -1]
+    logits = model(torch.tensor([[*prompt, *want[:place]]], device=model.device), use_cache=False).logits[0, -1]
     gap = float((logits.max() - logits[got[place]]).abs())
     assert gap <= 2 * noise, (
         f"{label}: token {place} is {got[place]}, not {want[place]}; gap {gap:.2g}, noise {noise:.2g}"

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BlenderbotConfig,
+    BlenderbotForConditionalGeneration,
     BloomConfig,
     BloomForCausalLM,
     CodeGenConfig,
@@ -29,10 +33,20 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MarianConfig,
+    MarianMTModel,
+    MBartConfig,
+    MBartForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    MoonshineConfig,
+    MoonshineForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -42,11 +56,15 @@ from transformers import (
     Qwen3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
 )
 
 FAMILIES = ("llama", "qwen3", "gemma3", "mistral", "opt", "gpt2", "gpt_neox", "phi3", "codegen", "bloom")
 EXTRA_FAMILIES = ("gemma2", "qwen2_moe", "gptj", "falcon_rotary", "falcon_alibi")
 REFUSED_FAMILIES = ("mamba", "t5")  # no causal key/value rows that can be cut back
+SEQ2SEQ_FAMILIES = ("t5", "t5_gated", "bart", "marian", "whisper")
+EXTRA_SEQ2SEQ = ("mt5", "mbart", "pegasus", "blenderbot", "moonshine")
 
 Key = tuple[str, int, int, int, str]
 Settings = dict[str, Any]
@@ -112,6 +130,24 @@ def _t5(layers: int) -> Settings:
             "decoder_start_token_id": 0}  # fmt: skip
 
 
+def _t5_gated(layers: int) -> Settings:
+    return _t5(layers) | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+                          "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}  # fmt: skip
+
+
+def _bart(**more: Any) -> Callable[[int], Settings]:
+    return lambda layers: {"d_model": 32, "encoder_layers": layers, "decoder_layers": layers, "dropout": 0.0,
+                           "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+                           "decoder_ffn_dim": 48, "max_position_embeddings": 128, "decoder_start_token_id": 2,
+                           "forced_eos_token_id": None, **more}  # fmt: skip
+
+
+def _moonshine(layers: int) -> Settings:
+    return {"hidden_size": 32, "intermediate_size": 48, "encoder_num_hidden_layers": layers,
+            "decoder_num_hidden_layers": layers, "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4,
+            "pad_head_dim_to_multiple_of": 12, "max_position_embeddings": 128, "decoder_start_token_id": 1}  # fmt: skip
+
+
 RECIPES: dict[str, Recipe] = {
     "llama": (LlamaForCausalLM, LlamaConfig, _modern()),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, _modern(hidden_size=48, head_dim=16)),
@@ -130,6 +166,19 @@ RECIPES: dict[str, Recipe] = {
     "qwen2_moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig, _moe),
     "mamba": (MambaForCausalLM, MambaConfig, _mamba),
     "t5": (T5ForConditionalGeneration, T5Config, _t5),
+    "t5_gated": (T5ForConditionalGeneration, T5Config, _t5_gated),
+    "mt5": (MT5ForConditionalGeneration, MT5Config, _t5),
+    "bart": (BartForConditionalGeneration, BartConfig, _bart()),
+    "mbart": (MBartForConditionalGeneration, MBartConfig, _bart()),
+    "marian": (MarianMTModel, MarianConfig, _bart(scale_embedding=True)),
+    "pegasus": (PegasusForConditionalGeneration, PegasusConfig, _bart()),
+    "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, _bart(encoder_no_repeat_ngram_size=0)),
+    "whisper": (
+        WhisperForConditionalGeneration,
+        WhisperConfig,
+        _bart(num_mel_bins=8, max_source_positions=24, max_target_positions=96),
+    ),
+    "moonshine": (MoonshineForConditionalGeneration, MoonshineConfig, _moonshine),
 }
 
 GAIN = 2.5  # at 1 a matrix keeps a signal's size; above, layers outweigh embeddings and the whole context counts
@@ -208,7 +257,7 @@ def ragged_prompts(num: int, vocab: int, seed: int, longest: int = 20) -> list[l
 def plain_greedy(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:
     """The oracle: the new tokens of `model.generate` for one unpadded prompt."""
     check_stock(model)
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens)
     return [int(token) for token in out[0, len(prompt) :]]
 

@@ -42,6 +42,9 @@ class Size:
 SIZES = {
     "6.7b": Size(layers=32, hidden=4096, mlp=11008, heads=32, vocab=32000, code=64),
     "0.33b": Size(layers=4, hidden=2048, mlp=5504, heads=16, vocab=32000, code=64),
+    # Few layers over a large vocabulary: what logits cost in memory.
+    "wide": Size(layers=2, hidden=4096, mlp=11008, heads=32, vocab=128256, code=64),
+    "narrow": Size(layers=1, hidden=2048, mlp=5504, heads=16, vocab=128256, code=64),
     "tiny": Size(layers=4, hidden=128, mlp=256, heads=4, vocab=512, code=16),
     "mini": Size(layers=1, hidden=64, mlp=128, heads=2, vocab=512, code=16),
 }
@@ -96,7 +99,9 @@ def parse(name: str) -> SyntheticName:
         if size not in SIZES:
             raise InvalidArgument(f"{name!r}: there is no size {size!r}; choose among {', '.join(SIZES)}")
     if SIZES[target].vocab != SIZES[draft].vocab:
-        raise InvalidArgument(f"{name!r}: {target} and {draft} differ in vocabulary; pair 6.7b+0.33b or tiny+mini")
+        raise InvalidArgument(
+            f"{name!r}: {target} and {draft} differ in vocabulary; pair 6.7b+0.33b, wide+narrow or tiny+mini"
+        )
     try:
         rate = DEFAULT_ALPHA if alpha is None else float(alpha)
     except ValueError:

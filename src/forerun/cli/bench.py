@@ -29,6 +29,7 @@ BENCHES = {
         "forerun.cli.bench_attention:attention", "Time attention over ragged rows on a GPU, form by form."
     ),
     "cpu": LazyCommand("forerun.cli.bench_cpu:cpu", "Time steps of a few tokens on the CPU, beside the floors."),
+    "decode": LazyCommand("forerun.cli.bench_decode:decode", "Time whole rounds of a pair, plainly and with drafts."),
     "kernels": LazyCommand("forerun.cli.bench_kernels:kernels", "Time verification on a GPU, logits to tokens."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
@@ -36,6 +37,7 @@ BENCHES = {
 SHOWN = {
     "attention": ("forerun.bench.attention.record:read", "forerun.cli.bench_attention:show_attention"),
     "cpu steps": ("forerun.bench.cpu.record:read", "forerun.cli.bench_cpu:show_cpu"),
+    "decode rounds": ("forerun.bench.decode.record:read", "forerun.cli.bench_decode:show_decode"),
     "eval": ("forerun.eval.record:read", "forerun.cli.eval:show_eval"),
     "kernels": ("forerun.bench.kernels.record:read", "forerun.cli.bench_kernels:show_kernels"),
     "plan": ("forerun.plan.record:read", "forerun.cli.plan:show_plan"),

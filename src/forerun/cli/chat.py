@@ -169,11 +169,11 @@ class Session:
         return done
 
     def _finish(self, done: GenerateResult) -> None:
-        from forerun.cli.statistics import add, one_line
+        from forerun.cli.statistics import one_line
 
         row = done.rows[0]
         self.conversation.answer(row.tokens)
-        self.stats, self.seconds = add(self.stats, done.stats), self.seconds + done.seconds
+        self.stats, self.seconds = self.stats.plus(done.stats), self.seconds + done.seconds
         if row.error:
             self._say(row.error)
         elif self.text.is_terminal:

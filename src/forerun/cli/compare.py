@@ -85,7 +85,7 @@ def compare(
         ways.append(_transformers(loaded, prompts, keywords))
     done = []
     for name, drafter in ((PLAIN, None), (DRAFTS, loaded.drafter)):
-        decoder = _decoder(loaded, drafter)
+        decoder = decoder_with(loaded, drafter)
         stage(f"{name}: warm-up")
         run(decoder, prompts, keywords | {"max_new_tokens": WARM_UP})
         stage(name)
@@ -96,7 +96,7 @@ def compare(
     return Comparison(tuple(ways), done[-1], greedy, found, tuple(notes))
 
 
-def _decoder(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
+def decoder_with(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
     names = ("policy", "rule", "attention", "kernels")
     settings = {name: getattr(loaded, name) for name in names}
     if drafter is None:

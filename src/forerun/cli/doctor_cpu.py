@@ -140,9 +140,11 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
     if (reason := fast.why_not(model)) is not None:
         scorer = Scorer(model)  # times the products of its layers, where they are to be used
         return ModelKernels(name, False, f"layer by layer, not fused: {reason}", None, 0, 0)
+    from forerun.models.fused import FusedBody
+
     timed = _body(name, fast.measured(model))
     scorer = Scorer(model)
-    if scorer.body is None:
+    if not isinstance(scorer.body, FusedBody):
         why = "kernels are off" if scorer.kernels is Kernels.OFF else "the modules measured faster"
         return ModelKernels(name, False, why, timed, 0, 0)
     scorer.admit(0)

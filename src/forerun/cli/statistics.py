@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forerun.engine import Stats
@@ -63,9 +62,3 @@ def one_line(stats: Stats, seconds: float) -> str:
     lossy = "; LOSSY" if stats.lossy else ""
     speed = f"{rate(stats, seconds):.1f} a second"
     return f"{stats.num_emitted_tokens} tokens, {stats.tokens_per_round:.2f} a round, {speed}{lossy}"
-
-
-def add(one: Stats, other: Stats) -> Stats:
-    """Two runs one after the other: counts and seconds added."""
-    names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds")
-    return replace(Stats.total([one, other]), **{name: getattr(one, name) + getattr(other, name) for name in names})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forerun.errors import InvalidArgument
 from forerun.math.laws import MixedLaw, PointMass, logits_at, logits_of
-from forerun.types import Draft, DraftContext, Drafter, Law, Siblings, TreeShape
+from forerun.types import Draft, DraftContext, Drafter, Law, Siblings, Source, TreeShape
 
 if TYPE_CHECKING:
     from forerun.models.scorer import Scorer
@@ -85,6 +85,12 @@ class Chain:
         for drafter in self.drafters:
             if admit := getattr(drafter, "admit", None):
                 admit(row, prompt)
+
+    def read(self, row: int, source: Source) -> None:
+        """Passed on to the drafters that want to know what the target's encoder reads."""
+        for drafter in self.drafters:
+            if read := getattr(drafter, "read", None):
+                read(row, source)
 
     def release(self, row: int) -> None:
         """Passed on to the drafters that keep state per row."""

@@ -15,6 +15,7 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.drafters.autoregressive import check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
+from forerun.drafters.encoders import check_encoders
 from forerun.drafters.steps import ModelSteps
 from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
@@ -22,14 +23,17 @@ from forerun.loading import load_model
 from forerun.loading.drafter_folder import is_drafter_folder
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
-from forerun.types import Draft, DraftContext
+from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
+from forerun.types import Draft, DraftContext, Source
 
 
 class DraftModel:
     """Drafts with `model`; keeps a ragged cache of its own that follows the rows.
 
     After a fully kept draft its cache is one key behind, and after rounds without drafts many: each draft begins by
-    taking in whatever the rows have gained since.
+    taking in whatever the rows have gained since. For an encoder-decoder target it is a smaller model of the family,
+    which reads the source with an encoder of its own, or a decoder that `shares_encoder` with the target, as
+    Distil-Whisper's do: its own encoder is never run.
     """
 
     def __init__(
@@ -38,10 +42,12 @@ class DraftModel:
         *,
         tokenizer: Any = None,
         stop_below: float | None = None,
+        shares_encoder: bool = False,
         form: Form = Form.AUTO,
     ) -> None:
         check_stop_below(stop_below)
         self.tokenizer, self.stop_below, self.form = tokenizer, stop_below, form
+        self.shares_encoder = shares_encoder
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
         self._folder = model if isinstance(model, CausalFolder) else None
         if not isinstance(model, CausalFolder):
@@ -61,7 +67,10 @@ class DraftModel:
         """Refuse a target that speaks other tokens; take from it what a trained draft shares with it."""
         if self._folder is None:
             check_vocabularies(target.model, tokenizer, self.scorer.model, self.tokenizer)
-            if self.scorer.kernels is not target.kernels:
+            check_encoders(target, self.scorer, self.shares_encoder)
+            if self.shares_encoder:
+                self._borrow_from(target)
+            elif self.scorer.kernels is not target.kernels:
                 self._run_with(self.scorer.model, target.kernels, self.scorer.cache)
         else:
             model, self.ids = self._folder.beside(target.model)
@@ -69,6 +78,11 @@ class DraftModel:
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.scorer.admit(row)
+
+    def read(self, row: int, source: Source) -> None:
+        """With an encoder; a draft without one guesses from the decoder's text alone."""
+        if isinstance(self.scorer, Seq2SeqScorer):
+            self.scorer.read(row, source)
 
     def release(self, row: int) -> None:
         self.scorer.release(row)
@@ -101,8 +115,19 @@ class DraftModel:
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
     def _run_with(self, model: PreTrainedModel, use: Kernels | None = None, cache: RaggedCache | None = None) -> None:
-        self.scorer = Scorer(model, self.form, cache, use=use)
-        embedding = getattr(model.get_input_embeddings(), "weight", None)
+        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use)
+        self._count_embeddings(model)
+
+    def _borrow_from(self, target: Scorer) -> None:
+        """Read with the target's encoder from now on."""
+        assert isinstance(target, Seq2SeqScorer)
+        target.keeps_states = True
+        model = self.scorer.model
+        self.scorer = Seq2SeqScorer(model, self.form, self.scorer.cache, use=target.kernels, borrowed=target.states_of)
+
+    def _count_embeddings(self, model: PreTrainedModel) -> None:
+        body = model.get_decoder() if isinstance(self.scorer, Seq2SeqScorer) else model
+        embedding = getattr(body.get_input_embeddings(), "weight", None)
         self._num_embeddings = self.scorer.vocab_size if embedding is None else int(embedding.shape[0])
 
     def _within_reach(self, context: DraftContext) -> DraftContext:

@@ -14,6 +14,7 @@ from forerun.drafters.autoregressive import draft_with
 from forerun.drafters.steps import ModelSteps
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Draft, DraftContext
 
 
@@ -34,7 +35,10 @@ class EarlyExit:
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         """Called once by the engine with the target whose layers are used."""
         first = shallow(target.model, self.num_layers)
-        self.scorer = Scorer(first, target.form, cache=target.cache, use=target.kernels)
+        if isinstance(target, Seq2SeqScorer):
+            self.scorer = Seq2SeqScorer(first, target.form, target.cache, use=target.kernels, beside=target)
+        else:
+            self.scorer = Scorer(first, target.form, cache=target.cache, use=target.kernels)
 
     def propose(self, context: DraftContext) -> Draft:
         steps = self.steps(context)
@@ -59,15 +63,18 @@ class EarlyExit:
 
 def shallow(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     """The same model with only its first layers: modules are shared, only the path to the layer list is copied."""
+    is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
     config = model.config.get_text_config(decoder=True)
-    path = _layer_list(model, config.num_hidden_layers)
-    if num_layers >= config.num_hidden_layers:
+    path = _decoder_layers(model) if is_seq2seq else _layer_list(model, config.num_hidden_layers)
+    depth = len(model.get_submodule(path))
+    if num_layers >= depth:
         raise InvalidArgument(
-            f"num_layers={num_layers}: {type(model).__name__} has {config.num_hidden_layers} layers; an early exit "
-            "must leave some out"
+            f"num_layers={num_layers}: {type(model).__name__} has {depth} layers; an early exit must leave some out"
         )
-    shorter = copy.copy(config)
-    shorter.num_hidden_layers = num_layers
+    shorter = None
+    if not is_seq2seq:  # encoder and decoder have configurations of their own, which tell no number of layers apart
+        shorter = copy.copy(config)
+        shorter.num_hidden_layers = num_layers
     *parents, name = path.split(".")
     top = parent = _twin(model, shorter)
     for step in parents:
@@ -84,9 +91,16 @@ def _twin(module: Any, config: Any) -> Any:
     twin.__dict__ = dict(module.__dict__)
     twin._modules = dict(module._modules)
     twin.__dict__.pop("_forerun_configs", None)
-    if hasattr(twin, "config"):
+    if config is not None and hasattr(twin, "config"):
         twin.config = config
     return twin
+
+
+def _decoder_layers(model: PreTrainedModel) -> str:
+    decoder = model.get_decoder()
+    within = next(name for name, module in model.named_modules() if module is decoder)
+    lists = [name for name, m in decoder.named_modules() if isinstance(m, nn.ModuleList)]
+    return f"{within}.{min(lists, key=lambda name: name.count('.'))}"
 
 
 def _layer_list(model: PreTrainedModel, num_layers: int) -> str:

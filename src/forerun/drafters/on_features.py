@@ -10,9 +10,11 @@ from torch import Tensor
 
 from forerun.drafters.autoregressive import check_stop_below
 from forerun.drafters.trunk import Trunk
+from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models.draft_head import DraftHead
 from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 
 
 class OnFeatures:
@@ -43,6 +45,11 @@ class OnFeatures:
         return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        if isinstance(target, Seq2SeqScorer):
+            raise InvalidArgument(
+                f"{type(self).__name__} is trained on the features of decoder-only models and cannot draft for "
+                f"{type(target.model).__name__}; use DraftModel, EarlyExit or PromptLookup"
+            )
         self.trunk.bind(target)
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:

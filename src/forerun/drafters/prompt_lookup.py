@@ -9,7 +9,7 @@ import torch
 
 from forerun.errors import InvalidArgument
 from forerun.math.laws import PointMass
-from forerun.types import Draft, DraftContext
+from forerun.types import Draft, DraftContext, Source
 
 # Longer matches all count as one class: by then the copy is nearly always right, and a policy needs full classes.
 LONGEST_EVIDENCE = 8
@@ -61,12 +61,22 @@ class PromptLookup:
     The longest suffix of `max_ngram` down to `min_ngram` tokens that occurred before is continued as it was continued
     the last time, or the first time if not `newest`. On eight kinds of text the last time was the better guess for
     five, equal for one; summaries of news, which repeat the first lines of an article, gain 3 % from the first time.
+    Behind an encoder-decoder model the text that the encoder reads is looked up too, as if it came first, unless
+    `source` is False: summaries and translations copy names and numbers from it.
     Costs nothing but dictionary look-ups for the new tokens of a round.
     """
 
     copies = True  # every draft is deterministic
 
-    def __init__(self, max_ngram: int = 3, min_ngram: int = 1, max_tokens: int = 16, *, newest: bool = True) -> None:
+    def __init__(
+        self,
+        max_ngram: int = 3,
+        min_ngram: int = 1,
+        max_tokens: int = 16,
+        *,
+        newest: bool = True,
+        source: bool = True,
+    ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise InvalidArgument(
                 f"min_ngram={min_ngram}, max_ngram={max_ngram}: matches need 1 <= min_ngram <= max_ngram tokens"
@@ -75,13 +85,14 @@ class PromptLookup:
             raise InvalidArgument(f"max_tokens={max_tokens}: a draft needs room for at least 1 token")
         self.orders = range(min_ngram, max_ngram + 1)
         self.max_tokens = max_tokens
-        self.newest = newest
+        self.newest, self.source = newest, source
         self._indexes: dict[int, _Index] = {}
+        self._sources: dict[int, tuple[int, ...]] = {}
 
     def propose(self, context: DraftContext) -> Draft:
         """Continue each row as it was continued the last time it ended this way."""
         found = [
-            self._look_up(row, history, room)
+            self._look_up(row, history, room, context.vocab_size)
             for row, history, room in zip(
                 context.rows, context.histories, context.copy_lengths or context.max_lengths, strict=True
             )
@@ -101,27 +112,40 @@ class PromptLookup:
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Drop the index of a row that was cut below what was indexed; committed text never is, so this is rare."""
         for row, length in zip(rows, lengths, strict=True):
-            if row in self._indexes and length < self._indexes[row].indexed:
-                self.release(row)
+            before = len(self._sources.get(row, ()))
+            if row in self._indexes and before + length < self._indexes[row].indexed:
+                del self._indexes[row]
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         """`row` holds a new text from now on."""
         self.release(row)
 
+    def read(self, row: int, source: Source) -> None:
+        """`row` may copy from `source`."""
+        if self.source:
+            self._sources[row] = source.ids
+
     def release(self, row: int) -> None:
         """Forget `row`."""
         self._indexes.pop(row, None)
+        self._sources.pop(row, None)
 
-    def _look_up(self, row: int, history: Sequence[int], room: int) -> tuple[list[int], int]:
+    def _look_up(self, row: int, history: Sequence[int], room: int, vocab_size: int) -> tuple[list[int], int]:
         """The copied continuation and the length of the match behind it."""
         if room < 1:
             return [], 0
+        if source := self._sources.get(row):
+            history = [*source, *history]
         index = self._index_of(row, history)
         index.extend(history)
         begin = index.find(history)
         if begin is None:
             return [], 0
-        return _copy(history, begin, min(room, self.max_tokens)), _match_length(history, begin)
+        copied = _copy(history, begin, min(room, self.max_tokens))
+        known = next(
+            (i for i, token in enumerate(copied) if token >= vocab_size), len(copied)
+        )  # an encoder's own words
+        return copied[:known], _match_length(history, begin)
 
     def _index_of(self, row: int, history: Sequence[int]) -> _Index:
         index = self._indexes.get(row)

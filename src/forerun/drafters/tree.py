@@ -9,7 +9,7 @@ from forerun.drafters.chain import Chain
 from forerun.drafters.growth import grow_tree, num_draws
 from forerun.drafters.steps import CanBranch
 from forerun.errors import InvalidArgument
-from forerun.types import Draft, DraftContext, Drafter, Siblings
+from forerun.types import Draft, DraftContext, Drafter, Siblings, Source
 
 if TYPE_CHECKING:
     from forerun.models.scorer import Scorer
@@ -66,6 +66,10 @@ class Tree:
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         if (admit := getattr(self.inner, "admit", None)) is not None:
             admit(row, prompt)
+
+    def read(self, row: int, source: Source) -> None:
+        if (read := getattr(self.inner, "read", None)) is not None:
+            read(row, source)
 
     def release(self, row: int) -> None:
         if (release := getattr(self.inner, "release", None)) is not None:

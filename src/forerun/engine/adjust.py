@@ -28,27 +28,32 @@ def adjuster(request: Request, output: Sequence[int]) -> Adjuster | None:
             logits, request.prompt, before, drafted[first:], request.params,
             forbid=forbid, min_new_tokens=request.min_new_tokens,
         )  # fmt: skip
-        if not request.processors:
-            return logits
-        histories = ([*request.prompt, *before, *drafted[first : first + i]] for i in range(len(logits)))
-        return torch.cat([_process(request.processors, h, logits[i]) for i, h in enumerate(histories)])
+        history = [*request.prompt, *before]
+        for processor in request.processors:
+            logits = _processed(processor, history, drafted[first:], logits)
+        return logits
 
     return apply
 
 
-def _process(processors: Sequence[LogitsProcessor], history: list[int], scores: Tensor) -> Tensor:
-    """Each processor sees the row's own unpadded history, as it would in plain decoding at batch 1."""
-    ids = torch.tensor([history], device=scores.device)
-    row = scores[None].clone()
-    for processor in processors:
-        before = _state(processor)
-        row = processor(ids, row)
-        if _state(processor) != before:
-            raise InvalidArgument(
-                f"logits processor {type(processor).__name__} changes its own state when called; a draft asks for "
-                "positions that may be taken back, so only processors that depend on their arguments alone can be used"
-            )
-    return row
+def _processed(processor: LogitsProcessor, history: list[int], drafted: Sequence[int], logits: Tensor) -> Tensor:
+    """One processor at all positions: at once where it offers that, else one by one."""
+    if (along := getattr(processor, "along", None)) is not None:
+        adjusted: Tensor = along(history, drafted, logits)
+        return adjusted
+    return torch.cat([_called(processor, [*history, *drafted[:i]], row[None]) for i, row in enumerate(logits)])
+
+
+def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> Tensor:
+    """A processor sees the row's own unpadded history, as it would in plain decoding at batch 1."""
+    before = _state(processor)
+    adjusted = processor(torch.tensor([history], device=scores.device), scores.clone())
+    if _state(processor) != before:
+        raise InvalidArgument(
+            f"logits processor {type(processor).__name__} changes its own state when called; a draft asks for "
+            "positions that may be taken back, so only processors that depend on their arguments alone can be used"
+        )
+    return adjusted
 
 
 def _state(processor: LogitsProcessor) -> Any:

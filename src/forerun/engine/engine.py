@@ -83,7 +83,7 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its row number, the handle for `abort`."""
         budget = self._budget(request)
-        number = self.shelf.reuse(request.prompt)
+        number = self.shelf.reuse(request.prompt, request.source)
         if number is None:
             number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
@@ -169,6 +169,7 @@ class Engine:
             raise InvalidArgument(f"prompt token {bad} is outside the target's vocabulary of {self.target.vocab_size}")
         if request.stop_strings and self.tokenizer is None:
             raise InvalidArgument("stop_strings need the tokenizer: pass tokenizer= as well")
+        self.target.check_source(request.source)
         limit = self.target.context_length
         if limit is None:
             return request.max_new_tokens
@@ -187,21 +188,26 @@ class Engine:
             if known is None:
                 self.target.admit(row.number)
                 self.side.tell("admit", row.number, row.request.prompt)
+                if row.request.source is not None:
+                    self.target.read(row.number, row.request.source)
+                    self.side.tell("read", row.number, row.request.source)
             else:
                 self.target.rewind([row.number], [min(known, self.target.length(row.number))])
                 self.side.tell("rewind", [row.number], [known])
             self._running[row.number] = row
+        self.target.encode()
         self._prefill(rows)
         if rows:
             self.seconds.prefill_seconds += self.clock() - started
 
     def _prefill(self, rows: list[Row]) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
-        copies = Counter(row.request.prompt for row in rows)  # equal prompts are encoded once, before any of them runs
+        # Equal beginnings are taken in once, before any of them runs.
+        copies = Counter((row.request.prompt, row.request.source) for row in rows)
         room, fed = self.join_tokens, []
         for row in rows:
             length = len(row.history) - self.target.length(row.number)
-            if copies[row.request.prompt] == 1 and length <= room:
+            if copies[row.request.prompt, row.request.source] == 1 and length <= room:
                 room -= length
             else:
                 fed.append(row)
@@ -280,7 +286,7 @@ class Engine:
         for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
             del self._running[row.number]
             self._results.append(row.result(self.clock()))
-            for number in self.shelf.put(row.number, row.history, broken=row.error is not None):
+            for number in self.shelf.put(row.number, row.history, row.error is not None, row.request.source):
                 self._release(number)
 
     def _release(self, number: int) -> None:

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
+from forerun.types import Source
 
-# As in transformers: (token ids so far [1, n], scores [1, V]) -> scores [1, V]
+# As in transformers: (token ids so far [1, n], scores [1, V]) -> scores [1, V]. One that also has a method
+# `along(history, drafted, logits [n, V]) -> [n, V]` is asked for all positions of a draft at once: the first of them
+# follows `history`, each later one a token of `drafted` more; it may change the logits in place.
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -44,6 +47,8 @@ class Request:
     processors: tuple[LogitsProcessor, ...] = ()
     logprobs: int | None = None
     """None for none; n for each token's log-probability under the model itself and the n most likely alternatives."""
+    source: Source | None = None
+    """What the encoder of an encoder-decoder target reads; the prompt is then how the decoder's text begins."""
     deadline: float | None = None
     """By the engine's clock: what is not finished then ends with what it has."""
 

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forerun.types import Source
+
 
 class Shelf:
     """At most `limit` finished rows, the oldest leaves first. Row numbers stay theirs while they are here."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._kept: dict[int, tuple[int, ...]] = {}
+        self._kept: dict[int, tuple[Source | None, tuple[int, ...]]] = {}
         self._claimed: dict[int, int] = {}
 
-    def put(self, number: int, history: Sequence[int], broken: bool) -> list[int]:
+    def put(self, number: int, history: Sequence[int], broken: bool, source: Source | None = None) -> list[int]:
         """Keep a finished row; returns the rows to release instead."""
         if not self.limit or broken:
             return [number]
-        self._kept[number] = tuple(history)
+        self._kept[number] = source, tuple(history)
         if len(self._kept) <= self.limit:
             return []
         oldest = next(iter(self._kept))
         del self._kept[oldest]
         return [oldest]
 
-    def reuse(self, prompt: Sequence[int]) -> int | None:
-        """Claim the kept row that shares the longest beginning with `prompt`, if any shares some."""
-        shared = {number: _common(history, prompt) for number, history in self._kept.items()}
+    def reuse(self, prompt: Sequence[int], source: Source | None = None) -> int | None:
+        """Claim the kept row that shares the longest beginning with `prompt`, if any shares some.
+
+        Keys depend on what the encoder read, so only a row of the same source will do.
+        """
+        kept = [(number, history) for number, (read, history) in self._kept.items() if read == source]
+        shared = {number: _common(history, prompt) for number, history in kept}
         best = max(shared, key=lambda number: shared[number], default=None)
         if best is None or shared[best] == 0:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 COUNTS_PER_PLACE = (
@@ -65,6 +65,12 @@ class Stats:
                 _add(getattr(total, name), getattr(part, name))
             total.lossy = total.lossy or part.lossy
         return total
+
+    def plus(self, other: Stats) -> Stats:
+        """Two runs one after the other: counts and seconds added."""
+        names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds")
+        seconds = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return replace(Stats.total([self, other]), **seconds)
 
     @property
     def tokens_per_round(self) -> float:

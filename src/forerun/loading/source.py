@@ -1,4 +1,4 @@
-"""What a model's name stands for: a folder, a GGUF file, a name on the Hub, or the embedded model."""
+"""What a model's name stands for: a folder, a GGUF file, a name on the Hub, or a model that comes as a wheel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.errors import ModelNotFound
-from forerun.loading import embedded
+from forerun.loading import embedded, whisper
 
 EMBEDDED = "embedded"
 """The name of the model that comes as a wheel."""
@@ -27,6 +27,8 @@ def resolve(name: str | Path) -> Source:
     text = str(name)
     if text == EMBEDDED:
         return _resolve_embedded()
+    if text == whisper.NAME:
+        return _resolve_whisper()
     path = Path(text).expanduser()
     if text.endswith(".gguf"):
         return _resolve_gguf(text, path)
@@ -43,6 +45,12 @@ def _resolve_embedded() -> Source:
     if embedded.find_file() is not None:
         return Source(EMBEDDED, str(embedded.prepare()), None, is_local=True)
     return Source(EMBEDDED, embedded.HUB_NAME, None, is_local=False)
+
+
+def _resolve_whisper() -> Source:
+    if whisper.find_files() is not None:
+        return Source(whisper.NAME, str(whisper.prepare()), None, is_local=True)
+    return Source(whisper.NAME, whisper.HUB_NAME, None, is_local=False)
 
 
 def _resolve_folder(text: str, path: Path) -> Source:

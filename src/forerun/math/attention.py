@@ -50,7 +50,8 @@ class Plan:
     group: int  # query heads that share a key head
     longest: int  # keys of the longest row
     causal: bool  # new rows: each query sees its row's keys up to its own, and no mask is needed to say so
-    seen: tuple[Tensor | None, ...]  # masks [b, 1, M, S], M queries a key head: one for PAD, one a row for SPLIT
+    # Masks [b, 1, M, S], M queries a key head: one for PAD, one a row for SPLIT. With a bias, [b, H, T, S] to be added.
+    seen: tuple[Tensor | None, ...]
     place: Tensor | None  # [B, T] for PAD where drafts differ in length: see `pad_index`
 
 
@@ -67,7 +68,7 @@ def choose_form(rows: RaggedRows, wanted: Form = Form.AUTO) -> Form:
 
 
 def plan(rows: RaggedRows, mask: Tensor | None, group: int, device: torch.device, form: Form = Form.AUTO) -> Plan:
-    """`mask` is [N, S] bool, S = rows.longest.
+    """`mask` is [N, S] bool, S = rows.longest, or [N, H, S] numbers to be added to the scores of each head.
 
     None where plain causality says it all: one new token in each of rows of equal length, or rows without a past.
     """
@@ -79,8 +80,29 @@ def plan(rows: RaggedRows, mask: Tensor | None, group: int, device: torch.device
     place = pad_index(rows, device) if len(set(rows.counts)) > 1 else None
     if mask is None:
         return Plan(rows, form, group, rows.longest, causal, (None,), place)
-    seen = mask[place.clamp(min=0)] if place is not None else mask.view(len(rows.slots), -1, rows.longest)
+    seen = mask[place.clamp(min=0)] if place is not None else mask.unflatten(0, (len(rows.slots), -1))
     return Plan(rows, form, group, rows.longest, causal, (_folded(seen, group),), place)
+
+
+def plan_across(
+    slots: tuple[int, ...],
+    lengths: tuple[int, ...],
+    counts: tuple[int, ...],
+    group: int,
+    device: torch.device,
+    form: Form = Form.AUTO,
+) -> Plan:
+    """Cross-attention: `counts[i]` queries that all see the `lengths[i]` keys of `slots[i]`, whatever their order."""
+    rows = RaggedRows(slots, tuple(n - count for n, count in zip(lengths, counts, strict=True)), counts)
+    form = choose_form(rows, form)
+    if form is Form.SPLIT:
+        return Plan(rows, form, group, rows.longest, False, (None,) * len(slots), None)
+    place = pad_index(rows, device) if len(set(counts)) > 1 else None
+    if len(set(lengths)) == 1:
+        return Plan(rows, form, group, rows.longest, False, (None,), place)
+    ends = torch.tensor(lengths, device=device)[:, None]
+    seen = torch.arange(rows.longest, device=device) < ends
+    return Plan(rows, form, group, rows.longest, False, (seen[:, None, None],), place)
 
 
 def attend(
@@ -132,11 +154,17 @@ def _split_masks(rows: RaggedRows, mask: Tensor | None, group: int) -> tuple[Ten
         return (None,) * len(rows.slots)
     parts = mask.split(list(rows.counts))
     lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
-    return tuple(_folded(part[None, :, :length], group) for part, length in zip(parts, lengths, strict=True))
+    return tuple(_folded(part[None, ..., :length], group) for part, length in zip(parts, lengths, strict=True))
 
 
 def _folded(seen: Tensor, group: int) -> Tensor:
-    """[B, T, S] -> [B, 1, group * T, S]: every query head of a group sees the same. One query a row is not folded."""
+    """[B, T, S] -> [B, 1, group * T, S]: every query head of a group sees the same. One query a row is not folded.
+
+    A bias of each head, [B, T, H, S], becomes [B, H, T, S].
+    """
+    if seen.ndim == 4:
+        assert group == 1, "a bias of each head is only known where no heads share their keys"
+        return seen.transpose(1, 2)
     batch, width, span = seen.shape
     if width == 1:
         return seen[:, None]

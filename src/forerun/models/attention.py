@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import (
+    bidirectional_mask_function,
     causal_mask_function,
     sliding_window_causal_mask_function,
     sliding_window_overlay,
@@ -30,9 +32,12 @@ from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, Scale, choose_form, pad_index, plan
 from forerun.math.ragged_attention import Reach, reach_of
-from forerun.models.branches import Branches
+from forerun.models.branches import Branches, new_trees
 from forerun.models.families import Family, Layout
 from forerun.types import RaggedRows
+
+if TYPE_CHECKING:
+    from forerun.models.across import Across
 
 NAME = "forerun"
 
@@ -73,11 +78,12 @@ class RaggedStates(Cache):
     ) -> None:
         self.cache, self.rows, self.layout, self.device, self.use = cache, rows, family.layout, device, use
         self.asked_form, self.form = form, choose_form(rows, form)
-        # A kernel that takes the model's rule instead of a mask knows rows, not branches.
-        self.takes_rules = trees is None and _takes_rules(rows, family, device, use)
+        # A kernel that takes the model's rule instead of a mask knows rows, and trees among the new tokens alone.
+        self.tree = None if trees is None else new_trees(rows, trees)
+        self.takes_rules = (trees is None or self.tree is not None) and _takes_rules(rows, family, device, use)
         self._rules: dict[int, Rule] = {}
         self._reach: Reach | None = None
-        self._plans: dict[tuple[int, int], tuple[Tensor | None, Plan]] = {}
+        self._plans: dict[tuple[int, int, int], tuple[Tensor | None, Tensor | None, Plan]] = {}
         self.layers: list[Any] = []
         self.width = max(rows.counts)
         self.longest_past = max(rows.past)
@@ -90,6 +96,8 @@ class RaggedStates(Cache):
         self.pad_index = pad_index(rows, device) if self.layout is Layout.PADDED else None
         self.alibi_in_scores = family.alibi_in_scores
         self.current: Layer | None = None
+        self.across: Across | None = None  # of an encoder-decoder model
+        self.looks_across = False  # whether `current` is a layer of cross-attention
 
     @property
     def is_sliding(self) -> list[bool]:
@@ -100,7 +108,12 @@ class RaggedStates(Cache):
             return self._update_padded(key_states, value_states, layer_idx)
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
         self.current = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
+        self.looks_across = False
         return key_states, value_states
+
+    def look_across(self, layer: Layer) -> None:
+        """The next attention reads a source's keys."""
+        self.current, self.looks_across = layer, True
 
     def rotate_and_write(
         self, layer_idx: int, query: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor
@@ -124,9 +137,15 @@ class RaggedStates(Cache):
         """A stand-in for the mask of a rule that kernels know: layers hand it back to `rule_of`."""
         if self._reach is None:
             self._reach = reach_of(self.rows, self.device)
+            if self.tree is not None:
+                self._reach = replace(self._reach, tree=self.tree.to(self.device))
         stub = torch.empty(1, 1, len(self.positions), 0, dtype=torch.bool, device=self.device)
         self._rules[id(stub)] = Rule(stub, function, replace(self._reach, window=window))
         return stub
+
+    def is_wide(self, window: int) -> bool:
+        """Whether kernels can keep to a window: a tree must fit within it."""
+        return self.tree is None or not 0 < window < self.width
 
     def rule_of(self, mask: Tensor | None) -> Rule | None:
         """The rule that a mask stands for; None where it is a mask."""
@@ -145,15 +164,21 @@ class RaggedStates(Cache):
             rule.made.append(_dense_mask(self, rule.function))
         return rule.made[0]
 
-    def plan(self, mask: Tensor | None, group: int) -> Plan:
+    def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> Plan:
         """How to attend under this mask, worked out for the first layer that asks. Keeping the mask keeps its id."""
-        key = (id(mask), group)
+        key = (id(mask), id(bias), group)
         if key not in self._plans:
-            self._plans[key] = (
-                mask,
-                plan(self.rows, None if mask is None else mask[0, 0], group, self.device, self.form),
-            )
-        return self._plans[key][1]
+            seen = None if mask is None else mask[0, 0]
+            if bias is not None:
+                seen = self._biased(seen, bias[0].transpose(0, 1))
+            self._plans[key] = (mask, bias, plan(self.rows, seen, group, self.device, self.form))
+        return self._plans[key][2]
+
+    def _biased(self, seen: Tensor | None, bias: Tensor) -> Tensor:
+        """[N, H, S] to be added to the scores; a mask that went without saying has to be said now."""
+        if seen is None:
+            seen = torch.arange(self.rows.longest, device=self.device) <= self.positions[:, None]
+        return bias.masked_fill(~seen[:, None], -torch.inf)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.longest_past
@@ -209,6 +234,7 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,  # [1, Hq, N, S], as `models.positions` has told it for each row
     **others: Any,
 ) -> tuple[Tensor, None]:
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
@@ -218,18 +244,33 @@ def attention(
         _refuse_unknown(module, others)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
     layer = states.current
-    out = _attend(states, query[0].transpose(0, 1), layer, attention_mask, Scale(factor, softcap, s_aux))
-    return out.unsqueeze(0), None
+    padding = query.shape[-1] - layer.keys.shape[-1]  # Moonshine pads its heads behind the cache's back
+    packed = query[0, ..., : layer.keys.shape[-1]].transpose(0, 1)
+    scale = Scale(factor, softcap, s_aux)
+    if states.looks_across:
+        out = _attend_across(states, packed, layer, scale)
+    else:
+        out = _attend(states, packed, layer, attention_mask, scale, position_bias)
+    return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0), None
 
 
-def _attend(states: RaggedStates, query: Tensor, layer: Layer, mask: Tensor | None, scale: Scale) -> Tensor:
+def _attend_across(states: RaggedStates, query: Tensor, layer: Layer, scale: Scale) -> Tensor:
+    """[N, Hq, D] -> [N, Hq, Dv] over all keys of each row's source."""
+    assert states.across is not None
+    how = states.across.plan(query.shape[1] // layer.keys.shape[2], states.asked_form, states.device)
+    return ops.attend(query, *layer.by_head, how, scale)
+
+
+def _attend(
+    states: RaggedStates, query: Tensor, layer: Layer, mask: Tensor | None, scale: Scale, bias: Tensor | None
+) -> Tensor:
     """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
     rule = states.rule_of(mask)
     if rule is not None:
-        if ops.has_ragged_attention(query, *layer.by_head, states.use):
+        if bias is None and ops.has_ragged_attention(query, *layer.by_head, states.use):
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = states.dense(rule)
-    how = states.plan(mask, query.shape[1] // layer.keys.shape[2])
+    how = states.plan(mask, query.shape[1] // layer.keys.shape[2], bias)
     return ops.attend(query, *layer.by_head, how, scale)
 
 
@@ -248,9 +289,11 @@ def _mask(
     """The model's own mask rule at each row's own positions."""
     states = _pass.get()
     assert states is not None, "mask asked for outside a pass"
+    if states.across is not None and mask_function is bidirectional_mask_function:
+        return None  # every source has its own length, which `Across` knows
     if states.layout is Layout.PADDED:
         return _padded_mask(states, mask_function, dtype)
-    if states.takes_rules and (window := known_window(mask_function)) is not None:
+    if states.takes_rules and (window := known_window(mask_function)) is not None and states.is_wide(window):
         return states.rule(mask_function, window)
     return _dense_mask(states, mask_function)
 

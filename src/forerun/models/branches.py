@@ -41,15 +41,38 @@ class Branches:
         return cls(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
+def new_trees(rows: RaggedRows, trees: Sequence[Sequence[int]]) -> Tensor | None:
+    """[N, T] bool: which of its row's new tokens each new one sees. None where a tree began in an earlier pass."""
+    if any(len(parents) > count for parents, count in zip(trees, rows.counts, strict=True)):
+        return None
+    width = max(rows.counts)
+    return torch.from_numpy(np.concatenate([_among_new(*row, width) for row in zip(rows.counts, trees, strict=True)]))
+
+
+def _among_new(count: int, parents: Sequence[int], width: int) -> Flags:
+    """[count, width]: tokens before the tree see what comes before them, nodes those tokens and their ancestors."""
+    first = count - len(parents)
+    seen = np.tri(count, width, dtype=np.bool_)
+    seen[first:, first:] = False
+    seen[first:, first:count] = _ancestors(parents)
+    return seen
+
+
+def _ancestors(parents: Sequence[int]) -> Flags:
+    """[M, M]: each node, and those it descends from."""
+    found = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            found[node] |= found[parent]
+    return found
+
+
 def _of_row(past: int, count: int, parents: Sequence[int], span: int) -> tuple[Integers, Flags]:
     """Positions of all keys [S], and which of them each new token may see as far as branches go [count, S]."""
     start = past + count - len(parents)
     positions = np.arange(span)
     positions[start : past + count] = np.array(depths(parents), dtype=np.int64) + (start - 1)
-    ancestors = np.eye(len(parents), dtype=np.bool_)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            ancestors[node] |= ancestors[parent]
+    ancestors = _ancestors(parents)
     seen = np.ones((count, span), dtype=np.bool_)
     first = max(past, start)  # the first new token that belongs to the tree
     seen[first - past :, start : past + count] = ancestors[first - start :]

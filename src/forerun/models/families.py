@@ -17,6 +17,12 @@ REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_a
 # Falcon are among them: ALiBi depends on the key's position alone up to a constant a row, which softmax ignores.
 MASKED_FAMILIES = frozenset({"codegen", "gptj", "falcon", "bloom"})
 
+# Encoder-decoder families: absolute positions looked up in `embed_positions`, given as `position_ids`, or T5's bias.
+# All cross-attend with keys that are a projection of the encoder's states and nothing else.
+SEQ2SEQ_FAMILIES = frozenset({
+    "t5", "mt5", "bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "whisper", "moonshine",
+})  # fmt: skip
+
 
 class Layout(Enum):
     """How the rows of a pass are laid out for the model."""
@@ -39,6 +45,11 @@ class Family:
 def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     """Find out how to run a model, or say why it cannot be run. A `headless` one is asked for hidden states only."""
     config = model.config.get_text_config(decoder=True)
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{type(model).__name__} is an encoder-decoder model, which takes a Seq2SeqScorer: make it one, or give "
+            "the model to SpeculativeDecoder"
+        )
     _refuse_unrewindable(model, config)
     head = None if headless else model.get_output_embeddings()
     if not headless and head is None and not hasattr(model, "lm_head"):
@@ -49,12 +60,25 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     return Family(_layout(model, config), _context_length(config), vocab_size, alibi, not by_place)
 
 
+def inspect_seq2seq(model: PreTrainedModel) -> Family:
+    """The same for an encoder-decoder model, of which the decoder is what runs on ragged rows."""
+    kind = model.config.model_type
+    if kind not in SEQ2SEQ_FAMILIES:
+        raise UnsupportedModel(
+            f"{type(model).__name__} ({kind}) is an encoder-decoder model whose cross-attention Forerun does not know; "
+            f"known are {', '.join(sorted(SEQ2SEQ_FAMILIES))}; use model.generate for it"
+        )
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForSeq2SeqLM")
+    limit = getattr(model.config, "max_target_positions", None) or getattr(
+        model.config, "max_position_embeddings", None
+    )
+    return Family(Layout.PACKED, limit, head.weight.shape[0], False)
+
+
 def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:
     name = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModel(
-            f"{name} is an encoder-decoder model; only decoder-only language models can be used here"
-        )
     odd = set(getattr(config, "layer_types", None) or ()) - REWINDABLE_LAYERS
     if getattr(model, "_is_stateful", False) or odd:
         what = f"layers of kind {', '.join(sorted(odd))}" if odd else "recurrent state"

@@ -16,14 +16,21 @@ from forerun.config import Kernels
 
 if TYPE_CHECKING:
     from forerun.models.fused import FusedBody
+    from forerun.models.gpu_body import GpuBody
 
 TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a batch
 PAST = 64  # keys behind them
 
 
-def fused_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
-    """The fused body of `model`, where it is to be used."""
-    if use is Kernels.OFF or why_not(model) is not None:
+def fused_body(model: PreTrainedModel, use: Kernels) -> FusedBody | GpuBody | None:
+    """The fused body of `model`, where it is to be used. A GPU's needs no timing: it saves most of the launches."""
+    if use is Kernels.OFF:
+        return None
+    if kernels.triton_missing(model.device.type) is None:
+        from forerun.models import gpu_body
+
+        return gpu_body.GpuBody(model) if gpu_body.why_not(model) is None else None
+    if why_not(model) is not None:
         return None
     from forerun.kernels.cpu.threads import most_threads
     from forerun.models.fused import FusedBody

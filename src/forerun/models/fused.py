@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.cache.ragged import RaggedCache
@@ -19,44 +19,30 @@ from forerun.kernels.cpu import linear, stack
 from forerun.kernels.cpu.memory import Floats, Ints
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import LANES
+from forerun.models import llama_like
 from forerun.types import RaggedRows
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies that do not depend on the batch
 GRAIN = 256  # rotary tables grow by this many positions
 
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps `model` (or a headless body) from being fused; None where nothing does."""
-    config = model.config.get_text_config(decoder=True)
-    if config.model_type not in FAMILIES:
-        return f"{config.model_type} is none of {', '.join(sorted(FAMILIES))}"
+    if reason := llama_like.why_not(model):
+        return reason
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"{model.dtype} on {model.device.type}, not float32 on the CPU".replace("torch.", "")
-    if getattr(config, "hidden_act", None) != "silu" or getattr(config, "mlp_bias", False):
-        return "its MLP is not the plain gated one"
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in ROPE_TYPES or rope.get("partial_rotary_factor", 1) != 1:
-        return f"rotary embedding of type {rope.get('rope_type')}"
     size = model.base_model.layers[0].self_attn.head_dim
     if size % LANES:
         return f"heads of size {size}, no multiple of {LANES}"
-    return _odd_module(model.base_model)
+    return llama_like.odd_module(model.base_model, _why_not_weight)
 
 
-def _odd_module(base: Any) -> str | None:
-    """Adapters, quantised layers, hooks: whatever would be skipped without a word."""
-    for name, module in base.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
-            return f"{name or 'the model'} has forward hooks"
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or "layers." not in name:
-            continue
-        if weight.ndim == 2 and (type(module) is not nn.Linear or not linear.fits(weight)):
-            return f"{name} is a {type(module).__name__} of shape {tuple(weight.shape)}"
-        if not weight.is_contiguous() or weight.dtype != torch.float32:
-            return f"{name} is not contiguous float32"
+def _why_not_weight(weight: Tensor) -> str | None:
+    if not weight.is_contiguous() or weight.dtype != torch.float32:
+        return "not contiguous float32"
+    if weight.ndim == 2 and not linear.fits(weight):
+        return f"of shape {tuple(weight.shape)}"
     return None
 
 
@@ -78,7 +64,7 @@ class FusedBody:
         self.intermediate: int = config.intermediate_size
         self.scale = np.float32(attention.scaling)
         self.epsilon = np.float32(config.rms_norm_eps)
-        self.windows = np.array(_windows(config), dtype=np.int64)
+        self.windows = np.array(llama_like.windows(config), dtype=np.int64)
         self.parameters = [_of_layer(layer) for layer in base.layers]
         self._flat = [p for layer in self.parameters for p in layer]
         self._weights = np.zeros((len(base.layers), len(stack.NAMES)), dtype=np.int64)
@@ -92,7 +78,7 @@ class FusedBody:
         held = (self._scratch, self._cos, self._sin, self._weights, self._caches, self.windows)
         return sum(array.nbytes for array in held)
 
-    def run(self, embeddings: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
+    def run_rows(self, embeddings: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
         """[N, H] -> last hidden states [N, H], the final norm included; keys and values of all layers are written."""
         x = embeddings.clone()
         positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
@@ -146,14 +132,3 @@ def _of_layer(layer: Any) -> list[Tensor | None]:
         *norms,
         *(p.bias for p in projections),
     ]
-
-
-def _windows(config: Any) -> list[int]:
-    """Keys each layer sees, 0 for all, as the families' own mask builders have it."""
-    window = getattr(config, "sliding_window", None) or 0
-    count: int = config.num_hidden_layers
-    if config.model_type == "llama":
-        return [0] * count
-    if config.model_type == "mistral":
-        return [window] * count
-    return [window if kind == "sliding_attention" else 0 for kind in config.layer_types[:count]]

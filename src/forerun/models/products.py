@@ -21,16 +21,20 @@ MOST_ROWS = 32  # more rows than this are a matter for the library
 
 
 class FewRowProducts:
-    """The linear layers of one model that our product can take, and whether it is the faster one for each shape."""
+    """The linear layers of one model that our product can take, and whether it is the faster one for each shape.
 
-    def __init__(self, model: PreTrainedModel, use: Kernels) -> None:
+    `without` is a part of the model that no pass runs.
+    """
+
+    def __init__(self, model: PreTrainedModel, use: Kernels, without: nn.Module | None = None) -> None:
         self._use = use
         self._layers: dict[tuple[int, ...], list[nn.Linear]] = {}
         if use is Kernels.OFF or model.device.type != "cpu" or kernels.missing():
             return
         from forerun.kernels.cpu import choice, linear
 
-        for module in model.modules():
+        left_out = set() if without is None else set(without.modules())
+        for module in (module for module in model.modules() if module not in left_out):
             if type(module) is nn.Linear and "forward" not in module.__dict__ and linear.fits(module.weight):
                 self._layers.setdefault(tuple(module.weight.shape), []).append(module)
         if use is Kernels.AUTO:

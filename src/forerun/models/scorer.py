@@ -15,15 +15,16 @@ from transformers import PreTrainedModel
 from forerun import ops
 from forerun.cache.ragged import RaggedCache, ranges
 from forerun.config import Kernels, kernels
-from forerun.errors import UnsupportedModel
+from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.math.tree import is_chain
 from forerun.models import families
 from forerun.models.attention import RaggedStates, ragged
-from forerun.models.families import Layout
+from forerun.models.families import Family, Layout
 from forerun.models.fast import fused_body
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
+from forerun.types import Source
 
 # For each row of a pass the parents of its last keys, the new ones included; see `models.branches`. Nobody else's rows
 # are touched by it, and a row that ends in no tree has none.
@@ -64,7 +65,7 @@ class Scorer:
         headless: bool = False,
         use: Kernels | None = None,
     ) -> None:
-        self.family = families.inspect(model, headless=headless)
+        self.family = self._inspect(model, headless)
         self.model = model.eval()
         self.listeners: list[Listener] = []
         self.form = form
@@ -72,11 +73,19 @@ class Scorer:
         self.device: torch.device = model.device
         self.kernels = kernels() if use is None else use
         self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
-        self._products = FewRowProducts(model, Kernels.OFF if self.body is not None else self.kernels)
+        use = Kernels.OFF if self.body is not None else self.kernels
+        self._products = FewRowProducts(model, use, self._never_run(model))
         self._rotary = RotaryWrites(model, self.kernels)
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
+
+    def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
+        return families.inspect(model, headless=headless)
+
+    def _never_run(self, model: PreTrainedModel) -> nn.Module | None:
+        """A part of the model that passes leave out."""
+        return None
 
     @property
     def vocab_size(self) -> int:
@@ -88,6 +97,20 @@ class Scorer:
 
     def admit(self, row: int) -> None:
         self.cache.admit(row)
+
+    def check_source(self, source: Source | None) -> None:
+        """Raise unless rows may read this."""
+        if source is not None:
+            raise InvalidArgument(
+                f"{type(self.model).__name__} has no encoder to read a source with: put the text into the prompt"
+            )
+
+    def read(self, row: int, source: Source) -> None:
+        """What the encoder of an encoder-decoder model reads for a row."""
+        self.check_source(source)
+
+    def encode(self) -> None:
+        """Make what was read since the last time ready for a pass; nothing to do without an encoder."""
 
     def release(self, row: int) -> None:
         self.cache.release(row)
@@ -132,10 +155,14 @@ class Scorer:
 
     def _twins(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, int]:
         """Empty rows that are given the same prompt as an earlier empty row: it is encoded once and copied."""
-        first: dict[tuple[int, ...], int] = {}
-        pairs = ((row, tuple(block)) for row, block in zip(rows, blocks, strict=True) if len(block))
-        empty = [(row, block) for row, block in pairs if self.cache.length(row) == 0]
-        return {row: first[block] for row, block in empty if first.setdefault(block, row) != row}
+        first: dict[tuple[Any, ...], int] = {}
+        pairs = ((row, (self._read_by(row), *block)) for row, block in zip(rows, blocks, strict=True) if len(block))
+        empty = [(row, text) for row, text in pairs if self.cache.length(row) == 0]
+        return {row: first[text] for row, text in empty if first.setdefault(text, row) != row}
+
+    def _read_by(self, row: int) -> Source | None:
+        """What a row's keys depend on beside its tokens."""
+        return None
 
     def score(
         self,
@@ -174,8 +201,7 @@ class Scorer:
         trees = _with_branches(trees)
         if self.body is not None and trees is None:
             hidden = self._fused(rows, [len(block) for block in blocks], self._tokens(blocks))
-            head: nn.Linear = self.model.get_output_embeddings()
-            return ops.linear(hidden if keep is None else hidden[keep], head.weight, head.bias, self.kernels)
+            return self._head(hidden if keep is None else hidden[keep])
         if self.family.layout is Layout.PACKED and keep is not None and self._picks_logits:
             _, out = self._forward(self.model, rows, blocks, trees, logits_to_keep=keep)
             picked: Tensor = out.logits[0]
@@ -195,6 +221,12 @@ class Scorer:
         """One pass of `module` (the whole model, or what lies below its head) over new tokens of some rows."""
         return self._pass(module, rows, [len(block) for block in blocks], self._tokens(blocks), trees, **options)
 
+    def _head(self, hidden: Tensor) -> Tensor:
+        head: nn.Linear = self.model.get_output_embeddings()
+        if hidden.device.type == "cpu":
+            return ops.linear(hidden, head.weight, head.bias, self.kernels)
+        return ops.project(hidden, head.weight, head.bias)
+
     def _tokens(self, blocks: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([token for block in blocks for token in block], device=self.device)
 
@@ -206,7 +238,7 @@ class Scorer:
         before = [self.cache.length(row) for row in rows]
         try:
             places = self.cache.extend(rows, counts)
-            hidden = self.body.run(embeddings, places, self.cache)
+            hidden = self.body.run_rows(embeddings, places, self.cache)
         except BaseException:
             self.rewind(rows, before)
             raise
@@ -234,9 +266,6 @@ class Scorer:
         else:
             place = states.pad_index.clamp(min=0)  # pads repeat the first token: nobody reads what becomes of them
             new, positions = new[place], positions[place]
-        options["inputs_embeds" if new.is_floating_point() else "input_ids"] = new
-        if self._takes_positions:
-            options["position_ids"] = positions
         try:
             with (
                 ragged(self.model, states),
@@ -244,10 +273,25 @@ class Scorer:
                 self._rotary.during_pass(),
                 self._overheard(rows, states),
             ):
-                return states, module(past_key_values=states, use_cache=True, **options)
+                return states, self._call(module, rows, states, new, positions, **options)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
+
+    def _call(
+        self,
+        module: nn.Module,
+        rows: Sequence[int],
+        states: RaggedStates,
+        new: Tensor,
+        positions: Tensor,
+        **options: Any,
+    ) -> Any:
+        """Run `module` within a pass."""
+        options["inputs_embeds" if new.is_floating_point() else "input_ids"] = new
+        if self._takes_positions:
+            options["position_ids"] = positions
+        return module(past_key_values=states, use_cache=True, **options)
 
     @contextmanager
     def _overheard(self, rows: Sequence[int], states: RaggedStates) -> Iterator[None]:

@@ -9,21 +9,12 @@ from pathlib import Path
 from forerun.bench.attention.cases import BATCHES, HEADS, LENGTHS, QUERIES, all_cases, to_sweep
 from forerun.bench.attention.report import remarks, tables
 from forerun.bench.attention.run import carry_out
+from forerun.bench.listening import Lines
 from forerun.bench.records import check_writable, default_path
 from forerun.bench.report import as_text
 from forerun.errors import ForerunError
 
 INTERRUPTED = 130
-
-
-class PlainListener:
-    """One line a case, on standard error."""
-
-    def starting(self, what: str, total: int | None = None) -> None:
-        print(what, file=sys.stderr, flush=True)
-
-    def advance(self) -> None:
-        pass
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +31,7 @@ def main(arguments: list[str]) -> int:
         check_writable(output)
         cases = all_cases(BATCHES, QUERIES, LENGTHS, HEADS)
         swept = to_sweep(cases) if chosen.sweep else []
-        record = carry_out(cases, swept, max(chosen.repeats, 1), output, PlainListener(), command)
+        record = carry_out(cases, swept, max(chosen.repeats, 1), output, Lines(), command)
     except ForerunError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

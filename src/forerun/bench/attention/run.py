@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -14,16 +13,9 @@ from forerun.bench.attention.cases import TITLES, Case, Inputs, calls
 from forerun.bench.attention.record import AttentionRecord, Timing, Trial
 from forerun.bench.attention.report import summary
 from forerun.bench.attention.timing import copy_bandwidth, need_gpu, seconds_a_call
+from forerun.bench.listening import Listener
 from forerun.bench.records import provenance, write
 from forerun.errors import ForerunError
-
-
-class Listener(Protocol):
-    """Who shows the progress."""
-
-    def starting(self, what: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -12,57 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from forerun import kernels
-from forerun.bench.cpu.steps import Subject
+from forerun.bench.work import Limits
 
 TIMES_CACHE = 4  # a buffer that many times the last cache comes from memory
 LEAST_BUFFER, MOST_BUFFER = 256 << 20, 2 << 30  # bytes
 LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 LARGE = 512  # of a square product by torch
 REPEATS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Measured on this machine with as many threads as the steps use."""
-
-    bytes_per_second: float
-    operations_per_second: float
-    buffer_bytes: int  # that were read for it
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one step must do, whatever the program."""
-
-    weight_bytes: int  # all weights but an embedding that is only looked up in
-    operations_per_token: int  # by weights
-    bytes_per_key: int  # of keys and values in the cache
-    operations_per_key: int  # and token, in attention
-
-    def least_seconds(self, limits: Limits, batch: int, tokens: int, past: int) -> float:
-        """The longer of reading and calculating, which may overlap."""
-        keys = sum(past + i + 1 for i in range(tokens))  # seen by a row's new tokens together
-        read = self.weight_bytes + batch * (past + tokens) * self.bytes_per_key
-        operations = batch * (tokens * self.operations_per_token + keys * self.operations_per_key)
-        return max(read / limits.bytes_per_second, operations / limits.operations_per_second)
-
-
-def work_of(subject: Subject) -> Work:
-    """From the model's parameters and shape."""
-    model, config = subject.model, subject.model.config.get_text_config(decoder=True)
-    weights = {p.data_ptr(): p for p in model.parameters()}
-    head, embedding = model.get_output_embeddings(), getattr(model.get_input_embeddings(), "weight", None)
-    if embedding is not None and (head is None or head.weight.data_ptr() != embedding.data_ptr()):
-        weights.pop(embedding.data_ptr(), None)
-    heads, layers = config.num_attention_heads, config.num_hidden_layers
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return Work(
-        weight_bytes=sum(p.numel() * p.element_size() for p in weights.values()),
-        operations_per_token=2 * sum(p.numel() for p in weights.values() if p.ndim > 1),
-        bytes_per_key=layers * 2 * kv_heads * size * 4,
-        operations_per_key=layers * 4 * heads * size,
-    )
 
 
 @torch.inference_mode()

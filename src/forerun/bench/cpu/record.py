@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forerun.bench.cpu.floors import Limits, Work
 from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.work import Limits, Work
 
 KIND = "cpu steps"
 

@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from forerun import kernels
 from forerun.bench import quiet
-from forerun.bench.cpu.floors import measure_limits, work_of
+from forerun.bench.cpu.floors import measure_limits
 from forerun.bench.cpu.record import CpuRecord, StepTimes
 from forerun.bench.cpu.report import summary
 from forerun.bench.cpu.steps import KERNELS, TITLES, Grid, Subject, Way, sweep, ways
+from forerun.bench.listening import Listener
 from forerun.bench.records import provenance, without_folders, write
+from forerun.bench.work import work_of
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 
 Times = dict[tuple[str, str, int, int], list[float]]
-
-
-class Listener(Protocol):
-    """Who shows the progress."""
-
-    def starting(self, what: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...
 
 
 def check_grid(grid: Grid, context: int | None) -> None:
@@ -92,7 +86,7 @@ def carry_out(
             settings=named | {"kernels": str(use), **{n: _plain(v) for n, v in asdict(grid).items()}},
             titles={way: title.format(use=use) for way, title in TITLES.items() if way != KERNELS or use != "off"},
             limits=limits,
-            work={subject.name: work_of(subject) for subject in subjects},
+            work={subject.name: work_of(subject.model) for subject in subjects},
             complete=complete,
             measurements=tuple(StepTimes(*step, tuple(seconds)) for step, seconds in times.items()),
             notes=tuple(notes),

@@ -7,17 +7,8 @@ from pathlib import Path
 
 from forerun.bench.kernels.report import remarks, tables
 from forerun.bench.kernels.run import carry_out
+from forerun.bench.listening import Lines
 from forerun.bench.records import default_path
-
-
-class Lines:
-    """Progress, a line a case."""
-
-    def starting(self, what: str, total: int | None = None) -> None:
-        print(what, file=sys.stderr, flush=True)
-
-    def advance(self) -> None:
-        """Nothing: the next case says so itself."""
 
 
 def main(arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,6 +17,7 @@ from forerun.bench.kernels.cases import CASES, RULES, SIGMOID, Case, Inputs, inp
 from forerun.bench.kernels.record import KernelRecord, Measurement
 from forerun.bench.kernels.report import summary
 from forerun.bench.kernels.timing import Times, copy_bandwidth, graph_time, times
+from forerun.bench.listening import Listener
 from forerun.bench.records import provenance, write
 from forerun.errors import ForerunError
 
@@ -27,7 +28,7 @@ SWEPT = (
     (Case(256000, 32, 7), ("many_depth", "many_warps", "tiles", "loop_programs", "loop_warps", "overlap")),
     (Case(256000, 32, 7, dtype="bfloat16"), ("many_depth", "many_warps", "tiles", "loop_programs")),
 )
-VALUES: dict[str, tuple[int, ...]] = {
+VALUES: dict[str, tuple[Any, ...]] = {
     "depth": (4, 16),
     "warps": (2, 8),
     "few_warps": (2, 8),
@@ -42,14 +43,6 @@ VALUES: dict[str, tuple[int, ...]] = {
     "wide_warps": (8,),
     "sample": (4096,),
 }
-
-
-class Listener(Protocol):
-    """Who shows the progress."""
-
-    def starting(self, what: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...
 
 
 def check_device() -> None:

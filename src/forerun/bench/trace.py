@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from forerun import SpeculativeDecoder
+from forerun.decoder import SpeculativeDecoder
 from forerun.engine import Stats
 from forerun.result import GenerateResult
 
@@ -63,16 +63,22 @@ class Trace:
         return found
 
 
-def decode(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], **keywords: Any) -> Trace:
-    """Decode a batch and look at the clock after every round. Rows never end early unless an end token is given."""
+def decode(
+    decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], *, wait: bool = True, **keywords: Any
+) -> Trace:
+    """Decode a batch and look at the clock after every round. Rows never end early unless an end token is given.
+
+    Tokens are on the host when a round is over. With `wait` the device has nothing left to do then, either, which keeps
+    phases apart and keeps a decoder from working ahead.
+    """
     ids, mask = padded(prompts, decoder.target.device)
     stream = decoder.stream(ids, mask, **{"eos_token_id": [], **keywords})
     rounds = []
-    before = now(decoder)
+    before = now(decoder, wait)
     while (progress := next(stream, None)) is not None:
-        after = now(decoder)
+        after = now(decoder, wait)
         rounds.append(_round(before, after, {p.row: len(p.tokens) for p in progress}))
-        before = now(decoder)
+        before = now(decoder, wait)
     return Trace(tuple(rounds[SKIP:]), stream.result)
 
 
@@ -84,9 +90,9 @@ def padded(prompts: Sequence[Sequence[int]], device: Any) -> tuple[torch.Tensor,
     return ids, mask
 
 
-def now(decoder: SpeculativeDecoder) -> tuple[float, Stats]:
-    """The clock, once the device has done its work, and the seconds the engine has counted."""
-    if decoder.target.device.type == "cuda":
+def now(decoder: SpeculativeDecoder, wait: bool) -> tuple[float, Stats]:
+    """The clock, once the device has done its work where that is waited for, and the seconds the engine has counted."""
+    if wait and decoder.target.device.type == "cuda":
         torch.cuda.synchronize(decoder.target.device)
     return time.perf_counter(), replace(decoder.engine.seconds)
 

@@ -1,0 +1,65 @@
+"""What decoding needs beside weights and cache, by draft length."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forerun.bench.decode.calls import Prompt
+from forerun.decoder import SpeculativeDecoder
+from forerun.drafters import DraftModel
+
+TOKENS = 24  # of a call: a few rounds, and every graph is captured
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on the device, weights and cache taken off."""
+
+    batch: int
+    length: int  # of the drafts
+    vocabulary: int
+    peak: int  # of tensors, capturing included
+    held: int  # kept by the allocator after the call, graphs included
+    cache: int
+
+    @property
+    def beside(self) -> int:
+        return max(self.peak, self.held)
+
+
+def measure_memory(target: Any, draft: Any, length: int, prompts: Sequence[Prompt], **options: Any) -> Memory:
+    """One call of a fresh decoder. Prompts should be short: reading a long one needs more than any round."""
+    device = target.device
+    _warm_libraries(target)
+    before, reserved = _cleared(device)
+    drafter = DraftModel(draft)
+    decoder = SpeculativeDecoder(target, drafter, policy=length, **options)
+    ids = torch.tensor(prompts, device=device)
+    decoder.generate(ids, max_new_tokens=TOKENS, temperature=1.0, seed=0, eos_token_id=[])
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    cache = decoder.engine.target.cache.num_bytes() + drafter.scorer.cache.num_bytes()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved(device) - reserved
+    return Memory(len(prompts), length, int(target.config.vocab_size), peak - cache, held - cache, cache)
+
+
+def _cleared(device: torch.device) -> tuple[int, int]:
+    """Bytes that tensors take, and that the allocator holds, before anything is done."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+
+
+@torch.inference_mode()
+def _warm_libraries(target: Any) -> None:
+    """Workspaces of matrix libraries are theirs, whoever multiplies."""
+    head = target.get_output_embeddings().weight
+    torch.nn.functional.linear(head[:1], head[:64])
+    torch.cuda.synchronize(target.device)

@@ -1,0 +1,60 @@
+"""What takes turns: plain decoding, fixed draft lengths, BASS's rule, and what Forerun does by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forerun.decoder import SpeculativeDecoder
+from forerun.drafters import DraftModel
+from forerun.policy import BassHeuristic, Constant, as_policy
+from forerun.types import BatchView, Draft, Policy, RoundOutcome
+
+PLAIN, BASS, AUTO = "plain", "BASS", "auto"
+FIXED = {f"fixed {n}": n for n in (4, 6, 8)}
+METHODS = (PLAIN, *FIXED, BASS, AUTO)
+
+
+def policy_of(method: str, auto: Policy) -> Policy:
+    """A new one, as BASS begins anew with every call; `auto` goes on learning."""
+    if method in FIXED:
+        return Constant(FIXED[method])
+    made: Mapping[str, Callable[[], Policy]] = {PLAIN: lambda: Constant(0), AUTO: lambda: auto}
+    return made.get(method, BassHeuristic)()
+
+
+class Watched:
+    """A policy, and what it was told of every round."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.outcomes: list[RoundOutcome] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return self.policy.lengths(view)
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        return self.policy.trim(view, draft)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.outcomes.append(outcome)
+        self.policy.observe(outcome)
+
+
+class Decoders:
+    """One decoder that drafts and one that does not, kept for the whole run as a user would keep them."""
+
+    def __init__(self, target: Any, draft: Any, **options: Any) -> None:
+        self.plain = SpeculativeDecoder(target, None, policy=0, **options)
+        self.drafting = SpeculativeDecoder(target, DraftModel(draft), **options)
+        self.auto = as_policy("auto")
+
+    def watched(self, method: str) -> tuple[SpeculativeDecoder, Watched]:
+        """The decoder of a method, ready for a call, and what will see its rounds."""
+        decoder = self.plain if method == PLAIN else self.drafting
+        watched = Watched(policy_of(method, self.auto))
+        decoder.engine.policy = watched
+        return decoder, watched

@@ -1,0 +1,78 @@
+"""How much is measured: on a GPU within three minutes, on a CPU within one, and `quick` in a quarter of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from forerun.bench.decode.pair import check_pair, default_pair
+from forerun.errors import InvalidArgument
+from forerun.loading.load import choose_device
+
+LEADING = (1, 8)  # batches that goals speak of, measured first
+BATCHES = (1, 2, 4, 8, 16)
+LEAST_TOKENS = 24
+"""Two rounds, perhaps of nine tokens each, are not counted; some more must be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for, and what follows from the device."""
+
+    model: str
+    draft: str | None
+    device: torch.device
+    dtype: str | None
+    batches: tuple[int, ...]
+    prompt_length: int
+    new_tokens: int
+    turns: int  # at most: another one begins only if it will end within `seconds_a_batch`
+    seconds_a_batch: float
+    alpha_tokens: int
+    memory_lengths: tuple[int, ...]
+    peer_tokens: int  # few: transformers takes long
+    seed: int
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        return tuple(batch for batch in LEADING if batch in self.batches) or self.batches[:1]
+
+    @property
+    def following(self) -> tuple[int, ...]:
+        return tuple(batch for batch in reversed(self.batches) if batch not in self.leading)
+
+
+def make_plan(
+    model: str | None = None,
+    draft: str | None = None,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    batches: tuple[int, ...] | None = None,
+    prompt_length: int | None = None,
+    new_tokens: int | None = None,
+    quick: bool = False,
+    seed: int = 0,
+) -> Plan:
+    """Defaults for whatever is not given."""
+    place = choose_device(device)
+    on_gpu = place.type == "cuda"
+    plan = Plan(
+        model=model or default_pair(place), draft=draft, device=place, dtype=dtype, batches=BATCHES,
+        prompt_length=448 if on_gpu else 32, new_tokens=128 if on_gpu else 48, turns=4 if on_gpu else 2,
+        seconds_a_batch=10.0 if on_gpu else 5.0, alpha_tokens=1024 if on_gpu else 256,
+        memory_lengths=(1, 2, 4, 8, 16), peer_tokens=24 if on_gpu else 12, seed=seed,
+    )  # fmt: skip
+    if quick:
+        plan = replace(plan, batches=LEADING, new_tokens=plan.new_tokens // 2, turns=1, alpha_tokens=128,
+                       memory_lengths=(8,), peer_tokens=6)  # fmt: skip
+    given: dict[str, Any] = {"batches": batches, "prompt_length": prompt_length, "new_tokens": new_tokens}
+    plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
+    check_pair(plan.model, plan.draft)
+    if plan.new_tokens < LEAST_TOKENS:
+        raise InvalidArgument(
+            f"new_tokens={plan.new_tokens}: the first two rounds are not counted; ask for {LEAST_TOKENS} or more"
+        )
+    return plan

@@ -1,0 +1,112 @@
+"""What `forerun bench decode` leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from forerun.bench.decode.calls import Call
+from forerun.bench.decode.ceilings import Ceilings
+from forerun.bench.decode.device import DeviceTime
+from forerun.bench.decode.memory import Memory
+from forerun.bench.decode.peers import Peer
+from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.work import Work
+
+KIND = "decode rounds"
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """What the first calls at a batch size took: compiling and capturing, and some decoding."""
+
+    batch: int
+    seconds: float
+    capturing: float | None  # of these, as the engine tells
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRecord:
+    """A finished or interrupted run."""
+
+    provenance: Provenance
+    settings: Mapping[str, Any]
+    target: Work
+    draft: Work
+    complete: bool
+    measurements: tuple[Call, ...] = ()
+    ceilings: Ceilings | None = None
+    alpha: float | None = None  # E[sum min(p, q)] along the target's own text
+    startups: tuple[Startup, ...] = ()
+    device_times: tuple[DeviceTime, ...] = ()
+    memory: tuple[Memory, ...] = ()
+    peers: tuple[Peer, ...] = ()
+    notes: tuple[str, ...] = ()
+    kind: str = KIND
+
+    @property
+    def batches(self) -> list[int]:
+        return sorted({call.batch for call in self.measurements})
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(call.method for call in self.measurements))
+
+    def calls(self, method: str, batch: int) -> list[Call]:
+        return [call for call in self.measurements if (call.method, call.batch) == (method, batch)]
+
+    def latency(self, which: str, method: str, batch: int) -> float | None:
+        """Seconds a token of the `first` or the `last` row to finish, or the mean over `all`; mean over calls."""
+        found = [getattr(call, which) for call in self.calls(method, batch)]
+        return fmean(found) if found else None
+
+    def read_share(self, method: str, batch: int) -> float | None:
+        """Of the bandwidth at which a linear layer reads its weights."""
+        calls = self.calls(method, batch)
+        if not calls or self.ceilings is None:
+            return None
+        read = sum(call.read(self.target, self.draft) for call in calls)
+        return read / sum(call.seconds for call in calls) / self.ceilings.linear
+
+    def utilisation(self, method: str, batch: int) -> float | None:
+        """Of the operations a second that a large product reaches: BASS's FLOPS utilisation."""
+        calls = self.calls(method, batch)
+        if not calls or self.ceilings is None:
+            return None
+        done = sum(call.operations(self.target, self.draft) for call in calls)
+        return done / sum(call.seconds for call in calls) / self.ceilings.operations
+
+
+PARTS: Mapping[str, Any] = {
+    "measurements": Call,
+    "startups": Startup,
+    "device_times": DeviceTime,
+    "memory": Memory,
+    "peers": Peer,
+}
+
+
+def read(path: Path) -> DecodeRecord:
+    content = content_of(path)
+    with damaged(path):
+        known = {f.name: content[f.name] for f in fields(DecodeRecord)}
+        parts = {name: tuple(kind(**_tuples(entry)) for entry in content[name]) for name, kind in PARTS.items()}
+        ceilings = content["ceilings"]
+        return DecodeRecord(
+            **known
+            | parts
+            | {
+                "provenance": provenance_of(content),
+                "target": Work(**content["target"]),
+                "draft": Work(**content["draft"]),
+                "ceilings": None if ceilings is None else Ceilings(**ceilings),
+                "notes": tuple(content["notes"]),
+            }
+        )
+
+
+def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}

@@ -1,0 +1,274 @@
+"""`forerun transcribe`: sound files to text and subtitles, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.options import GroupedCommand, number, option, place_options, speculation_options
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.cli.pair import Loaded
+    from forerun.cli.transcripts import Writer
+    from forerun.speech import SpeechSettings, Spent
+
+MODEL, SPEECH, AGAIN, OUTPUT = "Model", "Speech", "When a window goes wrong", "Output"
+SOME_FAILED = 1
+"""The exit code where a file could not be transcribed; the others were."""
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@option(
+    MODEL,
+    "--model",
+    "-m",
+    default="whisper-tiny.en",
+    metavar="NAME",
+    help="A Whisper: a Hub name, a folder, or 'whisper-tiny.en', the small English one that comes as a wheel.",
+)
+@place_options(MODEL)
+@option(
+    SPEECH,
+    "--language",
+    "-l",
+    metavar="NAME",
+    show_default="found out, file by file",
+    help="What is spoken: a name or code such as german or de. English-only models know English.",
+)
+@option(
+    SPEECH,
+    "--task",
+    type=click.Choice(["transcribe", "translate"]),
+    show_default="transcribe",
+    help="Write it down as spoken, or in English (multilingual models).",
+)
+@option(
+    SPEECH,
+    "--timestamps/--no-timestamps",
+    default=None,
+    show_default="on for srt, vtt and json, else off",
+    help="Let the model say when each sentence begins and ends; 'text' then shows it. Files longer than a window of "
+    "thirty seconds are decoded with timestamps in any case, which say where the next window begins.",
+)
+@option(
+    SPEECH,
+    "--condition-on-previous/--no-condition-on-previous",
+    default=False,
+    help="Give each window the text of those before it: steadier names and style, but mistakes go on, too.",
+)
+@option(
+    AGAIN,
+    "--temperature",
+    "-t",
+    metavar="T[,T...]",
+    default="0,0.2,0.4,0.6,0.8,1",
+    help="Decode at the first, and again at the next where the text repeats itself or is unlikely; '0' is greedy.",
+)
+@option(
+    AGAIN,
+    "--compression-ratio-threshold",
+    type=float,
+    metavar="X",
+    default=1.35,
+    help="Tokens that zlib shrinks by more than this repeat themselves.",
+)
+@option(
+    AGAIN,
+    "--logprob-threshold",
+    type=float,
+    metavar="X",
+    default=-1.0,
+    help="Tokens with a lower mean log-probability are unlikely.",
+)
+@option(
+    AGAIN,
+    "--no-speech-threshold",
+    type=float,
+    metavar="P",
+    default=0.6,
+    help="Unlikely text is left out where silence is likelier than this.",
+)
+@option(
+    AGAIN,
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="Of the random numbers above temperature 0: same seed, same text.",
+)
+@speculation_options(policy="auto")
+@option(
+    OUTPUT,
+    "--format",
+    "-f",
+    "form",
+    type=click.Choice(["text", "srt", "vtt", "json"]),
+    default="text",
+    help="Plain text, SubRip or WebVTT subtitles, or JSON with times and token ids.",
+)
+@option(
+    OUTPUT,
+    "--output",
+    "-o",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    show_default="standard output",
+    help="Write one file for each recording there, under its name.",
+)
+@number(OUTPUT, "--batch-size", "-b", default=8, help="Recordings decoded together.")
+@option(
+    OUTPUT,
+    "--compare",
+    is_flag=True,
+    help="Transcribe three ways (transformers, Forerun without and with drafts): are the words the same, and what did "
+    "encoder and decoder cost?",
+)
+@option(OUTPUT, "--quiet", "-q", is_flag=True, help="Only transcripts and errors.")
+def transcribe(files: tuple[Path, ...], **options: Any) -> None:
+    """Write down what is said in FILEs: WAV, FLAC and what else libsndfile reads, any rate, mono or stereo.
+
+    All files go through the model as ragged batches. One that cannot be read is reported, the others are still
+    transcribed, and the exit code is 1.
+
+    \b
+    forerun transcribe interview.wav                 the text
+    forerun transcribe *.flac -f srt -o subtitles    subtitles, a file for each recording
+    forerun transcribe talk.wav --compare            with and without drafts, timed
+    """
+    from forerun.cli.console import err_console, plain_warnings
+    from forerun.cli.transcripts import Writer
+    from forerun.speech.formats import Format
+
+    console = err_console(options["quiet"])
+    with plain_warnings(console):
+        form = Format(options["form"])
+        times = _timestamps(options["timestamps"], form)
+        given = _once(files, console)
+        writer = Writer(given, form, bool(options["timestamps"]), options["folder"], console)
+        settings = _settings(options, times)
+        loaded, processor = _load(options, console)
+        run = _compared if options["compare"] else _transcribed
+        facts = run(loaded, processor, settings, writer, options["batch_size"])
+        whole = writer.finish({"model": options["model"], "draft": options["draft"], **facts})
+    if not whole:
+        raise click.exceptions.Exit(SOME_FAILED)
+
+
+def _timestamps(asked: bool | None, form: Any) -> bool:
+    if form.needs_times and asked is False:
+        raise InvalidArgument(f"--format {form} is made of times; leave out --no-timestamps, or write --format text")
+    return str(form) != "text" if asked is None else asked
+
+
+def _once(files: Sequence[Path], console: Console) -> list[Path]:
+    """Each file once, in order, however it is spelt."""
+    found: dict[Path, Path] = {}
+    for path in files:
+        if found.setdefault(path.resolve(), path) is not path:
+            console.print(
+                f"Note: {path} was given more than once; it is transcribed once", style="yellow", markup=False
+            )
+    return list(found.values())
+
+
+def _settings(options: dict[str, Any], timestamps: bool) -> SpeechSettings:
+    from forerun.speech import SpeechSettings
+
+    text = options["temperature"]
+    try:
+        temperatures = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidArgument(f"--temperature {text!r}: give numbers with commas, such as 0 or 0,0.4,0.8") from None
+    names = ("language", "task", "condition_on_previous", "compression_ratio_threshold", "logprob_threshold",
+             "no_speech_threshold", "seed")  # fmt: skip
+    return SpeechSettings(**{name: options[name] for name in names}, timestamps=timestamps, temperature=temperatures)
+
+
+def _load(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
+    """The target with its drafter, and the processor."""
+    from forerun.cli.console import busy
+    from forerun.cli.pair import LOADING, Loaded
+    from forerun.cli.settings import AUTO, make_drafter, make_policy, make_tree, shaped
+
+    policy, tree = make_policy(options["policy"]), make_tree(options["tree"])
+    with busy(console, f"loading {options['model']}"):
+        from forerun.drafters import default_drafter
+        from forerun.loading import load_speech_model
+
+        where = {name: options[name] for name in LOADING}
+        model, processor = load_speech_model(options["model"], **where)
+        named = options["draft"] != AUTO
+        drafter = make_drafter(options["draft"], **where) if named else default_drafter(model)
+    drafter = shaped(drafter, tree, options["draft_top_k"])
+    names = ("rule", "attention", "kernels")
+    return Loaded(model, processor.tokenizer, drafter, policy, *(options[name] for name in names)), processor
+
+
+def _transcribed(
+    loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
+) -> dict[str, Any]:
+    from forerun.speech import Transcriber
+
+    transcriber = Transcriber(loaded.model, processor, loaded.decoder(), settings)
+    with seconds_bar(writer.console, "transcribing", total(writer.files)) as tell:
+        for outcome in transcriber.files(writer.files, batch_size, tell):
+            writer.take(outcome)
+    spent = transcriber.spent
+    if spent.audio_seconds:
+        writer.console.print(summary(spent), style="dim")
+    return {"seconds": spent.seconds, "statistics": spent.stats.as_dict()}
+
+
+def _compared(
+    loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
+) -> dict[str, Any]:
+    from forerun.cli.transcribe_compare import compare, comparison_table, explanations
+
+    with seconds_bar(writer.console, "comparing", 3 * total(writer.files)) as tell:
+        comparison = compare(loaded, processor, settings, writer, batch_size, tell)
+    writer.console.print(comparison_table(comparison))
+    for line in explanations(comparison):
+        writer.console.print(line, markup=False)
+    return {"compare": comparison.as_dict()}
+
+
+def summary(spent: Spent) -> str:
+    """One line: how much sound, how long it took, what drafts gained."""
+    speed = f"{1 / spent.real_time_factor:.1f} times as fast as it was spoken"
+    shares = f"encoder {spent.encoder_seconds:.1f}, decoder {spent.decoder_seconds:.1f}"
+    tokens = f"{spent.stats.num_emitted_tokens} tokens, {spent.stats.tokens_per_round:.2f} a round"
+    lossy = "; LOSSY" if spent.stats.lossy else ""
+    return f"{spent.audio_seconds:.1f} s of sound in {spent.seconds:.1f} s ({shares}), {speed}; {tokens}{lossy}"
+
+
+def total(files: Sequence[Path]) -> float:
+    """Seconds of sound in all of them."""
+    from forerun.speech.audio import duration
+
+    return sum(map(duration, files))
+
+
+@contextmanager
+def seconds_bar(console: Console, what: str, seconds: float) -> Iterator[Callable[[float], None]]:
+    """A bar over seconds of sound, and the function that moves it."""
+    from forerun.cli.console import progress_bar
+
+    with progress_bar(console) as bar:
+        task = bar.add_task(f"{what}, seconds of sound", total=round(seconds))
+        reached = 0.0
+
+        def tell(more: float) -> None:
+            nonlocal reached
+            reached += more
+            bar.update(task, completed=int(reached))
+
+        yield tell

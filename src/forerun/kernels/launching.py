@@ -1,0 +1,26 @@
+"""What a launch must know of the device."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # under the interpreter: an H200's
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may start before the one it waits for has ended: from Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def is_interpreted(tensor: Tensor) -> bool:
+    """Triton's interpreter, which multiplies bfloat16 as if it were whole numbers."""
+    return tensor.device.type == "cpu"

@@ -1,0 +1,298 @@
+"""Device code of `kernels.skinny`: one kernel for a single row, one on tensor cores for some, and what both end with.
+
+Outputs are numbered by p. What becomes of the sums is the kernel's END: PLAIN stores them; GATED has a second weight
+row for each output (N further on) and stores silu(first) * second; ROTATED has the two dimensions of a head that turn
+together, and stores queries to `out`, keys and values to the cache.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+PLAIN = tl.constexpr(0)
+GATED = tl.constexpr(1)
+ROTATED = tl.constexpr(2)
+LINE = tl.constexpr(128)  # bytes of a cache line
+
+
+@triton.jit
+def vector_kernel(
+    out_ptr,  # [1, N], for ROTATED [1, Hq, D]
+    x_ptr,  # [1, K]
+    w_ptr,  # [N, K] or [2 N, K]
+    bias_ptr,  # as many as weight rows
+    gain_ptr,  # [K]
+    residual_ptr,  # [1, N]
+    cos_ptr,  # [P, D]
+    sin_ptr,  # [P, D]
+    positions_ptr,  # [1] int64
+    addresses_ptr,  # [1] int64
+    key_pool_ptr,  # [slots * capacity, Hk, D]
+    value_pool_ptr,  # [slots * capacity, Hk, D]
+    N,
+    K,
+    epsilon,
+    END: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    LINES: tl.constexpr,
+):
+    """One program per few outputs: every weight is multiplied where it arrives."""
+    p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
+    if EARLY:
+        await_input(w_ptr + first_row * K, w_ptr + second_row * K, 0, K, END != PLAIN, LINES)
+    total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    squares = tl.zeros([BLOCK_K], dtype=tl.float32)
+    for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        k = begin + tl.arange(0, BLOCK_K)
+        there = k < K
+        place = w_ptr + first_row[:, None] * K + k[None, :]
+        w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            squares += x * x
+            x = x * tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)
+        total += w.to(tl.float32) * x[None, :]
+        if END != PLAIN:
+            place = w_ptr + second_row[:, None] * K + k[None, :]
+            w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+            other_total += w.to(tl.float32) * x[None, :]
+    first = tl.sum(total, 1)[None, :]
+    second = tl.sum(other_total, 1)[None, :]
+    if HAS_NORM:
+        shrink = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + epsilon)
+        first *= shrink
+        second *= shrink
+    finish(
+        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, out_ptr, bias_ptr, residual_ptr, cos_ptr,
+        sin_ptr, positions_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS,
+        HAS_RESIDUAL,
+    )  # fmt: skip
+
+
+@triton.jit
+def tile_kernel(
+    out_ptr,  # [R, N], for ROTATED [R, Hq, D]
+    part_ptr,  # [S, R, N] float32, for PLAIN with several splits
+    count_ptr,  # [tiles] int32, zeros before and after
+    x_ptr,  # [R, K]
+    w_ptr,  # [N, K] or [2 N, K]
+    bias_ptr,  # as many as weight rows
+    gain_ptr,  # [K]
+    residual_ptr,  # [R, N]
+    cos_ptr,  # [P, D]
+    sin_ptr,  # [P, D]
+    positions_ptr,  # [R] int64
+    addresses_ptr,  # [R] int64
+    key_pool_ptr,  # [slots * capacity, Hk, D]
+    value_pool_ptr,  # [slots * capacity, Hk, D]
+    R,
+    N,
+    K,
+    chunk,
+    epsilon,
+    END: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
+    LINES: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """One program per (tile of outputs, part of each sum). Weights are the left side: tensor cores take more there."""
+    tile = tl.program_id(0)
+    split = tl.program_id(1)
+    p = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    r = tl.arange(0, ROWS)
+    start = split * chunk
+    end = tl.minimum(start + chunk, K)
+    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
+    if EARLY:
+        await_input(w_ptr + first_row * K, w_ptr + second_row * K, start, K, END != PLAIN, LINES)
+    total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
+    other_total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
+    squares = tl.zeros([ROWS], dtype=tl.float32)
+    for begin in range(start, end, BLOCK_K):
+        k = begin + tl.arange(0, BLOCK_K)
+        there = k < end
+        place = w_ptr + first_row[:, None] * K + k[None, :]
+        w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+        x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & there[None, :], other=0.0)
+        if HAS_NORM:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            x = (wide * tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
+        if UPCAST:
+            x = x.to(tl.float32)
+            w = w.to(tl.float32)
+        total = tl.dot(w, tl.trans(x), total, input_precision="ieee")
+        if END != PLAIN:
+            place = w_ptr + second_row[:, None] * K + k[None, :]
+            w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+            if UPCAST:
+                w = w.to(tl.float32)
+            other_total = tl.dot(w, tl.trans(x), other_total, input_precision="ieee")
+    first = tl.trans(total)  # [ROWS, BLOCK_N]
+    second = tl.trans(other_total)
+    if SPLITS > 1:
+        # The last program to arrive adds up what all have left, always in the same order.
+        place = r[:, None] * N + p[None, :]
+        is_out = (r < R)[:, None] & (p < N)[None, :]
+        tl.store(part_ptr + split * R * N + place, first, mask=is_out)
+        tl.debug_barrier()
+        if tl.atomic_add(count_ptr + tile, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        first = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
+        for other in tl.static_range(SPLITS):
+            first += tl.load(part_ptr + other * R * N + place, mask=is_out, other=0.0, cache_modifier=".cg")
+        tl.store(count_ptr + tile, 0)
+    if HAS_NORM:
+        shrink = 1.0 / tl.sqrt(squares / K + epsilon)
+        first *= shrink[:, None]
+        second *= shrink[:, None]
+    finish(
+        first, second, first_row, second_row, r, p, R, N, out_ptr, bias_ptr, residual_ptr, cos_ptr, sin_ptr,
+        positions_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+
+
+@triton.jit
+def weight_rows(p, N, END: tl.constexpr, SIZE: tl.constexpr):
+    """The weight rows behind output p: int64, because a weight may have more than 2**31 numbers."""
+    if END == ROTATED:
+        HALF: tl.constexpr = SIZE // 2
+        first = (p // HALF * SIZE + p % HALF).to(tl.int64)
+        second = first + HALF
+    else:
+        first = p.to(tl.int64)
+        second = first + N
+    return first, second
+
+
+@triton.jit
+def await_input(first_rows, second_rows, start, K, IN_PAIRS: tl.constexpr, LINES: tl.constexpr):
+    """Weights do not depend on the kernel before, so the first lines of each row are asked for while it still runs."""
+    gdc_launch_dependents()
+    if LINES > 0:
+        STEP: tl.constexpr = LINE // (first_rows.dtype.element_ty.primitive_bitwidth // 8)
+        k = tl.minimum(start + tl.arange(0, LINES) * STEP, K - 1)
+        prefetch(first_rows[:, None] + k[None, :])
+        if IN_PAIRS:
+            prefetch(second_rows[:, None] + k[None, :])
+    gdc_wait()
+
+
+@triton.jit
+def prefetch(addresses):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def finish(
+    first,  # [ROWS, BLOCK_N] float32
+    second,
+    first_row,  # [BLOCK_N]
+    second_row,
+    r,  # [ROWS]
+    p,  # [BLOCK_N]
+    R,
+    N,
+    out_ptr,
+    bias_ptr,
+    residual_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    addresses_ptr,
+    key_pool_ptr,
+    value_pool_ptr,
+    END: tl.constexpr,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """What follows the product."""
+    is_out = (r < R)[:, None] & (p < N)[None, :]
+    if HAS_BIAS:
+        first += tl.load(bias_ptr + first_row).to(tl.float32)[None, :]
+        if END != PLAIN:
+            second += tl.load(bias_ptr + second_row).to(tl.float32)[None, :]
+    if END == ROTATED:
+        store_heads(
+            first, second, first_row, r, is_out, R, out_ptr, cos_ptr, sin_ptr, positions_ptr, addresses_ptr,
+            key_pool_ptr, value_pool_ptr, HEADS, KEY_HEADS, SIZE,
+        )  # fmt: skip
+    else:
+        if END == GATED:
+            first = first / (1.0 + tl.exp(-first)) * second
+        place = r[:, None] * N + p[None, :]
+        if HAS_RESIDUAL:
+            first += tl.load(residual_ptr + place, mask=is_out, other=0.0).to(tl.float32)
+        tl.store(out_ptr + place, first.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def store_heads(
+    first,
+    second,
+    first_row,
+    r,
+    is_out,
+    R,
+    out_ptr,
+    cos_ptr,
+    sin_ptr,
+    positions_ptr,
+    addresses_ptr,
+    key_pool_ptr,
+    value_pool_ptr,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Queries and keys rotated; queries to `out`, keys and values where their tokens live."""
+    HALF: tl.constexpr = SIZE // 2
+    KIND: tl.constexpr = out_ptr.dtype.element_ty
+    head = (first_row // SIZE)[None, :]
+    i = (first_row % SIZE)[None, :]
+    position = tl.load(positions_ptr + r, mask=r < R, other=0)[:, None]
+    address = tl.load(addresses_ptr + r, mask=r < R, other=0)[:, None]
+    turns = is_out & (head < HEADS + KEY_HEADS)
+    angle = position * SIZE + i
+    cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
+    low = (first * cos - second * sin).to(KIND)
+    high = (second * cos + first * sin).to(KIND)
+    is_query = is_out & (head < HEADS)
+    place = r[:, None].to(tl.int64) * HEADS * SIZE + head * SIZE + i
+    tl.store(out_ptr + place, low, mask=is_query)
+    tl.store(out_ptr + place + HALF, high, mask=is_query)
+    place = (address * KEY_HEADS + head - HEADS) * SIZE + i
+    is_key = turns & (head >= HEADS)
+    tl.store(key_pool_ptr + place, low, mask=is_key)
+    tl.store(key_pool_ptr + place + HALF, high, mask=is_key)
+    place -= KEY_HEADS * SIZE
+    is_value = is_out & (head >= HEADS + KEY_HEADS)
+    tl.store(value_pool_ptr + place, low, mask=is_value)
+    tl.store(value_pool_ptr + place + HALF, high, mask=is_value)

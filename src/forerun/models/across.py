@@ -1,0 +1,153 @@
+"""The other side of an encoder-decoder model: what cross-attention reads, kept for as long as a row needs it.
+
+A source's keys and values are a projection of the encoder's states, made once when a row first reads it. They lie in a
+ragged cache of their own, in which rows are sources: rows of text that read the same source share one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerun.cache.ragged import RaggedCache
+from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.math.attention import Form, Plan, plan_across
+from forerun.models.attention import RaggedStates
+from forerun.types import Source
+
+CROSS_NAMES = ("encoder_attn", "EncDecAttention")
+# Keys nobody looks at: layers hand them to our attention, which reads the cache. Without length, so that whatever a
+# model derives from them is as good as free.
+NOTHING = torch.empty(1, 1, 0, 1)
+
+
+@dataclass(slots=True)
+class Sources:
+    """Which row reads which source, and the sources' keys and values."""
+
+    cache: RaggedCache = field(default_factory=RaggedCache)
+    _of: dict[int, Source] = field(default_factory=dict)  # row -> source
+    _number: dict[Source, int] = field(default_factory=dict)  # source -> its row in the cache
+    _readers: Counter[Source] = field(default_factory=Counter)
+    waiting: list[Source] = field(default_factory=list)  # read by someone, not yet encoded
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def read(self, row: int, source: Source) -> None:
+        """`row` reads `source` from now on."""
+        self._of[row] = source
+        self._readers[source] += 1
+        if source not in self._number:
+            self._number[source] = next(self._numbers)
+            self.waiting.append(source)
+
+    def release(self, row: int) -> Source | None:
+        """The row reads no more; its source is returned where nobody else reads it."""
+        source = self._of.pop(row, None)
+        if source is None:
+            return None
+        self._readers[source] -= 1
+        if self._readers[source]:
+            return None
+        del self._readers[source]
+        number = self._number.pop(source)
+        if source in self.waiting:
+            self.waiting.remove(source)
+        else:
+            self.cache.release(number)
+        return source
+
+    def of(self, row: int) -> Source:
+        if row not in self._of:
+            raise InvalidArgument(f"row {row} has no source to read: give one to `read`, or to its Request")
+        return self._of[row]
+
+    @torch.inference_mode()
+    def put(self, states: Sequence[Tensor], layers: Sequence[Projections]) -> None:
+        """Project the states ([S, H]) of all that was waiting into every layer's keys and values."""
+        numbers = [self._number[source] for source in self.waiting]
+        for number in numbers:
+            self.cache.admit(number)
+        places = self.cache.extend(numbers, [len(one) for one in states])
+        packed = torch.cat(list(states))
+        addresses = self.cache.addresses(places).to(packed.device)
+        for index, project in enumerate(layers):
+            self.cache.write(index, addresses, *project(packed))
+        self.waiting = []
+
+    def across(self, states: RaggedStates, rows: Sequence[int]) -> Across:
+        """What a pass over `rows` sees. Neighbours that read the same source are one row to cross-attention."""
+        groups = [
+            (source, [new for _, new in members])
+            for source, members in groupby(zip(map(self.of, rows), states.rows.counts, strict=True), key=lambda m: m[0])
+        ]
+        numbers = [self._number[source] for source, _ in groups]
+        return Across(
+            states,
+            self.cache,
+            tuple(self.cache.slot(number) for number in numbers),
+            tuple(self.cache.length(number) for number in numbers),
+            tuple(sum(counts) for _, counts in groups),
+        )
+
+
+Projections = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, H] states -> keys and values [M, heads, size]
+
+
+def projections(decoder: nn.Module) -> list[Projections]:
+    """How each layer of a decoder makes cross-attention's keys and values."""
+    found: list[Any] = [m for name, m in decoder.named_modules() if name.rsplit(".", 1)[-1] in CROSS_NAMES]
+    if not found:
+        raise UnsupportedModel(f"{type(decoder).__name__} has no cross-attention named {' or '.join(CROSS_NAMES)}")
+    return [_projection(module) for module in found]
+
+
+def _projection(module: Any) -> Projections:
+    key, value = (getattr(module, f"{name}_proj", None) or getattr(module, name) for name in ("k", "v"))
+    size = getattr(module, "key_value_proj_dim", None) or module.head_dim
+
+    def project(states: Tensor) -> tuple[Tensor, Tensor]:
+        return key(states).unflatten(-1, (-1, size)), value(states).unflatten(-1, (-1, size))
+
+    return project
+
+
+@dataclass(slots=True)
+class Across:
+    """transformers' `cross_attention_cache` during one pass: asking a layer for its keys says whose turn it is."""
+
+    states: RaggedStates
+    cache: RaggedCache
+    slots: tuple[int, ...]  # of the sources, one a group of neighbouring rows
+    lengths: tuple[int, ...]  # of the sources
+    counts: tuple[int, ...]  # new tokens of each group
+    layers: list[_Layer] = field(init=False)
+    _plans: dict[int, Plan] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layers = [_Layer(self, index) for index in range(len(self.cache.layers))]
+
+    def plan(self, group: int, form: Form, device: torch.device) -> Plan:
+        if group not in self._plans:
+            self._plans[group] = plan_across(self.slots, self.lengths, self.counts, group, device, form)
+        return self._plans[group]
+
+
+@dataclass(slots=True)
+class _Layer:
+    across: Across
+    index: int
+
+    @property
+    def keys(self) -> Tensor:
+        self.across.states.look_across(self.across.cache.layers[self.index])
+        return NOTHING
+
+    @property
+    def values(self) -> Tensor:
+        return NOTHING

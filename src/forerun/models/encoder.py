@@ -1,0 +1,101 @@
+"""Running an encoder over sources: in batches of like shape and bounded size, each source without its padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forerun.errors import InvalidArgument
+from forerun.types import Source
+
+# Positions of one encoder pass, padding included: long enough to keep a processor busy, short enough to bound memory.
+ENCODER_TOKENS = 16384
+
+
+class Encoder:
+    """The encoder of an encoder-decoder model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.module: Any = model.get_encoder()
+        self.name = str(getattr(self.module, "main_input_name", model.main_input_name))
+        self.device, self.dtype = model.device, model.dtype
+        self.width = int(getattr(model.config, "d_model", None) or model.config.hidden_size)  # of its states
+        self.calls = 0
+        self._takes_mask = "attention_mask" in signature(self.module.forward).parameters
+
+    @property
+    def reads_text(self) -> bool:
+        return self.name == "input_ids"
+
+    def check(self, source: Source) -> None:
+        """Raise unless the encoder can read this."""
+        if source.states is not None:
+            if source.states.ndim != 2 or source.states.shape[1] != self.width:
+                raise InvalidArgument(
+                    f"encoder states of shape {tuple(source.states.shape)}: this model's decoder reads [length, "
+                    f"{self.width}] for each row"
+                )
+        elif self.reads_text and not source.ids:
+            raise InvalidArgument("the source is empty: give the encoder at least one token")
+        elif not self.reads_text and source.features is None:
+            raise InvalidArgument(f"this model's encoder reads {self.name}: give Source(features=...)")
+
+    @torch.inference_mode()
+    def run(self, sources: Sequence[Source]) -> list[Tensor]:
+        """States [S, H] of each source."""
+        made: dict[int, Tensor] = {
+            i: s.states.to(self.device, self.dtype) for i, s in enumerate(sources) if s.states is not None
+        }
+        rest = [i for i in range(len(sources)) if i not in made]
+        for batch in _batches(rest, [_size(source) for source in sources]):
+            made |= zip(batch, self._run([sources[i] for i in batch]), strict=True)
+        return [made[i] for i in range(len(sources))]
+
+    def _run(self, sources: Sequence[Source]) -> list[Tensor]:
+        self.calls += 1
+        inputs, mask = self._text(sources) if self.reads_text else self._features(sources)
+        options = {"attention_mask": mask} if mask is not None and self._takes_mask else {}
+        out = self.module(**{self.name: inputs}, **options)
+        states: Tensor = out.last_hidden_state
+        kept = mask if self.reads_text else getattr(out, "attention_mask", None)
+        if kept is None:
+            return list(states)
+        return [row[real] for row, real in zip(states, kept.bool(), strict=True)]
+
+    def _text(self, sources: Sequence[Source]) -> tuple[Tensor, Tensor | None]:
+        """[B, S] padded on the right; the mask is left out where nothing is padded."""
+        longest = max(len(source.ids) for source in sources)
+        ids = torch.tensor([[*s.ids, *[0] * (longest - len(s.ids))] for s in sources], device=self.device)
+        mask = torch.tensor([[1] * len(s.ids) + [0] * (longest - len(s.ids)) for s in sources], device=self.device)
+        return ids, mask
+
+    def _features(self, sources: Sequence[Source]) -> tuple[Tensor, Tensor | None]:
+        features = torch.stack([s.features for s in sources if s.features is not None]).to(self.device, self.dtype)
+        masks = [s.mask for s in sources if s.mask is not None]
+        return features, torch.stack(masks).to(self.device) if masks else None
+
+
+def _size(source: Source) -> tuple[Any, ...]:
+    """What must agree for two sources to be one batch, and how long they are."""
+    if source.features is None:
+        return (), len(source.ids)
+    masked = None if source.mask is None else tuple(source.mask.shape)
+    return (tuple(source.features.shape), masked), source.features.shape[-1]
+
+
+def _batches(places: Sequence[int], sizes: Sequence[tuple[Any, ...]]) -> Iterator[list[int]]:
+    """Sources of one kind side by side, the shorter ones first, so that little is padded."""
+    batch: list[int] = []
+    for place in sorted(places, key=lambda i: (repr(sizes[i][0]), sizes[i][1])):
+        kind, length = sizes[place]
+        if batch and (sizes[batch[0]][0] != kind or length * (len(batch) + 1) > ENCODER_TOKENS):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

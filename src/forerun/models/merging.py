@@ -1,0 +1,45 @@
+"""Weights that are multiplied with the same input, made one tensor without a second copy of them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+@torch.no_grad()
+def merged(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """One weight [sum of N, K] and one bias for `parts`, whose own parameters become views of it.
+
+    The modules work as before and know their parameters by the same names. Parts that are merged already stay where
+    they are, so several bodies may share a model's layers.
+    """
+    weight = _as_one([part.weight for part in parts])
+    if all(part.bias is None for part in parts):
+        return weight, None
+    return weight, _as_one([_bias(part) for part in parts])
+
+
+def _as_one(parts: Sequence[Tensor]) -> Tensor:
+    size = sum(len(part) for part in parts)
+    if _are_neighbours(parts):
+        return parts[0].detach().as_strided((size, *parts[0].shape[1:]), parts[0].stride())
+    whole = torch.cat([part.detach() for part in parts])
+    for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        part.data = own
+    return whole
+
+
+def _are_neighbours(parts: Sequence[Tensor]) -> bool:
+    """Whether each begins where the one before it ends, in one piece of memory."""
+    memory = parts[0].untyped_storage().data_ptr()
+    return all(
+        b.untyped_storage().data_ptr() == memory and a.data_ptr() + a.nbytes == b.data_ptr() for a, b in pairwise(parts)
+    )
+
+
+def _bias(part: nn.Linear) -> Tensor:
+    """Zeros where some parts have a bias and this one has none: they are nobody's, and merging copies them."""
+    return part.bias if part.bias is not None else part.weight.new_zeros(len(part.weight))

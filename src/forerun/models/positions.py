@@ -1,0 +1,78 @@
+"""Positions of each row's own, for decoders that would count them from the longest row's past.
+
+BART and its relatives look learned positions up by the length of the cache, T5 makes its relative bias from it. Both
+are told the positions of the packed tokens for the duration of a pass; outside a pass the model is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerun.models.attention import RaggedStates
+
+
+class RowPositions:
+    """The parts of one decoder that count positions themselves."""
+
+    def __init__(self, decoder: nn.Module, takes_positions: bool) -> None:
+        table = None if takes_positions else getattr(decoder, "embed_positions", None)
+        self._table: Any = table
+        self._biases: list[Any] = [m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)]
+
+    @contextmanager
+    def during_pass(self, states: RaggedStates) -> Iterator[None]:
+        told: list[tuple[Any, str, Callable[..., Tensor]]] = [
+            (m, "compute_bias", _bias(m, states)) for m in self._biases
+        ]
+        if self._table is not None:
+            told.append((self._table, "forward", _looked_up(self._table, states)))
+        before = [module.__dict__.get(name) for module, name, _ in told]
+        for module, name, function in told:
+            module.__dict__[name] = function
+        try:
+            yield
+        finally:
+            for (module, name, _), own in zip(told, before, strict=True):
+                if own is None:
+                    del module.__dict__[name]
+                else:
+                    module.__dict__[name] = own
+
+
+def _looked_up(table: Any, states: RaggedStates) -> Callable[..., Tensor]:
+    forward = table.forward  # as it is: somebody may have wrapped it
+
+    def looked_up(shape_or_ids: Any, past_key_values_length: int = 0, position_ids: Tensor | None = None) -> Tensor:
+        found: Tensor = forward(shape_or_ids, past_key_values_length, position_ids=states.positions)
+        return found
+
+    return looked_up
+
+
+def _bias(module: Any, states: RaggedStates) -> Callable[..., Tensor]:
+    """T5's relative bias [1, heads, N, S] at the distances that each new token has to the keys of its own row."""
+
+    def compute_bias(*lengths: Any, **options: Any) -> Tensor:
+        distance = _key_positions(states) - states.positions[:, None]
+        bucket = module._relative_position_bucket(
+            distance,
+            bidirectional=False,
+            num_buckets=module.relative_attention_num_buckets,
+            max_distance=module.relative_attention_max_distance,
+        )
+        bias: Tensor = module.relative_attention_bias(bucket)  # [N, S, heads]
+        return bias.permute(2, 0, 1).unsqueeze(0)
+
+    return compute_bias
+
+
+def _key_positions(states: RaggedStates) -> Tensor:
+    """[1, S], or [N, S] where keys of a tree do not lie where they stand."""
+    if states.branches is not None:
+        return states.branches.key_positions[states.branches.owner]
+    return torch.arange(states.rows.longest, device=states.device)[None]

@@ -1,0 +1,181 @@
+"""An encoder-decoder model that scores blocks of tokens: a `Scorer` whose rows also read a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from forerun.cache.ragged import RaggedCache
+from forerun.config import Kernels
+from forerun.errors import InvalidArgument
+from forerun.math.attention import Form
+from forerun.models import families
+from forerun.models.across import Across, Sources, projections
+from forerun.models.attention import RaggedStates
+from forerun.models.encoder import Encoder
+from forerun.models.families import Family
+from forerun.models.positions import RowPositions
+from forerun.models.scorer import Scorer, Trees
+from forerun.types import Source
+
+FEW = 8  # positions of a row that the head may run on for nothing: fewer than a pass of their own would cost
+
+
+class Seq2SeqScorer(Scorer):
+    """Rows of tokens behind an encoder-decoder model: `admit` a row, let it `read` its source, then score as ever.
+
+    The encoder runs once for all sources that were read since the last pass, and once for rows that read the same.
+    `borrowed` are encoder states of another scorer, for a draft that shares its target's encoder; one that works
+    `beside` another shares its sources altogether, for a draft that is made of its target's own layers.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        form: Form = Form.AUTO,
+        cache: RaggedCache | None = None,
+        *,
+        use: Kernels | None = None,
+        borrowed: Callable[[Source], Tensor] | None = None,
+        beside: Seq2SeqScorer | None = None,
+    ) -> None:
+        super().__init__(model, form, cache, use=use)
+        self._base = model.get_decoder()
+        self._takes_positions = "position_ids" in signature(self._base.forward).parameters
+        self._positions = RowPositions(self._base, self._takes_positions)
+        self._projections = projections(self._base)
+        self.encoder = Encoder(model)
+        self.sources: Sources = Sources() if beside is None else beside.sources
+        self._borrowed, self._beside = borrowed, beside
+        self.keeps_states = False  # set by whoever borrows them
+        self._states: dict[Source, Tensor] = {}
+        self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=model.dtype)
+
+    def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
+        return families.inspect_seq2seq(model)
+
+    def _never_run(self, model: PreTrainedModel) -> nn.Module:
+        encoder: nn.Module = model.get_encoder()
+        return encoder
+
+    def check_trees(self) -> None:
+        """All of these families are told positions row by row."""
+
+    def check_source(self, source: Source | None) -> None:
+        if source is None:
+            raise InvalidArgument(
+                f"{type(self.model).__name__} reads a source: give Request(source=Source(ids=...)) or, to "
+                f"SpeculativeDecoder.generate, {self.encoder.name}"
+            )
+        if self._borrowed is None:
+            self.encoder.check(source)
+
+    def read(self, row: int, source: Source) -> None:
+        self.check_source(source)
+        self.sources.read(row, source)
+
+    def encode(self) -> None:
+        """Run the encoder over what was read since the last time, and make cross-attention's keys of it."""
+        waiting = self.sources.waiting
+        if self._beside is not None:
+            self._beside.encode()
+            return
+        if not waiting:
+            return
+        states = self.encoder.run(waiting) if self._borrowed is None else [self._borrowed(s) for s in waiting]
+        self.sources.put(states, self._projections)
+        if self.keeps_states:
+            self._states.update(zip(waiting, states, strict=True))
+
+    def states_of(self, source: Source) -> Tensor:
+        """[S, H] what the encoder made of a source that some row reads; kept where `keeps_states` says so."""
+        self.encode()
+        return self._states[source]
+
+    def release(self, row: int) -> None:
+        super().release(row)
+        if (gone := self.sources.release(row)) is not None:
+            self._states.pop(gone, None)
+
+    def score(
+        self,
+        rows: Sequence[int],
+        blocks: Sequence[Sequence[int]],
+        tails: Sequence[int] | None = None,
+        trees: Trees | None = None,
+    ) -> Tensor:
+        """As ever. These heads run on every position, so a long beginning goes ahead without one."""
+        early = [] if tails is None else [len(block) - tail for block, tail in zip(blocks, tails, strict=True)]
+        if max(early, default=0) <= FEW:
+            return super().score(rows, blocks, tails, trees)
+        before = [self.length(row) for row in rows]
+        self.feed(rows, [block[:count] for block, count in zip(blocks, early, strict=True)])
+        try:
+            return super().score(rows, [block[n:] for block, n in zip(blocks, early, strict=True)], tails, trees)
+        except BaseException:
+            self.rewind(rows, before)
+            raise
+
+    def run(self, rows: Sequence[int], counts: Sequence[int], embeddings: Tensor, trees: Any = None) -> Tensor:
+        raise InvalidArgument(f"{type(self.model).__name__} is scored by tokens, not by embeddings")
+
+    def _read_by(self, row: int) -> Source | None:
+        return self.sources.of(row)
+
+    def _pass(self, *arguments: Any, **options: Any) -> tuple[RaggedStates, Any]:
+        self.encode()  # the encoder attends as it always does, so before the pass begins
+        return super()._pass(*arguments, **options)
+
+    def _call(
+        self,
+        module: nn.Module,
+        rows: Sequence[int],
+        states: RaggedStates,
+        new: Tensor,
+        positions: Tensor,
+        **options: Any,
+    ) -> Any:
+        states.across = self.sources.across(states, rows)
+        cache = _BothCaches(states, states.across)
+        whole = module is self.model
+        prefix = "decoder_" if whole else ""
+        options[f"{prefix}input_ids"] = new
+        if self._takes_positions:
+            options[f"{prefix}position_ids"] = positions
+        if whole:
+            options["encoder_outputs"] = _Elsewhere(last_hidden_state=self._elsewhere)
+        else:
+            options["encoder_hidden_states"] = self._elsewhere
+        with self._positions.during_pass(states):
+            return module(past_key_values=cache, use_cache=True, **options)
+
+
+@dataclass
+class _Elsewhere(BaseModelOutput):
+    """A stand-in for the encoder's output: what cross-attention needs of it has been made already."""
+
+    attention_mask: Tensor | None = None  # Moonshine asks for one
+
+
+class _BothCaches(EncoderDecoderCache):
+    """What transformers sees during one pass."""
+
+    def __init__(self, states: RaggedStates, across: Across) -> None:
+        self.self_attention_cache, self.cross_attention_cache = states, across
+        self.is_updated = dict.fromkeys(range(len(across.layers)), True)
+
+
+def scorer_of(
+    model: PreTrainedModel, form: Form = Form.AUTO, cache: RaggedCache | None = None, *, use: Kernels | None = None
+) -> Scorer:
+    """A scorer of the kind that a model takes."""
+    kind = Seq2SeqScorer if getattr(model.config, "is_encoder_decoder", False) else Scorer
+    return kind(model, form, cache, use=use)

@@ -1,0 +1,119 @@
+"""What a call gives an encoder-decoder model: sources for the encoder, and how the decoder's text begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from forerun.errors import InvalidArgument
+from forerun.models.seq2seq import Seq2SeqScorer
+from forerun.types import Source
+from forerun.unpadded import unpadded
+
+# Keywords of `generate` that are read here and nowhere else.
+OWN = frozenset({
+    "input_ids", "input_features", "input_values", "decoder_input_ids", "decoder_attention_mask",
+    "decoder_start_token_id", "encoder_outputs",
+})  # fmt: skip
+# Ids that an encoder-decoder model's own configuration forces or forbids: without them its text is not the model's.
+FROM_MODEL = (
+    "forced_bos_token_id", "forced_eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A call's rows, and the keywords that are left."""
+
+    sources: tuple[Source, ...]
+    prompts: list[list[int]]
+    like: Tensor  # [B, L] the decoder's prompts, after which sequences take their width, dtype and device
+    keywords: dict[str, Any]
+
+
+def read_inputs(
+    scorer: Seq2SeqScorer,
+    inputs: Tensor | None,
+    mask: Tensor | None,
+    keywords: Mapping[str, Any],
+    config: GenerationConfig,
+) -> Inputs:
+    """As `model.generate` reads them; `inputs` is what was given without a name, or as `input_ids`."""
+    own = {name: value for name, value in keywords.items() if name in OWN and value is not None}
+    rest = {name: value for name, value in keywords.items() if name not in OWN}
+    name = scorer.encoder.name
+    if inputs is not None:
+        # A model that does not read text takes token ids for the decoder's, as transformers does.
+        is_text = not inputs.is_floating_point() and not scorer.encoder.reads_text
+        own.setdefault("decoder_input_ids" if is_text else name, inputs)
+    sources = _sources(own.pop(name, None), own.pop("encoder_outputs", None), mask, scorer)
+    if strange := sorted(own.keys() & {"input_ids", "input_features", "input_values"}):
+        raise InvalidArgument(f"{', '.join(strange)}: {type(scorer.model).__name__}'s encoder reads {name}")
+    ids = _decoder_ids(own, len(sources), scorer, config)
+    given = {**{field: getattr(config, field, None) for field in FROM_MODEL}, **rest}
+    return Inputs(sources, unpadded(ids, own.get("decoder_attention_mask"), "decoder_input_ids"), ids, given)
+
+
+def refuse_for_causal(keywords: Mapping[str, Any], model: PreTrainedModel) -> None:
+    """Inputs of an encoder mean nothing to a model without one."""
+    if strange := sorted(name for name, value in keywords.items() if name in OWN and value is not None):
+        raise InvalidArgument(f"{', '.join(strange)}: {type(model).__name__} has no encoder; give input_ids")
+
+
+def _sources(inputs: Any, states: Any, mask: Tensor | None, scorer: Seq2SeqScorer) -> tuple[Source, ...]:
+    if states is not None:
+        return _from_states(states, inputs if scorer.encoder.reads_text else None, mask)
+    if inputs is None:
+        raise InvalidArgument(f"{type(scorer.model).__name__} reads a source: give {scorer.encoder.name}")
+    if scorer.encoder.reads_text:
+        return tuple(Source(ids=tuple(row)) for row in unpadded(inputs, mask, "input_ids"))
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise InvalidArgument(f"{scorer.encoder.name}: give a tensor of numbers with one row a source")
+    masks: Sequence[Tensor | None] = [None] * len(inputs) if mask is None else list(mask)
+    return tuple(Source(features=row, mask=own) for row, own in zip(inputs, masks, strict=True))
+
+
+def _from_states(given: Any, ids: Tensor | None, mask: Tensor | None) -> tuple[Source, ...]:
+    """Encoder outputs [B, S, H]: what the mask leaves of each row."""
+    states: Tensor = given if isinstance(given, Tensor) else given[0]
+    mask = getattr(given, "attention_mask", None) if getattr(given, "attention_mask", None) is not None else mask
+    if mask is not None and mask.shape != states.shape[:2]:
+        mask = None  # of the audio, whose states are fewer and all there
+    words = unpadded(ids, mask, "input_ids") if ids is not None else [[]] * len(states)
+    rows = states if mask is None else [row[real] for row, real in zip(states, mask.bool(), strict=True)]
+    return tuple(Source(ids=tuple(own), states=row) for own, row in zip(words, rows, strict=True))
+
+
+def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, config: GenerationConfig) -> Tensor:
+    """[B, L] as in transformers: the start token, or the caller's own beginning with it in front."""
+    ids: Tensor | None = own.get("decoder_input_ids")
+    if ids is not None and (ids.ndim != 2 or len(ids) != count):
+        raise InvalidArgument(f"decoder_input_ids has shape {tuple(ids.shape)}: give [{count}, length], a row a source")
+    takes_any_start = scorer.model.config.model_type == "whisper"
+    if ids is not None and takes_any_start:
+        return ids
+    start = _start(own.get("decoder_start_token_id"), count, config).to("cpu" if ids is None else ids.device)
+    if ids is None:
+        return start
+    if bool((ids[:, :1] == start).any()):
+        return ids
+    if (mask := own.get("decoder_attention_mask")) is not None:
+        own["decoder_attention_mask"] = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
+    return torch.cat([start, ids], dim=1)
+
+
+def _start(given: Any, count: int, config: GenerationConfig) -> Tensor:
+    """[B, 1]"""
+    for value in (given, config.decoder_start_token_id, config.bos_token_id):
+        if value is not None:
+            start = torch.as_tensor(value).reshape(-1, 1)
+            return start.expand(count, 1)
+    raise InvalidArgument(
+        "how does the decoder begin? The model's generation_config has no decoder_start_token_id: pass "
+        "decoder_start_token_id= or decoder_input_ids="
+    )

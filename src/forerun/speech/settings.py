@@ -1,0 +1,75 @@
+"""How speech is decoded: the choices that Whisper leaves to its users, by the names transformers gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.errors import InvalidArgument
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""A window that goes wrong at one is tried again at the next, as in OpenAI's own program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechSettings:
+    """What a transcript depends on besides the model. Thresholds may be None, which never applies them."""
+
+    language: str | None = None
+    """A name or code such as "german" or "de"; None lets the model find out, file by file."""
+    task: str | None = None
+    """"transcribe", or "translate" into English; None is the model's own."""
+    timestamps: bool = True
+    """Whether windows are decoded with timestamps. Files longer than a window always are: they say where to go on."""
+    temperature: tuple[float, ...] = TEMPERATURES
+    condition_on_previous: bool = False
+    """Whether a window is given the text of the ones before it."""
+    compression_ratio_threshold: float | None = 1.35
+    """A window whose tokens zlib makes smaller than this repeats itself, and is tried again."""
+    logprob_threshold: float | None = -1.0
+    """So is one whose tokens have a lower mean log-probability."""
+    no_speech_threshold: float | None = 0.6
+    """Unless the model finds it likelier than this that nobody speaks: then the window is skipped."""
+    seed: int = 0
+    """Of the random numbers for temperatures above 0."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature or any(t < 0 for t in self.temperature):
+            raise InvalidArgument(f"temperature={self.temperature}: give one or more numbers, 0 or above")
+        if self.task not in (None, "transcribe", "translate"):
+            raise InvalidArgument(f"task={self.task!r}: choose transcribe or translate")
+        if self.no_speech_threshold is not None and self.logprob_threshold is None:
+            raise InvalidArgument("no_speech_threshold needs a logprob_threshold, which it overrules; give both")
+
+    def keywords(self, model: Any, is_long: bool) -> dict[str, Any]:
+        """For the model's `generate`."""
+        given = {
+            "return_timestamps": self.timestamps or is_long,
+            "temperature": self.temperature,
+            "compression_ratio_threshold": self.compression_ratio_threshold,
+            "logprob_threshold": self.logprob_threshold,
+            "no_speech_threshold": self.no_speech_threshold,
+            "condition_on_prev_tokens": self.condition_on_previous,
+            **self._speech(model.generation_config),
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _speech(self, config: Any) -> dict[str, Any]:
+        """Language and task, which an English-only model takes neither of."""
+        if getattr(config, "is_multilingual", True):
+            return {"language": self.language and language_code(self.language, config), "task": self.task}
+        if self.task == "translate" or (self.language is not None and self.language.lower() not in ("en", "english")):
+            asked = f"language={self.language!r}" if self.task != "translate" else "task='translate'"
+            raise InvalidArgument(f"{asked}: this model writes English speech in English; load a multilingual one")
+        return {}
+
+
+def language_code(name: str, config: Any) -> str:
+    """The two letters of a language the model knows."""
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
+
+    code: str = TO_LANGUAGE_CODE.get(name.lower(), name.lower())
+    known = sorted(token.strip("<|>") for token in getattr(config, "lang_to_id", {}))
+    if code not in known:
+        raise InvalidArgument(f"language={name!r}: not one of this model's languages, which are {', '.join(known)}")
+    return code

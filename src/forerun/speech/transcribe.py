@@ -1,0 +1,207 @@
+"""`Transcriber`: recordings in, transcripts out, many at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from forerun.engine import Stats
+from forerun.errors import ForerunError, UnreadableAudio, UnsupportedModel
+from forerun.speech.audio import RATE, Clip, read
+from forerun.speech.settings import SpeechSettings
+from forerun.speech.transcript import Segment, Transcript
+from forerun.whisper import Hearing, Windows, is_whisper
+
+if TYPE_CHECKING:
+    from forerun.decoder import SpeculativeDecoder
+
+# Seconds of sound that were dealt with since it was told last.
+OnAudio = Callable[[float], None]
+
+
+def nothing(seconds: float) -> None:
+    """For callers who only want the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A file that could not be transcribed, and why."""
+
+    path: Path
+    reason: str
+
+
+Outcome = Transcript | Failure
+
+
+@dataclass(slots=True)
+class Spent:
+    """Where the time went; reading files is not in it."""
+
+    audio_seconds: float = 0.0
+    seconds: float = 0.0  # features, encoder and decoder
+    encoder_seconds: float = 0.0
+    decoder_seconds: float = 0.0  # everything in `generate` but the encoder
+    stats: Stats = field(default_factory=Stats)  # of the drafts; empty where transformers decodes
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work for a second of sound."""
+        return self.seconds / self.audio_seconds if self.audio_seconds else 0.0
+
+
+class Transcriber:
+    """A Whisper with its processor, and a decoder that drafts for it; without one transformers decodes by itself.
+
+    Transcripts are those of `model.generate` with the same settings; only sampled windows differ, whose random numbers
+    come from the settings' seed.
+    """
+
+    def __init__(
+        self, model: Any, processor: Any, decoder: SpeculativeDecoder | None, settings: SpeechSettings | None = None
+    ) -> None:
+        if not is_whisper(model):
+            kind = getattr(model.config, "model_type", type(model).__name__)
+            raise UnsupportedModel(f"a {kind!r} model cannot transcribe speech here; load a Whisper")
+        self.model, self.processor = model, processor
+        self.settings = SpeechSettings() if settings is None else settings
+        self.hearing = Hearing()
+        self.windows = None if decoder is None else Windows(decoder.engine, self.settings.seed, self.hearing)
+        self.spent = Spent()
+        self.settings.keywords(model, is_long=True)  # what does not go with this model is said before anything is read
+
+    def files(self, paths: Iterable[Path], batch_size: int = 8, on_audio: OnAudio = nothing) -> Iterator[Outcome]:
+        """Each file's, as they come; one that is silent has no words and is not put to the model.
+
+        Files that fit one window and longer ones are gathered apart: they are decoded differently.
+        """
+        waiting: dict[bool, list[Clip]] = {False: [], True: []}
+        for path in paths:
+            try:
+                clip = read(path)
+            except UnreadableAudio as error:
+                yield Failure(path, str(error))
+                continue
+            if clip.is_silent:
+                on_audio(clip.seconds)
+                yield Transcript(path, clip.seconds, (), clip.note or "silence: nothing in it is louder than -60 dB")
+                continue
+            group = waiting[self.is_long(clip)]
+            group.append(clip)
+            if len(group) == batch_size:
+                yield from self._survived(group, on_audio)
+                group.clear()
+        for group in waiting.values():
+            yield from self._survived(group, on_audio)
+
+    def restart(self) -> None:
+        """Begin to count time and drafts anew."""
+        self.spent = Spent()
+        if self.windows is not None:
+            self.windows.stats, self.windows.num_sampled = Stats(), 0
+
+    def is_long(self, clip: Clip) -> bool:
+        """Whether it takes more than one window of the model's, which is thirty seconds."""
+        return len(clip.samples) > int(self.processor.feature_extractor.n_samples)
+
+    def batch(self, clips: Sequence[Clip], on_audio: OnAudio = nothing) -> list[Transcript]:
+        """Recordings that all fit one window, or all do not, as one ragged batch."""
+        is_long = self.is_long(clips[0])
+        assert all(self.is_long(clip) == is_long for clip in clips), "short and long recordings do not mix"
+        keywords = self.settings.keywords(self.model, is_long)
+        if self.windows is not None:
+            keywords["custom_generate"] = self.windows
+        torch.manual_seed(self.settings.seed)  # for transformers' own draws, where it decodes
+        monitor = _Monitor(clips, on_audio)
+        started, heard = time.perf_counter(), self.hearing.seconds
+        features, mask = self._features(clips, is_long)
+        ready = time.perf_counter()
+        with self.hearing.of(self.model), torch.inference_mode():
+            made = self.model.generate(
+                features, attention_mask=mask, return_segments=True, monitor_progress=monitor, **keywords
+            )
+        self._account(clips, started, ready, heard)
+        monitor.finish()
+        return [self._transcript(clip, segments) for clip, segments in zip(clips, made["segments"], strict=True)]
+
+    def _survived(self, clips: Sequence[Clip], on_audio: OnAudio) -> Iterator[Outcome]:
+        """A batch that fails is tried one by one: a file that cannot be decoded takes nobody along."""
+        if not clips:
+            return
+        try:
+            yield from self.batch(clips, on_audio)
+        except ForerunError as error:
+            if len(clips) == 1:
+                yield Failure(clips[0].path, f"{clips[0].path}: {error}")
+                return
+            for clip in clips:
+                yield from self._survived([clip], on_audio)
+
+    def _features(self, clips: Sequence[Clip], is_long: bool) -> tuple[Tensor, Tensor]:
+        """[B, mels, frames] and [B, frames]. Each file is read by itself: its neighbours' lengths change nothing."""
+        how = {"truncation": False, "padding": "longest"} if is_long else {}
+        made = [
+            self.processor.feature_extractor(
+                clip.samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, **how
+            )
+            for clip in clips
+        ]
+        features = [one.input_features[0].T for one in made]
+        masks = [one.attention_mask[0] for one in made]
+        pad = torch.nn.utils.rnn.pad_sequence
+        whole = pad(features, batch_first=True).transpose(1, 2)
+        return whole.to(self.model.device, self.model.dtype), pad(masks, batch_first=True).to(self.model.device)
+
+    def _account(self, clips: Sequence[Clip], started: float, ready: float, heard: float) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        now, spent = time.perf_counter(), self.spent
+        encoder = self.hearing.seconds - heard
+        spent.audio_seconds += sum(clip.seconds for clip in clips)
+        spent.seconds += now - started
+        spent.encoder_seconds += encoder
+        spent.decoder_seconds += now - ready - encoder
+        if self.windows is not None:
+            self.windows.forget()
+            spent.stats = self.windows.stats
+
+    def _transcript(self, clip: Clip, segments: Sequence[dict[str, Any]]) -> Transcript:
+        found = tuple(self._segment(clip, segment) for segment in segments)
+        return Transcript(clip.path, clip.seconds, found, clip.note)
+
+    def _segment(self, clip: Clip, segment: dict[str, Any]) -> Segment:
+        """Times beyond the end are the padding's: a window is always thirty seconds to the model."""
+        tokens = [int(token) for token in segment["tokens"]]
+        words = [token for token in tokens if not self._is_time(token)]
+        text = self.processor.tokenizer.decode(words, skip_special_tokens=True)
+        start, end = (min(float(segment[name]), clip.seconds) for name in ("start", "end"))
+        return Segment(round(start, 3), round(end, 3), text, tuple(tokens))
+
+    def _is_time(self, token: int) -> bool:
+        none = getattr(self.model.generation_config, "no_timestamps_token_id", None)
+        return none is not None and token > none
+
+
+class _Monitor:
+    """What transformers says of its progress through the windows, in seconds of sound."""
+
+    def __init__(self, clips: Sequence[Clip], on_audio: OnAudio) -> None:
+        self.lengths, self.on_audio, self.told = [clip.seconds for clip in clips], on_audio, 0.0
+
+    def __call__(self, places: Tensor) -> None:
+        """[B, 2]: the frame each file is at, and its last."""
+        shares = [min(place / end, 1.0) if end else 1.0 for place, end in places.tolist()]
+        self._tell(sum(share * length for share, length in zip(shares, self.lengths, strict=True)))
+
+    def finish(self) -> None:
+        self._tell(sum(self.lengths))
+
+    def _tell(self, reached: float) -> None:
+        self.on_audio(reached - self.told)
+        self.told = reached

@@ -1,0 +1,95 @@
+"""What transformers asks of one batch of windows, read from the configuration and processors it has prepared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.logits_process import WhisperNoSpeechDetection
+
+from forerun.config import SamplingParams
+from forerun.errors import InvalidArgument
+from forerun.whisper.rules import Rules
+
+WARPERS = frozenset({"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"})
+CRITERIA = frozenset({"MaxLengthCriteria", "EosTokenCriteria"})
+# What transformers prepares for its own loop: read here, or not needed.
+KNOWN = frozenset({
+    "encoder_outputs", "decoder_attention_mask", "attention_mask", "past_key_values", "use_cache",
+    "decoder_position_ids", "position_ids", "cache_position", "logits_to_keep",
+})  # fmt: skip
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "num_beams": ((1, None), "beam search is not sampling; leave it out"),
+    "output_attentions": ((False, None), "a draft has no attentions of single tokens; use return_timestamps"),
+    "output_hidden_states": ((False, None), "leave it out"),
+    "output_logits": ((False, None), "ask for output_scores"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One call: the same for all its rows."""
+
+    budget: int  # new tokens
+    params: SamplingParams
+    ends: frozenset[int]
+    pad: int
+    rules: Rules | None  # None where `others` have to be called one position at a time
+    others: tuple[Any, ...]  # processors, in order
+    warpers: tuple[Any, ...]  # those that `params` speak of
+    detector: WhisperNoSpeechDetection | None
+    wants_scores: bool
+    wants_dict: bool
+
+    @classmethod
+    def of(cls, processors: Sequence[Any], config: GenerationConfig, input_ids: Tensor) -> Asked:
+        names = [type(processor).__name__ for processor in processors]
+        warped = [name in WARPERS for name in names]
+        if sorted(warped) != warped:
+            late = names[len(warped) - warped[::-1].index(False) - 1]
+            raise InvalidArgument(f"{late} comes after the temperature, where drafts cannot follow it; leave it out")
+        warpers = tuple(p for p, is_warper in zip(processors, warped, strict=True) if is_warper)
+        rest = [p for p, is_warper in zip(processors, warped, strict=True) if not is_warper]
+        others = tuple(p for p in rest if not isinstance(p, WhisperNoSpeechDetection))
+        return cls(
+            budget=int(config.max_length or 0) - input_ids.shape[1],
+            params=_params(config),
+            ends=_ids(config.eos_token_id),
+            pad=int(config.pad_token_id),
+            rules=Rules.of(others, input_ids.device),
+            others=others,
+            warpers=warpers,
+            detector=next((p for p in rest if isinstance(p, WhisperNoSpeechDetection)), None),
+            wants_scores=bool(config.return_dict_in_generate and config.output_scores),
+            wants_dict=bool(config.return_dict_in_generate),
+        )
+
+
+def refuse_strange(config: GenerationConfig, criteria: Sequence[Any], model_kwargs: dict[str, Any]) -> None:
+    """Nothing is ignored: what cannot be honoured is named."""
+    for name, (neutral, remedy) in REFUSED.items():
+        if (value := getattr(config, name, None)) not in neutral:
+            raise InvalidArgument(f"{name}={value!r} cannot be honoured by speculative decoding: {remedy}")
+    strange = [type(c).__name__ for c in criteria if type(c).__name__ not in CRITERIA]
+    strange += [name for name, value in model_kwargs.items() if name not in KNOWN and value is not None]
+    if strange:
+        raise InvalidArgument(f"{', '.join(strange)} cannot be honoured by speculative decoding here; leave it out")
+
+
+def _params(config: GenerationConfig) -> SamplingParams:
+    """As in transformers, whose Whisper also keeps to the 50 likeliest tokens where it samples and nobody says else."""
+    if not config.do_sample:
+        return SamplingParams()
+    return SamplingParams(
+        temperature=float(config.temperature or 1.0),
+        top_k=config.top_k,
+        top_p=1.0 if config.top_p is None else float(config.top_p),
+        min_p=float(config.min_p or 0.0),
+    )
+
+
+def _ids(value: int | Sequence[int] | None) -> frozenset[int]:
+    return frozenset([value] if isinstance(value, int) else value or ())

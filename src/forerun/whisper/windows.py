@@ -1,0 +1,181 @@
+"""A batch of Whisper's windows decoded with drafts, in the place of transformers' own loop.
+
+`Windows` is a `custom_generate` for `WhisperForConditionalGeneration.generate`. Everything around a window stays
+transformers' own: where windows begin, the text before them, language and task, what a silent or repetitive window
+comes to, and at which temperature it is tried again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.utils import GenerateEncoderDecoderOutput
+
+from forerun.config import SamplingParams
+from forerun.engine import Engine, Stats
+from forerun.engine.request import Request
+from forerun.errors import InvalidArgument
+from forerun.keywords import Job
+from forerun.result import GenerateResult, with_seconds
+from forerun.stream import Stream
+from forerun.types import Source
+from forerun.whisper.asked import Asked, refuse_strange
+from forerun.whisper.hearing import Hearing
+from forerun.whisper.row import RowRules
+
+NUMBERS = 2**31  # request ids below are windows, those above listen for silence
+
+
+@dataclass(slots=True)
+class Windows:
+    """`whisper.generate(features, custom_generate=Windows(engine))`.
+
+    With a `hearing`, a window's random numbers are keyed by its own sound, so that they are the same in any batch, and
+    drafters with an encoder of their own hear it too.
+    """
+
+    engine: Engine
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    hearing: Hearing | None = None
+    on_tokens: Callable[[int], None] | None = None  # told how many tokens the rows gained in a round
+    stats: Stats = field(default_factory=Stats)  # of all windows so far, their seconds included
+    seconds: float = 0.0  # spent in here
+    num_sampled: int = 0  # windows that were not decoded greedily
+    _scores: Tensor | None = None  # [n, B, V] of the last batch
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,  # [B, n] padded on the left
+        logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
+        generation_config: GenerationConfig | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateEncoderDecoderOutput:
+        if model is not self.engine.target.model:
+            raise InvalidArgument("these windows belong to another model than the one whose generate was called")
+        self.forget()
+        config = model.generation_config if generation_config is None else generation_config
+        refuse_strange(config, stopping_criteria, model_kwargs)
+        asked = Asked.of(logits_processor, config, input_ids)
+        prompts = _unpadded(input_ids, model_kwargs.get("decoder_attention_mask"))
+        rows = [_row(asked, prompt, input_ids.shape[1]) for prompt in prompts]
+        requests = self._requests(asked, prompts, rows, self._sources(model_kwargs["encoder_outputs"][0]))
+        ears = _listeners(asked, requests)
+        done = self._decode(asked, [*requests, *(request for request, _ in ears)], input_ids)
+        if asked.detector is not None:
+            asked.detector._no_speech_prob = _silence([row for _, row in ears] or rows, asked.detector.no_speech_token)
+        sequences = done.sequences[: len(rows)]
+        if not asked.wants_dict:
+            return sequences
+        if asked.wants_scores:
+            self._scores = _scores(asked, rows, [row.tokens for row in done.rows[: len(rows)]])
+        return GenerateEncoderDecoderOutput(
+            sequences=sequences, scores=None if self._scores is None else tuple(self._scores)
+        )
+
+    def forget(self) -> None:
+        """Give back the memory of the last batch's scores.
+
+        transformers looks at them once, to judge the window, and then holds on to them with the window's segments: an
+        hour of speech would keep gigabytes.
+        """
+        if self._scores is not None:
+            self._scores.untyped_storage().resize_(0)
+            self._scores = None
+
+    def _sources(self, states: Tensor) -> list[Source]:
+        """Each row's window: what the encoder made of it, and what it read where that is known."""
+        features = self.hearing.features if self.hearing is not None else None
+        if features is None or len(features) != len(states):
+            return [Source(states=row) for row in states]
+        return [Source(states=row, features=read) for row, read in zip(states, features, strict=True)]
+
+    def _requests(
+        self, asked: Asked, prompts: Sequence[list[int]], rows: Sequence[RowRules], sources: Sequence[Source]
+    ) -> list[Request]:
+        numbers = _numbers(asked.params.temperature, sources)
+        return [
+            Request(prompt=tuple(prompt), max_new_tokens=asked.budget, params=asked.params, seed=self.seed,
+                    request_id=number, stop_ids=asked.ends, processors=(row,), source=source)
+            for prompt, number, row, source in zip(prompts, numbers, rows, sources, strict=True)
+        ]  # fmt: skip
+
+    def _decode(self, asked: Asked, requests: list[Request], input_ids: Tensor) -> GenerateResult:
+        job = Job(tuple(requests), 1, asked.pad, None, None, self.engine.tokenizer)
+        stream = Stream(self.engine, job, input_ids)
+        for progress in stream:
+            if self.on_tokens is not None:
+                self.on_tokens(sum(len(gained.tokens) for gained in progress))
+        done = stream.result
+        if error := next((row.error for row in done.rows if row.error), None):
+            raise InvalidArgument(error)
+        spoken = [row.stats for row in done.rows if row.request.request_id < NUMBERS]
+        self.stats = self.stats.plus(with_seconds(Stats.total(spoken), done.stats, Stats()))
+        self.stats.lossy = done.lossy
+        self.seconds += done.seconds
+        self.num_sampled += 0 if asked.params.is_greedy else len(spoken)
+        return done
+
+
+def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
+    if mask is None:
+        return [list(row) for row in input_ids.tolist()]
+    return [
+        [token for token, real in zip(ids, reals, strict=True) if real]
+        for ids, reals in zip(input_ids.tolist(), mask.tolist(), strict=True)
+    ]
+
+
+def _row(asked: Asked, prompt: list[int], width: int) -> RowRules:
+    padding = [asked.pad] * (width - len(prompt))
+    return RowRules(asked.rules, asked.others, len(prompt), padding, asked.wants_scores)
+
+
+def _numbers(temperature: float, sources: Sequence[Source]) -> list[int]:
+    """Different keys for the rows' random numbers, of sound and temperature: a second try must not repeat the first."""
+    found: list[int] = []
+    for place, source in enumerate(sources):
+        heard = f"{place}".encode() if source.features is None else source.features.float().cpu().numpy().tobytes()
+        number = zlib.crc32(f"{temperature}".encode(), zlib.crc32(heard)) % NUMBERS
+        while number in found:
+            number = (number + 1) % NUMBERS
+        found.append(number)
+    return found
+
+
+def _listeners(asked: Asked, requests: Sequence[Request]) -> list[tuple[Request, RowRules]]:
+    """Rows of one token that read the window up to the start of its transcript, where silence is told.
+
+    Nothing of the kind is needed where that is the end of the prompt: the rows themselves see it.
+    """
+    if asked.detector is None or (later := asked.detector.start_of_trans_offset - 1) == 0:
+        return []
+    prompts = [request.prompt[:-later] for request in requests]
+    ears = [RowRules(None, (), len(prompt), [], False) for prompt in prompts]
+    return [
+        (replace(request, prompt=prompt, max_new_tokens=1, params=SamplingParams(), processors=(ear,),
+                 request_id=NUMBERS + place), ear)
+        for place, (request, prompt, ear) in enumerate(zip(requests, prompts, ears, strict=True))
+    ]  # fmt: skip
+
+
+def _silence(ears: Sequence[RowRules], token: int) -> Tensor:
+    """[B] the model's own probability that nobody speaks."""
+    first = [ear.first for ear in ears]
+    return torch.stack([logits.float().softmax(-1)[token] for logits in first if logits is not None])
+
+
+def _scores(asked: Asked, rows: Sequence[RowRules], texts: Sequence[Sequence[int]]) -> Tensor:
+    """[n, B, V] as transformers gives them, after all processors, where it reads them; zeros where a row has ended."""
+    parts = [row.scores(text) for row, text in zip(rows, texts, strict=True)]
+    for warper in asked.warpers:
+        parts = [warper(None, part) for part in parts]
+    return torch.nn.utils.rnn.pad_sequence(parts).cpu()

@@ -1,0 +1,268 @@
+"""`forerun bench decode`: rounds counted by hand, a small run on the CPU, the record, its tables and its picture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from bench.fakes import ORIGIN
+from forerun.bench.decode import ceilings, goals, plot, report, run
+from forerun.bench.decode.calls import Call, counted
+from forerun.bench.decode.ceilings import Ceilings
+from forerun.bench.decode.device import DeviceTime, busy_seconds
+from forerun.bench.decode.memory import Memory
+from forerun.bench.decode.methods import AUTO, BASS, FIXED, METHODS, PLAIN, Watched, policy_of
+from forerun.bench.decode.pair import LARGE, SMALL, check_pair
+from forerun.bench.decode.peers import Peer
+from forerun.bench.decode.plan import Plan, make_plan
+from forerun.bench.decode.record import DecodeRecord, Startup, read
+from forerun.bench.listening import Lines
+from forerun.bench.records import write
+from forerun.bench.trace import Round, Trace
+from forerun.bench.work import Work
+from forerun.cli.main import INTERRUPTED, cli
+from forerun.errors import InvalidArgument
+from forerun.policy import BassHeuristic, Constant
+from forerun.types import BatchView, RoundOutcome
+
+BIG, LITTLE = Work(1000, 200, 10, 4), Work(100, 20, 1, 2)
+
+
+def outcome(drafted: tuple[int, ...], accepted: tuple[int, ...]) -> RoundOutcome:
+    rows = tuple(range(len(drafted)))
+    return RoundOutcome(
+        rows, rows, drafted, accepted, None, sum(drafted) + len(rows), 0.0, 0.0, 0.0, (False,) * len(rows)
+    )
+
+
+def traced() -> Call:
+    """Two rows with prompts of 10 and 20 tokens and three more when the clock starts; the first ends first."""
+    rounds = (Round(1.0, {}, {0: 3, 1: 1}), Round(1.0, {}, {0: 2, 1: 2}), Round(0.5, {}, {1: 1}))
+    result: Any = SimpleNamespace(rows=[SimpleNamespace(tokens=[0] * 8), SimpleNamespace(tokens=[0] * 7)])
+    outcomes = [outcome((2, 2), (2, 0)), outcome((2, 1), (1, 1)), outcome((0,), (0,))]
+    return counted("fixed 4", (10, 20), Trace(rounds, result), outcomes)
+
+
+class TestCalls:
+    def test_counted_by_hand(self) -> None:
+        call = traced()
+        assert call.latencies == (2.0 / 5, 2.5 / 4)
+        assert (call.first, call.last, call.all) == (0.4, 0.625, pytest.approx(0.5125))
+        assert (call.tokens, call.drafted, call.accepted, call.scored) == (9, 7, 4, 12)
+        assert call.draft_steps == 2 + 2 + 0
+        assert call.key_reads == (13 + 23) + (16 + 24) + 26
+        assert call.draft_key_reads == 2 * 36 + 2 * 40
+
+    def test_what_must_be_read_and_calculated(self) -> None:
+        call = traced()
+        assert call.read(BIG, LITTLE) == 3 * 1000 + 102 * 10 + 4 * 100 + 152 * 1
+        attention = 102 * 12 // 5 * 4  # five passes of rows score twelve positions
+        assert call.operations(BIG, LITTLE) == 12 * 200 + attention + 7 * 20 + 152 * 2
+
+    def test_plain_decoding_reads_weights_once_a_token(self) -> None:
+        plain = replace(traced(), drafted=0, draft_steps=0, draft_key_reads=0, key_reads=0)
+        assert plain.read(BIG, LITTLE) == 3 * 1000
+
+
+class TestDevice:
+    def test_overlaps_count_once_and_small_gaps_are_the_devices(self) -> None:
+        spans = [(10e-6, 12e-6), (0.0, 5e-6), (3e-6, 6e-6), (6e-6 + 2e-6, 9e-6)]
+        assert busy_seconds(spans) == pytest.approx(12e-6)
+        assert busy_seconds(spans, gap=0.5e-6) == pytest.approx((6 + 1 + 2) * 1e-6)
+        assert busy_seconds([]) == 0
+
+    def test_host_share(self) -> None:
+        assert DeviceTime(PLAIN, 1, 5.4e-3, 4e-3, 5e-3, 300).over_device == pytest.approx(1.08)
+
+
+class TestMethods:
+    def test_each_has_its_policy(self) -> None:
+        auto = Constant(5)
+        found = {method: policy_of(method, auto) for method in METHODS}
+        assert found[AUTO] is auto and isinstance(found[BASS], BassHeuristic)
+        assert [found[name].n for name in (PLAIN, *FIXED)] == [0, 4, 6, 8]  # type: ignore[attr-defined]
+        assert policy_of(BASS, auto) is not found[BASS]
+
+    def test_watching_changes_nothing(self) -> None:
+        inner = BassHeuristic()
+        watched, view = Watched(inner), BatchView((0,), (0,), (99,))
+        assert watched.lengths(view) == (7,) and watched.increase == 2
+        watched.observe(outcome((7,), (7,)))
+        assert inner.length == 9 and len(watched.outcomes) == 1
+
+
+def calls_of(method: str, batch: int, ms: float, spread: float = 1.2) -> Call:
+    times = (0.004,) * 9 + (0.008,)
+    rows = tuple(1e-3 * ms * (1 + (spread - 1) * row / max(batch - 1, 1)) for row in range(batch))
+    drafted = 0 if method == PLAIN else 60
+    return Call(
+        method, batch, rows, times, 50, drafted, 40 if drafted else 0, drafted + 10, 60 if drafted else 0, 5000, 0
+    )
+
+
+def made(complete: bool = True, **more: Any) -> DecodeRecord:
+    machine = replace(ORIGIN.machine, gpu="A card")
+    speeds = {PLAIN: 4.4, "fixed 4": 1.5, BASS: 1.4, AUTO: 1.3}
+    parts = {
+        "measurements": tuple(calls_of(m, b, ms * (1 if b == 1 else 1.2)) for b in (1, 8) for m, ms in speeds.items()),
+        "ceilings": Ceilings(4.2e12, 3.9e12, 7e14),
+        "alpha": 0.868,
+        "startups": (Startup(1, 3.0, None), Startup(8, 4.0, None)),
+        "device_times": (
+            DeviceTime(PLAIN, 1, 4.4e-3, 4e-3, 4.2e-3, 300),
+            DeviceTime("fixed 6", 8, 9e-3, 5e-3, 6e-3, 900),
+        ),
+        "memory": (Memory(8, 8, 32000, 30 << 20, 10 << 20, 1 << 30), Memory(8, 8, 128256, 80 << 20, 97 << 20, 1 << 20)),
+        "peers": (Peer("model.generate", 1, 24, 1.7, 24), Peer("transformers assisted", 1, 24, 0.8, 5)),
+        "notes": ("a part failed",),
+    }
+    settings = {"pair": LARGE, "wanted_alpha": 0.87, "prompt_length": 448, "new_tokens": 128}
+    work = Work(13_200_000_000, 13_200_000_000, 524_288, 524_288), Work(540_000_000, 540_000_000, 32_768, 32_768)
+    return DecodeRecord(replace(ORIGIN, machine=machine), settings, *work, complete, **parts | more)
+
+
+class TestReport:
+    def test_speed_against_plain_of_the_same_batch(self) -> None:
+        assert report.speed(made(), "all", AUTO, 1) == pytest.approx(4.4 / 1.3)
+        assert report.speed(made(), "first", AUTO, 8) == pytest.approx(4.4 * 1.1 / 1.3)
+        assert report.speed(made(), "last", PLAIN, 8) == pytest.approx(1.1 / 1.2)
+
+    def test_percentiles(self) -> None:
+        half, most, nearly = report.percentiles(made(), AUTO, 1)
+        assert half == 0.004 and 0.004 < most < nearly < 0.008
+
+    def test_shares_by_hand(self) -> None:
+        record = made()
+        read = 10 * 13_200_000_000 + 5000 * 524_288
+        assert record.read_share(PLAIN, 1) == pytest.approx(read / 0.044 / 3.9e12)
+        assert replace(record, ceilings=None).read_share(PLAIN, 1) is None
+        assert record.utilisation(PLAIN, 1) == pytest.approx((10 * 13.2e9 + 5000 * 524_288) / 0.044 / 7e14)
+
+    def test_tables(self) -> None:
+        latency, rounds, device, memory, peers = report.tables(made())
+        assert latency.rows[3][:5] == ("1", AUTO, "1.30 (3.38x)", "1.30 (3.38x)", "1.30 (3.38x)")
+        assert latency.rows[0][2:] == ("4.40", "4.40", "4.40", "5.00", "-", "-")
+        assert rounds.rows[0][2] == "4.00" and device.rows[1][-1] == "1.50"
+        assert memory.rows[1] == ("128256", "8", "8", "80.0", "97.0", "1.0")
+        assert peers.rows[1][2:] == ("33.3", "24", "4.8")
+
+    def test_goals_reached_and_missed(self) -> None:
+        lines = "\n".join(goals.goals(made()))
+        assert "alpha 0.868 (goal reached" in lines
+        assert "batch 1, auto: 1.30 ms a token (goal reached: 1.35)" in lines
+        assert "batch 8, first row: 3.72x (goal reached: 3.3x)" in lines
+        assert "fixed 6: wall over device 1.50 (goal missed" in lines and "97 MiB (goal missed: 96)" in lines
+        slow = replace(made(), alpha=0.85)
+        assert "alpha 0.850 (goal missed" in goals.goals(slow)[0]
+
+    def test_goals_are_for_the_large_pair_on_a_gpu(self) -> None:
+        assert not goals.goals(replace(made(), provenance=ORIGIN))
+        assert not goals.goals(replace(made(), settings={**made().settings, "pair": SMALL}))
+
+    def test_remarks(self) -> None:
+        lines = report.remarks(made(complete=False))
+        assert "448 tokens of prompt" in lines[0] and "3.90 TB/s" in lines[1] and "3.0 s at batch 1" in lines[2]
+        assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Interrupted")
+
+    def test_a_record_survives_the_disk(self, tmp_path: Path) -> None:
+        record, path = made(), tmp_path / "decode.json"
+        write(record, path, report.summary(record))
+        assert read(path) == record
+        shown = CliRunner().invoke(cli, ["bench", "show", str(path)])
+        assert shown.exit_code == 0 and "3.38x" in shown.output
+
+    @pytest.mark.parametrize("record", [made(), made(memory=(), ceilings=None)])
+    def test_the_picture(self, record: DecodeRecord, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        plot.plot(record, tmp_path / "decode.png")
+        assert (tmp_path / "decode.png").stat().st_size > 10_000
+
+
+def small(**changes: Any) -> Plan:
+    plan = make_plan(SMALL, device="cpu", batches=(1, 3), prompt_length=8, new_tokens=24)
+    return replace(plan, turns=1, alpha_tokens=64, peer_tokens=4, **changes)
+
+
+@pytest.fixture
+def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "measure_ceilings", lambda device, dtype: Ceilings(None, 1e10, 1e10))
+
+
+@pytest.mark.usefixtures("quick_ceilings")
+class TestRun:
+    def test_on_the_cpu(self, tmp_path: Path) -> None:
+        path = tmp_path / "decode.json"
+        record = run.carry_out(small(), path, Lines(), ["forerun", "bench", "decode"])
+        assert record.complete and record == read(path) and not record.notes
+        assert (record.batches, record.methods) == ([1, 3], list(METHODS))
+        assert record.alpha == pytest.approx(0.87, abs=0.05)
+        assert [peer.title for peer in record.peers] == ["model.generate", "transformers assisted"]
+        for call in record.measurements:
+            assert call.first <= call.all <= call.last and call.rounds > 0
+            # Every row has 24 tokens, fewer than 24 of them after the first two rounds.
+            assert call.batch <= call.tokens < 24 * call.batch
+            assert call.tokens == call.accepted + call.scored - call.drafted
+            assert (call.drafted > 0) == (call.draft_steps > 0) and (call.method != PLAIN or not call.drafted)
+        lengths = {m: max(c.drafted / c.draft_steps for c in record.calls(m, 1)) for m in FIXED}
+        assert set(lengths.values()) == {1.0}, "alone, a row's draft takes as many passes as it has tokens"
+
+    def test_a_part_that_fails_is_named_and_the_others_go_on(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(*_: Any, **__: Any) -> float:
+            raise torch.OutOfMemoryError("no memory\nfor this")
+
+        monkeypatch.setattr(run, "measure_alpha", broken)
+        record = run.carry_out(small(), tmp_path / "d.json", Lines(), [])
+        assert record.notes == ("alpha failed (OutOfMemoryError: no memory)",) and record.peers and record.complete
+
+    def test_an_interrupt_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stop(*_: Any, **__: Any) -> float:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run, "measure_alpha", stop)
+        path = tmp_path / "d.json"
+        options = ["--batch-sizes", "1", "--max-new-tokens", "24", "--quick", "--device", "cpu", "--output", str(path)]
+        done = CliRunner().invoke(cli, ["bench", "decode", *options])
+        assert done.exit_code == INTERRUPTED and not read(path).complete
+        assert {call.batch for call in read(path).measurements} == {1} and not read(path).peers
+
+
+class TestAsking:
+    def test_pairs(self) -> None:
+        check_pair(LARGE, None)
+        check_pair("some/model", "small/model")
+        with pytest.raises(InvalidArgument, match="brings its own draft"):
+            check_pair(LARGE, "small/model")
+        with pytest.raises(InvalidArgument, match="needs a draft model"):
+            check_pair("some/model", None)
+
+    def test_leading_batches_come_first(self) -> None:
+        plan = make_plan(device="cpu")
+        assert plan.model == SMALL and (plan.leading, plan.following) == ((1, 8), (16, 4, 2))
+        assert make_plan(device="cpu", batches=(4,)).leading == (4,)
+
+    def test_too_few_tokens(self) -> None:
+        with pytest.raises(InvalidArgument, match="new_tokens=5"):
+            make_plan(device="cpu", new_tokens=5)
+
+    def test_help_teaches(self) -> None:
+        shown = CliRunner().invoke(cli, ["bench", "decode", "--help"]).output
+        assert "--quick" in shown and "synthetic:6.7b+0.33b@0.87" in shown
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu(tmp_path: Path) -> None:
+    plan = replace(make_plan(SMALL, quick=True, prompt_length=16), memory_lengths=(2,))
+    record = run.carry_out(plan, tmp_path / "decode.json", Lines(), [])
+    assert record.complete and not record.notes
+    assert record.memory and {each.method for each in record.device_times} == set(run.WATCHED)
+    assert record.ceilings is not None and record.ceilings.copy is not None and record.ceilings.linear > 1e11
+    assert ceilings.FEW == (1, 8)

@@ -1,0 +1,150 @@
+"""`kernels.skinny` and `kernels.norm` against `math.skinny`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from forerun.kernels import norm as norm_kernel
+from forerun.kernels import skinny as kernel
+from forerun.kernels.skinny import Plan
+from forerun.math import skinny as reference
+from forerun.math.skinny import Heads, Norm
+from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
+
+pytestmark = kernel_tests()
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROWS = [1, 3, 17, 64]
+SMALL, CUT, ONE = Plan(16, 16, 4, 2, 1), Plan(16, 32, 4, 2, 3), Plan(4, 32, 4, 1)
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32, gain: float = 1.0) -> Tensor:
+    return (gain * torch.randn(*shape)).to(DEVICE, dtype)
+
+
+def norm_of(size: int, dtype: torch.dtype = torch.float32) -> Norm:
+    return Norm((0.5 + torch.rand(size)).to(DEVICE, dtype), 1e-5)
+
+
+def wide(value: Tensor | Norm | None) -> Tensor | Norm | None:
+    """The same numbers in float32."""
+    if isinstance(value, Norm):
+        return Norm(value.weight.float(), value.epsilon)
+    return None if value is None else value.float()
+
+
+def check(got: Tensor, want: Tensor) -> None:
+    """Sums in float32 and one rounding at the end: within a few steps of the dtype of what float32 says."""
+    step = torch.finfo(got.dtype).eps
+    torch.testing.assert_close(got.float(), want, rtol=4 * step, atol=4 * step * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("plan", [None, SMALL, CUT, ONE])
+def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
+    """Sizes that no tile divides, a bias and a residual; a norm where sums are not cut."""
+    if plan is ONE and rows > 1:
+        pytest.skip("one row is meant")
+    if plan is None and DEVICE.type == "cpu" and rows > 3:
+        pytest.skip("tiles as large as that take the interpreter long")
+    x, weight = numbers(rows, 70, dtype=dtype), numbers(45, 70, dtype=dtype)
+    bias, residual = numbers(45, dtype=dtype), numbers(rows, 45, dtype=dtype)
+    norm = None if plan is CUT or plan is None else norm_of(70, dtype)
+    got = kernel.project(x, weight, bias, norm, residual, plan)
+    check(got, reference.project(*map(wide, (x, weight, bias, norm, residual))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_gate(rows: int, dtype: torch.dtype) -> None:
+    x, weight, norm = numbers(rows, 70, dtype=dtype), numbers(2 * 45, 70, dtype=dtype, gain=0.3), norm_of(70, dtype)
+    for plan in (SMALL, ONE)[: 2 if rows == 1 else 1]:
+        check(kernel.gate(x, weight, norm, plan), reference.gate(*map(wide, (x, weight, norm))))  # type: ignore[arg-type]
+
+
+def heads_of(rows: int, dtype: torch.dtype, num_queries: int = 6, num_keys: int = 2, size: int = 10) -> Heads:
+    """Grouped heads of an odd half; tokens at any positions, written out of order."""
+    angles = torch.randn(20, size // 2)
+    cos, sin = (torch.cat([part, part], dim=-1).to(DEVICE, dtype) for part in (angles.cos(), angles.sin()))
+    positions = torch.randint(20, (rows,)).to(DEVICE)
+    addresses = torch.randperm(90)[:rows].to(DEVICE)
+    pools = (torch.full((90, num_keys, size), 5.0).to(DEVICE, dtype) for _ in range(2))
+    return Heads(num_queries, num_keys, cos, sin, positions, addresses, *pools)
+
+
+def wide_heads(heads: Heads) -> Heads:
+    names = ("cos", "sin", "key_pool", "value_pool")
+    return replace(heads, **{name: getattr(heads, name).float().clone() for name in names})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", ROWS)
+def test_project_heads(rows: int, dtype: torch.dtype) -> None:
+    x, weight, bias = numbers(rows, 70, dtype=dtype), numbers(100, 70, dtype=dtype), numbers(100, dtype=dtype)
+    norm = norm_of(70, dtype)
+    for plan in (SMALL, ONE)[: 2 if rows == 1 else 1]:
+        heads = heads_of(rows, dtype)
+        want_heads = wide_heads(heads)
+        want = reference.project_heads(*map(wide, (x, weight, bias, norm)), want_heads)  # type: ignore[arg-type]
+        check(kernel.project_heads(x, weight, bias, norm, heads, plan), want)
+        check(heads.key_pool, want_heads.key_pool)
+        check(heads.value_pool, want_heads.value_pool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_normed(dtype: torch.dtype) -> None:
+    """As torch rounds it, for rows and for heads that lie apart."""
+    x, norm = numbers(5, 70, dtype=dtype, gain=3.0), norm_of(70, dtype)
+    check(norm_kernel.normed(x, norm), reference.normed(x, norm).float())
+    heads, norm = numbers(3, 7, 12, dtype=dtype)[:, 2:6], norm_of(12, dtype)
+    check(norm_kernel.normed(heads, norm), reference.normed(heads, norm).float())
+
+
+def test_a_huge_row_in_half_precision() -> None:
+    """60000 times a gain of 2 has no float16: rows are divided before they are multiplied."""
+    x, weight = numbers(2, 70, dtype=torch.float16), numbers(45, 70, dtype=torch.float16, gain=0.1)
+    x[0, 3] = 60000
+    norm = Norm(torch.full((70,), 2.0, dtype=torch.float16, device=DEVICE), 1e-5)
+    got = kernel.project(x, weight, norm=norm, plan=SMALL)
+    check(got, reference.project(x.float(), weight.float(), norm=Norm(norm.weight.float(), 1e-5)))
+
+
+@pytest.mark.parametrize("plan", [SMALL, CUT])
+def test_rows_do_not_know_each_other(plan: Plan) -> None:
+    """The same bits whatever the other rows hold, NaN included, and however many of a bucket there are."""
+    x, weight = numbers(9, 70), numbers(45, 70)
+    whole = kernel.project(x, weight, plan=plan)
+    other = x.clone()
+    other[1:] = torch.nan
+    assert torch.equal(kernel.project(other, weight, plan=plan)[0], whole[0])
+    assert torch.equal(kernel.project(x[:2].contiguous(), weight, plan=plan), whole[:2])
+
+
+def test_counters_are_left_at_zero() -> None:
+    for _ in range(2):
+        kernel.project(numbers(3, 70), numbers(45, 70), plan=CUT)
+    assert not kernel._counters(DEVICE).any()
+
+
+def test_what_is_not_covered() -> None:
+    x, weight = numbers(3, 70), numbers(45, 70)
+    assert kernel.why_not(x, weight) is None
+    assert "65 rows" in str(kernel.why_not(numbers(65, 70), weight))
+    assert "float16" in str(kernel.why_not(x, weight.half()))
+    assert "contiguous" in str(kernel.why_not(x, weight.mT.contiguous().mT))
+
+
+@on_gpu_alone
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_the_same_bits_every_time(rows: int) -> None:
+    """Programs that finish in any order add up in one: a race would show as another last bit."""
+    x, weight = numbers(rows, 5504, dtype=torch.bfloat16), numbers(2048, 5504, dtype=torch.bfloat16)
+    first = kernel.project(x, weight)
+    assert all(torch.equal(kernel.project(x, weight), first) for _ in range(300))
