@@ -17,7 +17,7 @@ from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
 
-SMALL = replace(TUNING, warps=1, groups=128, super_groups=64, sample=256, wide_block=1024, scan=1024)
+SMALL = replace(TUNING, warps=1, groups=128, super=64, wide_super=64, sample=256, wide_block=1024, scan=1024)
 WAYS = {
     "short": replace(SMALL, hot=256, listed=2048),
     "wide": replace(SMALL, hot=1, listed=2048),
@@ -73,13 +73,13 @@ def test_rows_of_all_kinds_side_by_side() -> None:
     assert torch.equal(kept[:-1], (warp(logits, params) > -torch.inf)[:-1])  # the greedy row is cut by nobody
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="compiled kernels do not let their constants be changed")
-def test_a_wrong_bracket_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An estimate that is far too sure of itself costs time, never a token."""
-    from forerun.kernels import threshold
-
-    monkeypatch.setattr(threshold, "SURE", type(threshold.SURE)(-50.0))
-    logits, params = rows("flat"), LawParams.stack([CUTS["top-p"]] * 2, DEVICE)
+@pytest.mark.parametrize(("sampled", "rest", "top_p"), [(-20.0, 0.0, 0.8), (-1.0, 2.0, 0.97)])
+def test_a_wrong_bracket_is_noticed(sampled: float, rest: float, top_p: float) -> None:
+    """Where the sample is not like the row the threshold lies below the bracket, or above: that costs time only."""
+    logits = rest + 0.1 * rows("flat")
+    places = torch.arange(SMALL.sample) // 8 * (VOCAB // (SMALL.sample // 8)) + torch.arange(SMALL.sample) % 8
+    logits[:, places.to(DEVICE)] += sampled - rest
+    params = LawParams.stack([SamplingParams(temperature=1.0, top_p=top_p)] * 2, DEVICE)
     kept, _ = kept_by_kernels(logits, params, "wide")
     assert torch.equal(kept, warp(logits, params) > -torch.inf)
 

@@ -115,8 +115,9 @@ def sum_kernel(
                 inside = column < p_vocab
                 row = tl.load(p_start + column, mask=inside, other=NEGATIVE).to(tl.float32)
                 w = warped(row, shift_n, divisor, SCALED)
-                if not SUMMED:  # the sigmoid rule's bonus: relative to the peak of these tiles
-                    log_mass_n = tl.max(tl.max(tl.where(w == w, w, NEGATIVE), axis=1), axis=0)
+                if not SUMMED:
+                    if not refused:  # the sigmoid rule's bonus: relative to the peak of these tiles
+                        log_mass_n = tl.max(tl.max(tl.where(w == w, w, NEGATIVE), axis=1), axis=0)
                     tl.store(split_peaks + b * num_splits * LOOPS + s * LOOPS + step, log_mass_n)
                 value = left_over(
                     column, inside, row, w, divisor, log_mass_n, threshold_n, best_n, refused,

@@ -125,14 +125,16 @@ class _Work:
 
     def thresholds(self, sums: Summaries, lengths: Tensor, extra: int) -> Summaries:
         """The short way first; rows for which it is too short are cut by all programs together."""
-        device, hot, few, wide = lengths.device, self.tuning.hot, self.tuning.few, self.is_wide
+        device, hot, wide = lengths.device, self.tuning.hot, self.is_wide
+        few = self.tuning.wide_few if wide else self.tuning.few
+        super_groups = self.tuning.wide_super if wide else self.tuning.super
         own = self._cuts(sums, device)
         state = torch.empty(self.rows, dtype=torch.int32, device=device)
         bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
         arrived = torch.empty(self.rows, 2, dtype=torch.int32, device=device)
         groups = torch.empty(self.rows, hot, dtype=torch.int32, device=device)
         values = torch.empty(self.rows, few, dtype=torch.float32, device=device)
-        deep = triton.next_power_of_2(triton.cdiv(self.num_groups, self.tuning.super_groups))
+        deep = triton.next_power_of_2(triton.cdiv(self.num_groups, super_groups))
         given = (*self._sides(lengths), *self._parameters())
         shared = {"SCAN": self.tuning.scan, "HAS_DRAFT": self.has_draft, "SCALED": self.scaled}
         shared |= overlapping(device, self.tuning)
@@ -141,7 +143,7 @@ class _Work:
             sums.peak, sums.mass, sums.best, self.groups, groups, values, state, bracket, arrived,
             own.peak, own.mass, own.threshold, own.best,
             self.target_rows, self.num_chunks, self.num_groups, extra,
-            CHUNKS=triton.next_power_of_2(self.num_chunks), DEEP=deep, SUPER=self.tuning.super_groups, HOT=hot,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), DEEP=deep, SUPER=super_groups, HOT=hot,
             GROUP=self.group, LANES=self.lanes, FEW=few, SAMPLE=self.tuning.sample, GREEDY=self.greedy, WIDE=wide,
             **shared, num_warps=self.tuning.threshold_warps,
         )  # fmt: skip

@@ -14,12 +14,11 @@ from triton.language.extra import cuda
 from forerun.kernels.chunks import NOT_FOUND, side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, merged, warped
 from forerun.kernels.search import cut_in_memory, mass_from
-from forerun.kernels.select import cut_few, held, level_below
+from forerun.kernels.select import LEVELS, cut_few, held, level_below
 
 DONE = tl.constexpr(0)
 BRACKETED = tl.constexpr(1)  # somewhere between two levels
-SURE = tl.constexpr(4.0)  # standard deviations of an estimate
-BRACKET_LEVELS = tl.constexpr(16)
+SURE = tl.constexpr(3.0)  # standard deviations of an estimate, at least
 
 
 @triton.jit
@@ -104,7 +103,7 @@ def _cut(
     largest = warped(largest, shift, divisor, SCALED)
     some = tl.max(largest, axis=0)
     weights = tl.where(counts, tl.where(some > NEGATIVE, 1.0, 0.0), tl.exp(some - base))
-    need = tl.where(counts, k.to(tl.float64), held(p, base, mass) * 1.0001)  # rounding must not raise the level
+    need = tl.where(counts, k.to(tl.float64), p * mass * 1.0001)  # rounding must not raise the level
     level = level_below(some, weights, need.to(tl.float32), base)
     num_hot = tl.sum(tl.sum((largest >= level).to(tl.int32), axis=0), axis=0)
     num_values, threshold = FEW + 1, level
@@ -170,30 +169,26 @@ def _bracket(
     inside = column < vocab
     w = tl.load(row + column, mask=inside, other=NEGATIVE).to(tl.float32)
     w = warped(w, shift, divisor, SCALED)
-    weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
+    weights = tl.where(w > NEGATIVE, tl.where(counts, 1.0, tl.exp(w - base)), 0.0)
     factor = (vocab / tl.sum(inside.to(tl.int32), axis=0)).to(tl.float32)
     left = (mass - held(p, base, mass)).to(tl.float32)
-    step = tl.arange(0, BRACKET_LEVELS)
+    step = tl.arange(0, LEVELS)
     low, high = base - 104.0, base + 1.0
-    levels = base + 0.5 - 0.5 * tl.exp2(8.0 / BRACKET_LEVELS * step.to(tl.float32))
+    levels = base + 0.5 - 0.5 * tl.exp2(8.0 / LEVELS * step.to(tl.float32))
     for _ in range(3):
-        low, high = _between(w, weights, levels, factor, left, low, high, counts, k)
-        levels = low + (high - low) * ((step + 1).to(tl.float32) / (BRACKET_LEVELS + 1))
+        reaches, misses = _estimate(w, weights, levels, base, factor, left, counts, k)
+        low = tl.max(tl.where(reaches, levels, low), axis=0)
+        high = tl.min(tl.where(misses, levels, high), axis=0)
+        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
     return low, tl.where(counts, base + 1.0, high)
 
 
 @triton.jit
-def _between(w, weights, levels, factor, left, low, high, counts, k):
-    """The closest of the levels below which there is surely less mass than `left`, and surely more; or surely, and
-    surely not, k entries above."""
-    under = w[None, :] < levels[:, None]
-    if counts:
-        number = tl.sum(tl.where(under, 0.0, 1.0), axis=1)
-        spread = SURE * tl.sqrt(number)
-        reaches, misses = factor * (number - spread) >= k, factor * (number + spread) < k
-    else:
-        mass = factor * tl.sum(tl.where(under, weights[None, :], 0.0), axis=1)
-        squares = tl.sum(tl.where(under, (weights * weights)[None, :], 0.0), axis=1)
-        spread = SURE * factor * tl.sqrt(squares)
-        reaches, misses = mass + spread <= left, mass - spread >= left
-    return tl.max(tl.where(reaches, levels, low), axis=0), tl.min(tl.where(misses, levels, high), axis=0)
+def _estimate(w, weights, levels, base, factor, left, counts, k):
+    """Whether there is surely less mass than `left` below a level, and surely more; or surely, and surely not, k
+    entries above. No entry below a level weighs more than one at it, which bounds the variance of the estimate."""
+    wanted = tl.where(counts, w[None, :] >= levels[:, None], w[None, :] < levels[:, None])
+    found = factor * tl.sum(tl.where(wanted, weights[None, :], 0.0), axis=1)
+    spread = SURE * tl.sqrt(factor * tl.where(counts, 1.0, tl.exp(levels - base)) * found)
+    reaches = tl.where(counts, found - spread >= k, found + spread <= left)
+    return reaches, tl.where(counts, found + spread < k, found - spread >= left)

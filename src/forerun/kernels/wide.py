@@ -95,7 +95,7 @@ def _conclude(
     if fits & (counts == 0) & (floor >= high):
         mass = over
     elif fits & (counts | (found >= need)):
-        threshold, mass = cut_values(w, base, mass, counts, k, holds, p, floor, low, over, 3)
+        threshold, mass = cut_values(w, base, mass, counts, k, holds, p, floor, low, high, over, 3)
     else:
         threshold, mass = cut_in_memory(
             row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
