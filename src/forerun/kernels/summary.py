@@ -8,6 +8,7 @@ is, the threshold is found without sorting the vocabulary (`threshold`, and `wid
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -16,7 +17,7 @@ from torch import Tensor
 from forerun.kernels.chunks import chunk_kernel
 from forerun.kernels.threshold import threshold_kernel
 from forerun.kernels.tuning import Tuning, overlapping
-from forerun.kernels.wide import wide_kernel
+from forerun.kernels.wide import settle_kernel, wide_kernel
 from forerun.types import LawParams
 
 
@@ -131,32 +132,33 @@ class _Work:
         own = self._cuts(sums, device)
         state = torch.empty(self.rows, dtype=torch.int32, device=device)
         bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
-        arrived = torch.empty(self.rows, 2, dtype=torch.int32, device=device)
+        arrived = torch.empty(self.rows, dtype=torch.int32, device=device)
         groups = torch.empty(self.rows, hot, dtype=torch.int32, device=device)
         values = torch.empty(self.rows, few, dtype=torch.float32, device=device)
-        deep = triton.next_power_of_2(triton.cdiv(self.num_groups, super_groups))
-        given = (*self._sides(lengths), *self._parameters())
-        shared = {"SCAN": self.tuning.scan, "HAS_DRAFT": self.has_draft, "SCALED": self.scaled}
-        shared |= overlapping(device, self.tuning)
+        given, cuts, shared = self._sides(lengths), self._parameters(), self._flags(device)
         threshold_kernel[(self.rows,)](
-            *given,
-            sums.peak, sums.mass, sums.best, self.groups, groups, values, state, bracket, arrived,
+            *given, *cuts, sums.peak, sums.mass, sums.best, self.groups, groups, values, state, bracket, arrived,
             own.peak, own.mass, own.threshold, own.best,
             self.target_rows, self.num_chunks, self.num_groups, extra,
-            CHUNKS=triton.next_power_of_2(self.num_chunks), DEEP=deep, SUPER=super_groups, HOT=hot,
-            GROUP=self.group, LANES=self.lanes, FEW=few, SAMPLE=self.tuning.sample, GREEDY=self.greedy, WIDE=wide,
-            **shared, num_warps=self.tuning.threshold_warps,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), SUPER=super_groups, HOT=hot, GROUP=self.group,
+            DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, super_groups)), LANES=self.lanes, FEW=few,
+            SAMPLE=self.tuning.sample, SCAN=self.tuning.scan, GREEDY=self.greedy, WIDE=wide, **shared,
+            num_warps=self.tuning.threshold_warps,
         )  # fmt: skip
         if wide:
             size, block = self.tuning.listed, self.tuning.wide_block
             chunks = triton.cdiv(self.vocab, block)
             above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
             listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
+            found = (state, bracket, arrived, above, listed)
             wide_kernel[(self.rows, chunks)](
-                *given, state, bracket, arrived, above, listed, own.peak, own.mass, own.threshold,
-                self.target_rows, chunks, extra,
-                CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, SIZE=size, **shared,
-                num_warps=self.tuning.wide_warps,
+                *given, *found, own.peak, self.target_rows, chunks, extra,
+                BLOCK=block, SIZE=size, **shared, num_warps=self.tuning.wide_warps,
+            )  # fmt: skip
+            settle_kernel[(self.rows,)](
+                *given, *cuts, *found, own.peak, own.mass, own.threshold, self.target_rows, chunks, extra,
+                CHUNKS=triton.next_power_of_2(chunks), SIZE=size, SCAN=self.tuning.scan, **shared,
+                num_warps=self.tuning.settle_warps,
             )  # fmt: skip
         return own
 
@@ -166,6 +168,9 @@ class _Work:
         threshold = torch.empty(self.rows, dtype=torch.float32, device=device)
         best = torch.empty(self.rows if self.greedy else 1, 1, dtype=torch.int32, device=device)
         return Summaries(peak, mass, threshold, best, sums.counters)
+
+    def _flags(self, device: torch.device) -> dict[str, Any]:
+        return {"HAS_DRAFT": self.has_draft, "SCALED": self.scaled} | overlapping(device, self.tuning)
 
     def _parameters(self) -> list[Tensor]:
         names = ("top_k", "top_p", "min_p")

@@ -32,7 +32,7 @@ def threshold_kernel(
     values,  # [R, FEW] float32, scratch
     states,  # [R] int32, whether a row is done
     brackets,  # [R, 2] float32, of rows that are BRACKETED
-    arrived,  # [R, 2] int32, set to 0 for `wide`
+    arrived,  # [R] int32, set to 0 for `wide`
     peak_out, mass_out, threshold_out, best_out,  # [R]
     p_rows, num_chunks, num_groups, extra,
     CHUNKS: tl.constexpr, DEEP: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
@@ -59,7 +59,7 @@ def threshold_kernel(
         cuda.gdc_wait()
     if WIDE:
         tl.store(states + r, DONE)
-        tl.store(arrived + 2 * r + tl.arange(0, 2), tl.zeros([2], tl.int32))
+        tl.store(arrived + r, 0)
     if i < length + extra:
         chunk = tl.arange(0, CHUNKS)
         chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
+
+from forerun.kernels.launching import starts_early
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +37,14 @@ class Tuning:
     sample: int = 4096  # entries that estimate where a wide nucleus ends
     wide_block: int = 4096  # read at once by a program of those that cut a row together
     wide_warps: int = 8
+    settle_warps: int = 16  # of the program that cuts the row in the end
     listed: int = 8192  # entries near the end of a wide nucleus; with more the row is searched in memory
     scan: int = 4096  # read at once while doing so
 
 
 TUNING = Tuning()
-OVERLAPPING_DEVICES = {"cuda"}
 
 
 def overlapping(device: torch.device, tuning: Tuning) -> dict[str, Any]:
     """Options of a kernel that may begin before the one ahead of it has ended."""
-    can = tuning.overlap and device.type in OVERLAPPING_DEVICES and _capability(device) >= (9, 0)
-    return {"PDL": True, "launch_pdl": True} if can else {"PDL": False}
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    return {"PDL": True, "launch_pdl": True} if tuning.overlap and starts_early(device) else {"PDL": False}
