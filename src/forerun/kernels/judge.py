@@ -104,9 +104,7 @@ def left_over(
     if RULE == SIGMOID:
         value = tl.zeros_like(w)
         if refused:
-            y, z, place, wanted = draft_row(
-                column, inside, q_row, q_shift, q_divisor, q_vocab, places, REDUCED, SCALED
-            )
+            y, z, place, wanted = draft_row(column, inside, q_row, q_shift, q_divisor, q_vocab, places, REDUCED, SCALED)
             q = score(sigmoid_logit(y, z, q_divisor, q_threshold, SCALED, CUT), alpha, beta)
             left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta)
             value = tl.maximum(left - tl.where(wanted & (q == q), q, 0.0), 0.0)
