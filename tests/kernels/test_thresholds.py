@@ -53,6 +53,21 @@ def kept_by_kernels(logits: torch.Tensor, params: LawParams, way: str) -> tuple[
     return cooled >= found.threshold.unsqueeze(-1), found.mass[:, 0].log()
 
 
+@pytest.mark.parametrize("tail", [-9.0, -3.0, 0.0])
+def test_masses_are_as_good_as_sums_in_float64(tail: float) -> None:
+    """One likely token and thousands of others; float32 sums would be off by 1e-6 where the tail weighs something."""
+    logits = tail + 0.3 * torch.randn(2, 9000, generator=torch.Generator().manual_seed(3))
+    logits[:, 17] = 0.0
+    logits = logits.to(DEVICE)
+    index = torch.arange(2, device=DEVICE).unsqueeze(-1)
+    params = LawParams.stack([SamplingParams(temperature=1.0)] * 2, DEVICE)
+    found = summarise(Logits(logits, index, params), torch.zeros_like(index[:, 0]), None, TUNING)
+    peak = found.peak.double()
+    mass = (found.mass * (peak - peak.amax(dim=1, keepdim=True)).exp()).sum(dim=1)
+    want = (logits.double() - logits.double().amax(dim=1, keepdim=True)).exp().sum(dim=1)
+    torch.testing.assert_close(mass, want, rtol=1e-8 if INTERPRETED else 2e-7, atol=0)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "falling"])
 def test_the_same_tokens_are_kept(kind: str, way: str) -> None:

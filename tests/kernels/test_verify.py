@@ -88,7 +88,7 @@ def test_thousands_of_uniforms_are_the_references_own() -> None:
 
 
 def test_tile_sizes_change_nothing() -> None:
-    round_ = make(5000, width=1, some=[CUT, WARM], rows=2 if INTERPRETED else ROWS)
+    round_ = make(8200, width=1, some=[CUT, WARM], rows=2 if INTERPRETED else ROWS)
     other = replace(
         TUNING, warps=1, sum_programs=1, tiles=2, loop_programs=4, super=64, wide_super=64, hot=64, scan=1024
     )
