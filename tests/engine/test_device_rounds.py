@@ -29,7 +29,7 @@ from forerun.models.attention import ragged
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass, StaticRows, StaticStates
 from forerun.policy import Constant, CostModel, HfHeuristic
-from forerun.types import Drafter, Policy, Rule
+from forerun.types import BatchView, Drafter, Policy, Rule
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 Texts = dict[int, tuple[int, ...]]
@@ -278,6 +278,26 @@ def test_policies_that_learn(policy: Callable[[], Policy]) -> None:
     want = texts(engine(False, drafter="none"), requests(3, GREEDY, new=60))
     made = engine(True, policy=policy())
     assert texts(made, requests(3, GREEDY, new=60)) == want
+
+
+class ByTurns(Constant):
+    """Other lengths every round, none among them; the same ones whenever it is asked as often."""
+
+    is_fixed = False
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked = 0
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        self.asked += 1
+        self.n = (3, 0, 0, 2, 5, 0, 1)[self.asked % 7]
+        return tuple(max(0, length - place % 2) for place, length in enumerate(super().lengths(view)))
+
+
+def test_a_drafter_reads_up_after_rounds_without_drafts() -> None:
+    asked = [replace(request, prompt=(9, *request.prompt), max_new_tokens=40) for request in requests(3)]
+    assert texts(engine(True, policy=ByTurns()), asked) == texts(engine(False, policy=ByTurns()), asked)
 
 
 def test_abort_while_a_round_is_in_the_air() -> None:
