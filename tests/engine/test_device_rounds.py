@@ -292,7 +292,8 @@ class ByTurns(Constant):
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self.asked += 1
         self.n = (3, 0, 0, 2, 5, 0, 1)[self.asked % 7]
-        return tuple(max(0, length - place % 2) for place, length in enumerate(super().lengths(view)))
+        each = zip(view.request_ids, super().lengths(view), strict=True)
+        return tuple(max(0, length - number % 2) for number, length in each)
 
 
 def test_a_drafter_reads_up_after_rounds_without_drafts() -> None:
