@@ -25,6 +25,7 @@ from forerun.sources import read_inputs, refuse_for_causal
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
 from forerun.unpadded import unpadded
+from forerun.whisper import Windows, is_whisper
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
@@ -112,7 +113,10 @@ class SpeculativeDecoder:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
 
         transformers does not hand a `streamer` to such a function: give it to `SpeculativeDecoder.generate` instead.
+        A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.whisper`.
         """
+        if is_whisper(self.target):
+            return Windows(self.engine)
 
         def custom_generate(
             model: PreTrainedModel,

@@ -23,6 +23,7 @@ from forerun.kernels.between import normed
 from forerun.kernels.launching import is_interpreted, multiprocessors
 from forerun.math.skinny import Heads, Norm
 
+ENDS = (device.PLAIN, device.GATED, device.ROTATED)
 ROWS = (1, 16, 64)  # up to these the same kernel is used
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_TILES = 1 << 14  # with several programs each

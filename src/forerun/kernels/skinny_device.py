@@ -11,9 +11,11 @@ import triton.language as tl
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
 ROTATED = tl.constexpr(2)
+# What changes from pass to pass must not have a kernel compiled anew.
+UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def vector_kernel(
     out_ptr,  # [1, N], for ROTATED [1, Hq, D]
     x_ptr,  # [1, K]
@@ -74,7 +76,7 @@ def vector_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("R",), do_not_specialize_on_alignment=UNALIGNED)
 def tile_kernel(
     out_ptr,  # [R, N], for ROTATED [R, Hq, D]
     x_ptr,  # [R, K]
