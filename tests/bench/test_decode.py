@@ -175,7 +175,7 @@ class TestReport:
     def test_remarks(self) -> None:
         lines = report.remarks(made(complete=False))
         assert "448 tokens of prompt" in lines[0] and "3.90 TB/s" in lines[1] and "3.0 s at batch 1" in lines[2]
-        assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Interrupted")
+        assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Incomplete")
 
     def test_a_record_survives_the_disk(self, tmp_path: Path) -> None:
         record, path = made(), tmp_path / "decode.json"
@@ -228,6 +228,11 @@ class TestRun:
         monkeypatch.setattr(run, "measure_alpha", broken)
         record = run.carry_out(small(), tmp_path / "d.json", Lines(), [])
         assert record.notes == ("alpha failed (OutOfMemoryError: no memory)",) and record.peers and record.complete
+
+    def test_what_would_be_late_is_left_out(self, tmp_path: Path) -> None:
+        record = run.carry_out(small(most_seconds=0.0, batches=(1,)), tmp_path / "d.json", Lines(), [])
+        assert not record.complete and not record.measurements and not (tmp_path / "d.json").exists()
+        assert record.notes[0] == "what the hardware allows was left out, for it was late"
 
     def test_an_interrupt_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def stop(*_: Any, **__: Any) -> float:

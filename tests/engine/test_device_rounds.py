@@ -13,18 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun import ops
+from forerun import SpeculativeDecoder, ops
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, PromptLookup, RandomDraft
 from forerun.engine import Engine, Request, RowResult
-from forerun.engine.device.choose import runner_of
+from forerun.engine.device.choose import describe, runner_of
 from forerun.engine.device.habits import Habits
 from forerun.engine.device.recorder import Recorder, Work
 from forerun.errors import ForerunWarning
 from forerun.math import advance
+from forerun.models.attention import ragged
 from forerun.models.scorer import Scorer
+from forerun.models.static_pass import StaticPass, StaticRows, StaticStates
 from forerun.policy import Constant, CostModel, HfHeuristic
 from forerun.types import Drafter, Policy, Rule
 from support.tiny import draft_of, ragged_prompts, tiny_model
@@ -151,6 +154,54 @@ def test_same_tokens_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     assert texts(engine(True, policy=2), asked) == want
 
 
+class Ear:
+    """Hears every position's hidden state."""
+
+    def __init__(self) -> None:
+        self.heard: dict[tuple[int, int], Tensor] = {}
+
+    def hear(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+        places = [(row, p + i) for row, p, count in zip(rows, past, counts, strict=True) for i in range(count)]
+        self.heard.update(zip(places, hidden.clone(), strict=True))
+
+    def hear_copy(self, source: int, row: int, length: int) -> None: ...
+
+    def hear_keep(self, row: int, start: int, picks: Sequence[int]) -> None: ...
+
+
+class Overheard(StaticPass):
+    """Has hidden states, as the fused body of a GPU does."""
+
+    has_hidden = True
+
+    def hidden(self, tokens: Tensor, rows: StaticRows) -> Tensor:
+        states, model = StaticStates(self.scorer, rows), self.scorer.model
+        with ragged(model, states):
+            asked = {"input_ids": tokens.flatten()[None], "position_ids": rows.positions[None]}
+            made: Tensor = model.base_model(**asked, past_key_values=states, use_cache=True).last_hidden_state[0]
+        return made
+
+    def head(self, hidden: Tensor) -> Tensor:
+        made: Tensor = self.scorer.model.get_output_embeddings()(hidden)
+        return made
+
+
+def test_who_listens_hears_recorded_passes_too() -> None:
+    def heard(on_device: bool) -> tuple[Texts, Ear]:
+        made, ear = engine(on_device, drafter="random"), Ear()
+        made.target.listeners.append(ear)
+        if made.runner is not None:
+            assert not made.runner.may_score(), "modules give no hidden states on the way"
+            made.runner._pass = Overheard(made.target)
+            assert made.runner.may_score()
+        return texts(made, requests(3)), ear
+
+    (ours, our_ear), (theirs, their_ear) = heard(True), heard(False)
+    assert ours == theirs and our_ear.heard.keys() == their_ear.heard.keys()
+    for place, hidden in our_ear.heard.items():
+        torch.testing.assert_close(hidden, their_ear.heard[place], rtol=1e-4, atol=1e-4)
+
+
 def test_parameters_of_all_kinds_in_one_batch() -> None:
     mixed = [SAMPLED, GREEDY, CUT, replace(SAMPLED, min_p=0.05), CUT]
     assert texts(engine(True), requests(5, mixed)) == texts(engine(False), requests(5, mixed))
@@ -243,6 +294,28 @@ def test_abort_while_a_round_is_in_the_air() -> None:
     assert made.target.cache.rows == ()
 
 
+def test_a_row_that_has_finished_keeps_its_seat_and_stays_where_it_is() -> None:
+    lengths = zip(requests(2), (5, 90), strict=True)
+    short, long = (replace(request, prompt=(9, *request.prompt), max_new_tokens=n) for request, n in lengths)
+    want = texts(engine(False), [short, long])
+    made = engine(True)
+    for request in (short, long):
+        made.add(request)
+    while len(made._running) == 2:
+        made.step()
+    for _ in range(3):
+        made.step()
+    assert made.runner is not None and made.runner._round is not None
+    seats = made.runner._round.seats
+    assert len(seats.rows) == 2 and len(seats.running) == 1 and len(made.target.cache.rows) == 2
+    past = seats.standing.past.tolist()
+    made.step()
+    gained = [after - before for before, after in zip(past, seats.standing.past.tolist(), strict=True)]
+    assert min(gained) == 0 < max(gained)
+    assert finish(made) == want
+    assert made.target.cache.rows == ()
+
+
 def test_a_kept_row_goes_on() -> None:
     def found(on_device: bool) -> Texts:
         made = engine(on_device, keep_rows=2)
@@ -317,9 +390,19 @@ def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
     assert made.runner is not None
     texts(made, requests(2, new=10))
     before = made.target.cache.capacity
-    long = [replace(request, max_new_tokens=before + 40) for request in requests(2, GREEDY)]
+    long = [replace(request, max_new_tokens=before) for request in requests(2, GREEDY)]
     assert texts(made, long) == texts(engine(False), long)
     assert made.target.cache.capacity > before and made.runner.recordings.num_moved > 0
+
+
+def test_what_is_recorded_is_said_in_words() -> None:
+    for drafter, words in (("model", "whole rounds"), ("lookup", "target's pass: PromptLookup drafts on the host")):
+        made = engine(True, drafter=drafter)
+        assert words in describe(made.runner, made.target, made.drafter, made.rule)
+    assert made.runner is not None
+    made.runner.is_grounded = True
+    assert "recording failed" in describe(made.runner, made.target, made.drafter, made.rule)
+    assert "cpu has no CUDA graphs" in SpeculativeDecoder(tiny_model("llama"), "lookup").recorded
 
 
 def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:

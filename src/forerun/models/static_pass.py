@@ -114,11 +114,25 @@ class StaticPass:
     def logits(self, tokens: Tensor, rows: StaticRows, last_only: bool = False) -> Tensor:
         """[R, T] -> [R * T, V], row by row; of each row's last token alone [R, V]."""
         count, flat = tokens.shape[1], tokens.flatten()
-        if self._body is not None:
-            hidden = self._body.run(flat, rows.positions, rows.addresses, rows.reach, self.scorer.cache)
-            return self._body.head(hidden[count - 1 :: count].contiguous() if last_only else hidden)
+        if self.has_hidden:
+            hidden = self.hidden(tokens, rows)
+            return self.head(hidden[count - 1 :: count].contiguous() if last_only else hidden)
         keep = torch.arange(count - 1, flat.shape[0], count, device=flat.device) if last_only and count > 1 else None
         return self._by_modules(flat, rows, keep)
+
+    @property
+    def has_hidden(self) -> bool:
+        """Whether hidden states can be had on the way to the logits."""
+        return self._body is not None
+
+    def hidden(self, tokens: Tensor, rows: StaticRows) -> Tensor:
+        """[R, T] -> last hidden states [R * T, H], row by row."""
+        assert self._body is not None
+        return self._body.run(tokens.flatten(), rows.positions, rows.addresses, rows.reach, self.scorer.cache)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        assert self._body is not None
+        return self._body.head(hidden)
 
     def _by_modules(self, flat: Tensor, rows: StaticRows, keep: Tensor | None) -> Tensor:
         states, scorer = StaticStates(self.scorer, rows), self.scorer
@@ -138,6 +152,6 @@ def why_not(scorer: Scorer) -> str | None:
     told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.positions`
     if not told and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
         return f"{type(scorer.model).__name__} takes no positions"
-    if scorer.listeners:
+    if scorer.listeners and not isinstance(scorer.body, GpuBody):
         return "somebody listens to the target's hidden states"
     return None
