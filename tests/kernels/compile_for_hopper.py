@@ -38,7 +38,7 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
-    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "UPCAST", "EARLY")
+    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "UPCAST", "EARLY")
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,
@@ -93,6 +93,7 @@ def main() -> None:
         compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True}, {}),
         compiled(between.gate_kernel, {"BLOCK": 1024}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
+        attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(
             attention._merge_kernel,
