@@ -259,7 +259,7 @@ def _attend_across(states: RaggedStates, query: Tensor, layer: Layer, scale: Sca
     """[N, Hq, D] -> [N, Hq, Dv] over all keys of each row's source."""
     assert states.across is not None
     how = states.across.plan(query.shape[1] // layer.keys.shape[2], states.asked_form, states.device)
-    return ops.attend(query, *layer.by_head, how, scale)
+    return ops.attend_across(query, *layer.by_head, how, scale, states.use)
 
 
 def _attend(
