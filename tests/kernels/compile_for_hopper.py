@@ -81,13 +81,8 @@ def product(end: Any, rows: int, outputs: int = 4096) -> Any:
 
 def main() -> None:
     made = [
-<<<<<<< HEAD
         *small_steps(),
-        summarise(),
         *(product(end, rows) for end in skinny.ENDS for rows in (1, 16)),
-=======
-        *(product(end, rows) for end in skinny.ENDS for rows in (1, 16, 64)),
->>>>>>> verify
         product(skinny_device.PLAIN, 16, 32000),
         product(skinny_device.GATED, 64),
         compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True}, {}),
