@@ -111,12 +111,14 @@ class Runner:
         """Whether the target's pass can be recorded work."""
         return not self.is_grounded and (self._pass.has_hidden or not self.target.listeners)
 
-    def may_follow(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
-        """Whether a round may be sent behind those in the air: same rows, and a drafter that will have kept up."""
-        if not self.flights:
-            return True
-        kept_up = not any(lengths) or self.flights[-1].shape.drafted > 0
-        return kept_up and self._are_seated(rows) and self._seats_fit(max(lengths))
+    def moves(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
+        """Whether the coming round, for whose size this is asked once, needs other seats than the last one had."""
+        self._size = self._sizes.choose("rows", power(len(rows)), power(len(rows)))
+        return not self._are_seated(rows) or not self._seats_fit(max(lengths))
+
+    def may_follow(self, lengths: Sequence[int]) -> bool:
+        """Whether the drafter will have kept up with a round in the air: after one without a draft it has not."""
+        return not self.flights or not any(lengths) or self.flights[-1].shape.drafted > 0
 
     def is_needed(self, rows: Sequence[Row]) -> bool:
         """Whether some row will want a round behind those in the air whatever becomes of them, and there is a lane."""
@@ -125,7 +127,6 @@ class Runner:
 
     def launch(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
         """Send a round off: nothing is waited for."""
-        self._size = self._sizes.choose("rows", power(len(rows)), power(len(rows)))
         turn = self._take_seats(rows, max(lengths))
         seats = turn.seats
         longest = max(lengths)
