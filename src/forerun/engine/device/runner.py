@@ -180,6 +180,7 @@ class Runner:
         seats = turn.seats
         cache.reserve(len(cache.rows) + (seats.size > len(rows)), cache.capacity)
         keep_room(cache, rows, [start + count for start in past], _final(rows))
+        self.target.lay_out()
         places = [Seat(cache.slot(row.number), 0) for row in rows]
         seats.place(places, past, blocks, Seat(cache.num_slots - 1, 0))
         self._recorded_score(turn, Shape(0, count, span(max(past) + count)))()
@@ -226,6 +227,8 @@ class Runner:
         keys = wanted(max(len(row.history) for row in rows), _final(rows))
         for cache in caches:
             cache.reserve(len(cache.rows) + (turn.seats.size > len(rows)), max(keys, cache.capacity))
+        for scorer in (self.target, *([] if self.drafter is None else [self.drafter.scorer])):
+            scorer.lay_out()
         seats = [Seat(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
         turn.seats.take(rows, seats, Seat(caches[0].num_slots - 1, caches[-1].num_slots - 1))
         self._weights = fingerprint(self.target, None if self.drafter is None else self.drafter.scorer)
@@ -272,15 +275,15 @@ class Runner:
     def _recorded_score(self, turn: Round, shape: Shape) -> Work:
         return self.recordings.get(
             ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span, bool(self.target.listeners)),
-            lambda: (self.target.cache.version, self._scratch.version, self._hidden.version, self._weights),
+            lambda: (self.target.version, self._scratch.version, self._hidden.version, self._weights),
             partial(turn.score, shape),
             turn.seats.state,
         )
 
     @property
-    def _draft_version(self) -> tuple[int, int]:
+    def _draft_version(self) -> tuple[tuple[int, ...], int]:
         assert self.drafter is not None
-        return self.drafter.scorer.cache.version, self._weights
+        return self.drafter.scorer.version, self._weights
 
     def _round_of(self, size: int, positions: int) -> Round:
         if (size, positions) not in self._rounds:
