@@ -197,7 +197,7 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths)
+            runner.launch(batch, lengths, self.side.is_fixed)
         except Exception as error:
             self._ground(runner, error)
             return False
