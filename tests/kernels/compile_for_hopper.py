@@ -9,12 +9,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import advance, attention, between, cache_write, random, skinny, skinny_device, summary
+from forerun.kernels import advance, attention, between, cache_write, random, skinny, skinny_device
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
 FLOATS = ("factor", "softcap", "epsilon")
-SIDE = {"logits": "*fp32", "index": "*i64", "temperature": "*fp64"}  # of the target's rows, and of the draft's
 
 
 def compiled(
@@ -46,15 +45,6 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1"}
     return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
-
-
-def summarise() -> Any:
-    """Several blocks a program: what is unrolled may define no constant twice."""
-    flags = dict.fromkeys(("HAS_DRAFT", "SCALED", "GREEDY", "GROUPS"), True)
-    sides = {f"{side}_{name}": kind for side in "pq" for name, kind in SIDE.items()}
-    outs = {"peak_out": "*fp32", "mass_out": "*fp64", "best_out": "*i32", "groups_out": "*fp32"}
-    constants = {"LOOPS": 4, "BLOCK": 4096, "GROUP": 8, **flags}
-    return compiled(summary.chunk_kernel, constants, {"lengths": "*i64", **sides, **outs}, num_warps=4)
 
 
 def small_steps() -> list[Any]:
@@ -92,7 +82,6 @@ def product(end: Any, rows: int, outputs: int = 4096) -> Any:
 def main() -> None:
     made = [
         *small_steps(),
-        summarise(),
         *(product(end, rows) for end in skinny.ENDS for rows in (1, 16)),
         product(skinny_device.PLAIN, 16, 32000),
         product(skinny_device.GATED, 64),

@@ -128,8 +128,8 @@ def _launch(
 ) -> None:
     rows, width = x.shape
     plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, x.device)
-    if norm is not None and (plan.splits or x.dtype is torch.float16):
-        x, norm = normed(x, norm), None  # a row of float16 may overflow if it is multiplied before it is divided
+    if norm is not None and plan.splits:
+        x, norm = normed(x, norm), None  # tensor cores take what is normed and rounded
     tensors = [out, x, weight, _or(bias, x), _or(residual, x), *((x,) * 5 if heads is None else heads.tensors)]
     cos_row = 0 if heads is None else heads.cos.stride(0)
     flags = {

@@ -265,7 +265,7 @@ def _attend_across(states: RaggedStates, query: Tensor, layer: Layer, scale: Sca
         assert states.across.reach is not None
         return ops.attend_ragged(query, *layer.by_head, states.across.reach, scale, states.asked_form, states.use)
     how = states.across.plan(query.shape[1] // layer.keys.shape[2], states.asked_form, states.device)
-    return ops.attend(query, *layer.by_head, how, scale)
+    return ops.attend_across(query, *layer.by_head, how, scale, states.use)
 
 
 def _attend(
