@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from forerun.config import Kernels
 from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
+from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import decoder_inputs, keywords_of
 from forerun.keywords import GenerateKeywords, Job, understand
@@ -70,6 +71,11 @@ class SpeculativeDecoder:
             keep_rows=keep_rows,
             compile=compile,
         )
+
+    @property
+    def recorded(self) -> str:
+        """What of a round is recorded as a CUDA graph, and if not all of it, why."""
+        return describe(self.engine.runner, self.engine.target, self.drafter, self.engine.rule)
 
     def generate(
         self,

@@ -158,7 +158,7 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
         given = _once(files, console)
         writer = Writer(given, form, bool(options["timestamps"]), options["folder"], console)
         settings = _settings(options, times)
-        loaded, processor = _load(options, console)
+        loaded, processor = load_pair(options, console)
         run = _compared if options["compare"] else _transcribed
         with quiet():  # transformers warns of its own keywords
             facts = run(loaded, processor, settings, writer, options["batch_size"])
@@ -197,7 +197,7 @@ def _settings(options: dict[str, Any], timestamps: bool) -> SpeechSettings:
     return SpeechSettings(**{name: options[name] for name in names}, timestamps=timestamps, temperature=temperatures)
 
 
-def _load(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
+def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
     """The target with its drafter, and the processor."""
     from forerun.cli.console import busy
     from forerun.cli.pair import LOADING, Loaded
