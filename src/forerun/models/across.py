@@ -80,6 +80,11 @@ class Sources:
             self.cache.write(index, addresses, *project(packed))
         self.waiting = []
 
+    def places(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Of each row, the slot and length of what it reads."""
+        numbers = [self._number[self.of(row)] for row in rows]
+        return [(self.cache.slot(number), self.cache.length(number)) for number in numbers]
+
     def across(self, states: RaggedStates, rows: Sequence[int]) -> Across:
         """What a pass over `rows` sees. Neighbours that read the same source are one row to cross-attention."""
         groups = [
