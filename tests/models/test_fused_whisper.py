@@ -1,4 +1,4 @@
-"""Whisper's decoder in one compiled call against transformers' modules: logits of ragged rows, text, what is refused."""
+"""Whisper's decoder in one compiled call against transformers' modules: logits of ragged rows, text, refusals."""
 
 from __future__ import annotations
 
