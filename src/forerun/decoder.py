@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from forerun.config import Kernels
 from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
+from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import decoder_inputs, keywords_of
 from forerun.keywords import GenerateKeywords, Job, understand
@@ -24,6 +25,7 @@ from forerun.sources import read_inputs, refuse_for_causal
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
 from forerun.unpadded import unpadded
+from forerun.whisper import Windows, is_whisper
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
@@ -70,6 +72,11 @@ class SpeculativeDecoder:
             compile=compile,
         )
 
+    @property
+    def recorded(self) -> str:
+        """What of a round is recorded as a CUDA graph, and if not all of it, why."""
+        return describe(self.engine.runner, self.engine.target, self.drafter, self.engine.rule)
+
     def generate(
         self,
         input_ids: Tensor | None = None,
@@ -106,7 +113,10 @@ class SpeculativeDecoder:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
 
         transformers does not hand a `streamer` to such a function: give it to `SpeculativeDecoder.generate` instead.
+        A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.whisper`.
         """
+        if is_whisper(self.target):
+            return Windows(self.engine)
 
         def custom_generate(
             model: PreTrainedModel,

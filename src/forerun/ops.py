@@ -147,7 +147,7 @@ def project(
 
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
-    if _has_skinny(x, weight, in_pairs=True):
+    if _has_skinny(x, weight, gated=True):
         from forerun.kernels import skinny as kernel
 
         return kernel.gate(x, weight, norm)
@@ -156,14 +156,13 @@ def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
     """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
-    if _has_skinny(x, weight, in_pairs=True):
+    if _has_skinny(x, weight):
         from forerun.kernels import skinny as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
     made = F.linear(x if norm is None else normed(x, norm), weight, bias).unflatten(-1, (-1, heads.size))
     query, keys, values = made.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
-    cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
-    return rotate_and_write(query, keys, values, cos, sin, heads.addresses, heads.key_pool, heads.value_pool)
+    return rotate_and_write(query, keys, values, *heads.tensors)
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
@@ -195,13 +194,13 @@ def gated(pairs: Tensor) -> Tensor:
     return skinny_reference.gated(pairs)
 
 
-def _has_skinny(x: Tensor, weight: Tensor, in_pairs: bool = False) -> bool:
+def _has_skinny(x: Tensor, weight: Tensor, gated: bool = False) -> bool:
     """Whether the rows are few enough for a product of our own; with more of them the library's is the faster one."""
     if not has_triton(x.device):
         return False
     from forerun.kernels import skinny as kernel
 
-    return kernel.why_not(x, weight, in_pairs) is None
+    return kernel.why_not(x, weight, gated) is None
 
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:

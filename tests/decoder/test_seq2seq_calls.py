@@ -305,3 +305,21 @@ def test_a_draft_reads_the_source_itself_though_the_targets_states_are_given() -
         assert drafter.scorer.encoder.calls == 1
         runs.append(out.new_tokens)
     assert runs[0] == runs[1]
+
+
+def test_inside_generate_only_what_the_call_asks_for_counts() -> None:
+    """Whisper clears fields that it has made processors of: the model's own configuration must not bring them back."""
+    model = tiny_model("bart", seed=1)
+    ours, kept = forerun.SpeculativeDecoder(model, None), model.generation_config
+    with torch.no_grad():
+        states = model.get_encoder()(**inputs("bart"))
+    ids = torch.full((4, 1), 2)
+    given = {"encoder_outputs": states, "attention_mask": inputs("bart")["attention_mask"]}
+    asked = GenerationConfig(max_length=9, eos_token_id=None, pad_token_id=0)
+    free = ours.as_custom_generate()(model, ids, generation_config=asked, **given)
+    try:
+        model.generation_config = GenerationConfig.from_dict({**kept.to_dict(), "forced_bos_token_id": 4})
+        assert ours.as_custom_generate()(model, ids, generation_config=asked, **given).tolist() == free.tolist()
+        assert ours.generate(**inputs("bart"), max_new_tokens=8).sequences.tolist() != free.tolist()
+    finally:
+        model.generation_config = kept

@@ -16,6 +16,7 @@ from exactness.sampling import PLAIN, PROMPT, verdict
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import Engine, Request
+from forerun.errors import ForerunWarning
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Drafter, Rule
@@ -102,6 +103,29 @@ def test_greedy_text_is_that_of_generate(family: str) -> None:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.max_new_tokens, do_sample=False
         )
         assert found[request.request_id] == tuple(full[0, ids.shape[1] :].tolist()), request.request_id
+
+
+def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the device while a graph is captured breaks it; the text goes on, and torch still works."""
+    from forerun.kernels import advance as kernel
+
+    original, calls = kernel.advance, []
+
+    def waiting(standing: Any, *rest: Any) -> None:
+        calls.append(int(standing.past[0]))
+        original(standing, *rest)
+
+    want = texts(engine(False), requests(3))
+    monkeypatch.setattr(kernel, "advance", waiting)
+    made = engine(True)
+    for request in requests(3):
+        made.add(request)
+    with pytest.warns(ForerunWarning, match="without CUDA graphs"):
+        while not made.is_idle:
+            made.step()
+    assert {result.request.request_id: result.tokens for result in made.take_results()} == want
+    assert made.runner is not None and made.runner.is_grounded and calls
+    assert torch.rand(3, device=DEVICE).shape == (3,)
 
 
 NUMBER, ROWS, STEPS, VOCAB = 6000, 256, 3, 5

@@ -11,6 +11,7 @@ from pytest import MonkeyPatch
 from torch import Tensor
 from transformers import LongT5Config, LongT5ForConditionalGeneration
 
+from forerun import DraftModel, EarlyExit, SpeculativeDecoder, Tree
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.models import across, positions
@@ -19,7 +20,7 @@ from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Source
 from support.recompute import check
 from support.seq2seq import batch_of, generated, recomputed, rows_of, source_of
-from support.tiny import EXTRA_SEQ2SEQ, SEQ2SEQ_FAMILIES, tiny_model
+from support.tiny import EXTRA_SEQ2SEQ, SEQ2SEQ_FAMILIES, draft_of, tiny_model
 
 ALL = (*SEQ2SEQ_FAMILIES, *EXTRA_SEQ2SEQ)
 TEXTS = ((2, 5, 9, 20, 33, 7, 41, 6, 50, 81, 12, 3, 3, 64, 17), (2, 11), (2, 50, 60, 70, 9))
@@ -227,3 +228,16 @@ def test_other_models_are_refused() -> None:
     config = LongT5Config(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=20)
     with pytest.raises(UnsupportedModel, match="longt5"):
         scorer_of(LongT5ForConditionalGeneration(config))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("family", ALL)
+def test_on_a_gpu_greedy_text_is_generates(family: str) -> None:
+    model = copy.deepcopy(tiny_model(family)).cuda()
+    draft = draft_of(tiny_model(family)).cuda()
+    inputs = {name: given.cuda() for name, given in batch_of(family, rows_of(family)).items()}
+    wanted = generated(model, inputs, max_new_tokens=16).tolist()
+    for drafter in (None, DraftModel(draft, shares_encoder=True), Tree(DraftModel(draft)), EarlyExit(1)):
+        decoder = SpeculativeDecoder(model, drafter, policy=3)
+        assert decoder.generate(**inputs, max_new_tokens=16).sequences.tolist() == wanted

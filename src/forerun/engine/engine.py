@@ -227,8 +227,9 @@ class Engine:
             ended=_ended(progress),
         )
         self.policy.observe(outcome)
-        if self.ahead and not runner.is_flying and not self._waiting and not any(outcome.ended):
-            self._launch(runner, batch)
+        running = [row for row in batch if row.finish_reason is None]
+        if self.ahead and running and not runner.is_flying and not self._waiting:
+            self._launch(runner, running)
         self._retire()
         return progress
 

@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.launching import early
 from forerun.math.skinny import Norm
 
 LARGEST = 16384  # numbers of a row, which one program holds
@@ -31,10 +30,7 @@ def gated(pairs: Tensor) -> Tensor:
     """[N, 2 I] -> [N, I]: silu of the first half, times the second."""
     size = pairs.shape[1] // 2
     out = pairs.new_empty(pairs.shape[0], size)
-    launch = early(pairs.device)
-    gate_kernel[(pairs.shape[0], triton.cdiv(size, BLOCK))](
-        out, pairs, size, BLOCK=BLOCK, EARLY=bool(launch), num_warps=4, **launch
-    )
+    gate_kernel[(pairs.shape[0], triton.cdiv(size, BLOCK))](out, pairs, size, BLOCK=BLOCK)
     return out
 
 
@@ -49,10 +45,10 @@ def why_not(x: Tensor, norm: Norm) -> str | None:
 
 def _launch(out: Tensor, total: Tensor, x: Tensor, change: Tensor, norm: Norm, heads: int, adds: bool) -> None:
     size = x.shape[-1]
-    block, launch = triton.next_power_of_2(size), early(x.device)
+    block = triton.next_power_of_2(size)
     norm_kernel[(x.shape[0], heads)](
         out, total, x, change, norm.weight, x.stride(0), x.stride(1), norm.epsilon, HEADS=heads, SIZE=size,
-        BLOCK=block, ADDS=adds, EARLY=bool(launch), num_warps=max(1, min(16, block // 512)), **launch,
+        BLOCK=block, ADDS=adds, num_warps=max(1, min(16, block // 512)),
     )  # fmt: skip
 
 
@@ -70,7 +66,6 @@ def norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program per (token, head), rounded where torch rounds."""
     token = tl.program_id(0).to(tl.int64)
@@ -78,9 +73,6 @@ def norm_kernel(
     d = tl.arange(0, BLOCK)
     there = d < SIZE
     gain = tl.load(gain_ptr + d, mask=there, other=0.0)
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + token * x_token + head * x_head + d, mask=there, other=0.0).to(tl.float32)
     if ADDS:
         x += tl.load(change_ptr + token * SIZE + d, mask=there, other=0.0).to(tl.float32)
@@ -98,12 +90,8 @@ def gate_kernel(
     pairs_ptr,  # [N, 2 I]
     size,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One program per (token, block)."""
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = i < size

@@ -21,11 +21,6 @@ def starts_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def early(device: torch.device) -> dict[str, bool]:
-    """The option of a launch that waits for its input on the device; empty where that cannot be."""
-    return {"launch_pdl": True} if starts_early(device) else {}
-
-
 def is_interpreted(tensor: Tensor) -> bool:
     """Triton's interpreter, which multiplies bfloat16 as if it were whole numbers."""
     return tensor.device.type == "cpu"

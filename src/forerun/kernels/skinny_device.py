@@ -7,129 +7,94 @@ together, and stores queries to `out`, keys and values to the cache.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
 ROTATED = tl.constexpr(2)
-LINE = tl.constexpr(128)  # bytes of a cache line
+# What changes from pass to pass must not have a kernel compiled anew.
+UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def vector_kernel(
-    out_ptr,  # [R, N], for ROTATED [R, Hq, D]
-    x_ptr,  # [R, K]
+    out_ptr,  # [1, N], for ROTATED [1, Hq, D]
+    x_ptr,  # [1, K]
     w_ptr,  # [N, K] or [2 N, K]
     bias_ptr,  # as many as weight rows
-    gain_ptr,  # [K]
-    residual_ptr,  # [R, N]
-    cos_ptr,  # [P, D]
-    sin_ptr,  # [P, D]
-    positions_ptr,  # [R] int64
-    addresses_ptr,  # [R] int64
+    residual_ptr,  # [1, N]
+    cos_ptr,  # [1, D]
+    sin_ptr,  # [1, D]
+    addresses_ptr,  # [1] int64
     key_pool_ptr,  # [slots * capacity, Hk, D]
     value_pool_ptr,  # [slots * capacity, Hk, D]
+    gain_ptr,  # [K]
     N,
     K,
+    cos_row,
     epsilon,
     END: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
-    LINES: tl.constexpr,
 ):
-    """One program per few outputs of one or two rows: every weight is multiplied where it arrives."""
+    """One program per few outputs: every weight is multiplied where it arrives."""
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
-    if EARLY:
-        await_input(w_ptr + first_row * K, w_ptr + second_row * K, 0, K, END != PLAIN, LINES)
-    # Row 0 and row 1 with the first weight row and with the second.
-    first_0 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    second_0 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    squares_0 = tl.zeros([BLOCK_K], dtype=tl.float32)
-    first_1 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    second_1 = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    squares_1 = tl.zeros([BLOCK_K], dtype=tl.float32)
+    total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+    squares = tl.zeros([BLOCK_K], dtype=tl.float32)
     for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         k = begin + tl.arange(0, BLOCK_K)
         there = k < K
-        w = tl.load(
-            w_ptr + first_row[:, None] * K + k[None, :], mask=there[None, :], other=0.0, eviction_policy="evict_first"
-        ).to(tl.float32)
-        gain = tl.full([BLOCK_K], 1.0, dtype=tl.float32)
-        if HAS_NORM:
-            gain = tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)
+        place = w_ptr + first_row[:, None] * K + k[None, :]
+        w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
         x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
-        squares_0 += x * x
-        x_0 = x * gain
-        first_0 += w * x_0[None, :]
-        if ROWS == 2:
-            x = tl.load(x_ptr + K + k, mask=there, other=0.0).to(tl.float32)
-            squares_1 += x * x
-            x_1 = x * gain
-            first_1 += w * x_1[None, :]
+        if HAS_NORM:
+            squares += x * x
+            x = x * tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)
+        total += w.to(tl.float32) * x[None, :]
         if END != PLAIN:
-            u = tl.load(
-                w_ptr + second_row[:, None] * K + k[None, :], mask=there[None, :], other=0.0,
-                eviction_policy="evict_first",
-            ).to(tl.float32)  # fmt: skip
-            second_0 += u * x_0[None, :]
-            if ROWS == 2:
-                second_1 += u * x_1[None, :]
-    first = scaled_rows(first_0, first_1, squares_0, squares_1, K, epsilon, HAS_NORM, ROWS)
-    second = scaled_rows(second_0, second_1, squares_0, squares_1, K, epsilon, HAS_NORM, ROWS)
+            place = w_ptr + second_row[:, None] * K + k[None, :]
+            w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+            other_total += w.to(tl.float32) * x[None, :]
+    first = tl.sum(total, 1)[None, :]
+    second = tl.sum(other_total, 1)[None, :]
+    if HAS_NORM:
+        shrink = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + epsilon)
+        first *= shrink
+        second *= shrink
     finish(
-        first, second, first_row, second_row, tl.arange(0, ROWS), p, ROWS, N, out_ptr, bias_ptr, residual_ptr, cos_ptr,
-        sin_ptr, positions_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS,
+        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, cos_row, out_ptr, bias_ptr, residual_ptr,
+        cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS,
         HAS_RESIDUAL,
     )  # fmt: skip
 
 
-@triton.jit
-def scaled_rows(total_0, total_1, squares_0, squares_1, K, epsilon, HAS_NORM: tl.constexpr, ROWS: tl.constexpr):
-    """[ROWS, BLOCK_N]: what the programs' threads have gathered, added up, and divided where a norm is asked for."""
-    row_0 = tl.sum(total_0, 1)
-    if HAS_NORM:
-        row_0 *= 1.0 / tl.sqrt(tl.sum(squares_0, 0) / K + epsilon)
-    if ROWS == 1:
-        rows = row_0[None, :]
-    else:
-        row_1 = tl.sum(total_1, 1)
-        if HAS_NORM:
-            row_1 *= 1.0 / tl.sqrt(tl.sum(squares_1, 0) / K + epsilon)
-        rows = tl.trans(tl.join(row_0, row_1))
-    return rows
-
-
-@triton.jit
+@triton.jit(do_not_specialize=("R",), do_not_specialize_on_alignment=UNALIGNED)
 def tile_kernel(
     out_ptr,  # [R, N], for ROTATED [R, Hq, D]
-    part_ptr,  # [S, R, N] float32, for PLAIN with several splits
-    count_ptr,  # [tiles] int32, zeros before and after
     x_ptr,  # [R, K]
     w_ptr,  # [N, K] or [2 N, K]
     bias_ptr,  # as many as weight rows
-    gain_ptr,  # [K]
     residual_ptr,  # [R, N]
-    cos_ptr,  # [P, D]
-    sin_ptr,  # [P, D]
-    positions_ptr,  # [R] int64
+    cos_ptr,  # [R, D]
+    sin_ptr,  # [R, D]
     addresses_ptr,  # [R] int64
     key_pool_ptr,  # [slots * capacity, Hk, D]
     value_pool_ptr,  # [slots * capacity, Hk, D]
+    part_ptr,  # [S, R, N] float32, for PLAIN with several splits
+    count_ptr,  # [tiles] int32, zeros before and after
     R,
     N,
     K,
     chunk,
-    epsilon,
+    cos_row,
     END: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
@@ -138,11 +103,8 @@ def tile_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
-    LINES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """One program per (tile of outputs, part of each sum). Weights are the left side: tensor cores take more there."""
@@ -153,21 +115,14 @@ def tile_kernel(
     start = split * chunk
     end = tl.minimum(start + chunk, K)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
-    if EARLY:
-        await_input(w_ptr + first_row * K, w_ptr + second_row * K, start, K, END != PLAIN, LINES)
     total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
     other_total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
-    squares = tl.zeros([ROWS], dtype=tl.float32)
     for begin in range(start, end, BLOCK_K):
         k = begin + tl.arange(0, BLOCK_K)
         there = k < end
         place = w_ptr + first_row[:, None] * K + k[None, :]
         w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
         x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & there[None, :], other=0.0)
-        if HAS_NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            x = (wide * tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
         if UPCAST:
             x = x.to(tl.float32)
             w = w.to(tl.float32)
@@ -192,13 +147,9 @@ def tile_kernel(
         for other in tl.static_range(SPLITS):
             first += tl.load(part_ptr + other * R * N + place, mask=is_out, other=0.0, cache_modifier=".cg")
         tl.store(count_ptr + tile, 0)
-    if HAS_NORM:
-        shrink = 1.0 / tl.sqrt(squares / K + epsilon)
-        first *= shrink[:, None]
-        second *= shrink[:, None]
     finish(
-        first, second, first_row, second_row, r, p, R, N, out_ptr, bias_ptr, residual_ptr, cos_ptr, sin_ptr,
-        positions_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS, HAS_RESIDUAL,
+        first, second, first_row, second_row, r, p, R, N, cos_row, out_ptr, bias_ptr, residual_ptr, cos_ptr, sin_ptr,
+        addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
 
 
@@ -216,26 +167,6 @@ def weight_rows(p, N, END: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def await_input(first_rows, second_rows, start, K, IN_PAIRS: tl.constexpr, LINES: tl.constexpr):
-    """Weights do not depend on the kernel before, so the first lines of each row are asked for while it still runs."""
-    gdc_launch_dependents()
-    if LINES > 0:
-        STEP: tl.constexpr = LINE // (first_rows.dtype.element_ty.primitive_bitwidth // 8)
-        k = tl.minimum(start + tl.arange(0, LINES) * STEP, K - 1)
-        prefetch(first_rows[:, None] + k[None, :])
-        if IN_PAIRS:
-            prefetch(second_rows[:, None] + k[None, :])
-    gdc_wait()
-
-
-@triton.jit
-def prefetch(addresses):
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def finish(
     first,  # [ROWS, BLOCK_N] float32
     second,
@@ -245,12 +176,12 @@ def finish(
     p,  # [BLOCK_N]
     R,
     N,
+    cos_row,
     out_ptr,
     bias_ptr,
     residual_ptr,
     cos_ptr,
     sin_ptr,
-    positions_ptr,
     addresses_ptr,
     key_pool_ptr,
     value_pool_ptr,
@@ -269,8 +200,8 @@ def finish(
             second += tl.load(bias_ptr + second_row).to(tl.float32)[None, :]
     if END == ROTATED:
         store_heads(
-            first, second, first_row, r, is_out, R, out_ptr, cos_ptr, sin_ptr, positions_ptr, addresses_ptr,
-            key_pool_ptr, value_pool_ptr, HEADS, KEY_HEADS, SIZE,
+            first, second, first_row, r, is_out, R, cos_row, out_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr,
+            value_pool_ptr, HEADS, KEY_HEADS, SIZE,
         )  # fmt: skip
     else:
         if END == GATED:
@@ -289,10 +220,10 @@ def store_heads(
     r,
     is_out,
     R,
+    cos_row,
     out_ptr,
     cos_ptr,
     sin_ptr,
-    positions_ptr,
     addresses_ptr,
     key_pool_ptr,
     value_pool_ptr,
@@ -305,10 +236,8 @@ def store_heads(
     KIND: tl.constexpr = out_ptr.dtype.element_ty
     head = (first_row // SIZE)[None, :]
     i = (first_row % SIZE)[None, :]
-    position = tl.load(positions_ptr + r, mask=r < R, other=0)[:, None]
-    address = tl.load(addresses_ptr + r, mask=r < R, other=0)[:, None]
     turns = is_out & (head < HEADS + KEY_HEADS)
-    angle = position * SIZE + i
+    angle = r[:, None] * cos_row + i
     cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
     low = (first * cos - second * sin).to(KIND)
@@ -317,6 +246,7 @@ def store_heads(
     place = r[:, None].to(tl.int64) * HEADS * SIZE + head * SIZE + i
     tl.store(out_ptr + place, low, mask=is_query)
     tl.store(out_ptr + place + HALF, high, mask=is_query)
+    address = tl.load(addresses_ptr + r, mask=r < R, other=0)[:, None]
     place = (address * KEY_HEADS + head - HEADS) * SIZE + i
     is_key = turns & (head >= HEADS)
     tl.store(key_pool_ptr + place, low, mask=is_key)

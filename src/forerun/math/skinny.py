@@ -28,9 +28,8 @@ class Heads:
 
     num_queries: int  # heads
     num_keys: int
-    cos: Tensor  # [P, D] by position
-    sin: Tensor  # [P, D]
-    positions: Tensor  # [R] int64
+    cos: Tensor  # [R, D] of each token's position
+    sin: Tensor  # [R, D]
     addresses: Tensor  # [R] int64
     key_pool: Tensor  # [slots * capacity, Hk, D], changed in place
     value_pool: Tensor  # [slots * capacity, Hk, D], changed in place
@@ -40,8 +39,8 @@ class Heads:
         return self.cos.shape[1]
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.cos, self.sin, self.positions, self.addresses, self.key_pool, self.value_pool
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.cos, self.sin, self.addresses, self.key_pool, self.value_pool
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
@@ -84,5 +83,4 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
     """[R, K] with [(Hq + 2 Hk) * D, K] -> rotated queries [R, Hq, D]; keys, rotated, and values are written."""
     made = project(x, weight, bias, norm).unflatten(-1, (-1, heads.size))
     query, keys, values = made.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
-    cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
-    return rotate_and_write(query, keys, values, cos, sin, heads.addresses, heads.key_pool, heads.value_pool)
+    return rotate_and_write(query, keys, values, *heads.tensors)

@@ -18,7 +18,7 @@ from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models import families
-from forerun.models.across import Across, Sources, projections
+from forerun.models.across import Across, Directory, Sources, projections
 from forerun.models.attention import RaggedStates
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
@@ -57,6 +57,7 @@ class Seq2SeqScorer(Scorer):
         self.encoder = Encoder(model, is_draft)
         self.sources: Sources = Sources() if beside is None else beside.sources
         self._borrowed, self._beside = borrowed, beside
+        self.directory = Directory()
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
         self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=model.dtype)
@@ -96,6 +97,14 @@ class Seq2SeqScorer(Scorer):
         self.sources.put(states, self._projections)
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return self.cache.version, self.sources.cache.version, self.directory.version
+
+    def lay_out(self) -> None:
+        self.encode()
+        self.directory.write(self.cache, self.sources, self.device)
 
     def states_of(self, source: Source) -> Tensor:
         """[S, H] what the encoder made of a source that some row reads; kept where `keeps_states` says so."""
@@ -143,9 +152,11 @@ class Seq2SeqScorer(Scorer):
 
     def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
         assert isinstance(self.body, FusedWhisper)
-        return self.body.run_sources(new, places, self.cache, self.sources.cache, self.sources.places(rows))
+        return self.body.run_sources(
+            new, places, self.cache, self.sources.cache, [self.sources.place_of(row) for row in rows]
+        )
 
-    def _call(
+    def call(
         self,
         module: nn.Module,
         rows: Sequence[int],
@@ -154,7 +165,8 @@ class Seq2SeqScorer(Scorer):
         positions: Tensor,
         **options: Any,
     ) -> Any:
-        states.across = self.sources.across(states, rows)
+        if states.across is None:
+            states.across = self.sources.across(states, rows)
         cache = _BothCaches(states, states.across)
         whole = module is self.model
         prefix = "decoder_" if whole else ""

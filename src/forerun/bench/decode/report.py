@@ -26,7 +26,7 @@ def tables(record: DecodeRecord) -> list[Table]:
 def remarks(record: DecodeRecord) -> list[str]:
     lines = [_where(record), *_ceilings(record), *_startup(record), *goals(record)]
     lines += [f"Note: {note}." for note in record.notes]
-    return lines if record.complete else [*lines, "Interrupted: these are the parts that were measured until then."]
+    return lines if record.complete else [*lines, "Incomplete: these are the parts that were measured."]
 
 
 def summary(record: DecodeRecord) -> dict[str, Any]:

@@ -32,6 +32,19 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
     return static_pass.why_not(drafter.scorer)
 
 
+def describe(runner: Runner | None, target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str:
+    """What an engine with this runner records, in words."""
+    if runner is None:
+        lack = (
+            static_pass.why_not(target) if target.device.type == "cuda" else f"{target.device.type} has no CUDA graphs"
+        )
+        return f"nothing: {lack or 'it was turned off'}"
+    if runner.is_grounded:
+        return "nothing: recording failed"
+    reason = why_not(target, drafter, rule)
+    return "whole rounds" if reason is None else f"the target's pass: {reason}"
+
+
 def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner | None:
     """A runner where CUDA graphs can be had: for whole rounds, or for the target's pass alone."""
     if target.device.type != "cuda" or not ops.has_triton(target.device, target.kernels):

@@ -12,7 +12,7 @@ from forerun.models.scorer import Scorer
 POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25, 33)
 SHORTEST_SPAN = 1024  # keys; recordings are made for rows up to that length, then up to twice that, and so on
 AHEAD = 4096  # the most keys that room is made for before anybody needs it
-IN_THE_AIR = 2 * POSITIONS[-1]  # keys that rounds may write past a row's end
+IN_THE_AIR = 3 * POSITIONS[-1]  # keys that rounds may write past a row's end
 
 
 def bucket(positions: int) -> int:
@@ -35,13 +35,13 @@ def span(longest: int) -> int:
     return max(SHORTEST_SPAN, power(longest))
 
 
-def keep_room(cache: RaggedCache, rows: Sequence[Row], past: Sequence[int], more: int, final: int) -> None:
-    """Room for `more` keys behind the `past` of each row, up to `final` where it has to grow."""
-    longest = max(past) + more
+def keep_room(cache: RaggedCache, rows: Sequence[Row], ends: Sequence[int], final: int) -> None:
+    """Room for keys below `ends` of each row; where it has to grow, up to `final`."""
+    longest = max(ends)
     if longest > cache.capacity:
         cache.reserve(0, max(longest, wanted(longest, final)))
-    for row, start in zip(rows, past, strict=True):
-        cache.settle(row.number, cache.length(row.number), start + more)
+    for row, end in zip(rows, ends, strict=True):
+        cache.settle(row.number, cache.length(row.number), end)
 
 
 def wanted(longest: int, final: int) -> int:

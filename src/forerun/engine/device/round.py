@@ -42,10 +42,11 @@ class Round:
         ids: Tensor | None,
         logits: Scratch,
         draft_logits: Scratch,
+        hidden: Scratch,
     ) -> None:
         self.seats, self.target, self.draft_pass, self.rule, self.ids = seats, target, draft, rule, ids
         self.vocab_size = target.scorer.vocab_size
-        self.logits, self.draft_logits = logits, draft_logits
+        self.logits, self.draft_logits, self.hidden = logits, draft_logits, hidden
         self.kept = torch.zeros(seats.width * seats.size, KEPT, device=target.scorer.device)
         self._has_kept = False
         self._orders: dict[tuple[int, int], _Order] = {}
@@ -76,8 +77,15 @@ class Round:
         """The target's logits behind the last token and every drafted one: row b's are T from b * T on."""
         seats, count = self.seats, shape.scored
         rows = self.target.rows(seats.slots, seats.standing.past, count, shape.span)
-        logits = self.target.logits(seats.standing.block[:, 1 : 1 + count], rows)
-        self.logits.hold(logits, seats.size * count)
+        tokens = seats.standing.block[:, 1 : 1 + count]
+        if self.target.scorer.listeners:
+            hidden = self.target.hidden(tokens, rows)
+            self.hidden.hold(hidden, len(hidden))
+            self.hidden.rows[: len(hidden)].copy_(hidden)
+            logits = self.target.head(hidden)
+        else:
+            logits = self.target.logits(tokens, rows)
+        self.logits.hold(logits, len(logits))
         self.logits.rows[: len(logits)].copy_(logits)
 
     def judge(self, shape: Shape) -> None:
@@ -114,8 +122,11 @@ class Round:
             self._has_kept = found.kept is not None
             if found.kept is not None:
                 self.kept[own].copy_(found.kept)
-        place = drawn.clamp(0, logits.shape[1] - 1)
-        seats.standing.block[:, step + 2].copy_(place if self.ids is None else self.ids[place])
+        place, most = seats.standing.block[:, step + 2], logits.shape[1] - 1
+        if self.ids is None:
+            torch.clamp(drawn, 0, most, out=place)
+        else:
+            place.copy_(self.ids[drawn.clamp(0, most)])
 
     def _law(self, tokens: Tensor) -> Law:
         """What the draft was drawn from: step i of row b lies in row i * R + b."""

@@ -84,7 +84,8 @@ class Runner:
         self.flights: deque[Flight] = deque()
         self.is_grounded = False  # a recording has failed: nothing is sent off any more
         self.may_fly = may_fly  # whether whole rounds can be recorded, not the target's pass alone
-        self._scratch, self._draft_scratch = Scratch(), Scratch()
+        self._scratch, self._draft_scratch, self._hidden = Scratch(), Scratch(), Scratch()
+        self._pass = StaticPass(target)
         self._rounds: dict[tuple[int, int], Round] = {}
         self._lanes: dict[tuple[int, int], cycle[Lane]] = {}
         self._round: Round | None = None  # whose seats are taken
@@ -98,7 +99,7 @@ class Runner:
 
     def takes(self, rows: Sequence[Row]) -> bool:
         """Whether a round of these rows can be recorded work."""
-        if not self.may_fly or not self.may_score():
+        if not self.may_fly or self.is_grounded or self.target.listeners:
             return False
         if self.drafter is not None:
             longest = max(len(row.history) for row in rows) + self._airborne
@@ -107,8 +108,8 @@ class Runner:
         return self._are_seated(rows) or all(_odd(row, self.target) is None for row in rows)
 
     def may_score(self) -> bool:
-        """Whether the target's pass can be recorded work. Who listens to hidden states needs the other kind."""
-        return not self.is_grounded and not self.target.listeners
+        """Whether the target's pass can be recorded work."""
+        return not self.is_grounded and (self._pass.has_hidden or not self.target.listeners)
 
     def may_follow(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
         """Whether a round may be sent behind those in the air: same rows, and a drafter that will have kept up."""
@@ -130,10 +131,10 @@ class Runner:
         longest = max(lengths)
         number = self._drafts.choose((seats.size, seats.width, seats.flags), longest, bucket(longest + 1) - 1)
         count = bucket(number + 1)
-        self._make_room(rows, number, count)
-        shape = Shape(number, count, span(self._longest(rows) + count))
-        draft, score, judge = self._work(turn, shape)
+        seats.excuse()
         seats.ask(lengths)
+        shape = Shape(number, count, span(self._make_room(seats, number, count)))
+        draft, score, judge = self._work(turn, shape)
         lane = next(self._lanes[seats.size, seats.width])
         for index, work in enumerate((draft, score, judge)):
             lane.marks.set(index)
@@ -142,7 +143,7 @@ class Runner:
         if seats.wants_logprobs:
             lane.logprobs.copy_(seats.logprobs, non_blocking=True)
         lane.marks.set(3)
-        self.flights.append(Flight(tuple(rows), shape, lane))
+        self.flights.append(Flight(seats.rows, shape, lane))
 
     def land(self) -> Landing:
         """Wait for the oldest round in the air and read it."""
@@ -177,14 +178,17 @@ class Runner:
         turn = self._round_of(power(len(rows)), width(count))
         seats = turn.seats
         cache.reserve(len(cache.rows) + (seats.size > len(rows)), cache.capacity)
-        keep_room(cache, rows, past, count, _final(rows))
+        keep_room(cache, rows, [start + count for start in past], _final(rows))
+        self.target.lay_out()
         places = [Seat(cache.slot(row.number), 0) for row in rows]
         seats.place(places, past, blocks, Seat(cache.num_slots - 1, 0))
         self._recorded_score(turn, Shape(0, count, span(max(past) + count)))()
         for row, start, own in zip(rows, past, counts, strict=True):
             cache.settle(row.number, start + own, start + own)
-        starts = [place * count for place in range(len(rows))]
-        return self._scratch.rows[ranges(starts, counts).to(self.target.device)]
+        picks = ranges([place * count for place in range(len(rows))], counts).to(self.target.device)
+        for listener in self.target.listeners:
+            listener.hear([row.number for row in rows], past, counts, self._hidden.rows[picks])
+        return self._scratch.rows[picks]
 
     def leave(self) -> None:
         """The host's numbers count again: rows have moved, or another kind of round follows."""
@@ -202,11 +206,9 @@ class Runner:
         """The most keys a row may have gained that the host does not know of."""
         return sum(flight.shape.scored for flight in self.flights)
 
-    def _longest(self, rows: Sequence[Row]) -> int:
-        return max(len(row.history) for row in rows) - 1 + self._airborne
-
     def _are_seated(self, rows: Sequence[Row]) -> bool:
-        seated = () if self._round is None else self._round.seats.rows
+        """Whether these are all that still run of those seated: a row that has finished need not leave at once."""
+        seated = [] if self._round is None else self._round.seats.running
         return len(seated) == len(rows) and all(a is b for a, b in zip(seated, rows, strict=True))
 
     def _seats_fit(self, number: int) -> bool:
@@ -221,22 +223,34 @@ class Runner:
         self.leave()
         turn = self._round = self._round_of(self._size, width(number + 1))
         caches = [self.target.cache, *([] if self.drafter is None else [self.drafter.scorer.cache])]
-        keys = wanted(self._longest(rows), _final(rows))
+        keys = wanted(max(len(row.history) for row in rows), _final(rows))
         for cache in caches:
             cache.reserve(len(cache.rows) + (turn.seats.size > len(rows)), max(keys, cache.capacity))
+        for scorer in (self.target, *([] if self.drafter is None else [self.drafter.scorer])):
+            scorer.lay_out()
         seats = [Seat(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
         turn.seats.take(rows, seats, Seat(caches[0].num_slots - 1, caches[-1].num_slots - 1))
         self._weights = fingerprint(self.target, None if self.drafter is None else self.drafter.scorer)
         return turn
 
-    def _make_room(self, rows: Sequence[Row], number: int, count: int) -> None:
-        """Keys for the coming round in both caches, and the drafter no more than two tokens behind."""
-        past, final = [len(row.history) - 1 for row in rows], _final(rows)
+    def _make_room(self, seats: Seats, number: int, count: int) -> int:
+        """Keys for the coming round in both caches, and the drafter no more than two tokens behind.
+
+        Returns a bound on the keys of a row. One that finished may have gone on for as long as rounds were in the air.
+        """
+        before = [
+            len(row.history) - 1 + (self._airborne if row.finish_reason is None else 2 * seats.width)
+            for row in seats.rows
+        ]
+        final = _final(seats.rows)
         if self.drafter is not None and number:
             if not self.flights:
-                self.drafter.read_up([row.number for row in rows], [row.history for row in rows])
-            keep_room(self.drafter.scorer.cache, rows, past, self._airborne + number, final)
-        keep_room(self.target.cache, rows, past, self._airborne + count, final)
+                running = seats.running
+                self.drafter.read_up([row.number for row in running], [row.history for row in running])
+            keep_room(self.drafter.scorer.cache, seats.rows, [keys + number for keys in before], final)
+        ends = [keys + count for keys in before]
+        keep_room(self.target.cache, seats.rows, ends, final)
+        return max(ends)
 
     def _work(self, turn: Round, shape: Shape) -> tuple[Work, Work, Work]:
         seats, get = turn.seats, self.recordings.get
@@ -259,16 +273,16 @@ class Runner:
 
     def _recorded_score(self, turn: Round, shape: Shape) -> Work:
         return self.recordings.get(
-            ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span),
-            lambda: (self.target.cache.version, self._scratch.version, self._weights),
+            ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span, bool(self.target.listeners)),
+            lambda: (self.target.version, self._scratch.version, self._hidden.version, self._weights),
             partial(turn.score, shape),
             turn.seats.state,
         )
 
     @property
-    def _draft_version(self) -> tuple[int, int]:
+    def _draft_version(self) -> tuple[tuple[int, ...], int]:
         assert self.drafter is not None
-        return self.drafter.scorer.cache.version, self._weights
+        return self.drafter.scorer.version, self._weights
 
     def _round_of(self, size: int, positions: int) -> Round:
         if (size, positions) not in self._rounds:
@@ -277,7 +291,7 @@ class Runner:
             ids = None if drafter is None else drafter.ids
             seats = Seats(size, positions, device)
             self._rounds[size, positions] = Round(
-                seats, StaticPass(self.target), draft, self.rule, ids, self._scratch, self._draft_scratch
+                seats, self._pass, draft, self.rule, ids, self._scratch, self._draft_scratch, self._hidden
             )
             self._lanes[size, positions] = cycle([_lane(seats, self.clock) for _ in range(LANES)])
         return self._rounds[size, positions]

@@ -52,7 +52,8 @@ class Seats:
         self.params = LawParams(settings[0], column["top_k"], settings[1], settings[2], **flags)
         self.logprobs = torch.zeros(size, width, dtype=torch.float64, device=device)
         self.wants_logprobs = False
-        self.rows: tuple[Row, ...] = ()
+        self.rows: tuple[Row, ...] = ()  # as they were seated; some may have finished since
+        self._idle: set[int] = set()  # places of those that have
         self._last_asked: tuple[int, ...] = ()
 
     @property
@@ -67,7 +68,7 @@ class Seats:
 
     def take(self, rows: Sequence[Row], seats: Sequence[Seat], nobody: Seat) -> None:
         """Seat `rows`, as the host knows them; nothing may be under way."""
-        self.rows = tuple(rows)
+        self.rows, self._idle = tuple(rows), set()
         self.wants_logprobs = any(row.request.logprobs is not None for row in rows)
         idle = self.size - len(rows)
         law = LawParams.stack([row.request.params for row in rows])
@@ -95,9 +96,22 @@ class Seats:
         self._send(self.standing.past, torch.tensor([*past, *[1] * idle]))
         self._send(self.standing.block[:, 1 : 1 + count], torch.tensor(tokens))
 
+    @property
+    def running(self) -> list[Row]:
+        return [row for row in self.rows if row.finish_reason is None]
+
+    def excuse(self) -> None:
+        """Rows that have finished stay where they are from now on; their places are nobody's."""
+        for place, row in enumerate(self.rows):
+            if row.finish_reason is not None and place not in self._idle:
+                self._idle.add(place)
+                self.standing.active[place : place + 1].zero_()
+
     def ask(self, lengths: Sequence[int]) -> None:
-        """Draft lengths of the coming round; the device shortens them to what each budget has left."""
-        asked = (*lengths, *[0] * (self.size - len(lengths)))
+        """Draft lengths of running rows for the coming round; the device shortens them to what a budget has left."""
+        left = iter(lengths)
+        own = [next(left) if row.finish_reason is None else 0 for row in self.rows]
+        asked = (*own, *[0] * (self.size - len(own)))
         if asked != self._last_asked:
             self._last_asked = asked
             self._send(self.asked, torch.tensor(asked))
