@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= 2
+GPU_WORKERS ?= 8
+SANITIZED := query_sees or test_trees or bound_only or more_queries or test_write or rotate_and_write or same_tokens or \
+	point_masses or sparse_laws or sampling_is or same_logits
 
 DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" by "lake": \
 	The river runs through the old town. In spring the river rises and the people of the town walk along the river \
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-gpu check format bench clean
+.PHONY: help demo install test test-gpu sanitize check format bench clean
 
 help:  ## Show this list
 	@echo "Forerun: the same text, sooner. What you can make:"
@@ -50,8 +53,16 @@ check: $(VENV)/.dev  ## Lint, format, types, layers
 test: check  ## All checks, then all tests
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
-test-gpu: $(VENV)/.dev  ## The kernels' tests and all else that needs a GPU
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m gpu
+# Most of the time goes into compiling kernels, which several processes do side by side.
+test-gpu: $(VENV)/.dev  ## The kernels' tests, the exactness suite and all else that needs a GPU
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -m gpu -n $(GPU_WORKERS)
+
+# Every tensor in memory of its own, so that reading past one is seen. Small tests: everything is a hundred times slower.
+sanitize: $(VENV)/.dev  ## The kernels' tests under compute-sanitizer, for stray reads, writes and races
+	for tool in memcheck racecheck; do \
+		HF_HUB_OFFLINE=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
+			$(BIN)/python -m pytest -m gpu -q tests/kernels -k '$(SANITIZED)' || exit 1; \
+	done
 
 bench: $(VENV)/.run  ## Measure speed on this machine
 	$(BIN)/forerun bench

@@ -60,7 +60,7 @@ def main() -> None:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     given.output.write_text(text, encoding="utf-8")
     counts = {source: sum(row["source"] == source for row in rows) for source in sorted({r["source"] for r in rows})}
-    print(f"{len(rows)} prompts, {len(text.encode()) / 1e6:.1f} MB: {counts}")  # noqa: T201
+    print(f"{len(rows)} prompts, {len(text.encode()) / 1e6:.1f} MB: {counts}")
 
 
 def make_prompts(data: Path, count: int, sizes: tuple[int, int], rng: random.Random) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from forerun.config import Kernels
 from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
+from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import decoder_inputs, keywords_of
 from forerun.keywords import GenerateKeywords, Job, understand
@@ -24,6 +25,7 @@ from forerun.sources import read_inputs, refuse_for_causal
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
 from forerun.unpadded import unpadded
+from forerun.whisper import Windows, is_whisper
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
@@ -37,7 +39,8 @@ class SpeculativeDecoder:
     is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless, or a lossy one of
     `forerun.rules` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
     for torch: "auto" (on a CPU where they measure faster), "on", "off", or None for what $FORERUN_KERNELS says;
-    drafters follow the target.
+    drafters follow the target. `compile` says whether rounds on a CUDA device may be recorded as graphs, which costs a
+    moment once a shape (`result.stats.capture_seconds`) and most of the host's time in every round after it.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class SpeculativeDecoder:
         attention: Form | str = Form.AUTO,
         kernels: Kernels | str | None = None,
         keep_rows: int = 0,
+        compile: bool = True,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
@@ -59,8 +63,19 @@ class SpeculativeDecoder:
         use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
         scorer = scorer_of(target, _choice(Form, attention, "attention"), use=use)
         self.engine = Engine(
-            scorer, self.drafter, self.policy, rule=parse(rule), tokenizer=tokenizer, keep_rows=keep_rows
+            scorer,
+            self.drafter,
+            self.policy,
+            rule=parse(rule),
+            tokenizer=tokenizer,
+            keep_rows=keep_rows,
+            compile=compile,
         )
+
+    @property
+    def recorded(self) -> str:
+        """What of a round is recorded as a CUDA graph, and if not all of it, why."""
+        return describe(self.engine.runner, self.engine.target, self.drafter, self.engine.rule)
 
     def generate(
         self,
@@ -98,7 +113,10 @@ class SpeculativeDecoder:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
 
         transformers does not hand a `streamer` to such a function: give it to `SpeculativeDecoder.generate` instead.
+        A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.whisper`.
         """
+        if is_whisper(self.target):
+            return Windows(self.engine)
 
         def custom_generate(
             model: PreTrainedModel,

@@ -14,15 +14,18 @@ from torch import Tensor
 from forerun import kernels
 from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
+from forerun.math import advance as advance_reference
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
 from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
+from forerun.math import random as random_reference
 from forerun.math import sample as sample_reference
 from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
+from forerun.math.advance import Layout, Standing
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
@@ -39,6 +42,23 @@ def attend(
     scale: Scale,
 ) -> Tensor:  # [N, Hq, Dv]
     """Attention of each row's new tokens over that row's own keys; see `forerun.math.attention.attend`."""
+    return attention_reference.attend(query, keys, values, plan, scale)
+
+
+def attend_across(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [R, Hk, C, D]
+    values: Tensor,  # [R, Hk, C, Dv]
+    plan: Plan,
+    scale: Scale,
+    use: Kernels = Kernels.AUTO,
+) -> Tensor:  # [N, Hq, Dv]
+    """Cross-attention as `plan_across` lays it out; see `forerun.math.attention.attend`."""
+    if use is not Kernels.OFF and query.device.type == "cpu" and not kernels.missing():
+        from forerun.kernels.cpu import across, threads
+
+        if across.fits(query, keys, values, scale) and (use is Kernels.ON or across.is_faster(*keys.shape[1::2])):
+            return across.attend_across(query, keys, values, plan, scale, threads.most_threads())
     return attention_reference.attend(query, keys, values, plan, scale)
 
 
@@ -127,11 +147,11 @@ def project(
 
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
-    if _has_skinny(x, weight):
+    if _has_skinny(x, weight, gated=True):
         from forerun.kernels import skinny as kernel
 
         return kernel.gate(x, weight, norm)
-    return skinny_reference.gate(x if norm is None else normed(x, norm), weight)
+    return gated(F.linear(x if norm is None else normed(x, norm), weight))
 
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
@@ -140,26 +160,47 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
         from forerun.kernels import skinny as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
-    return skinny_reference.project_heads(x if norm is None else normed(x, norm), weight, bias, None, heads)
+    made = F.linear(x if norm is None else normed(x, norm), weight, bias).unflatten(-1, (-1, heads.size))
+    query, keys, values = made.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
+    return rotate_and_write(query, keys, values, *heads.tensors)
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
     """The norm of each row, [.., H]; see `forerun.math.skinny.normed`."""
     if has_triton(x.device):
-        from forerun.kernels import norm as kernel
+        from forerun.kernels import between as kernel
 
         if kernel.why_not(x, norm) is None:
             return kernel.normed(x, norm)
     return skinny_reference.normed(x, norm)
 
 
-def _has_skinny(x: Tensor, weight: Tensor) -> bool:
+def added(x: Tensor, change: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """[N, H] each -> their sum, and the norm of it; see `forerun.math.skinny.added`."""
+    if has_triton(x.device):
+        from forerun.kernels import between as kernel
+
+        if kernel.why_not(x, norm) is None:
+            return kernel.added(x, change, norm)
+    return skinny_reference.added(x, change, norm)
+
+
+def gated(pairs: Tensor) -> Tensor:
+    """[N, 2 I] -> [N, I]; see `forerun.math.skinny.gated`."""
+    if has_triton(pairs.device):
+        from forerun.kernels import between as kernel
+
+        return kernel.gated(pairs)
+    return skinny_reference.gated(pairs)
+
+
+def _has_skinny(x: Tensor, weight: Tensor, gated: bool = False) -> bool:
     """Whether the rows are few enough for a product of our own; with more of them the library's is the faster one."""
     if not has_triton(x.device):
         return False
     from forerun.kernels import skinny as kernel
 
-    return kernel.why_not(x, weight) is None
+    return kernel.why_not(x, weight, gated) is None
 
 
 def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
@@ -185,6 +226,42 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
         if kernel.supports(logits):
             return kernel.sample(logits, params, uniforms)
     return sample_reference.sample(logits, params, uniforms)
+
+
+def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
+    """The numbers a draft is drawn with; see `forerun.math.random.draft_uniforms`."""
+    if _on_gpu(keys.seed) and width:
+        from forerun.kernels import random as kernel
+
+        return kernel.draft_uniforms(keys, width, rule)
+    return random_reference.draft_uniforms(keys, width, rule)
+
+
+def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:
+    """Draft lengths within what a budget has left; see `forerun.math.advance.draft_lengths`."""
+    if _on_gpu(asked):
+        from forerun.kernels import advance as kernel
+
+        return kernel.draft_lengths(asked, budget, position, most)
+    return advance_reference.draft_lengths(asked, budget, position, most)
+
+
+def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+    """Where new tokens of several passes go; see `forerun.math.advance.lay_out`."""
+    if _on_gpu(slots):
+        from forerun.kernels import advance as kernel
+
+        return kernel.lay_out(slots, past, count, number, capacity, limit)
+    return advance_reference.lay_out(slots, past, count, number, capacity, limit)
+
+
+def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+    """Rows to the end of what they gained; see `forerun.math.advance.advance`."""
+    if _on_gpu(drafted):
+        from forerun.kernels import advance as kernel
+
+        return kernel.advance(standing, drafted, verdict, vocab_size)
+    return advance_reference.advance(standing, drafted, verdict, vocab_size)
 
 
 def adjust(

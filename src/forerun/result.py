@@ -81,7 +81,7 @@ def sequences(rows: Sequence[RowResult], pad: int, like: Tensor) -> Tensor:
 
 
 def with_seconds(stats: Stats, now: Stats, before: Stats) -> Stats:
-    names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds")
+    names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds", "capture_seconds")
     return replace(stats, **{name: getattr(now, name) - getattr(before, name) for name in names})
 
 

@@ -279,7 +279,7 @@ class RoundOutcome:
 
 
 class Policy(Protocol):
-    """How long the next draft should be."""
+    """How long the next draft should be. `is_fixed = True` says that its answers depend on no outcome."""
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         """Draft length for each row, at most `view.max_lengths`."""

@@ -121,7 +121,7 @@ class TestRun:
         monkeypatch.setattr(kernels, "TRITON_DEVICES", {"cpu"})
         monkeypatch.setattr(cases, "COLD_BYTES", 1)
         monkeypatch.setattr(run, "need_gpu", lambda: torch.device("cpu"))
-        monkeypatch.setattr(run, "copy_bandwidth", lambda device: 1e12)
+        monkeypatch.setattr(run, "copy_bandwidth", lambda: 1e12)
         monkeypatch.setattr(run, "seconds_a_call", self.clock)
         monkeypatch.setattr(sweep, "seconds_a_call", self.clock)
 

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 from bench.fakes import ORIGIN
-from forerun.bench.decode import ceilings, goals, plot, report, run
+from forerun.bench.decode import goals, plot, report, run
 from forerun.bench.decode.calls import Call, counted
 from forerun.bench.decode.ceilings import Ceilings
 from forerun.bench.decode.device import DeviceTime, busy_seconds
@@ -22,6 +22,7 @@ from forerun.bench.decode.pair import LARGE, SMALL, check_pair
 from forerun.bench.decode.peers import Peer
 from forerun.bench.decode.plan import Plan, make_plan
 from forerun.bench.decode.record import DecodeRecord, Startup, read
+from forerun.bench.forward import Forward, Pass
 from forerun.bench.listening import Lines
 from forerun.bench.records import write
 from forerun.bench.trace import Round, Trace
@@ -113,6 +114,9 @@ def made(complete: bool = True, **more: Any) -> DecodeRecord:
         "measurements": tuple(calls_of(m, b, ms * (1 if b == 1 else 1.2)) for b in (1, 8) for m, ms in speeds.items()),
         "ceilings": Ceilings(4.2e12, 3.9e12, 7e14),
         "alpha": 0.868,
+        "forward": Forward(
+            4e12, (Pass("target", 1, 1, 14_000_000_000, (0.004,)), Pass("draft", 1, 1, 5 * 10**8, (3e-4,)))
+        ),
         "startups": (Startup(1, 3.0, None), Startup(8, 4.0, None)),
         "device_times": (
             DeviceTime(PLAIN, 1, 4.4e-3, 4e-3, 4.2e-3, 300),
@@ -145,7 +149,8 @@ class TestReport:
         assert record.utilisation(PLAIN, 1) == pytest.approx((10 * 13.2e9 + 5000 * 524_288) / 0.044 / 7e14)
 
     def test_tables(self) -> None:
-        latency, rounds, device, memory, peers = report.tables(made())
+        latency, rounds, forward, device, memory, peers = report.tables(made())
+        assert forward.rows[0] == ("target 1x1", "4.000", "14.00", "88%")
         assert latency.rows[3][:5] == ("1", AUTO, "1.30 (3.38x)", "1.30 (3.38x)", "1.30 (3.38x)")
         assert latency.rows[0][2:] == ("4.40", "4.40", "4.40", "5.00", "-", "-")
         assert rounds.rows[0][2] == "4.00" and device.rows[1][-1] == "1.50"
@@ -155,6 +160,8 @@ class TestReport:
     def test_goals_reached_and_missed(self) -> None:
         lines = "\n".join(goals.goals(made()))
         assert "alpha 0.868 (goal reached" in lines
+        assert "target 1x1 forward: 88% of bandwidth (goal reached: 82%)" in lines
+        assert "draft 1x1 with its sampling: 0.300 ms (goal missed: 0.25)" in lines
         assert "batch 1, auto: 1.30 ms a token (goal reached: 1.35)" in lines
         assert "batch 8, first row: 3.72x (goal reached: 3.3x)" in lines
         assert "fixed 6: wall over device 1.50 (goal missed" in lines and "97 MiB (goal missed: 96)" in lines
@@ -168,7 +175,7 @@ class TestReport:
     def test_remarks(self) -> None:
         lines = report.remarks(made(complete=False))
         assert "448 tokens of prompt" in lines[0] and "3.90 TB/s" in lines[1] and "3.0 s at batch 1" in lines[2]
-        assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Interrupted")
+        assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Incomplete")
 
     def test_a_record_survives_the_disk(self, tmp_path: Path) -> None:
         record, path = made(), tmp_path / "decode.json"
@@ -185,7 +192,7 @@ class TestReport:
 
 
 def small(**changes: Any) -> Plan:
-    plan = make_plan(SMALL, device="cpu", batches=(1, 3), prompt_length=8, new_tokens=24)
+    plan = make_plan(SMALL, device="cpu", batches=(1, 3), prompt_length=8, new_tokens=48)
     return replace(plan, turns=1, alpha_tokens=64, peer_tokens=4, **changes)
 
 
@@ -205,8 +212,8 @@ class TestRun:
         assert [peer.title for peer in record.peers] == ["model.generate", "transformers assisted"]
         for call in record.measurements:
             assert call.first <= call.all <= call.last and call.rounds > 0
-            # Every row has 24 tokens, fewer than 24 of them after the first two rounds.
-            assert call.batch <= call.tokens < 24 * call.batch
+            # Every row has 48 tokens, fewer than 48 of them after the first two rounds.
+            assert call.batch <= call.tokens < 48 * call.batch
             assert call.tokens == call.accepted + call.scored - call.drafted
             assert (call.drafted > 0) == (call.draft_steps > 0) and (call.method != PLAIN or not call.drafted)
         lengths = {m: max(c.drafted / c.draft_steps for c in record.calls(m, 1)) for m in FIXED}
@@ -222,13 +229,18 @@ class TestRun:
         record = run.carry_out(small(), tmp_path / "d.json", Lines(), [])
         assert record.notes == ("alpha failed (OutOfMemoryError: no memory)",) and record.peers and record.complete
 
+    def test_what_would_be_late_is_left_out(self, tmp_path: Path) -> None:
+        record = run.carry_out(small(most_seconds=0.0, batches=(1,)), tmp_path / "d.json", Lines(), [])
+        assert not record.complete and not record.measurements and not (tmp_path / "d.json").exists()
+        assert record.notes[0] == "what the hardware allows was left out, for it was late"
+
     def test_an_interrupt_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def stop(*_: Any, **__: Any) -> float:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(run, "measure_alpha", stop)
         path = tmp_path / "d.json"
-        options = ["--batch-sizes", "1", "--max-new-tokens", "24", "--quick", "--device", "cpu", "--output", str(path)]
+        options = ["--batch-sizes", "1", "--max-new-tokens", "40", "--quick", "--device", "cpu", "--output", str(path)]
         done = CliRunner().invoke(cli, ["bench", "decode", *options])
         assert done.exit_code == INTERRUPTED and not read(path).complete
         assert {call.batch for call in read(path).measurements} == {1} and not read(path).peers
@@ -265,4 +277,4 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     assert record.complete and not record.notes
     assert record.memory and {each.method for each in record.device_times} == set(run.WATCHED)
     assert record.ceilings is not None and record.ceilings.copy is not None and record.ceilings.linear > 1e11
-    assert ceilings.FEW == (1, 8)
+    assert record.forward is not None and len(record.forward.passes) == 5

@@ -80,3 +80,8 @@ def chat() -> Command:
 @pytest.fixture
 def check() -> Command:
     return Command("check")
+
+
+@pytest.fixture
+def transcribe() -> Command:
+    return Command("transcribe")

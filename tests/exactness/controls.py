@@ -110,7 +110,8 @@ def warm_kernel(patch: MonkeyPatch) -> None:
     """On a GPU: the target's law is taken at another temperature than asked for."""
 
     def warm(target: LogitLaw, *others: Any, **named: Any) -> Tensor:
-        return right(replace(target, logits=target.logits * 0.8), *others, **named)
+        logits = target.logits * 0.7
+        return right(LogitLaw(logits, target.index, target.params, target._owner), *others, **named)
 
     right = _on_gpu("verify").verify_packed
     patch.setattr(_on_gpu("verify"), "verify_packed", warm)

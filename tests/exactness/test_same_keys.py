@@ -53,12 +53,12 @@ def test_kernels_and_references(rule: str, asked: dict[str, Any], monkeypatch: p
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_tiles(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums and draws by one program a row, and by several with smaller blocks."""
+    """Other blocks, sums by few programs or many, the draw in a launch of its own, no launch before another's end."""
     kernel = importlib.import_module("forerun.kernels.verify")
     right, tuning = kernel.verify_packed, kernel.TUNING
     monkeypatch.setenv("FORERUN_KERNELS", "auto")
     usual = texts(rule, top_p=0.95)
-    for change in ({"block": 1024}, {"single": 1024, "tiles": 2}, {"block": 8192, "single_warps": 4}):
+    for change in ({"block": 2048}, {"tiles": 2, "sum_programs": 1}, {"last_draws": False}, {"overlap": False}):
         other = replace(tuning, **change)
         monkeypatch.setattr(kernel, "verify_packed", lambda *a, other=other, **_: right(*a[:5], tuning=other))
         assert texts(rule, top_p=0.95) == usual, change

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import attention, cache_write, norm, skinny, skinny_device
+from forerun.kernels import advance, attention, between, cache_write, random, skinny, skinny_device
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
@@ -38,7 +38,7 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
-    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "UPCAST", "EARLY")
+    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "UPCAST", "EARLY")
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,
@@ -47,30 +47,48 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
     return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
 
 
+def small_steps() -> list[Any]:
+    """What lies between the large steps of a round: whole numbers, all of them."""
+    names = {name for kernel in (advance._advance_kernel, advance._layout_kernel) for name in kernel.arg_names}
+    whole = {name: "*i64" for name in (*names, *advance._lengths_kernel.arg_names) if name.endswith("_ptr")}
+    kinds = {**whole, "finite_ptr": "*i1", "ends_ptr": "*i32", "own_ptr": "*i32"}
+    keys = dict.fromkeys(("seed_ptr", "request_ptr", "round_ptr", "position_ptr"), "*i64")
+    flags = {"STREAM": 0, "ABSOLUTE": True, "BLOCK": 8}
+    made = [compiled(kernel, {"BLOCK": 16}, kinds, num_warps=1) for kernel in (
+        advance._advance_kernel, advance._layout_kernel, advance._lengths_kernel,
+    )]  # fmt: skip
+    return [*made, compiled(random._uniforms_kernel, flags, {**keys, "out_ptr": "*fp64"}, num_warps=1)]
+
+
 def product(end: Any, rows: int, outputs: int = 4096) -> Any:
     """As it is launched: with its own tiles, and everything aligned, so that copies go through shared memory."""
-    plan = skinny.choose(rows, outputs, 4096, end is not skinny_device.PLAIN, torch.bfloat16)
+    place = torch.device("cpu")
+    plan = skinny.choose(rows, outputs, end is not skinny_device.PLAIN, torch.bfloat16, place)
     constants = {
         "END": end, "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
-        "HAS_NORM": rows <= 16 and plan.splits < 2, "HAS_BIAS": True, "HAS_RESIDUAL": end is skinny_device.PLAIN,
-        "EARLY": True, "LINES": plan.lines,
+        "HAS_BIAS": True, "HAS_RESIDUAL": end is skinny_device.PLAIN,
     }  # fmt: skip
-    kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "positions_ptr": "*i64", "addresses_ptr": "*i64"}
+    kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "addresses_ptr": "*i64"}
     if not plan.splits:
-        kernel, constants["STAGES"], stages = skinny_device.vector_kernel, plan.stages, {}
+        kernel, stages = skinny_device.vector_kernel, {}
+        constants |= {"STAGES": plan.stages, "HAS_NORM": True}
     else:
         kernel, stages = skinny_device.tile_kernel, {"num_stages": plan.stages}
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
     aligned = tuple(n for n in kernel.arg_names if n.endswith("_ptr") or n in ("N", "K", "chunk"))
-    return compiled(kernel, constants, kinds, aligned, num_warps=plan.warps, launch_pdl=True, **stages)
+    return compiled(kernel, constants, kinds, aligned, num_warps=plan.warps, **stages)
 
 
 def main() -> None:
     made = [
-        *(product(end, rows) for end in skinny.ENDS for rows in (1, 16, 64)),
+        *small_steps(),
+        *(product(end, rows) for end in skinny.ENDS for rows in (1, 16)),
         product(skinny_device.PLAIN, 16, 32000),
-        compiled(norm.norm_kernel, {"HEADS": 4, "SIZE": 80, "BLOCK": 128, "EARLY": True}, {}, launch_pdl=True),
+        product(skinny_device.GATED, 64),
+        compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True}, {}),
+        compiled(between.gate_kernel, {"BLOCK": 1024}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
+        attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(
             attention._merge_kernel,

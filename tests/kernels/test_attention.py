@@ -26,7 +26,7 @@ pytestmark = kernel_tests()
 
 FORMS = (Form.PAD, Form.SPLIT, Form.KEYS)
 # Blocks of 16 keys and chunks of as few: rows of 73 keys then have five chunks, of which queries see all, some or none.
-SMALL = replace(TUNING, block_bytes=0, least_chunk=16)
+SMALL = replace(TUNING, block_bytes=0, resident=1000)
 # Relative and absolute. The interpreter cuts bfloat16 off where a GPU rounds.
 TOLERANCE = {torch.float32: (1e-6, 3e-6), torch.float16: (2e-3, 1e-3), torch.bfloat16: (2e-2, 1e-2)}
 
@@ -113,6 +113,16 @@ def test_scores_that_would_overflow(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_another_text_is_seen_whole(form: Form) -> None:
+    """Cross-attention: no order among keys, and a source may be shorter than the text that reads it."""
+    case = make_case(RaggedRows(slots=(3, 0, 2), past=(70, -2, 17), counts=(3, 5, 1)))
+    whole = replace(case, reach=replace(case.reach, across=True))
+    check(whole, form)
+    first, every = (reference.attend_ragged(c.query, c.keys, c.values, c.reach, c.scale) for c in (case, whole))
+    assert not torch.equal(first[:3], every[:3]), "causality would hide keys from all but the last"
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_trees(form: Form) -> None:
     rows = RaggedRows((2, 0), (21, 3), (7, 4))
     for window in (0, 9):
@@ -159,19 +169,28 @@ class TestRule:
     """`auto` looks at shapes and nothing else."""
 
     @pytest.mark.parametrize(
-        ("filling", "span", "merging", "splits"),
+        ("places", "lengths", "chunk"),
         [
-            (0.24, 4096, 2, 16),  # one row of 32 heads: chunks as short as is worth it
-            (0.24, 200, 2, 1),  # too short to cut
-            (0.06, 131072, 2, 64),  # never more than the merging kernel takes
-            (1.94, 4096, 2, 5),  # eight rows: eight programs a multiprocessor, so that unequal rows even out
-            (1.94, 4096, 128, 4),  # many queries a key: merging short chunks would cost more than it gains
-            (0.06, 4096, 128, 16),  # unless most of the device is idle
-            (16.0, 4096, 2, 1),  # enough programs as it is
+            (8.25, (512,), 64),  # one row of 32 heads, 264 programs at once: no chunk shorter than a block
+            (33, (4096,), 128),
+            (33, (4096,) * 8, 1024),  # all at once: 32 of 33 places
+            (33, (64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 640),  # 29 of 33; chunks of 576 would be 36
+            (8.25, (64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 896),  # in three rounds: none is long
+            (33, (131072,), 2048),  # no more of them than the merging kernel takes
         ],
     )
-    def test_splits(self, filling: float, span: int, merging: int, splits: int) -> None:
-        assert shapes.choose_splits(filling, span, merging, False) == splits
+    def test_chunks(self, places: float, lengths: tuple[int, ...], chunk: int) -> None:
+        rows = RaggedRows(tuple(range(len(lengths))), tuple(n - 8 for n in lengths), (8,) * len(lengths))
+        assert shapes.choose_chunk(places, max(lengths), reference.reach_of(rows, DEVICE), 64) == chunk
+
+    def test_chunks_of_lengths_that_the_host_does_not_know(self) -> None:
+        """As many as there would be if every row were as long as it may become."""
+        rows = RaggedRows((0, 1), (100, 500), (8, 8))
+        known = reference.reach_of(rows, DEVICE)
+        unknown = replace(known, longest=4096, num_keys=None)
+        assert shapes.choose_chunk(33, 4096, unknown, 64) == 256
+        windowed = replace(unknown, window=1016)
+        assert shapes.choose_chunk(33, 1024, windowed, 64) == 64
 
     @pytest.mark.parametrize(
         ("filling", "span", "is_even", "form"),
@@ -182,6 +201,7 @@ class TestRule:
             (0.97, 4096, True, Form.SPLIT),
             (0.97, 4096, False, Form.KEYS),
             (0.97, 4096, None, Form.KEYS),
+            (1.94, 1024, None, Form.SPLIT),
             (3.9, 512, True, Form.PAD),
             (3.9, 512, False, Form.SPLIT),
             (3.9, 4096, False, Form.KEYS),
@@ -189,8 +209,17 @@ class TestRule:
     )
     def test_form(self, filling: float, span: int, is_even: bool | None, form: Form) -> None:
         """Each line is a case that was measured on an H200."""
-        assert shapes.choose_form(filling, span, is_even, splits=2) is form
-        assert shapes.choose_form(0.2, span, is_even, splits=1) is Form.SPLIT
+        assert shapes.choose_form(filling, span, is_even, saved=100.0) is form
+        assert shapes.choose_form(0.2, span, is_even, saved=-1.0) is Form.SPLIT
+
+    def test_merging_many_queries_costs_more(self) -> None:
+        """Eight rows of 512 keys and eight key heads: cutting pays for one new token, not for eight."""
+        rows = [RaggedRows(tuple(range(8)), (512 - n,) * 8, (n,) * 8) for n in (1, 8)]
+        keys = torch.zeros(8, 8, 512, 128, dtype=torch.bfloat16)
+        queries = [torch.zeros(r.num_tokens, 32, 128, dtype=keys.dtype) for r in rows]
+        reaches = [reference.reach_of(r, torch.device("cpu")) for r in rows]
+        found = [shapes.choose_shape(q, keys, r, Form.AUTO) for q, r in zip(queries, reaches, strict=True)]
+        assert [shape.form for shape in found] == [Form.KEYS, Form.SPLIT]
 
     def shape(self, window: int, longest: int, form: Form = Form.AUTO) -> kernel.Shape:
         numbers = torch.zeros(2, dtype=torch.int32)

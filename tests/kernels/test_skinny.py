@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from forerun.kernels import norm as norm_kernel
+from forerun.kernels import between
 from forerun.kernels import skinny as kernel
 from forerun.kernels.skinny import Plan
 from forerun.math import skinny as reference
@@ -21,6 +21,8 @@ pytestmark = kernel_tests()
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 ROWS = [1, 3, 17, 64]
+# Every number of rows in float32, every dtype with three rows and with one: the interpreter takes its time.
+KINDS = [(rows, torch.float32) for rows in ROWS] + [(rows, dtype) for rows in (1, 3) for dtype in DTYPES[1:]]
 SMALL, CUT, ONE = Plan(16, 16, 4, 2, 1), Plan(16, 32, 4, 2, 3), Plan(4, 32, 4, 1)
 
 
@@ -45,24 +47,22 @@ def check(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got.float(), want, rtol=4 * step, atol=4 * step * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "dtype"), KINDS)
 @pytest.mark.parametrize("plan", [None, SMALL, CUT, ONE])
 def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
-    """Sizes that no tile divides, a bias and a residual; a norm where sums are not cut."""
+    """Sizes that no tile divides; a bias, a norm and a residual."""
     if plan is ONE and rows > 1:
         pytest.skip("one row is meant")
     if plan is None and DEVICE.type == "cpu" and rows > 3:
         pytest.skip("tiles as large as that take the interpreter long")
     x, weight = numbers(rows, 70, dtype=dtype), numbers(45, 70, dtype=dtype)
     bias, residual = numbers(45, dtype=dtype), numbers(rows, 45, dtype=dtype)
-    norm = None if plan is CUT or plan is None else norm_of(70, dtype)
+    norm = norm_of(70, dtype)
     got = kernel.project(x, weight, bias, norm, residual, plan)
     check(got, reference.project(*map(wide, (x, weight, bias, norm, residual))))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "dtype"), KINDS)
 def test_gate(rows: int, dtype: torch.dtype) -> None:
     x, weight, norm = numbers(rows, 70, dtype=dtype), numbers(2 * 45, 70, dtype=dtype, gain=0.3), norm_of(70, dtype)
     for plan in (SMALL, ONE)[: 2 if rows == 1 else 1]:
@@ -70,13 +70,13 @@ def test_gate(rows: int, dtype: torch.dtype) -> None:
 
 
 def heads_of(rows: int, dtype: torch.dtype, num_queries: int = 6, num_keys: int = 2, size: int = 10) -> Heads:
-    """Grouped heads of an odd half; tokens at any positions, written out of order."""
-    angles = torch.randn(20, size // 2)
-    cos, sin = (torch.cat([part, part], dim=-1).to(DEVICE, dtype) for part in (angles.cos(), angles.sin()))
-    positions = torch.randint(20, (rows,)).to(DEVICE)
+    """Grouped heads of an odd half; angles side by side, tokens written out of order."""
+    angles = torch.randn(rows, size // 2)
+    both = torch.cat([angles.cos(), angles.cos(), angles.sin(), angles.sin()], dim=-1).to(DEVICE, dtype)
+    cos, sin = both.chunk(2, dim=-1)
     addresses = torch.randperm(90)[:rows].to(DEVICE)
     pools = (torch.full((90, num_keys, size), 5.0).to(DEVICE, dtype) for _ in range(2))
-    return Heads(num_queries, num_keys, cos, sin, positions, addresses, *pools)
+    return Heads(num_queries, num_keys, cos, sin, addresses, *pools)
 
 
 def wide_heads(heads: Heads) -> Heads:
@@ -84,8 +84,7 @@ def wide_heads(heads: Heads) -> Heads:
     return replace(heads, **{name: getattr(heads, name).float().clone() for name in names})
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("rows", "dtype"), KINDS)
 def test_project_heads(rows: int, dtype: torch.dtype) -> None:
     x, weight, bias = numbers(rows, 70, dtype=dtype), numbers(100, 70, dtype=dtype), numbers(100, dtype=dtype)
     norm = norm_of(70, dtype)
@@ -102,17 +101,26 @@ def test_project_heads(rows: int, dtype: torch.dtype) -> None:
 def test_normed(dtype: torch.dtype) -> None:
     """As torch rounds it, for rows and for heads that lie apart."""
     x, norm = numbers(5, 70, dtype=dtype, gain=3.0), norm_of(70, dtype)
-    check(norm_kernel.normed(x, norm), reference.normed(x, norm).float())
+    check(between.normed(x, norm), reference.normed(x, norm).float())
     heads, norm = numbers(3, 7, 12, dtype=dtype)[:, 2:6], norm_of(12, dtype)
-    check(norm_kernel.normed(heads, norm), reference.normed(heads, norm).float())
+    check(between.normed(heads, norm), reference.normed(heads, norm).float())
 
 
-def test_a_huge_row_in_half_precision() -> None:
-    """60000 times a gain of 2 has no float16: rows are divided before they are multiplied."""
-    x, weight = numbers(2, 70, dtype=torch.float16), numbers(45, 70, dtype=torch.float16, gain=0.1)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_added_and_gated(dtype: torch.dtype) -> None:
+    x, change, norm = numbers(5, 70, dtype=dtype), numbers(5, 70, dtype=dtype), norm_of(70, dtype)
+    for got, want in zip(between.added(x, change, norm), reference.added(x, change, norm), strict=True):
+        check(got, want.float())
+    check(between.gated(change), reference.gated(change.float()))
+
+
+@pytest.mark.parametrize("plan", [SMALL, ONE])
+def test_a_huge_row_in_half_precision(plan: Plan) -> None:
+    """60000 times a gain of 2 has no float16: it must be divided first, or multiplied in float32."""
+    x, weight = numbers(1, 70, dtype=torch.float16), numbers(45, 70, dtype=torch.float16, gain=0.1)
     x[0, 3] = 60000
     norm = Norm(torch.full((70,), 2.0, dtype=torch.float16, device=DEVICE), 1e-5)
-    got = kernel.project(x, weight, norm=norm, plan=SMALL)
+    got = kernel.project(x, weight, norm=norm, plan=plan)
     check(got, reference.project(x.float(), weight.float(), norm=Norm(norm.weight.float(), 1e-5)))
 
 
@@ -136,7 +144,8 @@ def test_counters_are_left_at_zero() -> None:
 def test_what_is_not_covered() -> None:
     x, weight = numbers(3, 70), numbers(45, 70)
     assert kernel.why_not(x, weight) is None
-    assert "65 rows" in str(kernel.why_not(numbers(65, 70), weight))
+    assert "17 rows" in str(kernel.why_not(numbers(17, 70), weight))
+    assert kernel.why_not(numbers(64, 70), weight, gated=True) is None
     assert "float16" in str(kernel.why_not(x, weight.half()))
     assert "contiguous" in str(kernel.why_not(x, weight.mT.contiguous().mT))
 

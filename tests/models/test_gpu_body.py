@@ -140,11 +140,11 @@ def test_tables_are_made_once_for_a_capacity() -> None:
     body = scorer.body
     assert isinstance(body, GpuBody)
     scorer.score([0, 1], NEW)
-    before = body._rotary[0].data_ptr()
+    before = body._rotary.data_ptr()
     scorer.score([0, 1], NEW)
-    assert body._rotary[0].data_ptr() == before
-    body._refresh(len(body._rotary[0]) + 1)
-    assert len(body._rotary[0]) > 1024
+    assert body._rotary.data_ptr() == before
+    body._refresh(len(body._rotary) + 1)
+    assert len(body._rotary) > 1024
 
 
 def medium(family: str, dtype: torch.dtype) -> PreTrainedModel:

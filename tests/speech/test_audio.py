@@ -10,7 +10,7 @@ import pytest
 
 from forerun.errors import UnreadableAudio
 from forerun.speech.audio import RATE, duration, read
-from support.sound import Sound, soundfile, tone, write
+from support.sound import Sound, tone, write
 
 
 def loudest(sound: Sound) -> float:
@@ -63,20 +63,19 @@ def test_a_wav_whose_writer_did_not_know_its_length_is_whole(tmp_path: Path) -> 
 
 def broken(folder: Path) -> dict[str, Path]:
     whole = write(folder / "whole.flac", tone(1)).read_bytes()
+    assert len(whole) > 20
     files = {
         "text": b"I am a letter, not a sound.\n",
         "empty": b"",
-        "header": (folder / "whole.flac").read_bytes()[:20],
+        "header": whole[:20],
         "garbage": b"RIFF" + bytes(range(200)),
     }
     found = {name: folder / f"{name}.wav" for name in files}
     for name, content in files.items():
         found[name].write_bytes(content)
     found["nothing"] = write(folder / "nothing.wav", tone(0))
-    found["nan"] = folder / "nan.wav"
-    soundfile.write(found["nan"], np.full(100, np.nan, dtype=np.float32), RATE, subtype="FLOAT")
+    found["nan"] = write(folder / "nan.wav", np.full(100, np.nan, dtype=np.float32), subtype="FLOAT")
     found["missing"], found["folder"] = folder / "missing.wav", folder
-    assert whole
     return found
 
 

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-soundfile = pytest.importorskip("soundfile", reason="sound files need the extra `speech`")
-pytest.importorskip("soxr", reason="sound files need the extra `speech`")
-
 Sound = NDArray[np.float32]
 
 
@@ -28,6 +25,9 @@ def babble(seconds: float, seed: int, rate: int = 16_000) -> Sound:
     return sound.astype(np.float32)
 
 
-def write(path: Path, sound: Sound, rate: int = 16_000) -> Path:
-    soundfile.write(path, sound, rate)
+def write(path: Path, sound: Sound, rate: int = 16_000, **how: str) -> Path:
+    """A file of it; without the packages for that the test is skipped."""
+    soundfile = pytest.importorskip("soundfile", reason="sound files need the extra `speech`")
+    pytest.importorskip("soxr", reason="sound files need the extra `speech`")
+    soundfile.write(path, sound, rate, **how)
     return path

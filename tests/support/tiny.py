@@ -64,6 +64,7 @@ FAMILIES = ("llama", "qwen3", "gemma3", "mistral", "opt", "gpt2", "gpt_neox", "p
 EXTRA_FAMILIES = ("gemma2", "qwen2_moe", "gptj", "falcon_rotary", "falcon_alibi")
 REFUSED_FAMILIES = ("mamba", "t5")  # no causal key/value rows that can be cut back
 SEQ2SEQ_FAMILIES = ("t5", "t5_gated", "bart", "marian", "whisper")
+POST_NORM = ("bart", "marian")
 EXTRA_SEQ2SEQ = ("mt5", "mbart", "pegasus", "blenderbot", "moonshine")
 
 Key = tuple[str, int, int, int, str]
@@ -168,9 +169,9 @@ RECIPES: dict[str, Recipe] = {
     "t5": (T5ForConditionalGeneration, T5Config, _t5),
     "t5_gated": (T5ForConditionalGeneration, T5Config, _t5_gated),
     "mt5": (MT5ForConditionalGeneration, MT5Config, _t5),
-    "bart": (BartForConditionalGeneration, BartConfig, _bart()),
+    "bart": (BartForConditionalGeneration, BartConfig, _bart(tie_word_embeddings=False)),
     "mbart": (MBartForConditionalGeneration, MBartConfig, _bart()),
-    "marian": (MarianMTModel, MarianConfig, _bart(scale_embedding=True)),
+    "marian": (MarianMTModel, MarianConfig, _bart(scale_embedding=True, tie_word_embeddings=False)),
     "pegasus": (PegasusForConditionalGeneration, PegasusConfig, _bart()),
     "blenderbot": (BlenderbotForConditionalGeneration, BlenderbotConfig, _bart(encoder_no_repeat_ngram_size=0)),
     "whisper": (
@@ -206,6 +207,8 @@ def _build(family: str, seed: int, layers: int, vocab: int, overrides: Settings)
         torch.manual_seed(seed)
         model = model_class(config).eval().requires_grad_(False)
         _roughen(model)
+        if family in POST_NORM:
+            _calm(model)
     if family == "gemma2":  # some versions of transformers forget the soft cap in their SDPA path
         model.set_attn_implementation("eager")
     return model
@@ -221,6 +224,13 @@ def _roughen(model: PreTrainedModel) -> None:
             weight.add_(0.1 * noise + (spread - 1 if _is_final_norm(name) else 0))
         elif not name.endswith("A_log"):  # a recurrence's decay rates, which no longer decay when random
             weight.copy_(noise * _scale(name, weight.shape))
+
+
+def _calm(model: PreTrainedModel) -> None:
+    """Where each sum is normalised anew, what a layer adds drowns the token just read, and one is said for ever."""
+    for name, weight in model.named_parameters():
+        if ".decoder.layers" in name and name.endswith(("out_proj.weight", "fc2.weight")):
+            weight.mul_(0.1 if "encoder_attn" in name else 0.3)
 
 
 def _scale(name: str, shape: torch.Size) -> float:

@@ -74,7 +74,7 @@ def linear_bandwidth(device: torch.device, repeats: int = 5) -> float:
     """Bytes a second of weights read by a product with one row."""
     weight = torch.randn(CEILING, dtype=torch.bfloat16, device=device)
     row = torch.randn(1, CEILING[1], dtype=torch.bfloat16, device=device)
-    return weight.nbytes / min(seconds_a_call([lambda: F.linear(row, weight)] * 2, repeats))
+    return weight.nbytes / median(seconds_a_call([lambda: F.linear(row, weight)] * 2, repeats))
 
 
 def _passes(models: dict[str, PreTrainedModel], repeats: int) -> Iterator[Pass]:

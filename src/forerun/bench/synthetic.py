@@ -181,13 +181,24 @@ def build_model(
     return model
 
 
-def measure_alpha(target: Any, draft: Any, *, num_tokens: int = 512, temperature: float = 1.0, seed: int = 0) -> float:
-    """E[sum min(p, q)] of two models along text that the target itself samples at `temperature`."""
+def measure_alpha(
+    target: Any,
+    draft: Any,
+    *,
+    num_tokens: int = 512,
+    temperature: float = 1.0,
+    seed: int = 0,
+    plain: SpeculativeDecoder | None = None,
+) -> float:
+    """E[sum min(p, q)] of two models along text that the target itself samples at `temperature`.
+
+    `plain` is a decoder of the target without a drafter, where there is one already.
+    """
     rows = 8
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(1, target.config.vocab_size, (rows, 4), generator=generator).to(target.device)
-    plain = SpeculativeDecoder(target, None)
-    made = plain.generate(
+    decoder = SpeculativeDecoder(target, None) if plain is None else plain
+    made = decoder.generate(
         prompts, max_new_tokens=-(-num_tokens // rows), temperature=temperature, seed=seed, eos_token_id=[]
     )
     with torch.inference_mode():

@@ -50,6 +50,7 @@ class RaggedCache:
     num_slots: int = 0
     capacity: int = 0
     layers: dict[int, Layer] = field(default_factory=dict)
+    version: int = 0  # counts how often keys have moved: who holds their addresses looks here
     _slot: dict[int, int] = field(default_factory=dict)  # row -> slot, always 0 .. len - 1
     _tenants: list[int] = field(default_factory=list)  # slot -> row
     _length: dict[int, int] = field(default_factory=dict)  # row -> keys that stand
@@ -104,6 +105,17 @@ class RaggedCache:
         assert 0 <= length <= self._length[row], f"row {row} has {self._length[row]} keys, cannot keep {length}"
         self._length[row] = length
 
+    def settle(self, row: int, length: int, written: int) -> None:
+        """After rounds the device ran by itself: `length` keys stand, and positions below `written` may be dirty."""
+        assert length <= written <= self.capacity, f"{length} keys of {written} written, room for {self.capacity}"
+        self._length[row] = length
+        self._written[row] = max(self._written[row], written)
+
+    def reserve(self, num_slots: int, capacity: int) -> None:
+        """Room ahead of need, in one step: whoever holds addresses has to look them up again."""
+        if num_slots > self.num_slots or capacity > self.capacity:
+            self._resize(num_slots, max(capacity, self.capacity))
+
     @torch.inference_mode()
     def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
         """Of the keys from `start` on keep those at `picks` (ascending, counted from `start`), moved side by side."""
@@ -143,6 +155,7 @@ class RaggedCache:
         pool = self.layers.get(layer)
         if pool is None:
             pool = self.layers[layer] = Layer(self._empty(keys), self._empty(values))
+            self.version += 1
         return pool
 
     def layer(self, layer: int, num_heads: int, size: int) -> Layer:
@@ -158,6 +171,7 @@ class RaggedCache:
 
     @torch.inference_mode()
     def _resize(self, num_slots: int, capacity: int) -> None:
+        self.version += 1
         self.num_slots = max(self.num_slots, num_slots)
         self.capacity = -(-capacity // GRAIN) * GRAIN
         for layer in self.layers.values():
@@ -165,15 +179,17 @@ class RaggedCache:
 
     @torch.inference_mode()
     def _wipe(self, slot: int, length: int) -> None:
-        for layer in self.layers.values():
-            layer.keys[slot, :length].zero_()
-            layer.values[slot, :length].zero_()
+        if length and self.layers:
+            torch._foreach_zero_(self._parts(slot, length))
 
     @torch.inference_mode()
     def _copy(self, source: int, target: int, length: int) -> None:
-        for layer in self.layers.values():
-            layer.keys[target, :length].copy_(layer.keys[source, :length])
-            layer.values[target, :length].copy_(layer.values[source, :length])
+        if length and self.layers:
+            torch._foreach_copy_(self._parts(target, length), self._parts(source, length))
+
+    def _parts(self, slot: int, length: int) -> list[Tensor]:
+        """The first keys and values of a slot in all layers: one call for all of them is one launch on a GPU."""
+        return [pool[slot, :length] for layer in self.layers.values() for pool in (layer.keys, layer.values)]
 
 
 def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:

@@ -31,7 +31,7 @@ class Difference:
 
 
 def difference(
-    model: PreTrainedModel,
+    model: PreTrainedModel | plain.Reading,
     prompt: Sequence[int],
     ours: Sequence[int],
     theirs: Sequence[int],

@@ -15,6 +15,11 @@ from forerun.config import SamplingParams
 from forerun.math.laws import warp
 from forerun.types import LawParams
 
+# Of a published configuration what says which tokens there are, not how to draw them.
+IDS = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id", "bad_words_ids",
+)  # fmt: skip
 BLOCK = 8  # positions of the long forward that the deviation is measured with
 
 
@@ -22,12 +27,24 @@ BLOCK = 8  # positions of the long forward that the deviation is measured with
 def neutral_defaults(model: PreTrainedModel) -> Iterator[None]:
     """Without the settings a model was published with, which `model.generate` would apply unasked; ids stay."""
     own = model.generation_config
-    ids = {name: getattr(own, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ids = {name: getattr(own, name, None) for name in IDS}
     model.generation_config = GenerationConfig(**ids)
     try:
         yield
     finally:
         model.generation_config = own
+
+
+class Reading:
+    """An encoder-decoder model in front of one source, called as a causal model is: with its decoder's tokens."""
+
+    def __init__(self, model: PreTrainedModel, source: Sequence[int]) -> None:
+        self.model, self.device = model, model.device
+        with torch.inference_mode():
+            self.states = model.get_encoder()(input_ids=torch.tensor([list(source)], device=model.device))
+
+    def __call__(self, input_ids: Tensor, **options: Any) -> Any:
+        return self.model(encoder_outputs=self.states, decoder_input_ids=input_ids, **options)
 
 
 def greedy(model: PreTrainedModel, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -42,7 +59,7 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int], max_new_tokens: int) -
 
 
 @torch.inference_mode()
-def logits_after(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
+def logits_after(model: PreTrainedModel | Reading, tokens: Sequence[int]) -> Tensor:
     """Logits [V] float after `tokens`, by one forward without a cache."""
     ids = torch.tensor([list(tokens)], device=model.device)
     logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1]
@@ -69,7 +86,7 @@ def slack(deviation: float, temperature: float) -> float:
 
 
 @torch.inference_mode()
-def deviation(model: PreTrainedModel, tokens: Sequence[int]) -> float:
+def deviation(model: PreTrainedModel | Reading, tokens: Sequence[int]) -> float:
     """The model's own rounding: how far logits move between reading tokens one at a time and up to eight at once."""
     ids = torch.tensor([list(tokens)], device=model.device)
     cut = max(ids.shape[1] - BLOCK, 1)
@@ -80,7 +97,7 @@ def deviation(model: PreTrainedModel, tokens: Sequence[int]) -> float:
     return float((together - singly).abs().max())
 
 
-def _continued(model: PreTrainedModel, start: Tensor, steps: list[Tensor]) -> Tensor:
+def _continued(model: PreTrainedModel | Reading, start: Tensor, steps: list[Tensor]) -> Tensor:
     cache = model(input_ids=start, use_cache=True).past_key_values
     parts = []
     for step in steps:

@@ -34,6 +34,7 @@ class Pair:
     tokenizer: Any = None
     attention: str = "auto"
     kernels: str | None = None
+    compile: bool = True
 
     def decoder(self, rule: AnyRule | None = None) -> SpeculativeDecoder:
         """A fresh one for every test: a drafter that shares the target's cache belongs to one decoder at a time."""
@@ -45,6 +46,7 @@ class Pair:
             tokenizer=self.tokenizer,
             attention=self.attention,
             kernels=self.kernels,
+            compile=self.compile,
         )
 
 

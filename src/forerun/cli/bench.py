@@ -35,6 +35,7 @@ BENCHES = {
 }
 # By the kind of a record: who reads it, and who prints what was read.
 SHOWN = {
+    "asr": ("forerun.eval.speech.record:read", "forerun.cli.eval_speech:show_speech"),
     "attention": ("forerun.bench.attention.record:read", "forerun.cli.bench_attention:show_attention"),
     "cpu steps": ("forerun.bench.cpu.record:read", "forerun.cli.bench_cpu:show_cpu"),
     "decode rounds": ("forerun.bench.decode.record:read", "forerun.cli.bench_decode:show_decode"),

@@ -33,6 +33,13 @@ from forerun.cli.measurement import measure, show_with
     metavar="N",
     help="Of every row; end tokens are ignored. [default: 128 on a GPU, 48 elsewhere]",
 )
+@click.option(
+    "--seconds",
+    "most_seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Begin no part later than that; the most important ones come first. [default: 150]",
+)
 @click.option("--quick", is_flag=True, help="Batches of 1 and 8, short texts, one turn.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", default=0, show_default=True)
 @click.option("--device", help="[default: a GPU where there is one]")

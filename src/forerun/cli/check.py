@@ -71,6 +71,7 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
         loaded.tokenizer,
         loaded.attention,
         loaded.kernels,
+        loaded.compile,
     )
     prompts, open_prompts = _prompts(file, loaded.tokenizer)
     with progress_bar(console) as bar:

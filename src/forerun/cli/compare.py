@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from forerun.check import plain
 from forerun.check.greedy import Difference, difference, gap_in_words
@@ -97,7 +98,7 @@ def compare(
 
 
 def decoder_with(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
-    names = ("policy", "rule", "attention", "kernels")
+    names = ("policy", "rule", "attention", "kernels", "compile")
     settings = {name: getattr(loaded, name) for name in names}
     if drafter is None:
         settings["policy"] = 0  # a policy object learns, and must not learn from this
@@ -112,9 +113,9 @@ def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: di
     """One padded batch, with the settings the user gave and none of the model's own defaults."""
     model = loaded.model
     pad = loaded.tokenizer.pad_token_id or 0
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(p)) + list(p) for p in prompts], device=model.device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
+    ids, mask = padded(prompts, pad, left=not loaded.has_encoder)
+    ids, mask = ids.to(model.device), mask.to(model.device)
+    start = 1 if loaded.has_encoder else ids.shape[1]  # a decoder's text begins with its start token
     settings = _their_words(keywords, loaded.tokenizer)
     if (seed := keywords.get("seed")) is not None:
         torch.manual_seed(seed)
@@ -126,8 +127,17 @@ def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: di
         seconds = time.perf_counter() - started
         ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())
-    tokens = [_until_end(row, ends) for row in out[:, width:].tolist()]
+    tokens = [_until_end(row, ends) for row in out[:, start:].tolist()]
     return Timed(TRANSFORMERS, seconds, sum(map(len, tokens)), tokens)
+
+
+def padded(prompts: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
+    """Token ids and mask: a text to continue is padded on the left, one that an encoder reads on the right."""
+    width = max(map(len, prompts))
+    rows = [([pad] * (width - len(p)), list(p)) for p in prompts]
+    marks = [([0] * (width - len(p)), [1] * len(p)) for p in prompts]
+    ids, mask = (torch.tensor([a + b if left else b + a for a, b in pairs]) for pairs in (rows, marks))
+    return ids, mask
 
 
 def _their_words(keywords: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -164,12 +174,21 @@ def _differences(
     for way in others:
         rows = range(len(prompts))
         parted = [i for i in rows if last.tokens[i] != way.tokens[i]]
-        rounding = max((plain.deviation(loaded.model, prompts[i]) for i in parted), default=0.0)
-        judged = (
-            difference(loaded.model, prompts[i], last.tokens[i], way.tokens[i], rounding, i, params) for i in parted
-        )
+        judges = {i: _judge(loaded, prompts[i]) for i in parted}
+        texts = {i: [*judges[i][1], *way.tokens[i]] if loaded.has_encoder else prompts[i] for i in parted}
+        rounding = max((plain.deviation(judges[i][0], texts[i]) for i in parted), default=0.0)
+        judged = (difference(*judges[i], last.tokens[i], way.tokens[i], rounding, i, params) for i in parted)
         found[way.name] = [d for d in judged if d is not None]
     return found
+
+
+def _judge(loaded: Loaded, prompt: Sequence[int]) -> tuple[Any, Sequence[int]]:
+    """Who says what plain logits are, and what the text begins with."""
+    if not loaded.has_encoder:
+        return loaded.model, prompt
+    config = loaded.model.generation_config
+    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
+    return plain.Reading(loaded.model, prompt), [start]
 
 
 def comparison_table(comparison: Comparison) -> Table:

@@ -30,6 +30,7 @@ class Device:
     what: str
     attention: str
     verification: str
+    rounds: str
     why: str
 
 
@@ -103,19 +104,26 @@ def _version(package: str) -> str | None:
 def _devices() -> list[Device]:
     import torch
 
-    reference = "torch reference"
-    cpu = Device("cpu", platform.machine(), reference, reference, "float32 by default; products: see CPU kernels")
-    gpus = [
-        Device(
-            f"cuda:{i}",
-            torch.cuda.get_device_name(i),
-            reference,
-            reference,
-            "this version has no GPU kernels yet; bfloat16 by default",
-        )
-        for i in range(torch.cuda.device_count())
-    ]
-    return [*gpus, cpu]
+    reference, stepwise = "torch reference", "step by step"
+    why = "float32 by default; products: see CPU kernels"
+    cpu = Device("cpu", platform.machine(), reference, reference, stepwise, why)
+    return [*(_gpu(i) for i in range(torch.cuda.device_count())), cpu]
+
+
+def _gpu(index: int) -> Device:
+    import torch
+
+    from forerun import kernels
+    from forerun.config import Kernels
+    from forerun.config import kernels as asked
+
+    name, what = f"cuda:{index}", torch.cuda.get_device_name(index)
+    lack = "FORERUN_KERNELS=off" if asked() is Kernels.OFF else kernels.triton_missing("cuda")
+    if lack is not None:
+        return Device(name, what, "torch reference", "torch reference", "step by step", f"{lack}; bfloat16 by default")
+    rounds = "CUDA graphs, recorded when a shape is first met: seconds once; --no-compile turns it off"
+    why = "Llama, Mistral, Qwen2 and Qwen3 have fused layers; bfloat16 by default"
+    return Device(name, what, "Triton kernels", "Triton kernels", rounds, why)
 
 
 def _embedded_model() -> EmbeddedModel:
@@ -142,7 +150,7 @@ def _print_tables(report: Report) -> None:
         facts.add_row(name, version)
     for device in report.devices:
         facts.add_row(f"device {device.name}", f"{device.what}: attention by {device.attention}, "
-                      f"verification by {device.verification} ({device.why})")  # fmt: skip
+                      f"verification by {device.verification}, rounds {device.rounds} ({device.why})")  # fmt: skip
     facts.add_row("embedded model", f"{_yes(report.embedded_model.installed)}: {report.embedded_model.advice}")
     facts.add_row("cache folder", report.cache_folder)
     facts.add_row("offline", _yes(report.offline))

@@ -141,6 +141,9 @@ def evaluate(
     TASKS are one or more of xsum, cnn_dailymail (ROUGE), humaneval, mbpp (pass@k, programs run in a sandbox), gsm8k
     (exact match), wikitext2 (perplexity), spec_bench (no gold answers: repetition, length, identity), or all.
     Without any, the tasks are listed with what is needed to run them.
+
+    asr is run by itself, with a speech recogniser (whisper-tiny.en by default): word error rate, tokens a round and
+    seconds of encoder and decoder, by transformers, plainly and with drafts, at batch sizes 1, 4 and 8.
     """
     from forerun.cli.console import err_console
     from forerun.config import data_folder
@@ -154,10 +157,16 @@ def evaluate(
     if not tasks:
         list_tasks(folder)
         return
+    form = "json" if as_json else "markdown" if markdown else "table"
+    if "asr" in tasks:
+        from forerun.cli.eval_speech import evaluate_speech
+
+        evaluate_speech(tasks, folder, output, form, options, console)
+        return
     wanted = chosen(tasks)
     settings = Settings(**_named(options))
     record, path = _evaluate(wanted, folder, output, settings, options, console)
-    _show(record, path, "json" if as_json else "markdown" if markdown else "table", console)
+    _show(record, path, form, console)
     if not record.complete:
         raise click.exceptions.Exit(INTERRUPTED)
     if record.missing:
@@ -210,6 +219,7 @@ def _evaluate(
         rule=loaded.rule,
         attention=loaded.attention,
         kernels=loaded.kernels,
+        compile=loaded.compile,
     )
     with progress_bar(console) as bar:
         listener = Bar(bar)
@@ -244,9 +254,21 @@ def list_tasks(folder: Path | None) -> None:
     for name, task in EVERY.items():
         click.echo(f"{name:15}{', '.join(metric.title for metric in task.metrics)}")
         click.echo(" " * 15 + (f"found {sources[name]}" if name in sources else f"needs {task.give}"))
+    click.echo(f"{'asr':15}word error rate, by itself")
+    click.echo(" " * 15 + _recordings(folder))
     if missing:
         click.echo(f"Data is looked for in {str(folder)!r}." if folder else "Give --data FOLDER, or set FORERUN_DATA.")
     click.echo("Run some: forerun eval xsum gsm8k, or: forerun eval all")
+
+
+def _recordings(folder: Path | None) -> str:
+    from forerun.errors import InvalidArgument
+    from forerun.eval.speech.recordings import GIVE, find
+
+    try:
+        return f"found {len(find(folder).recordings)} recordings"
+    except InvalidArgument:
+        return f"needs {GIVE}"
 
 
 def _show(record: EvalRecord, path: Path, form: str, console: Console) -> None:
@@ -282,14 +304,14 @@ def print_record(record: EvalRecord, console: Console) -> None:
     from forerun.eval.report import headline, remarks, tables
 
     for table in tables(record):
-        _print_table(table, console)
+        print_table_or_text(table, console)
     for line in remarks(record):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     for line in headline(record):
         console.print(line, style="bold", markup=False, soft_wrap=True)
 
 
-def _print_table(table: Table, console: Console) -> None:
+def print_table_or_text(table: Table, console: Console) -> None:
     """With lines where there is room for them; else as plain text that nobody folds in the middle of a word."""
     from forerun.bench.report import as_text
     from forerun.cli.bench import print_table

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forerun.engine import Progress, RowResult
 
 PROMPT, OUTPUT = "Prompt", "Output"
-SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attention", "kernels")
+SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attention", "kernels", "compile")
 
 
 @click.command(cls=GroupedCommand)
@@ -53,6 +53,14 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
 )
 @option(
     PROMPT, "--system", metavar="TEXT", show_default="the template's own", help="System message of the chat template."
+)
+@option(
+    PROMPT,
+    "--task",
+    metavar="NAME",
+    show_default="none",
+    help="What an encoder-decoder model such as T5 is asked to do with the prompt: a name of its own configuration "
+    "(summarization, translation_en_to_de ...), whose prefix is put in front.",
 )
 @model_options
 @speculation_options(policy="auto")
@@ -83,12 +91,14 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
 def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> None:
     """Continue one or many PROMPTs at once, faster; '-' or a pipe reads one from standard input.
 
+    An encoder-decoder model (T5, BART, Marian ...) answers them instead: summaries, translations.
     On a terminal colours show which tokens were drafted. Elsewhere only the text goes to standard output, texts
     separated by an empty line; use --json to tell them apart.
     """
     from forerun.cli.console import err_console, out_console, plain_warnings
     from forerun.cli.prompts import encode, read_prompts, uses_template
     from forerun.cli.settings import generate_keywords
+    from forerun.cli.task import asked_for
 
     console = err_console(options["quiet"])
     with plain_warnings(console):
@@ -96,7 +106,9 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
         keywords = _keywords(generate_keywords(options), options["n"])
         from forerun.cli.pair import load
 
-        loaded = load(options, console)
+        loaded = load(options, console, encoder_decoder=True)
+        if options["task"] is not None:
+            given = asked_for(loaded.model, options["task"], given, console)
         template = uses_template(loaded.tokenizer, options["chat"], options["system"], given)
         encoded = [encode(loaded.tokenizer, prompt, template, options["system"]) for prompt in given]
         show = _Show(loaded, given, out_console(), console)

@@ -105,7 +105,8 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
         option(group, "--draft", "-d", default="auto", metavar="DRAFTER",
                help="Who guesses: 'auto' is lookup, and the trained drafter that comes with Forerun where one fits; "
                     "'lookup' copies from the text so far; 'early:N' runs the target's first N layers; "
-                    "'ngram:FILE' a counted table; a Hub name, folder or .gguf file a small model of its family; a "
+                    "'ngram:FILE' a counted table; a Hub name, folder or .gguf file a small model of its family, "
+                    "'shared:NAME' one that reads with an encoder-decoder target's own encoder; a "
                     "folder that `forerun train draft` made; "
                     "'random' guesses blindly; 'none' decodes plainly. Several with commas: the first that has a "
                     "guess speaks."),
@@ -123,6 +124,9 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
                help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
                     "rows over several programs of a GPU."),
         option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
+        option(group, "--compile/--no-compile", "compile", default=True,
+               help="On a GPU, record rounds as CUDA graphs: seconds once, and little work for the host in every round "
+                    "after."),
     )  # fmt: skip
 
 

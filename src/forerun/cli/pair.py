@@ -29,6 +29,11 @@ class Loaded:
     rule: str
     attention: str
     kernels: str | None = None
+    compile: bool = True
+
+    @property
+    def has_encoder(self) -> bool:
+        return bool(self.model.config.is_encoder_decoder)
 
     def decoder(self, keep_rows: int = 0) -> SpeculativeDecoder:
         from forerun.decoder import SpeculativeDecoder
@@ -41,11 +46,12 @@ class Loaded:
             tokenizer=self.tokenizer,
             attention=self.attention,
             kernels=self.kernels,
+            compile=self.compile,
             keep_rows=keep_rows,
         )
 
 
-def load(options: dict[str, Any], console: Console) -> Loaded:
+def load(options: dict[str, Any], console: Console, encoder_decoder: bool = False) -> Loaded:
     """Cheap mistakes first: policy and tree are read before anything large is."""
     policy, tree = make_policy(options["policy"]), make_tree(options.get("tree"))
     with busy(console, f"loading {options['model']}"):
@@ -54,10 +60,11 @@ def load(options: dict[str, Any], console: Console) -> Loaded:
         where = {name: options[name] for name in LOADING}
         named = options["draft"] != AUTO
         drafter = make_drafter(options["draft"], **where) if named else None
-        model, tokenizer = load_model(options["model"], **where)
+        model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **where)
         if not named:
             from forerun.drafters import default_drafter
 
             drafter = default_drafter(model)
     drafter = shaped(drafter, tree, options.get("draft_top_k"))
-    return Loaded(model, tokenizer, drafter, policy, options["rule"], options["attention"], options["kernels"])
+    how = (options[name] for name in ("rule", "attention", "kernels", "compile"))
+    return Loaded(model, tokenizer, drafter, policy, *how)

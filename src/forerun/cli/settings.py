@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidArgument
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from forerun.types import Drafter, Policy
 
 AUTO = "auto"  # known once the target is: see `forerun.drafters.default_drafter`
-KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE")
+KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE", "shared:NAME")
 # Option names that are also keywords of `SpeculativeDecoder.generate`.
 KEYWORDS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
@@ -79,8 +81,12 @@ def shaped(drafter: Drafter | None, tree: dict[str, Any] | None, top_k: int | No
     return grown if top_k is None else TopK(grown, top_k)
 
 
-def make_drafter(text: str, **loading: Any) -> Drafter | None:
-    """The drafter a name stands for; several with commas form a chain. `loading` goes to `load_model`."""
+def make_drafter(text: str, as_model: Callable[[str, bool], Drafter] | None = None, **loading: Any) -> Drafter | None:
+    """The drafter a name stands for; several with commas form a chain.
+
+    `as_model` makes one of a model's name and whether it reads with the target's encoder; without it, `load_model`
+    does, with `loading`.
+    """
     from forerun.drafters import Chain
 
     names = [name.strip() for name in text.split(",")]
@@ -89,13 +95,20 @@ def make_drafter(text: str, **loading: Any) -> Drafter | None:
     for word in ("none", AUTO):
         if word in names:
             raise InvalidArgument(f"--draft {text!r}: {word!r} stands alone; leave it out of the list")
-    parts = [_one_drafter(name, loading) for name in names]
+    parts = [_one_drafter(name, as_model or partial(_text_model, **loading)) for name in names]
     return parts[0] if len(parts) == 1 else Chain(*parts)
 
 
-def _one_drafter(name: str, loading: dict[str, Any]) -> Drafter:
-    from forerun.drafters import DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft, from_folder
+def _text_model(name: str, shares_encoder: bool, **loading: Any) -> Drafter:
+    from forerun.drafters import DraftModel
     from forerun.loading import load_model
+
+    model, tokenizer = load_model(name, encoder_decoder=True, **loading)
+    return DraftModel(model, tokenizer=tokenizer, shares_encoder=shares_encoder)
+
+
+def _one_drafter(name: str, as_model: Callable[[str, bool], Drafter]) -> Drafter:
+    from forerun.drafters import EarlyExit, NgramTable, PromptLookup, RandomDraft, from_folder
     from forerun.loading.drafter_folder import is_drafter_folder
 
     kind, _, rest = name.partition(":")
@@ -109,9 +122,10 @@ def _one_drafter(name: str, loading: dict[str, Any]) -> Drafter:
         return NgramTable.load(rest or name)
     if is_drafter_folder(name):
         return from_folder(name)
+    if kind == "shared" and rest:
+        return as_model(rest, True)
     _refuse_misspelt(name, kind)
-    model, tokenizer = load_model(name, **loading)
-    return DraftModel(model, tokenizer=tokenizer)
+    return as_model(name, False)
 
 
 def _layers(name: str, text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from forerun.cli.pair import Loaded
     from forerun.cli.transcripts import Writer
     from forerun.speech import SpeechSettings, Spent
+    from forerun.types import Drafter
 
 MODEL, SPEECH, AGAIN, OUTPUT = "Model", "Speech", "When a window goes wrong", "Output"
 SOME_FAILED = 1
@@ -146,6 +148,7 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
     """
     from forerun.cli.console import err_console, plain_warnings
     from forerun.cli.transcripts import Writer
+    from forerun.loading.load import quiet
     from forerun.speech.formats import Format
 
     console = err_console(options["quiet"])
@@ -155,9 +158,10 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
         given = _once(files, console)
         writer = Writer(given, form, bool(options["timestamps"]), options["folder"], console)
         settings = _settings(options, times)
-        loaded, processor = _load(options, console)
+        loaded, processor = load_pair(options, console)
         run = _compared if options["compare"] else _transcribed
-        facts = run(loaded, processor, settings, writer, options["batch_size"])
+        with quiet():  # transformers warns of its own keywords
+            facts = run(loaded, processor, settings, writer, options["batch_size"])
         whole = writer.finish({"model": options["model"], "draft": options["draft"], **facts})
     if not whole:
         raise click.exceptions.Exit(SOME_FAILED)
@@ -193,24 +197,38 @@ def _settings(options: dict[str, Any], timestamps: bool) -> SpeechSettings:
     return SpeechSettings(**{name: options[name] for name in names}, timestamps=timestamps, temperature=temperatures)
 
 
-def _load(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
+def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
     """The target with its drafter, and the processor."""
     from forerun.cli.console import busy
     from forerun.cli.pair import LOADING, Loaded
     from forerun.cli.settings import AUTO, make_drafter, make_policy, make_tree, shaped
 
     policy, tree = make_policy(options["policy"]), make_tree(options["tree"])
+    where = {name: options[name] for name in LOADING}
     with busy(console, f"loading {options['model']}"):
         from forerun.drafters import default_drafter
         from forerun.loading import load_speech_model
 
-        where = {name: options[name] for name in LOADING}
         model, processor = load_speech_model(options["model"], **where)
         named = options["draft"] != AUTO
-        drafter = make_drafter(options["draft"], **where) if named else default_drafter(model)
+        make = partial(_draft_whisper, target=model, where=where)
+        drafter = make_drafter(options["draft"], make) if named else default_drafter(model)
     drafter = shaped(drafter, tree, options["draft_top_k"])
-    names = ("rule", "attention", "kernels")
+    names = ("rule", "attention", "kernels", "compile")
     return Loaded(model, processor.tokenizer, drafter, policy, *(options[name] for name in names)), processor
+
+
+def _draft_whisper(name: str, shares_encoder: bool, target: Any, where: dict[str, Any]) -> Drafter:
+    """A smaller Whisper. One whose encoder is the target's, such as a distilled one, reads what that has read."""
+    import torch
+
+    from forerun.drafters import DraftModel
+    from forerun.loading import load_speech_model
+
+    model, processor = load_speech_model(name, **where)
+    own, theirs = (one.get_encoder().state_dict() for one in (model, target))
+    same = own.keys() == theirs.keys() and all(torch.equal(own[key], theirs[key]) for key in own)
+    return DraftModel(model, tokenizer=processor.tokenizer, shares_encoder=shares_encoder or same)
 
 
 def _transcribed(

@@ -112,17 +112,18 @@ def comparison_table(comparison: Comparison) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(title="The same recordings, transcribed in turn", title_justify="left", box=box.SIMPLE)
-    headings = ("", "seconds", "encoder", "decoder", "tokens", "a round", "real-time factor", "decoder's gain")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+    table = Table(
+        title="The same recordings, transcribed in turn", title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1)
+    )
+    for heading in ("", "seconds", "encoder", "decoder", "gain", "tokens", "a round", "RTF"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     base = comparison.ways[0].spent.decoder_seconds
     for way in comparison.ways:
         spent = way.spent
-        gain = f"{base / spent.decoder_seconds:.2f} x" if spent.decoder_seconds else "-"
+        gain = f"{base / spent.decoder_seconds:.2f}x" if spent.decoder_seconds else "-"
         table.add_row(
-            way.name, f"{spent.seconds:.2f}", f"{spent.encoder_seconds:.2f}", f"{spent.decoder_seconds:.2f}",
-            str(way.num_tokens), f"{way.tokens_per_round:.2f}", f"{spent.real_time_factor:.3f}", gain,
+            way.name, f"{spent.seconds:.2f}", f"{spent.encoder_seconds:.2f}", f"{spent.decoder_seconds:.2f}", gain,
+            str(way.num_tokens), f"{way.tokens_per_round:.2f}", f"{spent.real_time_factor:.3f}",
         )  # fmt: skip
     return table
 
@@ -132,7 +133,7 @@ def explanations(comparison: Comparison) -> list[str]:
     last = comparison.ways[-1]
     lines = [
         f"Measured once each over {last.spent.audio_seconds:.1f} s of sound, after a warm-up; reading files and "
-        "loading are left out. Real-time factor: seconds of work for a second of sound.",
+        "loading are left out. Gain: of the decoder over model.generate's. RTF: seconds of work for a second of sound.",
     ]
     if last.num_sampled:
         lines.append(

@@ -48,7 +48,7 @@ class CausalFolder:
             model.set_input_embeddings(target.get_input_embeddings())
         head = target.get_output_embeddings() if "head" in shares else model.get_output_embeddings()
         ids = None if self.ids is None else self.ids.to(target.device)
-        model.set_output_embeddings(head if ids is None else _cut(head, ids))
+        model.set_output_embeddings(head if ids is None else cut_head(head, ids))
         return model, ids
 
     def _own_parts(self) -> PreTrainedModel:
@@ -89,7 +89,7 @@ class CausalFolder:
         }
 
 
-def _cut(head: nn.Linear, ids: Tensor) -> nn.Linear:
+def cut_head(head: nn.Linear, ids: Tensor) -> nn.Linear:
     """The rows of a head that speak of `ids`."""
     small = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
     small.weight = nn.Parameter(head.weight.detach()[ids], requires_grad=False)

@@ -14,9 +14,15 @@ MIN_NGRAM = 2  # with a trained drafter behind it, prompt lookup only speaks whe
 
 
 def default_drafter(target: PreTrainedModel) -> Drafter:
-    """Prompt lookup; where a trained drafter for this target comes with Forerun, that one behind it."""
+    """Prompt lookup; where a trained drafter for this target comes with Forerun, that one behind it.
+
+    Speech is the exception: a transcript repeats itself too seldom for lookup to be worth its rounds.
+    """
     folder = drafts.for_target(target)
-    return PromptLookup() if folder is None else behind_lookup(from_folder(folder))
+    if folder is None:
+        return PromptLookup()
+    trained = from_folder(folder)
+    return trained if folder == drafts.WHISPER else behind_lookup(trained)
 
 
 def behind_lookup(drafter: Drafter) -> Chain:

@@ -15,12 +15,13 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.drafters.autoregressive import check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
+from forerun.drafters.decoder_folder import DecoderFolder
 from forerun.drafters.encoders import check_encoders
 from forerun.drafters.steps import ModelSteps
 from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
-from forerun.loading.drafter_folder import is_drafter_folder
+from forerun.loading.drafter_folder import is_drafter_folder, read_kind
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
@@ -38,7 +39,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: PreTrainedModel | CausalFolder,
+        model: PreTrainedModel | CausalFolder | DecoderFolder,
         *,
         tokenizer: Any = None,
         stop_below: float | None = None,
@@ -47,10 +48,10 @@ class DraftModel:
     ) -> None:
         check_stop_below(stop_below)
         self.tokenizer, self.stop_below, self.form = tokenizer, stop_below, form
-        self.shares_encoder = shares_encoder
+        self.shares_encoder = shares_encoder or isinstance(model, DecoderFolder)
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
-        self._folder = model if isinstance(model, CausalFolder) else None
-        if not isinstance(model, CausalFolder):
+        self._folder = model if isinstance(model, CausalFolder | DecoderFolder) else None
+        if not isinstance(model, CausalFolder | DecoderFolder):
             self._run_with(model)
 
     @classmethod
@@ -59,8 +60,9 @@ class DraftModel:
     ) -> DraftModel:
         """From the folder that training wrote, or an ordinary model folder; `loading` is `load_model`'s, for those."""
         if is_drafter_folder(folder):
-            return cls(CausalFolder.load(folder), stop_below=stop_below, form=form)
-        model, tokenizer = load_model(folder, **loading)
+            kind = DecoderFolder if read_kind(folder) == "decoder" else CausalFolder
+            return cls(kind.load(folder), stop_below=stop_below, form=form)
+        model, tokenizer = load_model(folder, **{"encoder_decoder": True, **loading})
         return cls(model, tokenizer=tokenizer, stop_below=stop_below, form=form)
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
@@ -75,6 +77,8 @@ class DraftModel:
         else:
             model, self.ids = self._folder.beside(target.model)
             self._run_with(model, target.kernels)
+            if self.shares_encoder:
+                self._borrow_from(target)
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.scorer.admit(row)
@@ -99,6 +103,19 @@ class DraftModel:
 
         return ModelSteps(self.scorer, context, unseen, self.ids, close)
 
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        """Take in everything but the last two tokens of each row."""
+        behind = [h[self.scorer.length(row) : -2] for row, h in zip(rows, histories, strict=True)]
+        if any(behind):
+            self.scorer.feed(rows, behind)
+
+    def room(self, vocab_size: int, longest: int) -> int:
+        """Tokens it can draft for a row of `longest` tokens of a target with so many ids; 0 where it lacks some."""
+        limit = self.scorer.context_length
+        if self._num_embeddings < vocab_size:
+            return 0
+        return sys.maxsize if limit is None else max(0, limit - longest)
+
     def propose(self, context: DraftContext) -> Draft:
         context = self._within_reach(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
@@ -115,7 +132,7 @@ class DraftModel:
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
     def _run_with(self, model: PreTrainedModel, use: Kernels | None = None, cache: RaggedCache | None = None) -> None:
-        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use)
+        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:

@@ -12,12 +12,17 @@ from forerun.types import Origin, Verdict
 
 
 def commit(
-    batch: list[Row], blocks: list[list[int]], kept: list[Kept], verdict: Verdict, logits: Tensor
+    batch: list[Row],
+    blocks: list[list[int]],
+    kept: list[Kept],
+    verdict: Verdict,
+    logits: Tensor | None,
+    logprobs: list[list[float]] | None = None,
 ) -> list[Progress]:
     """Give every row what it gained.
 
-    `blocks[b]` is the row's last token and its draft, `kept[b]` what the verdict left of it; `logits` [N, V] are the
-    model's own.
+    `blocks[b]` is the row's last token and its draft, `kept[b]` what the verdict left of it. Of the model's own law
+    there are `logits` [N, V], or `logprobs` of what each row emits where nobody asks for more, or nothing.
     """
     following, finite = verdict.next_token.tolist(), verdict.finite.tolist()
     if verdict.tokens is not None:  # what is emitted is not what was drafted
@@ -26,23 +31,28 @@ def commit(
         ]
     start = 0
     progress = []
-    for row, block, draft, token, good in zip(batch, blocks, kept, following, finite, strict=True):
+    for place, (row, block, draft) in enumerate(zip(batch, blocks, kept, strict=True)):
+        token, good = following[place], finite[place]
+        own: Tensor | list[float] | None = logprobs[place] if logprobs else None
         # A view of a tensor costs more than all else here: it is made for those who read it.
-        own = logits[start : start + len(block)] if row.request.logprobs is not None else None
+        if logits is not None and row.request.logprobs is not None:
+            own = logits[start : start + len(block)]
         start += len(block)
         drafted = block[1:]
         progress.append(_commit_row(row, drafted, draft, token, own) if good else _fail(row, draft.depth, len(drafted)))
     return progress
 
 
-def _commit_row(row: Row, drafted: list[int], draft: Kept, following: int, logits: Tensor | None) -> Progress:
+def _commit_row(
+    row: Row, drafted: list[int], draft: Kept, following: int, own: Tensor | list[float] | None
+) -> Progress:
     last = Origin.BONUS if draft.whole else Origin.CORRECTION
     accepted = len(draft.nodes)
     tokens = [*(drafted[node] for node in draft.nodes), following]
     kept, row.finish_reason = row.stop.cut(row.output, tokens)
     tokens, origins = tokens[:kept], [*[Origin.ACCEPTED] * accepted, last][:kept]
-    if row.request.logprobs is not None and logits is not None:
-        row.logprobs.extend(_logprobs(logits[draft.scored_at[:kept]], tokens, row.request.logprobs))
+    if row.request.logprobs is not None and own is not None:
+        row.logprobs.extend(_logprobs(own, draft.scored_at[:kept], tokens, row.request.logprobs))
     row.gain(tokens, origins)
     row.stats.count(draft.depth, min(accepted, kept), kept, nodes=len(drafted))
     row.round += 1
@@ -60,15 +70,17 @@ def _fail(row: Row, depth: int, nodes: int) -> Progress:
     return Progress(row.number, row.request.request_id, (), (), row.finish_reason)
 
 
-def _logprobs(logits: Tensor, tokens: list[int], alternatives: int) -> list[TokenLogprob]:
+def _logprobs(own: Tensor | list[float], places: list[int], tokens: list[int], alternatives: int) -> list[TokenLogprob]:
     """Of the model's own distribution, so that they compare across sampling settings."""
-    laws = torch.log_softmax(logits.float(), dim=-1)
-    own = laws[torch.arange(len(tokens)), torch.tensor(tokens, device=laws.device)].tolist()
+    if isinstance(own, list):
+        return [TokenLogprob(token, own[place]) for place, token in enumerate(tokens)]
+    laws = torch.log_softmax(own[places].float(), dim=-1)
+    values = laws[torch.arange(len(tokens)), torch.tensor(tokens, device=laws.device)].tolist()
     if not alternatives:
-        return [TokenLogprob(token, value) for token, value in zip(tokens, own, strict=True)]
+        return [TokenLogprob(token, value) for token, value in zip(tokens, values, strict=True)]
     best = laws.topk(min(alternatives, laws.shape[-1]), dim=-1)
     tops = [
-        tuple(zip(ids, values, strict=True))
-        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        tuple(zip(ids, chances, strict=True))
+        for ids, chances in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     ]
-    return [TokenLogprob(token, value, top) for token, value, top in zip(tokens, own, tops, strict=True)]
+    return [TokenLogprob(token, value, top) for token, value, top in zip(tokens, values, tops, strict=True)]

@@ -28,9 +28,18 @@ class DraftSide:
         if getattr(drafter, "makes_trees", False):
             _check_trees(target, rule)
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether lengths do not depend on what became of the rounds before."""
+        return self.drafter is None or bool(getattr(self.policy, "is_fixed", False))
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        """How much to draft for each row."""
+        return self.policy.lengths(view) if self.drafter is not None else (0,) * len(view.rows)
+
     def draft(self, batch: Sequence[Row], view: BatchView, params: LawParams, keys: Keys) -> Draft:
         """One draft for every row of the round, perhaps of no token."""
-        lengths = self.policy.lengths(view) if self.drafter is not None else (0,) * len(batch)
+        lengths = self.lengths(view)
         copies = self._copy_lengths(view)
         if not any(lengths) and not any(copies or ()):
             return silent(len(batch), self.target.vocab_size, self.target.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -14,19 +15,21 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.engine.adjust import adjuster
-from forerun.engine.branching import Kept, adjusted_along, kept_of, parents_of, standing
+from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
+from forerun.engine.device.choose import runner_for
+from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
+from forerun.engine.laws import keys_of, law_of, tokens_of
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.shelf import Shelf
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
-from forerun.errors import InvalidArgument
-from forerun.math.laws import LogitLaw
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Draft, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
+from forerun.types import BatchView, Drafter, LawParams, Origin, Policy, RoundOutcome, Rule
 
 
 class Engine:
@@ -35,6 +38,9 @@ class Engine:
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
     chat) starts from there. Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the
     others are encoded before it, which is better where a long prompt would be padding for hundreds of other rows.
+
+    With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
+    the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
     """
 
     def __init__(
@@ -48,6 +54,8 @@ class Engine:
         keep_rows: int = 0,
         join_tokens: int = PREFILL_TOKENS,
         clock: Callable[[], float] = time.perf_counter,
+        compile: bool = True,
+        ahead: bool = True,
     ) -> None:
         self.target, self.drafter, self.rule = target, drafter, rule
         self.tokenizer, self.join_tokens, self.clock = tokenizer, join_tokens, clock
@@ -61,6 +69,9 @@ class Engine:
         self.side = DraftSide(drafter, policy, target, rule)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
+        self.ahead = ahead
+        self.runner = runner_for(target, drafter, rule, clock) if compile else None
+        self._leaving: list[int] = []  # rows that a round in the air still writes to
 
     @property
     def is_idle(self) -> bool:
@@ -107,30 +118,42 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Progress]:
         """One round for every row."""
-        self._admit()
+        if self.runner is None or not self.runner.is_flying:
+            self._admit()
         self._expire()
         if not self._running:
             return []
         batch = sorted(self._running.values(), key=lambda row: self.target.cache.slot(row.number))
-        view = BatchView(
+        if self.runner is not None and (self.runner.is_flying or self._launch(self.runner, batch)):
+            return self._land(self.runner, batch)
+        return self._round(batch)
+
+    def _view(self, batch: list[Row]) -> BatchView:
+        return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
             bool(getattr(self.drafter, "is_mixed", False)),
         )
+
+    def _round(self, batch: list[Row]) -> list[Progress]:
+        """One round step by step, with everything in it that a row may ask for."""
+        if self.runner is not None:
+            self.runner.leave()
+        view = self._view(batch)
         params = LawParams.stack([row.request.params for row in batch], self.target.device)
-        keys = _keys(batch, self.target.device)
+        keys = keys_of(batch, self.target.device)
 
         started = self.clock()
         draft = self.side.draft(batch, view, params, keys)
         drafted = self.clock()
-        blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, _as_lists(draft), strict=True)]
+        blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, tokens_of(draft), strict=True)]
         unseen = [row.history[self.target.length(row.number) : -1] for row in batch]  # of a prompt that came along
         passed = [[*more, *block] for more, block in zip(unseen, blocks, strict=True)]
         trees = parents_of(draft)
-        logits = self._score(view.rows, passed, blocks, trees)
+        logits = self._score(batch, passed, blocks, trees)
         scored = self.clock()
-        law = self._law(batch, blocks, logits, params, trees)
+        law = law_of(batch, blocks, logits, params, trees)
         if trees is None:
             verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
         else:
@@ -148,17 +171,65 @@ class Engine:
                 rows=view.rows,
                 request_ids=view.request_ids,
                 drafted=tuple(row.depth for row in kept),
-                accepted=tuple(sum(o == "accepted" for o in p.origins) for p in progress),
+                accepted=_accepted(progress),
                 evidence=draft.evidence,
                 scored=sum(map(len, passed)),
                 draft_seconds=drafted - started,
                 score_seconds=scored - drafted,
                 verify_seconds=verified - scored,
-                ended=tuple(p.finish_reason is not None for p in progress),
+                ended=_ended(progress),
                 copied=draft.cuttable or (draft.deterministic,) * len(batch),
                 nodes=tuple(len(block) - 1 for block in blocks),
             )
         )
+        self._retire()
+        return progress
+
+    def _launch(self, runner: Runner, batch: list[Row]) -> bool:
+        """Send a round to the device, if it is one that the device can run by itself."""
+        if not runner.takes(batch):
+            return False
+        lengths = self.side.lengths(self._view(batch))
+        if not runner.may_follow(batch, lengths):
+            return False
+        try:
+            runner.launch(batch, lengths)
+        except Exception as error:
+            self._ground(runner, error)
+            return False
+        return True
+
+    def _ground(self, runner: Runner, error: Exception) -> None:
+        """A round that cannot be recorded is run step by step, as are all after it; what is in the air still lands."""
+        runner.is_grounded = True
+        what = f"a round could not be recorded ({type(error).__name__}: {error})"
+        warnings.warn(f"{what}; decoding goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
+
+    def _land(self, runner: Runner, batch: list[Row]) -> list[Progress]:
+        """The oldest round in the air; another one follows it before anything that can wait is done."""
+        if self.ahead and self.side.is_fixed and not self._waiting and runner.is_needed(batch):
+            self._launch(runner, batch)
+        landing = runner.land()
+        kept = kept_of(landing.verdict, landing.blocks, None)
+        progress = commit(landing.rows, landing.blocks, kept, landing.verdict, None, landing.logprobs)
+        runner.settle(landing)
+        self._account(*landing.seconds)
+        outcome = RoundOutcome(
+            rows=tuple(row.number for row in landing.rows),
+            request_ids=tuple(row.request.request_id for row in landing.rows),
+            drafted=tuple(row.depth for row in kept),
+            accepted=_accepted(progress),
+            evidence=None,
+            scored=sum(map(len, landing.blocks)),
+            draft_seconds=landing.seconds[0],
+            score_seconds=landing.seconds[1],
+            verify_seconds=landing.seconds[2],
+            ended=_ended(progress),
+        )
+        self.policy.observe(outcome)
+        running = [row for row in batch if row.finish_reason is None]
+        if self.ahead and running and not runner.is_flying and not self._waiting:
+            self._launch(runner, running)
         self._retire()
         return progress
 
@@ -181,6 +252,7 @@ class Engine:
 
     def _admit(self) -> None:
         """Take waiting rows in."""
+        self._let_go()
         started = self.clock()
         rows, self._waiting = self._waiting, []
         for row in rows:
@@ -204,7 +276,8 @@ class Engine:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
         # Equal beginnings are taken in once, before any of them runs.
         copies = Counter((row.request.prompt, row.request.source) for row in rows)
-        room, fed = self.join_tokens, []
+        flies = self.runner is not None and not self.runner.is_grounded
+        room, fed = 0 if flies else self.join_tokens, []
         for row in rows:
             length = len(row.history) - self.target.length(row.number)
             if copies[row.request.prompt, row.request.source] == 1 and length <= room:
@@ -222,9 +295,14 @@ class Engine:
         self._retire()
 
     def _score(
-        self, rows: tuple[int, ...], passed: list[list[int]], blocks: list[list[int]], trees: list[list[int]] | None
+        self, batch: list[Row], passed: list[list[int]], blocks: list[list[int]], trees: list[list[int]] | None
     ) -> Tensor:
-        tails = [len(block) for block in blocks]
+        if trees is None and passed == blocks and (runner := self.runner) is not None and runner.may_score():
+            try:
+                return runner.score(batch, blocks)
+            except Exception as error:
+                self._ground(runner, error)
+        rows, tails = [row.number for row in batch], [len(block) for block in blocks]
         if trees is None:
             return self.target.score(rows, passed, tails)
         return self.target.score(rows, passed, tails, trees)
@@ -234,26 +312,6 @@ class Engine:
         for row, parents, found in zip(rows, trees, kept, strict=True):
             if parents:
                 self.target.keep(row, self.target.length(row) - len(parents), found.nodes)
-
-    def _law(
-        self,
-        batch: list[Row],
-        blocks: list[list[int]],
-        logits: Tensor,
-        params: LawParams,
-        trees: list[list[int]] | None,
-    ) -> LogitLaw:
-        """The target's law at every scored position, each row with its own penalties along its draft."""
-        counts = torch.tensor([len(block) for block in blocks], device=logits.device)
-        starts = counts.cumsum(0) - counts
-        index = starts[:, None] + torch.arange(max(map(len, blocks)), device=logits.device)
-        owner = torch.repeat_interleave(torch.arange(len(blocks), device=logits.device), counts)
-        if any(row.adjuster for row in batch):
-            parts = logits.split([len(block) for block in blocks])
-            known = [None] * len(batch) if trees is None else trees
-            rows = zip(batch, blocks, parts, known, strict=True)
-            logits = torch.cat([_adjusted(row, block[1:], part, parents) for row, block, part, parents in rows])
-        return LogitLaw(logits, index, params, owner)
 
     def _settle(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
         """Cut target and drafter back to what stands: everything in the history but its last token has been seen.
@@ -269,6 +327,8 @@ class Engine:
         self.side.tell("rewind", numbers, standing)
 
     def _account(self, draft: float, score: float, verify: float) -> None:
+        if self.runner is not None:
+            self.seconds.capture_seconds = self.runner.recorder.seconds
         self.seconds.draft_seconds += draft
         self.seconds.score_seconds += score
         self.seconds.verify_seconds += verify
@@ -288,19 +348,33 @@ class Engine:
             self._results.append(row.result(self.clock()))
             for number in self.shelf.put(row.number, row.history, row.error is not None, row.request.source):
                 self._release(number)
+        if self.runner is not None and self.runner.is_flying and not self._running:
+            self.runner.drop()
+            self._let_go()
 
     def _release(self, number: int) -> None:
-        self.target.release(number)
-        self.side.tell("release", number)
-        heappush(self._free, number)
+        """Slots move when a row goes, so it stays for as long as a round is in the air."""
+        self._leaving.append(number)
+        if self.runner is None or not self.runner.is_flying:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Rows that left."""
+        going, self._leaving = self._leaving, []
+        if going and self.runner is not None:
+            self.runner.leave()
+        for number in going:
+            self.target.release(number)
+            self.side.tell("release", number)
+            heappush(self._free, number)
 
 
-def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] | None) -> Tensor:
-    if row.adjuster is None:
-        return logits
-    if parents is None:
-        return row.adjuster(logits, drafted, 0)
-    return adjusted_along(logits, drafted, parents, row.adjuster)
+def _accepted(progress: list[Progress]) -> tuple[int, ...]:
+    return tuple(sum(origin is Origin.ACCEPTED for origin in made.origins) for made in progress)
+
+
+def _ended(progress: list[Progress]) -> tuple[bool, ...]:
+    return tuple(made.finish_reason is not None for made in progress)
 
 
 def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:
@@ -309,19 +383,3 @@ def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:
         return 0
     same = next(i for i, token in enumerate(emitted) if i >= len(drafted) or token != drafted[i])
     return len(emitted) - same
-
-
-def _keys(batch: list[Row], device: torch.device) -> Keys:
-    columns = [
-        [row.request.seed for row in batch],
-        [row.request.request_id for row in batch],
-        [row.round for row in batch],
-        [len(row.output) for row in batch],
-    ]
-    seed, request_id, round_, position = torch.tensor(columns, dtype=torch.int64, device=device)
-    return Keys(seed, request_id, round_, position)
-
-
-def _as_lists(draft: Draft) -> list[list[int]]:
-    lengths = draft.lengths.tolist()
-    return [row[:length] for row, length in zip(draft.tokens.tolist(), lengths, strict=True)]

@@ -35,6 +35,8 @@ class Stats:
     score_seconds: float = 0.0
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    capture_seconds: float = 0.0
+    """Spent once a shape of round on recording it as CUDA graphs, the compiling of kernels included."""
     lossy: str | None = None
     """A warning where the rule does not keep the target's law."""
 

@@ -24,16 +24,17 @@ class Tuning:
     stages: int = 3  # such blocks on their way from memory
     warps: int = 4
     most_queries: int = 64  # queries of one program; a longer block is cut, and its keys are read again
-    programs_per_sm: int = 8  # so many chunks a multiprocessor even out rows of different lengths
-    least_chunk: int = 256  # keys below which reading no longer hides a program's start and the merging
-    early: bool = True  # kernels start while the one before them ends, and then wait for it, where the device can
-    least_gain: int = 8  # reading of a chunk over that of its results, unless most multiprocessors are idle
+    resident: int = 2  # programs that a multiprocessor runs at once: what such blocks leave of its shared memory
+    most_chunk: int = 1024  # keys of a chunk: one program alone reads 64 in 1.2 us
+    merging: int = 256  # keys that one program reads while chunks are merged, and as many more for 64 queries
+    early: bool = True  # what follows starts while chunks are still read, where the device can
 
 
 TUNING = Tuning()
-# Programs a multiprocessor: below EMPTY most are idle, from FULL on nearly none, and from CROWDED on each has several.
-EMPTY, FULL, CROWDED = 0.25, 0.9, 3.0
-LONG = 1024  # keys from which on a row that outlasts the others is worth cutting
+# Programs a multiprocessor: from FULL on nearly none is idle, from CROWDED on each has several.
+FULL, CROWDED = 0.9, 3.0
+LONG = 2048  # keys from which on a row that outlasts the others is worth cutting
+PARTLY = 0.75  # of a chunk, the last of a row: as good as a whole one where places are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Shape:
     query_blocks: int  # a row
     splits: int  # programs that share a row's keys
     chunk: int  # keys of each of them
-    early: bool = False  # whether kernels start while the one before them ends
+    early: bool = False  # whether what follows starts while chunks are still read
 
 
 def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
@@ -57,41 +58,50 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
     block_queries = min(power(wanted), tuning.most_queries, 32 if query.dtype is torch.float32 else 64)
     block_keys = min(max(tuning.block_bytes // (size * query.element_size()), 16), 128)
     blocks = -(-wanted // block_queries)
-    filling = heads * reach.slots.shape[0] * blocks / multiprocessors(query.device)
-    # A chunk writes float32 results that the merging reads: as many bytes as so many keys and values.
-    merging = 4 * wanted // query.element_size()
-    splits, span = 1, reach.longest if form is Form.PAD else _span(reach)
+    rows, span = reach.slots.shape[0], reach.longest if form is Form.PAD else _span(reach)
+    chunk = span
     if form in (Form.AUTO, Form.KEYS):
-        splits = choose_splits(filling, span, merging, form is Form.KEYS, tuning)
+        places = tuning.resident * multiprocessors(query.device) / (heads * blocks)
+        chunk = choose_chunk(places, span, reach, block_keys, tuning)
     if form is Form.AUTO:
-        form = choose_form(filling, span, reach.is_even, splits)
-        splits = splits if form is Form.KEYS else 1
+        filling = heads * rows * blocks / multiprocessors(query.device)
+        saved = span - chunk - tuning.merging * (1 + wanted / 64)
+        form = choose_form(filling, span, reach.is_even, saved)
+    if form is Form.KEYS:
+        chunk = min(chunk, max(span - 1, 1))  # two chunks at least, whatever is gained by it
     span = reach.longest if form is Form.PAD else span
-    chunk = -(-span // (splits * block_keys)) * block_keys
-    splits = -(-span // chunk)
+    chunk = -(-(chunk if form is Form.KEYS else span) // block_keys) * block_keys
     early = tuning.early and starts_early(query.device)
-    return Shape(form, block_queries, block_keys, blocks, splits, chunk, early)
+    return Shape(form, block_queries, block_keys, blocks, -(-span // chunk), chunk, early)
 
 
-def choose_form(filling: float, span: int, is_even: bool | None, splits: int) -> Form:
+def choose_form(filling: float, span: int, is_even: bool | None, saved: float) -> Form:
     """KEYS where multiprocessors would be idle: too few programs, or one row that outlasts the others.
 
-    `filling` is programs a multiprocessor if no row is cut. With even rows and many programs PAD is ahead of SPLIT,
-    whose programs read their lengths first.
+    `filling` is programs a multiprocessor if no row is cut, `saved` how many keys fewer the longest row's programs read
+    one after the other if it is, merging taken off. With even rows and many programs PAD is ahead of SPLIT, whose
+    programs read their lengths first.
     """
-    is_full = filling >= FULL
-    if is_full and (is_even or (is_even is None and span < LONG)):
-        return Form.PAD if is_even and filling >= CROWDED else Form.SPLIT
-    if splits < 2 or (is_full and span < LONG):
-        return Form.SPLIT
-    return Form.KEYS
+    if filling >= FULL:
+        if is_even:
+            return Form.PAD if filling >= CROWDED else Form.SPLIT
+        return Form.KEYS if span >= LONG and saved > 0 else Form.SPLIT
+    return Form.KEYS if saved > 0 else Form.SPLIT
 
 
-def choose_splits(filling: float, span: int, merging: int, forced: bool, tuning: Tuning = TUNING) -> int:
-    """Into how many chunks the longest row is cut: enough to go round, none shorter than is worth a program."""
-    enough = ceil(tuning.programs_per_sm / filling)
-    least = tuning.least_chunk if filling < EMPTY else max(tuning.least_chunk, tuning.least_gain * merging)
-    return max(2 if forced else 1, min(enough, span // least, MOST_SPLITS))
+def choose_chunk(places: float, span: int, reach: Reach, block_keys: int, tuning: Tuning = TUNING) -> int:
+    """Keys of a chunk: all chunks run at once, or in as few rounds as keep them short.
+
+    `places` are chunks that the device runs at once for each key head. A last round that is nearly empty takes as long
+    as a full one: eight rows of 64 to 4096 keys in 232 programs take 29 us, in 288 (of 264 places) 34.
+    """
+    rows = reach.slots.shape[0]
+    is_known = reach.num_keys is not None and not reach.window
+    keys = reach.num_keys if is_known and reach.num_keys is not None else rows * span
+    partly = PARTLY * rows if is_known and not reach.is_even else 0.0
+    rounds = ceil((keys / tuning.most_chunk + partly) / places)
+    chunk = max(keys / (rounds * places - partly), span / MOST_SPLITS)
+    return -(-ceil(chunk) // block_keys) * block_keys
 
 
 def _span(reach: Reach) -> int:

@@ -1,11 +1,11 @@
 """Products of a few rows with a large weight in Triton; the reference is `math.skinny`.
 
-Weights are read once, at the speed of memory; what stands before a product (a norm) and after it (bias, residual, gate,
-rotation and the cache's write) is done on the way. Each kernel may begin while the one before it ends (a dependent
-launch): it asks for its weights and then waits for its input.
+Weights are read once, at the speed of memory; what stands after a product (bias, residual, gate, rotation and the
+cache's write) is done on the way, and for a single row the norm before it as well.
 
-A row's numbers depend on its own input alone, given the number of rows rounded up as `ROWS` says: other tiles add up in
-another order. Sums over several programs are added in a fixed order, so the same input gives the same bits.
+A row's numbers depend on its own input alone as long as the number of rows stays between the same two of `ROWS`; other
+tiles add up in another order. Sums that several programs share are added in a fixed order: the same input gives the
+same bits.
 """
 
 from __future__ import annotations
@@ -19,27 +19,38 @@ import triton
 from torch import Tensor
 
 from forerun.kernels import skinny_device as device
-from forerun.kernels.launching import is_interpreted, starts_early
-from forerun.kernels.norm import normed
+from forerun.kernels.between import normed
+from forerun.kernels.launching import is_interpreted, multiprocessors
 from forerun.math.skinny import Heads, Norm
 
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)
-MOST_ROWS = 64
+ROWS = (1, 16, 64)  # up to these the same kernel is used
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MOST_NORMED = 16  # rows that every program norms for itself; float16 could overflow before it is divided
 MOST_TILES = 1 << 14  # with several programs each
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The shape of one launch. No tensor cores: `splits` is 0 and one row is meant."""
+    """The shape of one launch. Where `splits` is 0 no tensor cores are used, and one row is meant."""
 
     block_n: int
     block_k: int
     warps: int
     stages: int
     splits: int = 0
-    lines: int = 0  # of each weight row, asked for before the input is there
+
+
+# Every number here was chosen by measuring (docs/log.md).
+ONE_ROW = Plan(4, 1024, 4, 1)
+ONE_ROW_IN_PAIRS = Plan(4, 512, 4, 3)
+ONE_ROW_IN_ONE_WAVE = Plan(8, 256, 4, 3)  # where the device has room for all programs at once, and few to spare
+ONE_WAVE = (4, 6)  # such programs a multiprocessor
+FEW_ROWS = Plan(64, 128, 4, 4, 1)
+FEW_ROWS_CUT = Plan(64, 128, 4, 4, 4)
+FEW_OUTPUTS = 8192  # below, there are too few tiles to keep every multiprocessor reading
+FEW_ROWS_IN_PAIRS = Plan(32, 128, 2, 4, 1)
+MORE_ROWS_IN_PAIRS = Plan(128, 64, 8, 4, 1)
+WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
 
 
 def project(
@@ -77,15 +88,30 @@ def project_heads(
     return out
 
 
-def why_not(x: Tensor, weight: Tensor) -> str | None:
-    """What the kernels do not cover, in words; None where they cover everything."""
-    if x.ndim != 2 or not 0 < x.shape[0] <= MOST_ROWS:
-        return f"{x.shape[:-1].numel()} rows, more than {MOST_ROWS}"
+def why_not(x: Tensor, weight: Tensor, gated: bool = False) -> str | None:
+    """Why the library's product is to be used, in words; None where one of these is the faster one."""
+    most = ROWS[2 if gated else 1]
+    if x.ndim != 2 or not 0 < x.shape[0] <= most:
+        return f"{x.shape[:-1].numel()} rows, more than {most}"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"rows of {x.dtype}, a weight of {weight.dtype}"
     if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
         return "a weight or rows that are not contiguous"
     return None
+
+
+def choose(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, place: torch.device) -> Plan:
+    """Which shape measured fastest; `in_pairs`: with two weight rows for each output."""
+    if rows == 1 and in_pairs:
+        filling = outputs / ONE_ROW_IN_ONE_WAVE.block_n / multiprocessors(place)
+        return ONE_ROW_IN_ONE_WAVE if ONE_WAVE[0] < filling <= ONE_WAVE[1] else ONE_ROW_IN_PAIRS
+    if rows == 1:
+        return ONE_ROW
+    if dtype is torch.float32:
+        return WITHOUT_TENSOR_CORES
+    if in_pairs:
+        return FEW_ROWS_IN_PAIRS if rows <= ROWS[1] else MORE_ROWS_IN_PAIRS
+    return FEW_ROWS if outputs > FEW_OUTPUTS else FEW_ROWS_CUT
 
 
 def _launch(
@@ -101,29 +127,26 @@ def _launch(
     plan: Plan | None,
 ) -> None:
     rows, width = x.shape
-    if norm is not None and (rows > MOST_NORMED or x.dtype is torch.float16):
-        x, norm = normed(x, norm), None
-    plan = plan or choose(rows, outputs, width, end is not device.PLAIN, x.dtype)
-    early = starts_early(x.device)
-    places = (x,) * 6 if heads is None else heads.tensors
-    read = [x, weight, _or(bias, x), x if norm is None else norm.weight, _or(residual, x), *places]
-    epsilon = 0.0 if norm is None else norm.epsilon
+    plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, x.device)
+    if norm is not None and plan.splits:
+        x, norm = normed(x, norm), None  # tensor cores take what is normed and rounded
+    tensors = [out, x, weight, _or(bias, x), _or(residual, x), *((x,) * 5 if heads is None else heads.tensors)]
+    cos_row = 0 if heads is None else heads.cos.stride(0)
     flags = {
         "END": end, "HEADS": heads.num_queries if heads else 1, "KEY_HEADS": heads.num_keys if heads else 1,
         "SIZE": heads.size if heads else 2, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
-        "HAS_NORM": norm is not None, "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
-        "EARLY": early, "LINES": plan.lines, "num_warps": plan.warps, **({"launch_pdl": True} if early else {}),
+        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "num_warps": plan.warps,
     }  # fmt: skip
+    grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:
-        grid = (triton.cdiv(outputs, plan.block_n),)
-        device.vector_kernel[grid](out, *read, outputs, width, epsilon, STAGES=plan.stages, **flags)
+        gain, epsilon = (x, 0.0) if norm is None else (norm.weight, norm.epsilon)
+        device.vector_kernel[(grid,)](
+            *tensors, gain, outputs, width, cos_row, epsilon, STAGES=plan.stages, HAS_NORM=norm is not None, **flags
+        )
         return
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
-    part, count = out, out
-    if plan.splits > 1:
-        part, count = out.new_empty(plan.splits, *out.shape, dtype=torch.float32), _counters(x.device)
-    device.tile_kernel[(triton.cdiv(outputs, plan.block_n), plan.splits)](
-        out, part, count, *read, rows, outputs, width, chunk, epsilon, ROWS=max(16, triton.next_power_of_2(rows)),
+    device.tile_kernel[(grid, plan.splits)](
+        *tensors, *_room(out, plan), rows, outputs, width, chunk, cos_row, ROWS=max(16, triton.next_power_of_2(rows)),
         SPLITS=plan.splits, UPCAST=is_interpreted(x) and x.dtype is torch.bfloat16, num_stages=plan.stages, **flags,
     )  # fmt: skip
 
@@ -132,18 +155,14 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
+def _room(out: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Where programs that share a sum leave their parts, and count themselves."""
+    if plan.splits == 1:
+        return out, out  # never touched
+    return out.new_empty(plan.splits, *out.shape, dtype=torch.float32), _counters(out.device)
+
+
 @cache
 def _counters(place: torch.device) -> Tensor:
     """How many programs of each tile have arrived. Back to zero when all have, so one stream at a time may use it."""
     return torch.zeros(MOST_TILES, dtype=torch.int32, device=place)
-
-
-def choose(rows: int, outputs: int, width: int, in_pairs: bool, dtype: torch.dtype) -> Plan:
-    """Which form measured fastest."""
-    if rows == 1:
-        return Plan(4 if in_pairs else 8, 512, 4, 1, lines=16)
-    if dtype is torch.float32:  # without tensor cores a product is so much code that a large tile takes long to compile
-        return Plan(32, 32, 4, 3, 1)
-    if in_pairs:
-        return Plan(32, 128, 4, 4, 1, 4)
-    return Plan(64, 128, 4, 4, 1 if outputs > 8192 else 4, 4)

@@ -7,30 +7,30 @@ together, and stores queries to `out`, keys and values to the cache.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
 ROTATED = tl.constexpr(2)
-LINE = tl.constexpr(128)  # bytes of a cache line
+# What changes from pass to pass must not have a kernel compiled anew.
+UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def vector_kernel(
     out_ptr,  # [1, N], for ROTATED [1, Hq, D]
     x_ptr,  # [1, K]
     w_ptr,  # [N, K] or [2 N, K]
     bias_ptr,  # as many as weight rows
-    gain_ptr,  # [K]
     residual_ptr,  # [1, N]
-    cos_ptr,  # [P, D]
-    sin_ptr,  # [P, D]
-    positions_ptr,  # [1] int64
+    cos_ptr,  # [1, D]
+    sin_ptr,  # [1, D]
     addresses_ptr,  # [1] int64
     key_pool_ptr,  # [slots * capacity, Hk, D]
     value_pool_ptr,  # [slots * capacity, Hk, D]
+    gain_ptr,  # [K]
     N,
     K,
+    cos_row,
     epsilon,
     END: tl.constexpr,
     HEADS: tl.constexpr,
@@ -42,14 +42,10 @@ def vector_kernel(
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
-    LINES: tl.constexpr,
 ):
     """One program per few outputs: every weight is multiplied where it arrives."""
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
-    if EARLY:
-        await_input(w_ptr + first_row * K, w_ptr + second_row * K, 0, K, END != PLAIN, LINES)
     total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     squares = tl.zeros([BLOCK_K], dtype=tl.float32)
@@ -74,33 +70,31 @@ def vector_kernel(
         first *= shrink
         second *= shrink
     finish(
-        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, out_ptr, bias_ptr, residual_ptr, cos_ptr,
-        sin_ptr, positions_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS,
+        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, cos_row, out_ptr, bias_ptr, residual_ptr,
+        cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS,
         HAS_RESIDUAL,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("R",), do_not_specialize_on_alignment=UNALIGNED)
 def tile_kernel(
     out_ptr,  # [R, N], for ROTATED [R, Hq, D]
-    part_ptr,  # [S, R, N] float32, for PLAIN with several splits
-    count_ptr,  # [tiles] int32, zeros before and after
     x_ptr,  # [R, K]
     w_ptr,  # [N, K] or [2 N, K]
     bias_ptr,  # as many as weight rows
-    gain_ptr,  # [K]
     residual_ptr,  # [R, N]
-    cos_ptr,  # [P, D]
-    sin_ptr,  # [P, D]
-    positions_ptr,  # [R] int64
+    cos_ptr,  # [R, D]
+    sin_ptr,  # [R, D]
     addresses_ptr,  # [R] int64
     key_pool_ptr,  # [slots * capacity, Hk, D]
     value_pool_ptr,  # [slots * capacity, Hk, D]
+    part_ptr,  # [S, R, N] float32, for PLAIN with several splits
+    count_ptr,  # [tiles] int32, zeros before and after
     R,
     N,
     K,
     chunk,
-    epsilon,
+    cos_row,
     END: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
@@ -109,11 +103,8 @@ def tile_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
-    LINES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """One program per (tile of outputs, part of each sum). Weights are the left side: tensor cores take more there."""
@@ -124,21 +115,14 @@ def tile_kernel(
     start = split * chunk
     end = tl.minimum(start + chunk, K)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
-    if EARLY:
-        await_input(w_ptr + first_row * K, w_ptr + second_row * K, start, K, END != PLAIN, LINES)
     total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
     other_total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
-    squares = tl.zeros([ROWS], dtype=tl.float32)
     for begin in range(start, end, BLOCK_K):
         k = begin + tl.arange(0, BLOCK_K)
         there = k < end
         place = w_ptr + first_row[:, None] * K + k[None, :]
         w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
         x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & there[None, :], other=0.0)
-        if HAS_NORM:
-            wide = x.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            x = (wide * tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)[None, :]).to(x.dtype)
         if UPCAST:
             x = x.to(tl.float32)
             w = w.to(tl.float32)
@@ -163,13 +147,9 @@ def tile_kernel(
         for other in tl.static_range(SPLITS):
             first += tl.load(part_ptr + other * R * N + place, mask=is_out, other=0.0, cache_modifier=".cg")
         tl.store(count_ptr + tile, 0)
-    if HAS_NORM:
-        shrink = 1.0 / tl.sqrt(squares / K + epsilon)
-        first *= shrink[:, None]
-        second *= shrink[:, None]
     finish(
-        first, second, first_row, second_row, r, p, R, N, out_ptr, bias_ptr, residual_ptr, cos_ptr, sin_ptr,
-        positions_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS, HAS_RESIDUAL,
+        first, second, first_row, second_row, r, p, R, N, cos_row, out_ptr, bias_ptr, residual_ptr, cos_ptr, sin_ptr,
+        addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
 
 
@@ -187,26 +167,6 @@ def weight_rows(p, N, END: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def await_input(first_rows, second_rows, start, K, IN_PAIRS: tl.constexpr, LINES: tl.constexpr):
-    """Weights do not depend on the kernel before, so the first lines of each row are asked for while it still runs."""
-    gdc_launch_dependents()
-    if LINES > 0:
-        STEP: tl.constexpr = LINE // (first_rows.dtype.element_ty.primitive_bitwidth // 8)
-        k = tl.minimum(start + tl.arange(0, LINES) * STEP, K - 1)
-        prefetch(first_rows[:, None] + k[None, :])
-        if IN_PAIRS:
-            prefetch(second_rows[:, None] + k[None, :])
-    gdc_wait()
-
-
-@triton.jit
-def prefetch(addresses):
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def finish(
     first,  # [ROWS, BLOCK_N] float32
     second,
@@ -216,12 +176,12 @@ def finish(
     p,  # [BLOCK_N]
     R,
     N,
+    cos_row,
     out_ptr,
     bias_ptr,
     residual_ptr,
     cos_ptr,
     sin_ptr,
-    positions_ptr,
     addresses_ptr,
     key_pool_ptr,
     value_pool_ptr,
@@ -240,8 +200,8 @@ def finish(
             second += tl.load(bias_ptr + second_row).to(tl.float32)[None, :]
     if END == ROTATED:
         store_heads(
-            first, second, first_row, r, is_out, R, out_ptr, cos_ptr, sin_ptr, positions_ptr, addresses_ptr,
-            key_pool_ptr, value_pool_ptr, HEADS, KEY_HEADS, SIZE,
+            first, second, first_row, r, is_out, R, cos_row, out_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr,
+            value_pool_ptr, HEADS, KEY_HEADS, SIZE,
         )  # fmt: skip
     else:
         if END == GATED:
@@ -260,10 +220,10 @@ def store_heads(
     r,
     is_out,
     R,
+    cos_row,
     out_ptr,
     cos_ptr,
     sin_ptr,
-    positions_ptr,
     addresses_ptr,
     key_pool_ptr,
     value_pool_ptr,
@@ -276,10 +236,8 @@ def store_heads(
     KIND: tl.constexpr = out_ptr.dtype.element_ty
     head = (first_row // SIZE)[None, :]
     i = (first_row % SIZE)[None, :]
-    position = tl.load(positions_ptr + r, mask=r < R, other=0)[:, None]
-    address = tl.load(addresses_ptr + r, mask=r < R, other=0)[:, None]
     turns = is_out & (head < HEADS + KEY_HEADS)
-    angle = position * SIZE + i
+    angle = r[:, None] * cos_row + i
     cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
     low = (first * cos - second * sin).to(KIND)
@@ -288,6 +246,7 @@ def store_heads(
     place = r[:, None].to(tl.int64) * HEADS * SIZE + head * SIZE + i
     tl.store(out_ptr + place, low, mask=is_query)
     tl.store(out_ptr + place + HALF, high, mask=is_query)
+    address = tl.load(addresses_ptr + r, mask=r < R, other=0)[:, None]
     place = (address * KEY_HEADS + head - HEADS) * SIZE + i
     is_key = turns & (head >= HEADS)
     tl.store(key_pool_ptr + place, low, mask=is_key)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 FORMAT = 1
-KINDS = ("feature", "parallel", "causal")
-SHARES = ("embedding", "head")
+KINDS = ("feature", "parallel", "causal", "decoder")
+SHARES = ("embedding", "head", "encoder")
 COMPARED = ("model_type", "hidden_size", "vocab_size")
 MANIFEST, CONFIG, WEIGHTS = "forerun.json", "config.json", "model.safetensors"
 DRAFT_VOCABULARY = "draft_vocabulary"  # int32 [Vd], ascending

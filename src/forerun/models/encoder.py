@@ -18,13 +18,18 @@ ENCODER_TOKENS = 16384
 
 
 class Encoder:
-    """The encoder of an encoder-decoder model."""
+    """The encoder of an encoder-decoder model.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    States that come with a source are the target's; a draft with an encoder of its own, which `is_draft`, only takes
+    them where there is nothing else to read.
+    """
+
+    def __init__(self, model: PreTrainedModel, is_draft: bool = False) -> None:
         self.module: Any = model.get_encoder()
         self.name = str(getattr(self.module, "main_input_name", model.main_input_name))
         self.device, self.dtype = model.device, model.dtype
         self.width = int(getattr(model.config, "d_model", None) or model.config.hidden_size)  # of its states
+        self.is_draft = is_draft
         self.calls = 0
         self._takes_mask = "attention_mask" in signature(self.module.forward).parameters
 
@@ -34,11 +39,11 @@ class Encoder:
 
     def check(self, source: Source) -> None:
         """Raise unless the encoder can read this."""
-        if source.states is not None:
-            if source.states.ndim != 2 or source.states.shape[1] != self.width:
+        if (states := self._states(source)) is not None:
+            if states.ndim != 2 or states.shape[1] != self.width:
                 raise InvalidArgument(
-                    f"encoder states of shape {tuple(source.states.shape)}: this model's decoder reads [length, "
-                    f"{self.width}] for each row"
+                    f"encoder states of shape {tuple(states.shape)}: this model's decoder reads [length, {self.width}] "
+                    "for each row"
                 )
         elif self.reads_text and not source.ids:
             raise InvalidArgument("the source is empty: give the encoder at least one token")
@@ -48,13 +53,17 @@ class Encoder:
     @torch.inference_mode()
     def run(self, sources: Sequence[Source]) -> list[Tensor]:
         """States [S, H] of each source."""
-        made: dict[int, Tensor] = {
-            i: s.states.to(self.device, self.dtype) for i, s in enumerate(sources) if s.states is not None
-        }
+        known = ((i, self._states(source)) for i, source in enumerate(sources))
+        made = {i: states.to(self.device, self.dtype) for i, states in known if states is not None}
         rest = [i for i in range(len(sources)) if i not in made]
         for batch in _batches(rest, [_size(source) for source in sources]):
             made |= zip(batch, self._run([sources[i] for i in batch]), strict=True)
         return [made[i] for i in range(len(sources))]
+
+    def _states(self, source: Source) -> Tensor | None:
+        """What needs no encoding."""
+        can_read = bool(source.ids) if self.reads_text else source.features is not None
+        return None if self.is_draft and can_read else source.states
 
     def _run(self, sources: Sequence[Source]) -> list[Tensor]:
         self.calls += 1

@@ -25,7 +25,7 @@ from forerun.types import RaggedRows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
-GRAIN = 1024  # rotary tables grow by this many positions
+GRAIN = 1024  # the table of angles grows by this many positions
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -77,7 +77,7 @@ class GpuBody:
         self.epsilon: float = config.rms_norm_eps
         self._windows = llama_like.windows(config)
         self._like = (model.base_model.norm.weight.new_empty(0, self.kv_heads, self.size),) * 2
-        self._rotary = _tables(model, GRAIN)
+        self._rotary = _table(model, GRAIN)
         self._read_weights()
 
     def run(self, new: Tensor, positions: Tensor, addresses: Tensor, reach: Reach, cache: RaggedCache) -> Tensor:
@@ -85,18 +85,20 @@ class GpuBody:
 
         `positions` [N] and `addresses` [N] (where keys go: slot * capacity + place) lie on the device, as do the
         tensors of `reach`, whose window is each layer's own affair. Keys and values of all layers are written.
-        Tables cover the cache's capacity: a captured pass stays good for as long as the cache does not grow.
+        The table of angles covers the cache's capacity: a captured pass is good for as long as the cache does not grow.
         """
         self._refresh(cache.capacity)
         x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
+        cos, sin = self._rotary[positions].chunk(2, dim=-1)
+        change: Tensor | None = None  # what is yet to be added to x
         for index, layer in enumerate(self.layers):
             seen = reach if reach.window == layer.window else replace(reach, window=layer.window)
             pool = cache.room(index, *self._like)
-            heads = Heads(self.heads, self.kv_heads, *self._rotary, positions, addresses, *pool.flat)
-            mixed = ops.attend_ragged(self._query(x, layer, heads), *pool.by_head, seen, self.scale)
-            x = ops.project(mixed.flatten(1), layer.out, layer.out_bias, residual=x)
-            x = ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x)
-        return ops.normed(x, self.norm)
+            heads = Heads(self.heads, self.kv_heads, cos, sin, addresses, *pool.flat)
+            x, query = self._query(x, change, layer, heads)
+            mixed = ops.attend_ragged(query, *pool.by_head, seen, self.scale).flatten(1)
+            x, change = self._mlp(x, mixed, layer)
+        return ops.normed(x, self.norm) if change is None else ops.added(x, change, self.norm)[1]
 
     def run_rows(self, new: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
         """The same over rows that the host knows."""
@@ -109,22 +111,36 @@ class GpuBody:
         head = self.model.get_output_embeddings()
         return ops.project(hidden, head.weight, head.bias)
 
-    def _query(self, x: Tensor, layer: Layer, heads: Heads) -> Tensor:
-        """Rotated queries [N, Hq, D]; keys and values are written."""
+    def _query(self, x: Tensor, change: Tensor | None, layer: Layer, heads: Heads) -> tuple[Tensor, Tensor]:
+        """x, all changes added, and rotated queries [N, Hq, D]; keys and values are written.
+
+        One row is normed by every program of a product for itself; for more there is a launch of its own.
+        """
+        norm: Norm | None = layer.before_attention
+        inner = x
+        if change is not None and norm is not None:
+            (x, inner), norm = ops.added(x, change, norm), None
         if layer.query_norm is None or layer.key_norm is None:
-            return ops.project_heads(x, layer.qkv, layer.qkv_bias, layer.before_attention, heads)
-        made = ops.project(x, layer.qkv, layer.qkv_bias, layer.before_attention).unflatten(-1, (-1, self.size))
+            return x, ops.project_heads(inner, layer.qkv, layer.qkv_bias, norm, heads)
+        made = ops.project(inner, layer.qkv, layer.qkv_bias, norm).unflatten(-1, (-1, self.size))
         query, keys, values = made.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         query, keys = ops.normed(query, layer.query_norm), ops.normed(keys, layer.key_norm)
-        cos, sin = heads.cos[heads.positions], heads.sin[heads.positions]
-        return ops.rotate_and_write(query, keys, values, cos, sin, heads.addresses, heads.key_pool, heads.value_pool)
+        return x, ops.rotate_and_write(query, keys, values, *heads.tensors)
+
+    def _mlp(self, x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Tensor | None]:
+        """x after attention's output and the MLP; of more than one row the MLP's share is still to be added."""
+        if len(x) == 1:
+            x = ops.project(mixed, layer.out, layer.out_bias, residual=x)
+            return ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x), None
+        x, inner = ops.added(x, ops.project(mixed, layer.out, layer.out_bias), layer.before_mlp)
+        return x, ops.project(ops.gate(inner, layer.gate_up), layer.down)
 
     def _refresh(self, capacity: int) -> None:
         """Weights may have been replaced since the last pass, the cache may have grown."""
         if self._places != self._where():
             self._read_weights()
-        if capacity > len(self._rotary[0]):
-            self._rotary = _tables(self.model, -(-capacity // GRAIN) * GRAIN)
+        if capacity > len(self._rotary):
+            self._rotary = _table(self.model, -(-capacity // GRAIN) * GRAIN)
 
     def _read_weights(self) -> None:
         base = self.model.base_model
@@ -159,8 +175,8 @@ class GpuBody:
 
 
 @torch.no_grad()
-def _tables(model: PreTrainedModel, count: int) -> tuple[Tensor, Tensor]:
-    """The model's own cosines and sines [count, D] of positions 0 .. count - 1."""
+def _table(model: PreTrainedModel, count: int) -> Tensor:
+    """The model's own cosines and sines of positions 0 .. count - 1, side by side: [count, 2 D]."""
     like = torch.zeros(1, dtype=model.dtype, device=model.device)
     cos, sin = model.base_model.rotary_emb(like, torch.arange(count, device=model.device)[None])
-    return cos[0].contiguous(), sin[0].contiguous()
+    return torch.cat([cos[0], sin[0]], dim=-1)

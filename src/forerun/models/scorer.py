@@ -109,6 +109,14 @@ class Scorer:
         """What the encoder of an encoder-decoder model reads for a row."""
         self.check_source(source)
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Changes when keys have moved that a recorded pass holds the addresses of."""
+        return (self.cache.version,)
+
+    def lay_out(self) -> None:
+        """Tell the device what passes of fixed shape look up, once rows have come or gone."""
+
     def encode(self) -> None:
         """Make what was read since the last time ready for a pass; nothing to do without an encoder."""
 
@@ -273,12 +281,12 @@ class Scorer:
                 self._rotary.during_pass(),
                 self._overheard(rows, states),
             ):
-                return states, self._call(module, rows, states, new, positions, **options)
+                return states, self.call(module, rows, states, new, positions, **options)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
 
-    def _call(
+    def call(
         self,
         module: nn.Module,
         rows: Sequence[int],

@@ -18,7 +18,7 @@ from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models import families
-from forerun.models.across import Across, Sources, projections
+from forerun.models.across import Across, Directory, Sources, projections
 from forerun.models.attention import RaggedStates
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
@@ -44,6 +44,7 @@ class Seq2SeqScorer(Scorer):
         cache: RaggedCache | None = None,
         *,
         use: Kernels | None = None,
+        is_draft: bool = False,
         borrowed: Callable[[Source], Tensor] | None = None,
         beside: Seq2SeqScorer | None = None,
     ) -> None:
@@ -52,9 +53,10 @@ class Seq2SeqScorer(Scorer):
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
         self._positions = RowPositions(self._base, self._takes_positions)
         self._projections = projections(self._base)
-        self.encoder = Encoder(model)
+        self.encoder = Encoder(model, is_draft)
         self.sources: Sources = Sources() if beside is None else beside.sources
         self._borrowed, self._beside = borrowed, beside
+        self.directory = Directory()
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
         self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=model.dtype)
@@ -95,6 +97,14 @@ class Seq2SeqScorer(Scorer):
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        return self.cache.version, self.sources.cache.version, self.directory.version
+
+    def lay_out(self) -> None:
+        self.encode()
+        self.directory.write(self.cache, self.sources, self.device)
+
     def states_of(self, source: Source) -> Tensor:
         """[S, H] what the encoder made of a source that some row reads; kept where `keeps_states` says so."""
         self.encode()
@@ -134,7 +144,7 @@ class Seq2SeqScorer(Scorer):
         self.encode()  # the encoder attends as it always does, so before the pass begins
         return super()._pass(*arguments, **options)
 
-    def _call(
+    def call(
         self,
         module: nn.Module,
         rows: Sequence[int],
@@ -143,7 +153,8 @@ class Seq2SeqScorer(Scorer):
         positions: Tensor,
         **options: Any,
     ) -> Any:
-        states.across = self.sources.across(states, rows)
+        if states.across is None:
+            states.across = self.sources.across(states, rows)
         cache = _BothCaches(states, states.across)
         whole = module is self.model
         prefix = "decoder_" if whole else ""
@@ -174,8 +185,14 @@ class _BothCaches(EncoderDecoderCache):
 
 
 def scorer_of(
-    model: PreTrainedModel, form: Form = Form.AUTO, cache: RaggedCache | None = None, *, use: Kernels | None = None
+    model: PreTrainedModel,
+    form: Form = Form.AUTO,
+    cache: RaggedCache | None = None,
+    *,
+    use: Kernels | None = None,
+    is_draft: bool = False,
 ) -> Scorer:
     """A scorer of the kind that a model takes."""
-    kind = Seq2SeqScorer if getattr(model.config, "is_encoder_decoder", False) else Scorer
-    return kind(model, form, cache, use=use)
+    if getattr(model.config, "is_encoder_decoder", False):
+        return Seq2SeqScorer(model, form, cache, use=use, is_draft=is_draft)
+    return Scorer(model, form, cache, use=use)

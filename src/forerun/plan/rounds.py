@@ -96,7 +96,7 @@ class EngineProber:
     def __init__(self, name: str, target: Scorer, drafter: Drafter | None) -> None:
         self.name, self.drafter = name, drafter
         self.dial = Dial()
-        self.engine = Engine(target, drafter, self.dial)
+        self.engine = Engine(target, drafter, self.dial, ahead=False)  # the dial is turned between steps
 
     def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
         made = dict.fromkeys(task.ids, 0)
@@ -114,10 +114,11 @@ class EngineProber:
         """One round; `made` is brought up to date."""
         self.dial.length = length
         self._wait()
-        started = self.engine.clock()
+        started, recording = self.engine.clock(), self.engine.seconds.capture_seconds
         self.engine.step()
         self._wait()
-        seconds = self.engine.clock() - started
+        recording -= self.engine.seconds.capture_seconds  # paid once a shape, not once a round
+        seconds = self.engine.clock() - started + recording
         outcome = self.dial.outcome
         assert outcome is not None
         before = tuple(made[row] for row in outcome.request_ids)

@@ -9,6 +9,8 @@ from forerun.types import BatchView, Draft, RoundOutcome
 class Constant:
     """Draft `n` tokens for every row; 0 is plain decoding."""
 
+    is_fixed = True  # it may be asked before the round before is known
+
     def __init__(self, n: int) -> None:
         if isinstance(n, bool) or not isinstance(n, int) or n < 0:
             raise InvalidArgument(f"draft length {n!r}: must be an integer >= 0; 0 decodes without drafting")

@@ -144,7 +144,7 @@ class WideScorer(Scorer):
 def wide_engine(model: PreTrainedModel, tokenizer: Any = None) -> Engine:
     """Plain decoding of many rows: a batch this large leaves no idle time for drafts to fill."""
     scorer = WideScorer(model, Form.PAD if model.device.type == "cuda" else Form.AUTO)
-    return Engine(scorer, None, Constant(0), tokenizer=tokenizer, join_tokens=0)
+    return Engine(scorer, None, Constant(0), tokenizer=tokenizer, join_tokens=0, compile=False)
 
 
 def stop_ids(model: PreTrainedModel) -> frozenset[int]:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from forerun.whisper.rules import Rules
 
+DEEPEST = 32  # tokens of a draft, at most: what is further back than that has been decided
+MOST_OPEN = 96  # ways that may or may not be taken, before those that were not are forgotten
+
 
 class RowRules:
     """A logits processor for one row, which looks at all positions of a draft at once.
@@ -24,7 +27,6 @@ class RowRules:
         self.rules, self.others, self.num_prompt, self.padding = rules, others, num_prompt, padding
         self.first: Tensor | None = None  # [V] the model's own logits where the window begins
         self._scores: dict[tuple[int, ...], Tensor] | None = {} if keeps_scores else None
-        self._num_said = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return self.along(input_ids[0].tolist(), (), scores.clone())
@@ -56,9 +58,10 @@ class RowRules:
     def _keep(self, said: list[int], drafted: Sequence[int], logits: Tensor) -> None:
         if self._scores is None:
             return
-        if len(said) != self._num_said:  # a new round: forget the ways not taken
-            self._num_said = len(said)
-            stands = {tuple(said[:i]) for i in range(len(said))}
-            self._scores = {way: row for way, row in self._scores.items() if way in stands}
         for i, row in enumerate(logits):
             self._scores[(*said, *drafted[:i])] = row
+        if len(self._scores) > len(said) + MOST_OPEN:
+            settled = len(said) - DEEPEST
+            self._scores = {
+                way: row for way, row in self._scores.items() if len(way) > settled or list(way) == said[: len(way)]
+            }

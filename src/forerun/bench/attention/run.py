@@ -12,7 +12,8 @@ from forerun import kernels
 from forerun.bench.attention.cases import TITLES, Case, Inputs, calls
 from forerun.bench.attention.record import AttentionRecord, Timing, Trial
 from forerun.bench.attention.report import summary
-from forerun.bench.attention.timing import copy_bandwidth, need_gpu, seconds_a_call
+from forerun.bench.attention.timing import need_gpu, seconds_a_call
+from forerun.bench.kernels.timing import copy_bandwidth
 from forerun.bench.listening import Listener
 from forerun.bench.records import provenance, write
 from forerun.errors import ForerunError
@@ -34,7 +35,7 @@ def carry_out(
     if reason := kernels.triton_missing(device.type):
         raise ForerunError(f"there is nothing to measure: {reason}")
     listener.starting("what a copy reads and writes")
-    bandwidth, found, complete = copy_bandwidth(device), Found(), True
+    bandwidth, found, complete = copy_bandwidth(), Found(), True
     try:
         _measure(cases, swept, repeats, device, listener, found)
     except KeyboardInterrupt:

@@ -13,22 +13,22 @@ from forerun.kernels.attention import attend_ragged
 from forerun.kernels.attention_shape import TUNING, Tuning, choose_shape
 from forerun.math.attention import Form
 
-# (bytes of a block, stages, warps): each is compiled anew; the number of programs is not.
+# (bytes of a block, stages, warps): each is compiled anew; how rows are cut is not.
 BLOCKS = (
     (16384, 3, 4), (16384, 2, 4), (16384, 4, 4), (16384, 3, 2), (16384, 3, 8), (8192, 3, 2), (8192, 4, 4),
     (32768, 2, 4), (32768, 2, 8), (32768, 3, 4),
 )  # fmt: skip
-PROGRAMS = (4, 8, 16)
+RESIDENTS = (1, 2, 4)
 
 
 def choices() -> Iterator[Tuning]:
     for block_bytes, stages, warps in BLOCKS:
-        for programs in PROGRAMS:
-            yield replace(TUNING, block_bytes=block_bytes, stages=stages, warps=warps, programs_per_sm=programs)
+        for resident in RESIDENTS:
+            yield replace(TUNING, block_bytes=block_bytes, stages=stages, warps=warps, resident=resident)
 
 
 def num_choices() -> int:
-    return len(BLOCKS) * len(PROGRAMS)
+    return len(BLOCKS) * len(RESIDENTS)
 
 
 def trials(case: Case, inputs: Inputs, repeats: int, done: Callable[[], None]) -> Iterator[Trial]:

@@ -8,7 +8,6 @@ import torch
 
 from forerun.errors import ForerunError
 
-COPY_BYTES = 1 << 30
 LEAST_SECONDS = 2e-3  # of one timed stretch: events tick in half microseconds
 
 
@@ -54,10 +53,3 @@ def _timed(graph: torch.cuda.CUDAGraph, replays: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000
-
-
-def copy_bandwidth(device: torch.device, repeats: int = 5) -> float:
-    """Bytes a second, read and written, of a copy on the device: the best of a few."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * COPY_BYTES / min(seconds_a_call([lambda: target.copy_(source)], repeats))

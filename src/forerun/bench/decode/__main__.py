@@ -23,13 +23,14 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--model", help="a synthetic pair, or a target together with --draft")
     parser.add_argument("--draft", help="a draft model")
+    parser.add_argument("--seconds", type=float, help="begin no part later than that [default: 150]")
     parser.add_argument("--quick", action="store_true", help="two batch sizes, short texts")
     parser.add_argument("--output", type=Path, help="where to keep the record")
     chosen = parser.parse_args(arguments)
     output = chosen.output or default_path(prefix="decode")
     try:
         check_writable(output)
-        plan = make_plan(chosen.model, chosen.draft, quick=chosen.quick)
+        plan = make_plan(chosen.model, chosen.draft, quick=chosen.quick, most_seconds=chosen.seconds)
         record = carry_out(plan, output, Lines(), ["python", "-m", "forerun.bench.decode", *arguments])
     except ForerunError as error:
         print(f"Error: {error}", file=sys.stderr)

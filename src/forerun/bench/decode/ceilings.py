@@ -6,10 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
-COLUMNS, ROWS = 16384, 65536  # of the weights that are read: 2 GiB in bfloat16
-FEW = (1, 8)  # rows of a pass while decoding
 SQUARE = 8192
 REPEATS = 5
 
@@ -19,7 +16,7 @@ class Ceilings:
     """Bytes and operations a second."""
 
     copy: float | None  # read and written; None on a CPU
-    linear: float  # weights read by a linear layer of one or eight rows, whichever is faster
+    linear: float  # weights read by a large linear layer of one row
     operations: float  # of a large product in the models' type
 
 
@@ -29,23 +26,17 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype) -> Ceilings:
 
         limits = measure_limits()
         return Ceilings(None, limits.bytes_per_second, limits.operations_per_second)
+    from forerun.bench.forward import linear_bandwidth
     from forerun.bench.kernels.timing import copy_bandwidth
 
-    found = Ceilings(copy_bandwidth(), _linear(device, dtype), _product(device, dtype))
+    found = Ceilings(copy_bandwidth(), linear_bandwidth(device), _product(device, dtype))
     torch.cuda.empty_cache()
     return found
 
 
 @torch.inference_mode()
-def _linear(device: torch.device, dtype: torch.dtype) -> float:
-    weights = torch.zeros(ROWS, COLUMNS, device=device, dtype=dtype)
-    inputs = [torch.zeros(rows, COLUMNS, device=device, dtype=dtype) for rows in FEW]
-    return weights.nbytes / min(_least(lambda x=x: F.linear(x, weights)) for x in inputs)  # type: ignore[misc]
-
-
-@torch.inference_mode()
 def _product(device: torch.device, dtype: torch.dtype) -> float:
-    square = torch.randn(SQUARE, SQUARE, device=device, dtype=dtype)  # zeros would draw less power than real numbers
+    square = torch.randn(SQUARE, SQUARE, device=device, dtype=dtype)  # zeros would draw less power, and be faster
     return 2 * SQUARE**3 / _least(lambda: square @ square)
 
 

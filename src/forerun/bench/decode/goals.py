@@ -8,6 +8,8 @@ from forerun.bench.decode.record import DecodeRecord
 
 ALPHA_WITHIN = 0.01
 MOST_OVER_DEVICE = 1.08
+LEAST_SHARES = {"target 1x1": 0.82, "target 1x8": 0.76, "target 8x8": 0.70}
+MOST_DRAFT_MS = 0.25
 MOST_BESIDE = 96  # MiB, at a batch of 8, drafts of 8, a vocabulary of 128256
 MEMORY_CASE = (8, 8, 128256)
 # batch: most milliseconds a token over all rows; how many times as fast as plain over all, and for the first row
@@ -18,7 +20,7 @@ def goals(record: DecodeRecord) -> list[str]:
     """Sentences; nothing where another pair or a CPU was measured."""
     if record.settings["pair"] != LARGE or record.provenance.machine.gpu is None:
         return []
-    return [*_alpha(record), *_speeds(record), *_host(record), *_memory(record)]
+    return [*_alpha(record), *_forward(record), *_speeds(record), *_host(record), *_memory(record)]
 
 
 def _alpha(record: DecodeRecord) -> list[str]:
@@ -26,6 +28,21 @@ def _alpha(record: DecodeRecord) -> list[str]:
     if record.alpha is None or wanted is None:
         return []
     return [f"alpha {record.alpha:.3f} ({_verdict(abs(record.alpha - wanted) <= ALPHA_WITHIN)}: {wanted} +- 0.01)"]
+
+
+def _forward(record: DecodeRecord) -> list[str]:
+    if record.forward is None:
+        return []
+    lines = []
+    for one in record.forward.passes:
+        share = record.forward.share(one)
+        if one.name in LEAST_SHARES:
+            least = LEAST_SHARES[one.name]
+            lines.append(f"{one.name} forward: {share:.0%} of bandwidth ({_verdict(share >= least)}: {least:.0%})")
+        if one.name == "draft 1x1":
+            reached = _verdict(1000 * one.median <= MOST_DRAFT_MS)
+            lines.append(f"draft 1x1 with its sampling: {1000 * one.median:.3f} ms ({reached}: {MOST_DRAFT_MS})")
+    return lines
 
 
 def _speeds(record: DecodeRecord) -> list[str]:

@@ -13,8 +13,8 @@ from forerun.loading.load import choose_device
 
 LEADING = (1, 8)  # batches that goals speak of, measured first
 BATCHES = (1, 2, 4, 8, 16)
-LEAST_TOKENS = 24
-"""Two rounds, perhaps of nine tokens each, are not counted; some more must be."""
+LEAST_TOKENS = 40
+"""Two rounds, of up to seventeen tokens each with `auto`, are not counted; some more must be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,10 @@ class Plan:
     new_tokens: int
     turns: int  # at most: another one begins only if it will end within `seconds_a_batch`
     seconds_a_batch: float
+    most_seconds: float  # parts that would begin later are left out
     alpha_tokens: int
     memory_lengths: tuple[int, ...]
+    wide_lengths: tuple[int, ...]  # of the pair with a large vocabulary
     peer_tokens: int  # few: transformers takes long
     seed: int
 
@@ -53,6 +55,7 @@ def make_plan(
     batches: tuple[int, ...] | None = None,
     prompt_length: int | None = None,
     new_tokens: int | None = None,
+    most_seconds: float | None = None,
     quick: bool = False,
     seed: int = 0,
 ) -> Plan:
@@ -62,13 +65,15 @@ def make_plan(
     plan = Plan(
         model=model or default_pair(place), draft=draft, device=place, dtype=dtype, batches=BATCHES,
         prompt_length=448 if on_gpu else 32, new_tokens=128 if on_gpu else 48, turns=4 if on_gpu else 2,
-        seconds_a_batch=10.0 if on_gpu else 5.0, alpha_tokens=1024 if on_gpu else 256,
-        memory_lengths=(1, 2, 4, 8, 16), peer_tokens=24 if on_gpu else 12, seed=seed,
+        seconds_a_batch=6.0 if on_gpu else 5.0, most_seconds=150.0, alpha_tokens=1024 if on_gpu else 256,
+        memory_lengths=(1, 4, 8, 16), wide_lengths=(8,), peer_tokens=24 if on_gpu else 12, seed=seed,
     )  # fmt: skip
     if quick:
-        plan = replace(plan, batches=LEADING, new_tokens=plan.new_tokens // 2, turns=1, alpha_tokens=128,
+        plan = replace(plan, batches=LEADING, new_tokens=max(plan.new_tokens // 2, LEAST_TOKENS), turns=1, alpha_tokens=128,
                        memory_lengths=(8,), peer_tokens=6)  # fmt: skip
-    given: dict[str, Any] = {"batches": batches, "prompt_length": prompt_length, "new_tokens": new_tokens}
+    given: dict[str, Any] = {
+        "batches": batches, "prompt_length": prompt_length, "new_tokens": new_tokens, "most_seconds": most_seconds,
+    }  # fmt: skip
     plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
     check_pair(plan.model, plan.draft)
     if plan.new_tokens < LEAST_TOKENS:

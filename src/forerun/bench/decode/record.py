@@ -13,6 +13,7 @@ from forerun.bench.decode.ceilings import Ceilings
 from forerun.bench.decode.device import DeviceTime
 from forerun.bench.decode.memory import Memory
 from forerun.bench.decode.peers import Peer
+from forerun.bench.forward import Forward, Pass
 from forerun.bench.records import Provenance, content_of, damaged, provenance_of
 from forerun.bench.work import Work
 
@@ -40,6 +41,7 @@ class DecodeRecord:
     measurements: tuple[Call, ...] = ()
     ceilings: Ceilings | None = None
     alpha: float | None = None  # E[sum min(p, q)] along the target's own text
+    forward: Forward | None = None  # passes alone, in a captured graph
     startups: tuple[Startup, ...] = ()
     device_times: tuple[DeviceTime, ...] = ()
     memory: tuple[Memory, ...] = ()
@@ -94,7 +96,7 @@ def read(path: Path) -> DecodeRecord:
     with damaged(path):
         known = {f.name: content[f.name] for f in fields(DecodeRecord)}
         parts = {name: tuple(kind(**_tuples(entry)) for entry in content[name]) for name, kind in PARTS.items()}
-        ceilings = content["ceilings"]
+        ceilings, forward = content["ceilings"], content["forward"]
         return DecodeRecord(
             **known
             | parts
@@ -103,9 +105,14 @@ def read(path: Path) -> DecodeRecord:
                 "target": Work(**content["target"]),
                 "draft": Work(**content["draft"]),
                 "ceilings": None if ceilings is None else Ceilings(**ceilings),
+                "forward": None if forward is None else _forward(forward),
                 "notes": tuple(content["notes"]),
             }
         )
+
+
+def _forward(entry: Mapping[str, Any]) -> Forward:
+    return Forward(entry["ceiling"], tuple(Pass(**_tuples(one)) for one in entry["passes"]))
 
 
 def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:

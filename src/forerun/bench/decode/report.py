@@ -8,6 +8,7 @@ from typing import Any
 from forerun.bench.decode.goals import goals
 from forerun.bench.decode.methods import PLAIN
 from forerun.bench.decode.record import DecodeRecord
+from forerun.bench.forward import Forward
 from forerun.bench.report import NOTHING, Table
 
 LATENCIES = ("first", "last", "all")
@@ -15,6 +16,7 @@ LATENCIES = ("first", "last", "all")
 
 def tables(record: DecodeRecord) -> list[Table]:
     made = [_latency(record), _rounds(record)]
+    made += [_forward(record.forward)] if record.forward is not None else []
     made += [_device(record)] if record.device_times else []
     made += [_memory(record)] if record.memory else []
     made += [_peers(record)] if record.peers else []
@@ -24,7 +26,7 @@ def tables(record: DecodeRecord) -> list[Table]:
 def remarks(record: DecodeRecord) -> list[str]:
     lines = [_where(record), *_ceilings(record), *_startup(record), *goals(record)]
     lines += [f"Note: {note}." for note in record.notes]
-    return lines if record.complete else [*lines, "Interrupted: these are the parts that were measured until then."]
+    return lines if record.complete else [*lines, "Incomplete: these are the parts that were measured."]
 
 
 def summary(record: DecodeRecord) -> dict[str, Any]:
@@ -103,6 +105,15 @@ def _rounds(record: DecodeRecord) -> Table:
                 shares = (record.read_share(method, batch), record.utilisation(method, batch))
                 rows.append((str(batch), method, *times, *(_share(share) for share in shares)))
     return Table("Rounds: milliseconds, and what of the hardware they use", headings, tuple(rows))
+
+
+def _forward(forward: Forward) -> Table:
+    headings = ("rows x positions", "ms", "GB read", "of bandwidth")
+    rows = tuple(
+        (one.name, f"{1000 * one.median:.3f}", f"{one.num_bytes / 1e9:.2f}", f"{forward.share(one):.0%}")
+        for one in forward.passes
+    )
+    return Table("Forward passes alone, replayed; of a draft with its sampling", headings, rows)
 
 
 def _device(record: DecodeRecord) -> Table:

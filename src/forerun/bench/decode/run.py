@@ -18,9 +18,11 @@ from forerun.bench.decode.memory import Memory, measure_memory
 from forerun.bench.decode.methods import AUTO, BASS, METHODS, PLAIN, Decoders
 from forerun.bench.decode.pair import Pair, open_pair
 from forerun.bench.decode.peers import Peer, measure_peers
-from forerun.bench.decode.plan import Plan
+from forerun.bench.decode.plan import LEAST_TOKENS, Plan
 from forerun.bench.decode.record import DecodeRecord, Startup
 from forerun.bench.decode.report import summary
+from forerun.bench.forward import Forward
+from forerun.bench.forward import measure as measure_forward
 from forerun.bench.listening import Listener
 from forerun.bench.records import Provenance, provenance, write
 from forerun.bench.synthetic import build_pair, measure_alpha
@@ -48,6 +50,7 @@ class Found:
     calls: list[Call] = field(default_factory=list)
     ceilings: Ceilings | None = None
     alpha: float | None = None
+    forward: Forward | None = None
     startups: list[Startup] = field(default_factory=list)
     device_times: list[DeviceTime] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
@@ -64,20 +67,21 @@ def carry_out(plan: Plan, output: Path, listener: Listener, command: Sequence[st
     parts = list(bench.parts())
     listener.starting("measuring", total=len(parts))
     record = bench.record(origin, complete=False)
+    late = perf_counter() + plan.most_seconds
     for part in parts:
-        listener.starting(part.title)
         try:
-            part.work()
+            bench.carry_out(part, late)
         except KeyboardInterrupt:
             break
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            bench.found.notes.append(f"{part.title} failed ({why})")
         listener.advance()
-        record = bench.record(origin, complete=part is parts[-1])
-        if record.measurements:
-            write(record, output, summary(record))
+        record = bench.record(origin, complete=part is parts[-1] and not bench.left_out)
+        _store(record, output)
     return record
+
+
+def _store(record: DecodeRecord, output: Path) -> None:
+    if record.measurements:
+        write(record, output, summary(record))
 
 
 class Bench:
@@ -87,6 +91,7 @@ class Bench:
         self.plan, self.pair, self.listener = plan, pair, listener
         self.decoders = Decoders(pair.target, pair.draft)
         self.found = Found()
+        self.left_out = False  # whether some part was
         self._seeds = iter(range(plan.seed, plan.seed + 10_000))
 
     def parts(self) -> Iterator[Part]:
@@ -95,13 +100,27 @@ class Bench:
         for batch in self.plan.leading:
             yield Part(f"batch {batch}", partial(self.speeds, batch))
         if on_gpu:
+            yield Part("forward passes", self.forward)
             yield Part("rounds under the profiler", self.device)
         yield Part("alpha", self.alpha)
-        for batch in self.plan.following:
-            yield Part(f"batch {batch}", partial(self.speeds, batch))
         if on_gpu:
             yield Part("memory", self.memory)
         yield Part("transformers", self.peers)
+        for batch in self.plan.following:
+            yield Part(f"batch {batch}", partial(self.speeds, batch))
+
+    def carry_out(self, part: Part, late: float) -> None:
+        """One part, unless it is late; one that fails is named, and the next ones do not suffer."""
+        if perf_counter() > late:
+            self.left_out = True
+            self.found.notes.append(f"{part.title} was left out, for it was late")
+            return
+        self.listener.starting(part.title)
+        try:
+            part.work()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            self.found.notes.append(f"{part.title} failed ({why})")
 
     def record(self, origin: Provenance, complete: bool) -> DecodeRecord:
         plan, pair, found = self.plan, self.pair, self.found
@@ -116,6 +135,7 @@ class Bench:
             measurements=tuple(found.calls),
             ceilings=found.ceilings,
             alpha=found.alpha,
+            forward=found.forward,
             startups=tuple(found.startups),
             device_times=tuple(found.device_times),
             memory=tuple(found.memory),
@@ -127,7 +147,8 @@ class Bench:
         self.found.ceilings = measure_ceilings(self.pair.device, self.pair.target.dtype)
 
     def alpha(self) -> None:
-        self.found.alpha = measure_alpha(self.pair.target, self.pair.draft, num_tokens=self.plan.alpha_tokens)
+        plain, pair = self.decoders.plain, self.pair
+        self.found.alpha = measure_alpha(pair.target, pair.draft, num_tokens=self.plan.alpha_tokens, plain=plain)
 
     def speeds(self, batch: int) -> None:
         """Methods take turns, so that a machine that slows down slows all of them; turns go on while there is time."""
@@ -141,11 +162,11 @@ class Bench:
                 self.found.calls.append(self._call(method, batch, self.plan.new_tokens))
 
     def _warm(self, batch: int) -> None:
-        """Compiles, captures, and lets `auto` learn; rules whose lengths change meet more shapes and go on longer."""
+        """Compiles, captures, lets `auto` learn. Drafts meet most shapes while rows finish: those calls are whole."""
         started, before = perf_counter(), self._capturing()
-        for method in METHODS:
+        for method in (*METHODS, BASS, AUTO):  # those whose lengths change meet new ones in a second call as well
             self.listener.starting(f"batch {batch}, {method}, first call")
-            self._call(method, batch, self.plan.new_tokens if method in (BASS, AUTO) else self.plan.new_tokens // 4)
+            self._call(method, batch, self.plan.new_tokens if method != PLAIN else LEAST_TOKENS)
         after = self._capturing()
         told = None if before is None or after is None else after - before
         self.found.startups.append(Startup(batch, perf_counter() - started, told))
@@ -166,6 +187,9 @@ class Bench:
     def _prompts(self, count: int, seed: int) -> list[Prompt]:
         return self.pair.prompts(count, self.plan.prompt_length, seed)
 
+    def forward(self) -> None:
+        self.found.forward = measure_forward(self.pair.target, self.pair.draft)
+
     def device(self) -> None:
         for batch in self.plan.leading:
             for method in WATCHED:
@@ -176,7 +200,7 @@ class Bench:
     def memory(self) -> None:
         self._memory(self.pair.target, self.pair.draft, self.plan.memory_lengths)
         wide = build_pair(WIDE, device=self.pair.device, dtype=self.plan.dtype, seed=self.plan.seed)
-        self._memory(wide.target, wide.draft, self.plan.memory_lengths)
+        self._memory(wide.target, wide.draft, self.plan.wide_lengths)
 
     def _memory(self, target: Any, draft: Any, lengths: Sequence[int]) -> None:
         ids = torch.arange(1, 1 + MEMORY_BATCH * MEMORY_PROMPT).view(MEMORY_BATCH, MEMORY_PROMPT).tolist()

@@ -49,7 +49,7 @@ def graph_time(work: Callable[[], object]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second, read and written, of the best of several large copies."""
+    """Bytes a second, read and written, of the best of several large copies; in a graph a slower engine copies."""
     source = torch.empty(COPIED, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return max(2e6 * COPIED / _events(lambda: target.copy_(source), 1) for _ in range(10))

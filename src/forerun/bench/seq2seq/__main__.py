@@ -1,0 +1,59 @@
+"""`python -m forerun.bench.seq2seq`: decoding with drafts against decoding without, encoder-decoder models."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from forerun.bench.listening import Lines
+from forerun.bench.records import check_writable, default_path
+from forerun.bench.report import Table, as_text
+from forerun.bench.seq2seq.pair import SHAPES
+from forerun.bench.seq2seq.run import THEIRS, Seq2SeqRecord, Settings, carry_out
+from forerun.errors import ForerunError
+from forerun.loading.load import choose_device
+
+
+def main(arguments: list[str]) -> int:
+    default = Settings()
+    parser = argparse.ArgumentParser(prog="python -m forerun.bench.seq2seq", description=__doc__)
+    parser.add_argument("--pairs", nargs="+", default=list(default.pairs), help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--batches", nargs="+", type=int, default=list(default.batches), help="rows decoded together")
+    parser.add_argument("--alpha", type=float, default=default.alpha, help="chance that a draft token is kept")
+    parser.add_argument("--draft-length", type=int, default=default.draft_length, help="tokens drafted a round")
+    parser.add_argument("--tokens", type=int, default=default.tokens, help="new tokens of each row")
+    parser.add_argument("--repeats", type=int, default=default.repeats, help="the median counts")
+    parser.add_argument("--no-compile", action="store_true", help="record no CUDA graphs")
+    parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
+    parser.add_argument("--output", type=Path, help="where to keep the record")
+    chosen = parser.parse_args(arguments)
+    output = chosen.output or default_path(prefix="seq2seq")
+    asked = Settings(
+        tuple(chosen.pairs), tuple(chosen.batches), chosen.alpha, chosen.draft_length, chosen.tokens,
+        max(chosen.repeats, 1), not chosen.no_compile,
+    )  # fmt: skip
+    try:
+        check_writable(output)
+        command = ["python", "-m", "forerun.bench.seq2seq", *arguments]
+        record = carry_out(asked, choose_device(chosen.device), output, Lines(), command)
+    except ForerunError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    print(as_text(table(record)))
+    return 0
+
+
+def table(record: Seq2SeqRecord) -> Table:
+    headings = ("", "batch", "encoder ms", "ms a token", "tokens a round", "drafts over it")
+    rows = []
+    for m in record.measurements:
+        kept = "" if m.way == THEIRS or m.tokens_per_round is None else f"{m.tokens_per_round:.2f}"
+        ratio = record.ratio(m.pair, m.batch, m.way)
+        cells = (f"{m.encoder_seconds * 1e3:.1f}", f"{m.milliseconds_a_token:.2f}", kept)
+        rows.append((f"{m.pair}, {m.way}", str(m.batch), *cells, "" if ratio is None else f"{ratio:.2f} x"))
+    return Table("Decoding after the encoder, temperature 1", headings, tuple(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""`forerun eval asr`: recordings instead of questions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from forerun.cli.main import INTERRUPTED
+from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.eval.speech.record import SpeechRecord
+    from forerun.eval.speech.recordings import Listed
+
+TASK = "asr"
+BATCH_SIZES = (1, 4, 8)
+MEANINGLESS = (
+    "temperature", "top_p", "top_k", "seed", "max_new_tokens", "num_sequences", "max_time", "k", "window",
+    "code_seconds", "confidence",
+)  # fmt: skip
+"""Options of other tasks. Nothing is ignored: they are refused here."""
+
+
+def evaluate_speech(
+    tasks: tuple[str, ...],
+    folder: Path | None,
+    output: Path | None,
+    form: str,
+    options: dict[str, Any],
+    console: Console,
+) -> None:
+    """Cheap mistakes first; then the model, all ways in turn, the record and its tables."""
+    from forerun.bench.records import check_writable, default_path
+    from forerun.eval.speech.recordings import find
+    from forerun.eval.tasks.rows import fingerprint
+
+    _check(tasks)
+    listed = find(folder)
+    for bad in listed.bad[:3]:
+        console.print(f"Note: left out {bad.where}: {bad.why}", style="yellow", markup=False, soft_wrap=True)
+    path = output or default_path(prefix="asr")
+    check_writable(path)
+    source = fingerprint([listed.manifest], len(listed.recordings))
+    record = _carry_out(listed, source, path, options, console)
+    _show(record, path, form, console)
+    if not record.complete:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _check(tasks: tuple[str, ...]) -> None:
+    import importlib.util
+
+    if set(tasks) != {TASK}:
+        raise InvalidArgument(f"{TASK!r} listens with another model than the other tasks write with: run it by itself")
+    context = click.get_current_context()
+    given = [n for n in MEANINGLESS if context.get_parameter_source(n) is not click.core.ParameterSource.DEFAULT]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise InvalidArgument(
+            f"{option} means nothing to {TASK!r}, which decodes greedily and counts words: leave it out"
+        )
+    for package in ("jiwer", "soundfile", "soxr"):
+        if importlib.util.find_spec(package) is None:
+            raise InvalidArgument(f"{TASK!r} needs {package}; run: pip install 'forerun[eval,speech]'")
+
+
+def _carry_out(listed: Listed, source: str, path: Path, options: dict[str, Any], console: Console) -> SpeechRecord:
+    from forerun.bench.records import provenance, write
+    from forerun.cli.compare import decoder_with
+    from forerun.cli.transcribe import load_pair, seconds_bar, total
+    from forerun.eval.speech.record import PLAIN, SPECULATIVE, TRANSFORMERS, SpeechRecord, summary
+    from forerun.eval.speech.recordings import spread
+    from forerun.eval.speech.run import evaluate
+
+    options = options | {"model": _model(options)}
+    recordings = spread(listed.recordings, options["limit"])
+    sizes = (options["batch_size"],) if options["batch_size"] else BATCH_SIZES
+    loaded, processor = load_pair(options, console)
+    ways = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), SPECULATIVE: loaded.decoder()}
+    origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
+    work = total([recording.path for recording in recordings]) * len(sizes) * len(ways)
+    found, complete = [], False
+    with seconds_bar(console, f"transcribing {len(recordings)} files {len(ways)} ways", work) as tell:
+        try:
+            for one in evaluate(loaded.model, processor, ways, recordings, sizes, tell):
+                found.append(one)
+            complete = True
+        except KeyboardInterrupt:
+            pass
+    whole = tuple(found[: len(found) // len(ways) * len(ways)])
+    record = SpeechRecord(origin, _settings(options, sizes, source), complete, whole, _notes(loaded))
+    if whole:
+        write(record, path, summary(record))
+    return record
+
+
+def _model(options: dict[str, Any]) -> str:
+    """The default of `forerun eval` writes text; the one that listens takes its place."""
+    from forerun.loading import EMBEDDED, whisper
+
+    return whisper.NAME if options["model"] == EMBEDDED else str(options["model"])
+
+
+def _settings(options: dict[str, Any], sizes: tuple[int, ...], source: str) -> dict[str, Any]:
+    from forerun.bench.records import without_folders
+
+    named = {name: without_folders(str(options[name])) for name in ("model", "draft", "policy", "rule")}
+    return {**named, "batch_sizes": list(sizes), "limit": options["limit"], "data": source}
+
+
+def _notes(loaded: Any) -> tuple[str, ...]:
+    lossy = loaded.decoder().engine.lossy
+    return () if lossy is None else (lossy,)
+
+
+def _show(record: SpeechRecord, path: Path, form: str, console: Console) -> None:
+    from forerun.cli.console import out_console
+    from forerun.eval.report import markdown
+    from forerun.eval.speech.record import summary
+    from forerun.eval.speech.report import tables
+
+    if not record.found:
+        console.print("Stopped before all ways had transcribed everything once.")
+        return
+    if form == "json":
+        click.echo(json.dumps({**asdict(record), "summary": summary(record)}, indent=1, allow_nan=False))
+    elif form == "markdown":
+        click.echo("\n\n".join(markdown(table) for table in tables(record)))
+    else:
+        print_speech(record, out_console())
+    console.print(f"Record: {path}", markup=False, soft_wrap=True)
+
+
+def print_speech(record: SpeechRecord, console: Console) -> None:
+    from forerun.cli.eval import print_table_or_text
+    from forerun.eval.speech.report import headline, remarks, tables
+
+    for table in tables(record):
+        print_table_or_text(table, console)
+    for line in remarks(record):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
+    for line in headline(record):
+        console.print(line, style="bold", markup=False, soft_wrap=True)
+
+
+def show_speech(record: SpeechRecord, picture: Path | None) -> None:
+    """`forerun bench show` of such a record."""
+    from forerun.cli.console import out_console
+
+    if picture is not None:
+        raise InvalidArgument("--plot draws records of speed; this one holds word error rates: leave it out")
+    print_speech(record, out_console())

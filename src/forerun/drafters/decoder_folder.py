@@ -1,0 +1,64 @@
+"""A trained decoder of few layers that reads its target's encoder and speaks with its target's embedding and head."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from forerun.drafters.causal_folder import cut_head
+from forerun.errors import InvalidArgument
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, check_target, load_drafter
+
+
+@dataclass(frozen=True)
+class DecoderFolder:
+    """What a folder of kind `decoder` holds; `beside` makes a model of it once the target is known."""
+
+    name: str
+    manifest: DrafterManifest
+    config: PreTrainedConfig
+    tensors: dict[str, Tensor]
+    ids: Tensor | None  # [Vd] int64
+
+    @classmethod
+    def load(cls, folder: str | Path) -> DecoderFolder:
+        manifest, config, tensors = load_drafter(folder)
+        if manifest.kind != "decoder":
+            raise InvalidArgument(
+                f"drafter {str(folder)!r} is of kind {manifest.kind}, not decoder; use forerun.drafters.from_folder"
+            )
+        ids = tensors.pop(DRAFT_VOCABULARY, None)
+        return cls(str(folder), manifest, config, tensors, None if ids is None else ids.long())
+
+    def beside(self, target: PreTrainedModel) -> tuple[PreTrainedModel, Tensor | None]:
+        """A model whose decoder is the folder's and whose other parts are `target`'s, and the ids its head knows."""
+        check_target(self.manifest.target, target)
+        model = self._own_parts(target).to(device=target.device, dtype=target.dtype).eval().requires_grad_(False)
+        ids = None if self.ids is None else self.ids.to(target.device)
+        head: Any = target.get_output_embeddings()
+        model.base_model.encoder = target.get_encoder()
+        model.get_decoder().embed_tokens = target.get_decoder().get_input_embeddings()
+        model.set_output_embeddings(head if ids is None else cut_head(head, ids))
+        return model, ids
+
+    def _own_parts(self, target: PreTrainedModel) -> Any:
+        """The decoder as it was saved, in a model that lacks what the target has."""
+        config: Any = copy.deepcopy(self.config)
+        config._attn_implementation = target.config._attn_implementation
+        config.encoder_layers, config.vocab_size, config.pad_token_id = 0, 1, None  # nothing is made to be thrown away
+        config.tie_word_embeddings = False
+        model: Any = type(target)(config)
+        own = {name: tensor.float() for name, tensor in self.tensors.items()}
+        missing, unknown = model.load_state_dict(own, strict=False)
+        lacking = [n for n in missing if n.startswith("model.decoder.") and not n.endswith("embed_tokens.weight")]
+        if odd := [*lacking, *unknown]:
+            raise InvalidArgument(
+                f"drafter {self.name!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
+                "unknown; train or fetch the folder again"
+            )
+        return model

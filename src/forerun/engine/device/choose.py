@@ -1,0 +1,64 @@
+"""Whether an engine gets a runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from forerun import ops
+from forerun.drafters import DraftModel
+from forerun.engine.device.runner import Runner
+from forerun.models import static_pass
+from forerun.models.scorer import Scorer
+from forerun.rules import AnyRule
+from forerun.types import Drafter, Rule
+
+RULES = (Rule.TOKEN, Rule.BLOCK)
+
+
+def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | None:
+    """What keeps whole rounds of an engine from being recorded, in words; None where nothing does."""
+    if rule not in RULES:
+        return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged step by step"
+    if drafter is None:
+        return None
+    if type(drafter) is not DraftModel:
+        return f"{type(drafter).__name__} drafts on the host"
+    if drafter.stop_below is not None:
+        return "stop_below looks at every drafted token"
+    if drafter.scorer.device != target.device:
+        return f"the draft model is on {drafter.scorer.device}, the target on {target.device}"
+    return static_pass.why_not(drafter.scorer)
+
+
+def describe(runner: Runner | None, target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str:
+    """What an engine with this runner records, in words."""
+    if runner is None:
+        lack = (
+            static_pass.why_not(target) if target.device.type == "cuda" else f"{target.device.type} has no CUDA graphs"
+        )
+        return f"nothing: {lack or 'it was turned off'}"
+    if runner.is_grounded:
+        return "nothing: recording failed"
+    reason = why_not(target, drafter, rule)
+    return "whole rounds" if reason is None else f"the target's pass: {reason}"
+
+
+def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner | None:
+    """A runner where CUDA graphs can be had: for whole rounds, or for the target's pass alone."""
+    if target.device.type != "cuda" or not ops.has_triton(target.device, target.kernels):
+        return None
+    if target.device.index not in (None, torch.cuda.current_device()):  # kernels and graphs go to the current one
+        return None
+    if static_pass.why_not(target) is not None:
+        return None
+    return runner_of(target, drafter, rule, clock)
+
+
+def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner:
+    """The same without asking where it runs: elsewhere the work itself stands in for its recording."""
+    if why_not(target, drafter, rule) is not None:
+        return Runner(target, None, Rule.TOKEN, clock, may_fly=False)
+    assert isinstance(rule, Rule) and (drafter is None or isinstance(drafter, DraftModel))
+    return Runner(target, drafter, rule, clock)

@@ -1,0 +1,56 @@
+"""What a round is judged by: the target's law along every draft, and what counts its random numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forerun.engine.branching import adjusted_along
+from forerun.engine.row import Row
+from forerun.math.laws import LogitLaw
+from forerun.types import Draft, Keys, LawParams
+
+
+def law_of(
+    batch: list[Row],
+    blocks: list[list[int]],
+    logits: Tensor,
+    params: LawParams,
+    trees: list[list[int]] | None,
+) -> LogitLaw:
+    """The target's law at every scored position, each row with its own penalties along its draft."""
+    counts = torch.tensor([len(block) for block in blocks], device=logits.device)
+    starts = counts.cumsum(0) - counts
+    index = starts[:, None] + torch.arange(max(map(len, blocks)), device=logits.device)
+    owner = torch.repeat_interleave(torch.arange(len(blocks), device=logits.device), counts)
+    if any(row.adjuster for row in batch):
+        parts = logits.split([len(block) for block in blocks])
+        known = [None] * len(batch) if trees is None else trees
+        rows = zip(batch, blocks, parts, known, strict=True)
+        logits = torch.cat([_adjusted(row, block[1:], part, parents) for row, block, part, parents in rows])
+    return LogitLaw(logits, index, params, owner)
+
+
+def _adjusted(row: Row, drafted: list[int], logits: Tensor, parents: list[int] | None) -> Tensor:
+    if row.adjuster is None:
+        return logits
+    if parents is None:
+        return row.adjuster(logits, drafted, 0)
+    return adjusted_along(logits, drafted, parents, row.adjuster)
+
+
+def keys_of(batch: list[Row], device: torch.device) -> Keys:
+    columns = [
+        [row.request.seed for row in batch],
+        [row.request.request_id for row in batch],
+        [row.round for row in batch],
+        [len(row.output) for row in batch],
+    ]
+    seed, request_id, round_, position = torch.tensor(columns, dtype=torch.int64, device=device)
+    return Keys(seed, request_id, round_, position)
+
+
+def tokens_of(draft: Draft) -> list[list[int]]:
+    """Each row's drafted tokens."""
+    lengths = draft.lengths.tolist()
+    return [row[:length] for row, length in zip(draft.tokens.tolist(), lengths, strict=True)]

@@ -1,0 +1,109 @@
+"""The small steps between the large ones of a device round, each in one launch; the reference is `math.advance`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forerun.math.advance import HEAD, Layout, Standing
+from forerun.types import Verdict
+
+FIRST = tl.constexpr(HEAD)
+
+
+def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+    """Write down what became of `drafted` [R] tokens a row, and move every row to the end of what it gained."""
+    block, result = standing.block, standing.result
+    kept, following, finite = verdict.num_accepted, verdict.next_token, verdict.finite
+    _advance_kernel[(block.shape[0],)](
+        standing.past, standing.round, standing.position, standing.active, block, result, drafted,
+        kept, following, finite, kept.stride(0), following.stride(0), finite.stride(0),
+        block.stride(0), result.stride(0), block.shape[1], vocab_size,
+        BLOCK=triton.next_power_of_2(block.shape[1]), num_warps=1,
+    )  # fmt: skip
+
+
+def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:
+    """[R] what was asked for, at most `most`, where the row's budget has room for it and the token behind it."""
+    out = torch.empty_like(asked)
+    number = asked.shape[0]
+    _lengths_kernel[(1,)](asked, budget, position, out, most, number, BLOCK=triton.next_power_of_2(number), num_warps=1)
+    return out
+
+
+def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+    """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on."""
+    rows = slots.shape[0]
+    positions, addresses = slots.new_empty(2, number, rows * count)
+    ends = slots.new_empty(number, rows, dtype=torch.int32)
+    own = slots.new_empty(rows, dtype=torch.int32)
+    _layout_kernel[(number, rows)](
+        slots, past, positions, addresses, ends, own, rows, count, capacity, limit,
+        BLOCK=triton.next_power_of_2(count), num_warps=1,
+    )  # fmt: skip
+    return Layout(positions, addresses, ends, own)
+
+
+@triton.jit
+def _advance_kernel(
+    past_ptr, round_ptr, position_ptr, active_ptr,  # [R] int64, changed
+    block_ptr,  # [R, 1 + W] int64, changed
+    result_ptr,  # [R, HEAD + W - 1] int64, out
+    drafted_ptr, kept_ptr, following_ptr,  # [R] int64
+    finite_ptr,  # [R] bool
+    kept_stride, following_stride, finite_stride, block_stride, result_stride, width, vocab_size,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    kept = tl.load(kept_ptr + row * kept_stride)
+    following = tl.load(following_ptr + row * following_stride)
+    following = tl.minimum(tl.maximum(following, 0), vocab_size - 1)
+    i = tl.arange(0, BLOCK)
+    block = block_ptr + row * block_stride
+    tokens = tl.load(block + i, mask=i < width, other=0)
+    result = result_ptr + row * result_stride
+    tl.store(result, kept)
+    tl.store(result + 1, following)
+    tl.store(result + 2, tl.load(finite_ptr + row * finite_stride).to(tl.int64))
+    tl.store(result + 3, tl.load(drafted_ptr + row))
+    tl.store(result + FIRST + i - 2, tokens, mask=(i >= 2) & (i < width))
+    tl.store(block, tl.sum(tl.where(i == kept + 1, tokens, 0), axis=0))
+    tl.store(block + 1, following)
+    active = tl.load(active_ptr + row)
+    gained = (kept + 1) * active
+    tl.store(past_ptr + row, tl.load(past_ptr + row) + gained)
+    tl.store(position_ptr + row, tl.load(position_ptr + row) + gained)
+    tl.store(round_ptr + row, tl.load(round_ptr + row) + active)
+
+
+@triton.jit
+def _lengths_kernel(asked_ptr, budget_ptr, position_ptr, out_ptr, most, number, BLOCK: tl.constexpr):
+    row = tl.arange(0, BLOCK)
+    there = row < number
+    asked = tl.minimum(tl.load(asked_ptr + row, mask=there, other=0), most)
+    left = tl.load(budget_ptr + row, mask=there, other=0) - tl.load(position_ptr + row, mask=there, other=0) - 1
+    tl.store(out_ptr + row, tl.maximum(tl.minimum(asked, left), 0), mask=there)
+
+
+@triton.jit
+def _layout_kernel(
+    slots_ptr, past_ptr,  # [R] int64
+    positions_ptr, addresses_ptr,  # [S, R * T] int64, out
+    ends_ptr,  # [S, R] int32, out
+    own_ptr,  # [R] int32, out
+    rows, count, capacity, limit,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program a (pass, row)."""
+    step, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    slot, first = tl.load(slots_ptr + row), tl.load(past_ptr + row) + step
+    i = tl.arange(0, BLOCK)
+    place, there = first + i, i < count
+    out = (step * rows + row) * count + i
+    tl.store(positions_ptr + out, tl.minimum(place, limit - 1), mask=there)
+    tl.store(addresses_ptr + out, slot * capacity + place, mask=there)
+    tl.store(ends_ptr + step * rows + row, (first + count).to(tl.int32))
+    tl.store(own_ptr + row, slot.to(tl.int32))

@@ -1,0 +1,44 @@
+"""A round's random numbers in one launch; the reference is `math.random`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forerun.kernels.philox import uniform
+from forerun.math.random import Stream
+from forerun.types import Keys, Rule
+
+
+def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
+    """The numbers a drafter draws its tokens with: [B, width] float64."""
+    rows = keys.seed.shape[0]
+    out = keys.seed.new_empty(rows, width, dtype=torch.float64)
+    coupled = rule is Rule.COUPLED
+    _uniforms_kernel[(rows,)](
+        keys.seed, keys.request_id, keys.round, keys.position, out, width,
+        STREAM=int(Stream.TARGET if coupled else Stream.DRAFT), ABSOLUTE=coupled,
+        BLOCK=triton.next_power_of_2(width), num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _uniforms_kernel(
+    seed_ptr, request_ptr, round_ptr, position_ptr,  # [B] int64
+    out_ptr,  # [B, width] float64
+    width,
+    STREAM: tl.constexpr, ABSOLUTE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program a row. Numbers of an absolute stream belong to a place in the text, those of others to a round."""
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK).to(tl.int64)
+    turn = tl.load(round_ptr + row)
+    if ABSOLUTE:
+        i += tl.load(position_ptr + row)
+        turn = turn * 0
+    numbers = uniform(tl.load(seed_ptr + row), tl.load(request_ptr + row), turn, i, STREAM)
+    column = tl.arange(0, BLOCK)
+    tl.store(out_ptr + row * width + column, numbers, mask=column < width)

@@ -1,0 +1,82 @@
+"""After a verdict: what the next round of the same rows starts from, without asking the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.types import Verdict
+
+HEAD = 4  # numbers of a result before the drafted tokens: kept, next token, whether finite, drafted
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where rows of a device round stand. All of it is changed in place."""
+
+    past: Tensor  # [R] int64, keys that stand
+    round: Tensor  # [R] int64, the row's own
+    position: Tensor  # [R] int64, new tokens so far
+    active: Tensor  # [R] int64, 0 for a place without a row, which stays where it is
+    block: Tensor  # [R, 1 + W] int64: the token before the last one, the last one, the draft behind it
+    result: Tensor  # [R, HEAD + W - 1] int64, for the host: HEAD numbers and the drafted tokens
+
+
+def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+    """Write down what became of `drafted` [R] tokens a row, and move every row to the end of what it gained.
+
+    A row whose logits were no numbers has no next token worth the name; whatever stands there is made one that can be
+    looked up, because the next round may be under way before the host hears of it.
+    """
+    kept = verdict.num_accepted
+    following = verdict.next_token.clamp(0, vocab_size - 1)
+    block, result = standing.block, standing.result
+    result[:, 0], result[:, 1], result[:, 2], result[:, 3] = kept, following, verdict.finite, drafted
+    result[:, HEAD:] = block[:, 2:]
+    block[:, 0] = block.gather(1, (kept + 1).unsqueeze(-1)).squeeze(-1)
+    block[:, 1] = following
+    gained = (kept + 1) * standing.active
+    standing.past.add_(gained)
+    standing.position.add_(gained)
+    standing.round.add_(standing.active)
+
+
+def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict) -> Tensor:
+    """[R, K + 1] float64: how likely the model itself, as it came, finds what is emitted; past that anything.
+
+    `logits` [R, K + 1, V] follow the last token and each drafted one, `block` is as in `Standing`.
+    """
+    number = logits.shape[1] - 1
+    kept, last = verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1).clamp(0, logits.shape[-1] - 1)
+    tokens = block[:, 2 : 3 + number].scatter(1, kept, last)
+    weights = logits.float()
+    own = weights.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return (own - weights.logsumexp(-1)).double()
+
+
+def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:
+    """[R] what was asked for, at most `most`, where the row's budget has room for it and the token behind it."""
+    return torch.minimum(asked.clamp(max=most), budget - position - 1).clamp(min=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the new tokens of `S` passes go, one after the other: R rows with T tokens each, N = R * T."""
+
+    positions: Tensor  # [S, N] int64
+    addresses: Tensor  # [S, N] int64
+    ends: Tensor  # [S, R] int32, keys of each row once the pass has written its own
+    slots: Tensor  # [R] int32
+
+
+def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+    """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on.
+
+    No position reaches `limit`: what would lie there is nobody's, but must be looked up all the same.
+    """
+    first = past + torch.arange(number, device=past.device).unsqueeze(-1)
+    places = first.unsqueeze(-1) + torch.arange(count, device=past.device)
+    addresses = places + (slots * capacity).unsqueeze(-1)
+    return Layout(places.clamp(max=limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int())

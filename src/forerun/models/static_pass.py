@@ -1,0 +1,157 @@
+"""A pass of fixed shape whose rows are device tensors: what a CUDA graph can hold.
+
+Every row has the same number of new tokens. One that has fewer to say writes keys nobody will see past its own, which
+later passes overwrite; so the cache must have room for them, and growing it is the caller's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forerun import ops
+from forerun.cache.ragged import Layer
+from forerun.errors import UnsupportedModel
+from forerun.math.attention import Scale
+from forerun.math.ragged_attention import Reach
+from forerun.models.attention import RaggedStates, ragged
+from forerun.models.families import Layout
+from forerun.models.gpu_body import GpuBody
+from forerun.models.rotary import RotaryWrites
+from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRows:
+    """Where the new tokens of R rows go, T of each: N = R * T, row by row."""
+
+    positions: Tensor  # [N] int64
+    addresses: Tensor  # [N] int64
+    reach: Reach
+
+
+class StaticStates(RaggedStates):
+    """What transformers sees of the cache during such a pass. Only mask rules that kernels know can be said."""
+
+    is_static = True
+
+    def __init__(self, scorer: Scorer, rows: StaticRows) -> None:
+        self.cache, self.layout, self.device, self.use = scorer.cache, Layout.PACKED, scorer.device, scorer.kernels
+        self.asked_form = scorer.form
+        self.takes_rules = True
+        self.positions, self.addresses = rows.positions, rows.addresses
+        self.width = rows.reach.most_tokens
+        self.longest_past = rows.reach.longest - self.width
+        self.branches = self.pad_index = self.current = self.tree = self.across = None
+        self.looks_across = False
+        self.layers: list[Any] = []
+        self._reach, self._rules, self._plans = rows.reach, {}, {}
+        self._bias: tuple[Tensor, Tensor] | None = None
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        assert self._reach is not None
+        return self._reach.longest, 0
+
+    def attend_biased(self, query: Tensor, layer: Layer, reach: Reach, scale: Scale, bias: Tensor) -> Tensor:
+        """[N, H, D] -> [N, H, Dv] with a bias of each head [1, H, N, S], which no kernel of ours takes."""
+        rows, span = reach.slots.shape[0], bias.shape[-1]
+        keys, values = (pool[:, :, :span].index_select(0, reach.slots) for pool in layer.by_head)
+        out = F.scaled_dot_product_attention(
+            query.unflatten(0, (rows, -1)).transpose(1, 2), keys, values, self._added(bias, rows), scale=scale.factor
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _added(self, bias: Tensor, rows: int) -> Tensor:
+        """[R, H, T, S] bias and mask in one, made by the first layer that asks."""
+        if self._bias is None or self._bias[0] is not bias:
+            seen = torch.arange(bias.shape[-1], device=self.device) <= self.positions[:, None]
+            added = bias[0].masked_fill(~seen, -torch.inf).unflatten(1, (rows, -1)).transpose(0, 1)
+            self._bias = bias, added.contiguous()
+        return self._bias[1]
+
+    def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> NoReturn:
+        raise UnsupportedModel("attention that no kernel covers cannot be part of a recorded pass; set compile=False")
+
+
+class StaticPass:
+    """Runs a scorer's model over rows that the device knows."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+        parameters = signature(scorer.model.forward).parameters
+        self._picks_logits = "logits_to_keep" in parameters
+        self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
+        self._kept_starts: dict[tuple[int, int], Tensor] = {}
+        self._rotary = RotaryWrites(scorer.model, scorer.kernels)
+
+    def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
+        """`count` new tokens for each of `slots` [R], behind `past` [R] keys; no row will have more than `span`."""
+        return self.steps(slots, past, count, 1, span)[0]
+
+    def steps(self, slots: Tensor, past: Tensor, count: int, number: int, span: int) -> list[StaticRows]:
+        """The same for `number` passes, each one token further on: made at once, because small kernels add up."""
+        capacity, limit = self.scorer.cache.capacity, self.scorer.context_length
+        made = ops.lay_out(slots, past, count, number, capacity, capacity if limit is None else min(limit, capacity))
+        reach = Reach(made.slots, made.ends[0], self._starts(slots.shape[0], count), count, span)
+        return [
+            StaticRows(p, a, replace(reach, lengths=e))
+            for p, a, e in zip(made.positions, made.addresses, made.ends, strict=True)
+        ]
+
+    def _starts(self, rows: int, count: int) -> Tensor:
+        """[R + 1] where each row's new tokens begin: the same in every pass of a shape, so kept."""
+        if (rows, count) not in self._kept_starts:
+            ends = torch.arange(0, rows * count + 1, count, dtype=torch.int32, device=self.scorer.device)
+            self._kept_starts[rows, count] = ends
+        return self._kept_starts[rows, count]
+
+    def logits(self, tokens: Tensor, rows: StaticRows, last_only: bool = False) -> Tensor:
+        """[R, T] -> [R * T, V], row by row; of each row's last token alone [R, V]."""
+        count, flat = tokens.shape[1], tokens.flatten()
+        if self.has_hidden:
+            hidden = self.hidden(tokens, rows)
+            return self.head(hidden[count - 1 :: count].contiguous() if last_only else hidden)
+        keep = torch.arange(count - 1, flat.shape[0], count, device=flat.device) if last_only and count > 1 else None
+        return self._by_modules(flat, rows, keep)
+
+    @property
+    def has_hidden(self) -> bool:
+        """Whether hidden states can be had on the way to the logits."""
+        return self._body is not None
+
+    def hidden(self, tokens: Tensor, rows: StaticRows) -> Tensor:
+        """[R, T] -> last hidden states [R * T, H], row by row."""
+        assert self._body is not None
+        return self._body.run(tokens.flatten(), rows.positions, rows.addresses, rows.reach, self.scorer.cache)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        assert self._body is not None
+        return self._body.head(hidden)
+
+    def _by_modules(self, flat: Tensor, rows: StaticRows, keep: Tensor | None) -> Tensor:
+        states, scorer = StaticStates(self.scorer, rows), self.scorer
+        if isinstance(scorer, Seq2SeqScorer):
+            states.across = scorer.directory.across(states, scorer.sources, rows.reach)
+        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
+        with ragged(scorer.model, states), self._rotary.during_pass():
+            out = scorer.call(scorer.model, (), states, flat[None], rows.positions[None], **options)
+        found: Tensor = out.logits[0]
+        return found if keep is None or self._picks_logits else found[keep]
+
+
+def why_not(scorer: Scorer) -> str | None:
+    """What keeps a model from such passes; None where nothing is known to."""
+    if scorer.family.layout is not Layout.PACKED:
+        return f"{type(scorer.model).__name__} computes attention in its own modules"
+    told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.positions`
+    if not told and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
+        return f"{type(scorer.model).__name__} takes no positions"
+    if scorer.listeners and not isinstance(scorer.body, GpuBody):
+        return "somebody listens to the target's hidden states"
+    return None

@@ -1,0 +1,132 @@
+"""Speech as the target hears it: its encoder's states, and what it writes down itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import sdpa_kernel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from forerun.train.writing import BACKENDS
+
+MOST_TOKENS = 150  # of a window's transcript; half a minute of fast speech has about 120
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Windows of speech and their transcripts."""
+
+    states: Tensor  # [N, S, H] the encoder's
+    tokens: Tensor  # [N, L] int64: prefix, transcript and its end; the end repeated as padding
+    first: Tensor  # [N] where the transcript begins
+    lengths: Tensor  # [N] prefix and transcript together, the end included
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def pick(self, rows: Tensor) -> Heard:
+        """Some windows, cut to the longest of them."""
+        lengths = self.lengths[rows]
+        return Heard(self.states[rows], self.tokens[rows, : int(lengths.max())], self.first[rows], lengths)
+
+    @property
+    def judged(self) -> Tensor:
+        """[N, L - 1] bool: positions after which the target chose a token."""
+        place = torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device)
+        return (place >= self.first[:, None] - 1) & (place < self.lengths[:, None] - 1)
+
+    def finished(self) -> Heard:
+        """Without the windows whose transcript never ended: the target went in circles there."""
+        return self.pick((self.lengths - self.first < MOST_TOKENS).nonzero()[:, 0])
+
+
+def join(parts: Sequence[Heard], end: int) -> Heard:
+    width = max(part.tokens.shape[1] for part in parts)
+    tokens = torch.cat([F.pad(part.tokens, (0, width - part.tokens.shape[1]), value=end) for part in parts])
+    columns = ([getattr(part, name) for part in parts] for name in ("states", "first", "lengths"))
+    states, first, lengths = (torch.cat(column) for column in columns)
+    return Heard(states, tokens, first, lengths)
+
+
+@torch.no_grad()
+def listen(
+    target: PreTrainedModel,
+    features: Tensor,
+    *,
+    timestamps: bool,
+    batch_size: int = 512,
+    most_tokens: int = MOST_TOKENS,
+    done: Callable[[int], None] = lambda count: None,
+) -> Heard:
+    """The target's own greedy transcripts of `features` [N, bins, frames]; `done` is told how many it has."""
+    parts = []
+    with sdpa_kernel(BACKENDS):
+        for piece in features.split(batch_size):
+            parts.append(_listen_to(target, piece.to(target.device, target.dtype), timestamps, most_tokens))
+            done(sum(map(len, parts)))
+    return join(parts, _end(target))
+
+
+def _listen_to(target: PreTrainedModel, features: Tensor, timestamps: bool, most_tokens: int) -> Heard:
+    states = target.get_encoder()(features).last_hidden_state
+    prefix = transcript_prefix(target, timestamps).expand(len(features), -1)
+    # Whisper's own `generate` cuts ends off and joins windows: the loop below it gives what was decoded.
+    tokens: Tensor = GenerationMixin.generate(
+        target,
+        encoder_outputs=BaseModelOutput(states),
+        attention_mask=torch.ones_like(states[..., 0], dtype=torch.long),
+        decoder_input_ids=prefix,
+        generation_config=_plain_settings(target, timestamps, most_tokens),
+    )
+    ends = (tokens[:, prefix.shape[1] :] == _end(target)).int()
+    written = torch.where(ends.any(1), ends.argmax(1) + 1, ends.shape[1])
+    first = torch.full_like(written, prefix.shape[1])
+    return Heard(states, tokens, first, written + prefix.shape[1])
+
+
+def transcript_prefix(target: PreTrainedModel, timestamps: bool) -> Tensor:
+    """[1, P]: the tokens an English model is given before it writes."""
+    settings: Any = target.generation_config
+    prefix = [settings.decoder_start_token_id] + ([] if timestamps else [settings.no_timestamps_token_id])
+    return torch.tensor([prefix], device=target.device)
+
+
+def _plain_settings(target: PreTrainedModel, timestamps: bool, most_tokens: int) -> GenerationConfig:
+    """Greedy, with the tokens silenced that Whisper silences.
+
+    Of its rules for timestamps only the first is kept, that a window begins with one: the others look at every row by
+    itself, take longer than the model, and seldom change what it says.
+    """
+    told: Any = target.generation_config
+    never, not_first = list(told.suppress_tokens or ()), list(told.begin_suppress_tokens or ())
+    if timestamps:
+        never, not_first = [*never, told.no_timestamps_token_id], [*range(told.no_timestamps_token_id + 1)]
+    return GenerationConfig(
+        max_new_tokens=most_tokens,
+        do_sample=False,
+        suppress_tokens=never or None,
+        begin_suppress_tokens=not_first or None,
+        decoder_start_token_id=told.decoder_start_token_id,
+        bos_token_id=told.bos_token_id,
+        eos_token_id=_end(target),
+        pad_token_id=_end(target),
+    )
+
+
+def _end(target: PreTrainedModel) -> int:
+    return int(target.generation_config.eos_token_id)
+
+
+def batches(heard: Heard, size: int, generator: torch.Generator) -> Iterator[Heard]:
+    """One pass over all windows in a random order, neighbours in a batch about as long as each other."""
+    blur = torch.empty(len(heard)).uniform_(0.8, 1.25, generator=generator)
+    order = (heard.lengths.cpu() * blur).argsort()
+    groups = order.split(size)
+    for place in torch.randperm(len(groups), generator=generator).tolist():
+        yield heard.pick(groups[place].to(heard.tokens.device))

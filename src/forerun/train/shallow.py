@@ -1,0 +1,186 @@
+"""A draft for a speech recogniser: few of its decoder's layers, on its own encoder, taught to write what it writes.
+
+Encoder, embedding and head stay the target's; the head is read at the tokens transcripts use most. Batches hold the
+target's own greedy transcripts, so that the draft practises where it will be asked.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
+from forerun.math.losses import TeacherLaw, parse_loss
+from forerun.train.head_loss import Judgement, Positions, judge
+from forerun.train.listening import Heard, batches
+from forerun.train.schedule import Schedule
+from forerun.train.writing import BACKENDS
+
+CHUNK = 8192  # positions whose logits exist at one time
+EMBEDDING = "decoder.embed_tokens.weight"  # the target's, and not trained
+
+
+@dataclass(frozen=True, slots=True)
+class ShallowOptions:
+    layers: tuple[int, ...] = (3,)  # which of the target's decoder layers the draft begins with
+    loss: str = "kl+tv"
+    batch_size: int = 96
+    seconds: float = 60.0
+    learning_rate: float = 1e-3
+    warm_up: float = 0.03
+    seed: int = 0
+
+
+class ShallowDecoder(nn.Module):
+    """The draft while it is trained."""
+
+    ids: Tensor  # [Vd] ascending: the tokens it can say
+
+    def __init__(self, target: PreTrainedModel, layers: Sequence[int], ids: Tensor) -> None:
+        super().__init__()
+        whole = target.get_decoder()
+        self.config = shortened(target.config, len(layers))
+        self.decoder = type(whole)(self.config).to(target.device)
+        self.decoder.embed_tokens = whole.embed_tokens
+        self.decoder.embed_positions.load_state_dict(whole.embed_positions.state_dict())
+        self.decoder.layer_norm.load_state_dict(whole.layer_norm.state_dict())
+        for mine, place in zip(self.decoder.layers, layers, strict=True):
+            mine.load_state_dict(whole.layers[place].state_dict())
+        self.register_buffer("ids", ids.to(target.device))
+
+    def forward(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """[B, L], [B, S, H] -> [B, L, H], what the head reads."""
+        hidden: Tensor = self.decoder(input_ids=tokens, encoder_hidden_states=states, use_cache=False).last_hidden_state
+        return hidden
+
+    def own(self) -> dict[str, nn.Parameter]:
+        """What is trained and saved: all but the embedding."""
+        return {name: weight for name, weight in self.named_parameters() if name != EMBEDDING}
+
+
+def shortened(config: PreTrainedConfig, layers: int) -> Any:
+    shorter = copy.deepcopy(config)
+    shorter.decoder_layers = layers
+    shorter.dropout = shorter.attention_dropout = shorter.activation_dropout = shorter.decoder_layerdrop = 0.0
+    return shorter
+
+
+def common_tokens(ranked: Sequence[int], count: int, always: Sequence[int] = ()) -> Tensor:
+    """[at most `count`] ascending: those the draft must be able to say, then the first of `ranked`."""
+    chosen = list(dict.fromkeys([*always, *ranked]))[:count]
+    return torch.tensor(sorted(chosen))
+
+
+class Teaching:
+    """The target's law beside the draft's, on one batch."""
+
+    def __init__(self, target: PreTrainedModel, student: ShallowDecoder, loss: str) -> None:
+        self.target, self.student, self.loss = target, student, parse_loss(loss)
+        self.head: Tensor = target.get_output_embeddings().weight.detach()
+        self.small = self.head[student.ids].float()
+        self.silenced = torch.tensor(sorted(target.generation_config.suppress_tokens or ()), device=self.head.device)
+
+    def judge(self, batch: Heard, measure: bool = False) -> Judgement:
+        judged, tokens = batch.judged, batch.tokens[:, :-1]
+        with sdpa_kernel(BACKENDS):
+            features = self._features(tokens, batch.states)[judged]
+            with self._precision():
+                hidden = self.student(tokens, batch.states)[judged]
+        weights = torch.ones(1, len(hidden), device=hidden.device)
+        positions = Positions(hidden.float()[None], weights, None, lambda part: self._law(features[part]))
+        return judge(positions, self.small, self.loss, CHUNK, measure)
+
+    @torch.no_grad()
+    def _features(self, tokens: Tensor, states: Tensor) -> Tensor:
+        hidden: Tensor = self.target.get_decoder()(
+            input_ids=tokens, encoder_hidden_states=states, use_cache=False
+        ).last_hidden_state
+        return hidden
+
+    def _law(self, features: Tensor) -> TeacherLaw:
+        """Of what decoding really draws from: tokens that Whisper's settings silence have no mass."""
+        logits = (features.to(self.head.dtype) @ self.head.T).float()
+        logits[:, self.silenced] = -torch.inf
+        return TeacherLaw.from_logits(logits[:, self.student.ids], logits.logsumexp(-1))
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        on_gpu = self.head.device.type == "cuda"
+        return torch.autocast("cuda", torch.bfloat16) if on_gpu else nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How often the draft would be kept, on windows it was not trained on."""
+
+    acceptance: float  # mean of sum min(p, q): drawn at temperature 1
+    agreement: float  # how often the likeliest tokens agree: greedy
+    coverage: float  # of what the target wrote, the share that the draft can say
+    loss: float
+
+
+@torch.no_grad()
+def measure(teaching: Teaching, heard: Heard, size: int = 64) -> Measured:
+    found = [teaching.judge(heard.pick(rows), measure=True) for rows in _groups(heard, size)]
+    written = heard.tokens[:, 1:][heard.judged]
+    counts = torch.tensor([float(one.overlap.numel()) for one in found])
+    loss = (torch.tensor([float(one.loss) for one in found]) * counts).sum() / counts.sum()
+    return Measured(
+        acceptance=float(torch.cat([one.overlap[0] for one in found]).mean()),
+        agreement=float(torch.cat([one.agreement[0] for one in found]).mean()),
+        coverage=float(torch.isin(written, teaching.student.ids).float().mean()),
+        loss=float(loss),
+    )
+
+
+def _groups(heard: Heard, size: int) -> Sequence[Tensor]:
+    groups: Sequence[Tensor] = torch.arange(len(heard), device=heard.tokens.device).split(size)
+    return groups
+
+
+Report = Callable[[int, float, float], None]  # step, progress from 0 to 1, loss
+
+
+def distil(teaching: Teaching, heard: Heard, options: ShallowOptions, report: Report) -> int:
+    """Train for `options.seconds`; the number of steps taken."""
+    student = teaching.student.train()
+    trained = list(student.own().values())
+    student.requires_grad_(False)
+    for weight in trained:
+        weight.requires_grad_(True)
+    optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    schedule = Schedule(None, options.seconds, options.warm_up)
+    generator = torch.Generator().manual_seed(options.seed)
+    begun, step = time.perf_counter(), 0
+    while True:
+        for batch in batches(heard, options.batch_size, generator):
+            progress = schedule.progress(step, time.perf_counter() - begun)
+            if progress >= 1:
+                student.eval()
+                return step
+            for group in optimizer.param_groups:
+                group["lr"] = options.learning_rate * schedule.factor(progress)
+            loss = teaching.judge(batch).loss
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            step += 1
+            if step % 50 == 0:
+                report(step, progress, float(loss.detach()))
+
+
+def save(student: ShallowDecoder, target: PreTrainedModel, folder: Path, provenance: dict[str, Any]) -> None:
+    """The folder a decoder loads: the draft's own layers in float16, and the tokens it can say."""
+    manifest = DrafterManifest("decoder", 0, describe_target(target), ("encoder", "embedding", "head"), provenance)
+    tensors = {f"model.{name}": weight.detach().half() for name, weight in student.own().items()}
+    save_drafter(folder, manifest, student.config, {**tensors, DRAFT_VOCABULARY: student.ids.to(torch.int32)})

@@ -1,0 +1,170 @@
+"""The same rounds replayed from CUDA graphs: the tokens of rounds step by step, `model.generate`'s, and the law."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from exactness.sampling import PLAIN, PROMPT, verdict
+from forerun.config import SamplingParams
+from forerun.drafters import DraftModel, PromptLookup
+from forerun.engine import Engine, Request
+from forerun.errors import ForerunWarning
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
+from forerun.types import Drafter, Rule
+from support.interpreter import DEVICE, on_gpu_alone
+from support.markov import joint_law, toy_pair
+from support.tiny import draft_of, ragged_prompts, tiny_model
+
+pytestmark = [pytest.mark.gpu, on_gpu_alone]
+
+SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams()
+CUT = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
+FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
+
+
+@pytest.fixture(autouse=True)
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """And products in full float32, so that a row's logits hardly depend on the shape of a pass."""
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+
+
+@lru_cache
+def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    target = tiny_model(family)
+    return copy.deepcopy(target).to(DEVICE), draft_of(target).to(DEVICE)
+
+
+def engine(
+    compile: bool, family: str = "llama", rule: Rule = Rule.TOKEN, length: int = 4, drafter: Any = DraftModel
+) -> Engine:
+    target, draft = pair(family)
+    guesser: Drafter | None = None
+    if drafter is not None:
+        guesser = drafter(draft) if drafter is DraftModel else drafter()
+    made = Engine(Scorer(target), guesser, Constant(length), rule=rule, compile=compile)
+    assert (made.runner is not None) == compile
+    return made
+
+
+def requests(number: int, params: SamplingParams = SAMPLED) -> list[Request]:
+    return [
+        Request(prompt=(5, *prompt), max_new_tokens=24 + 5 * (i % 3), params=params, seed=3, request_id=i)
+        for i, prompt in enumerate(ragged_prompts(number, 97, 0))
+    ]
+
+
+def texts(made: Engine, asked: list[Request]) -> dict[int, tuple[int, ...]]:
+    for request in asked:
+        made.add(request)
+    while not made.is_idle:
+        made.step()
+    assert made.runner is None or not made.runner.is_grounded
+    return {result.request.request_id: result.tokens for result in made.take_results()}
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.parametrize("number", [1, 3, 8])
+def test_same_tokens_as_step_by_step(number: int, rule: Rule) -> None:
+    made = engine(True, rule=rule)
+    assert texts(made, requests(number)) == texts(engine(False, rule=rule), requests(number))
+    assert made.runner is not None and made.runner.recorder.num_recordings >= 3
+    assert texts(made, requests(number)) == texts(engine(False, rule=rule), requests(number)), "a replayed graph"
+
+
+@pytest.mark.parametrize("params", [CUT, replace(SAMPLED, min_p=0.05)], ids=["top-k and top-p", "min-p"])
+def test_same_tokens_where_something_is_cut(params: SamplingParams) -> None:
+    assert texts(engine(True), requests(3, params)) == texts(engine(False), requests(3, params))
+
+
+def test_the_target_alone_is_recorded_where_the_draft_cannot_be() -> None:
+    made = engine(True, drafter=PromptLookup)
+    assert texts(made, requests(3)) == texts(engine(False, drafter=PromptLookup), requests(3))
+    assert made.runner is not None and made.runner.recorder.num_recordings > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_generate(family: str) -> None:
+    found = texts(engine(True, family), requests(3, GREEDY))
+    model, _ = pair(family)
+    for request in requests(3, GREEDY):
+        ids = torch.tensor([request.prompt], device=DEVICE)
+        full = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.max_new_tokens, do_sample=False
+        )
+        assert found[request.request_id] == tuple(full[0, ids.shape[1] :].tolist()), request.request_id
+
+
+def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for the device while a graph is captured breaks it; the text goes on, and torch still works."""
+    from forerun.kernels import advance as kernel
+
+    original, calls = kernel.advance, []
+
+    def waiting(standing: Any, *rest: Any) -> None:
+        calls.append(int(standing.past[0]))
+        original(standing, *rest)
+
+    want = texts(engine(False), requests(3))
+    monkeypatch.setattr(kernel, "advance", waiting)
+    made = engine(True)
+    for request in requests(3):
+        made.add(request)
+    with pytest.warns(ForerunWarning, match="without CUDA graphs"):
+        while not made.is_idle:
+            made.step()
+    assert {result.request.request_id: result.tokens for result in made.take_results()} == want
+    assert made.runner is not None and made.runner.is_grounded and calls
+    assert torch.rand(3, device=DEVICE).shape == (3,)
+
+
+NUMBER, ROWS, STEPS, VOCAB = 6000, 256, 3, 5
+
+
+def samples(rule: Rule) -> list[tuple[int, ...]]:
+    target, draft = (copy.deepcopy(model).to(DEVICE) for model in toy_pair(VOCAB))
+    made = Engine(Scorer(target), DraftModel(draft), Constant(3), rule=rule)
+    assert made.runner is not None
+    found: list[tuple[int, ...]] = []
+    for start in range(0, NUMBER, ROWS):
+        for i in range(start, start + ROWS):
+            made.add(Request(prompt=PROMPT, max_new_tokens=6, params=PLAIN, seed=1, request_id=i))
+        while not made.is_idle:
+            made.step()
+        found += [result.tokens for result in made.take_results()]
+    assert made.runner.recorder.num_recordings and not made.runner.is_grounded
+    return found
+
+
+@lru_cache
+def law() -> torch.Tensor:
+    return joint_law(toy_pair(VOCAB)[0], PROMPT, STEPS)
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_the_law_of_the_whole_loop(rule: Rule) -> None:
+    assert not verdict(samples(rule), law())
+
+
+def test_control_a_round_drawn_twice_bends_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs whose round counter stands still would meet the same random numbers again and again."""
+    from forerun.kernels import advance as kernel
+
+    original = kernel.advance
+
+    def stuck(standing: Any, *rest: Any) -> None:
+        original(standing, *rest)
+        standing.round.sub_(standing.active)
+
+    monkeypatch.setattr(kernel, "advance", stuck)
+    assert verdict(samples(Rule.TOKEN), law())

@@ -1,0 +1,215 @@
+"""Encoder-decoder models through the whole loop: the joint law of what is said, row by row with its own source."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from exactness import controls
+from exactness.sampling import PLAIN, verdict
+from forerun import SpeculativeDecoder
+from forerun.config import SamplingParams
+from forerun.decode import speculative_decode
+from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup, Tree
+from forerun.engine import Engine, Request
+from forerun.models import across, positions
+from forerun.models.seq2seq import Seq2SeqScorer
+from forerun.policy import Constant
+from forerun.types import Drafter, Rule, Source
+from support.seq2seq import batch_of, source_of
+from support.tiny import draft_of, tiny_model
+
+COPIES, STEPS, VOCAB = 384, 3, 3
+TEXTS = ((1, 2, 0, 1, 2, 2, 0), (2,), (0, 1, 1))
+PROMPTS = ((1, 2), (1,), (1, 0, 2, 0, 1, 1, 2))  # of the decoder, as ragged as the sources
+START = (1, 2)
+SOFTEN = {"t5_gated": 0.6, "mbart": 0.5, "whisper": 0.5}
+
+
+@lru_cache
+def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Target and draft over three tokens: every continuation can be listed."""
+    seed = 2 if family == "t5_gated" else 0  # one whose text depends on distances
+    target = copy.deepcopy(tiny_model(family, seed, vocab=VOCAB, decoder_start_token_id=START[0]))
+    target.get_output_embeddings().weight.data.mul_(SOFTEN[family])
+    for name, weight in target.named_parameters():
+        if "decoder" in name and ("relative_attention_bias" in name or "SelfAttention.o" in name):
+            weight.data.mul_(3)
+    return target, draft_of(target, 0.16)
+
+
+@lru_cache
+def sources(family: str) -> tuple[Tensor, ...]:
+    if family == "whisper":
+        return tuple(torch.randn(3, 8, 48, generator=torch.Generator().manual_seed(5)))
+    return tuple(torch.tensor(text) for text in TEXTS)
+
+
+@lru_cache
+def law(family: str, row: int) -> Tensor:
+    """Probability of every continuation of `STEPS` tokens, from full forward passes in float64."""
+    exact = copy.deepcopy(pair(family)[0]).double()
+    inputs = {name: t.double() if t.is_floating_point() else t for name, t in given(family, [row]).items()}
+    histories, mass = torch.tensor([PROMPTS[row]]), torch.ones(1, dtype=torch.float64)
+    with torch.no_grad():
+        states = exact.get_encoder()(**inputs)
+        for _ in range(STEPS):
+            many = [states.last_hidden_state.expand(len(histories), -1, -1)]
+            logits = exact(encoder_outputs=many, decoder_input_ids=histories, use_cache=False).logits[:, -1]
+            mass = (mass[:, None] * logits.softmax(-1)).flatten()
+            more = torch.arange(VOCAB).repeat(len(histories))
+            histories = torch.cat([histories.repeat_interleave(VOCAB, 0), more[:, None]], dim=1)
+    return mass.view([VOCAB] * STEPS)
+
+
+def given(family: str, rows: Sequence[int]) -> dict[str, Tensor]:
+    return batch_of(family, [sources(family)[row] for row in rows])
+
+
+def make_drafter(name: str, family: str) -> Drafter:
+    draft = copy.deepcopy(pair(family)[1])
+    makers: dict[str, Any] = {
+        "model": lambda: DraftModel(draft),
+        "shared": lambda: DraftModel(draft, shares_encoder=True),
+        "exit": lambda: EarlyExit(1),
+        "chain": lambda: Chain(PromptLookup(min_ngram=2), DraftModel(draft, stop_below=0.4)),
+        "tree": lambda: Tree(DraftModel(draft), nodes=5, width=2, siblings="sampled"),
+    }
+    made: Drafter = makers[name]()
+    return made
+
+
+def misfits(family: str, drafter: str, rule: str = "token", attention: str = "auto") -> list[str]:
+    """Three sources of different lengths, many copies of each, side by side."""
+    target = copy.deepcopy(pair(family)[0])
+    decoder = SpeculativeDecoder(target, make_drafter(drafter, family), policy=2, rule=rule, attention=attention)
+    begin = batch_of("t5", [torch.tensor(prompt) for prompt in PROMPTS], "left")
+    out = decoder.generate(
+        **given(family, range(3)),
+        decoder_input_ids=begin["input_ids"],
+        decoder_attention_mask=begin["attention_mask"],
+        decoder_start_token_id=PROMPTS[1][0],
+        max_new_tokens=STEPS + 1,
+        temperature=1.0,
+        seed=4,
+        num_return_sequences=COPIES,
+    )
+    samples = [out.new_tokens[i * COPIES : (i + 1) * COPIES] for i in range(3)]
+    return [verdict(found, law(family, row)) for row, found in enumerate(samples)]
+
+
+@pytest.mark.parametrize(
+    ("family", "drafter", "rule", "attention"),
+    [
+        ("t5_gated", "model", "token", "pad"),
+        ("t5_gated", "tree", "token", "auto"),
+        ("mbart", "shared", "block", "pad"),
+        ("mbart", "exit", "token", "split"),
+        ("whisper", "shared", "token", "auto"),
+        ("whisper", "chain", "coupled", "pad"),
+    ],
+)
+def test_joint_law(family: str, drafter: str, rule: str, attention: str) -> None:
+    assert misfits(family, drafter, rule, attention) == ["", "", ""]
+
+
+def test_laws_of_different_sources_differ() -> None:
+    """Else a row that reads its neighbour's source would say nothing wrong."""
+    for family in SOFTEN:
+        distances = [float((law(family, a) - law(family, b)).abs().sum()) / 2 for a, b in ((0, 1), (1, 2), (0, 2))]
+        assert min(distances) > 0.15, (family, distances)
+
+
+def test_control_wrong_correction(monkeypatch: MonkeyPatch) -> None:
+    controls.correct_from_target(monkeypatch)
+    assert any(misfits("mbart", "shared"))
+
+
+@pytest.mark.parametrize("family", ("t5_gated", "whisper"))
+def test_control_a_neighbours_source(family: str, monkeypatch: MonkeyPatch) -> None:
+    """Numbers are given to sources in order: each row looks up its neighbour's."""
+    right = across.Sources.of
+
+    def next_one(self: across.Sources, row: int) -> Source:
+        known = list(self._number)
+        return known[(known.index(right(self, row)) + 1) % len(known)]
+
+    monkeypatch.setattr(across.Sources, "of", next_one)
+    assert all(misfits(family, "shared"))
+
+
+def test_control_bias_of_the_longest_row(monkeypatch: MonkeyPatch) -> None:
+    """T5's distances counted from the longest past of the batch: rows of different length are then wrong."""
+
+    def shifted(module: Any, states: Any) -> Any:
+        late = copy.copy(states)
+        late.positions = torch.full_like(states.positions, int(states.positions.max()))
+        return right(module, late)
+
+    right = positions._bias
+    monkeypatch.setattr(positions, "_bias", shifted)
+    assert any(misfits("t5_gated", "model"))
+
+
+@pytest.mark.parametrize("kind", ("shared", "exit", "chain"))
+@pytest.mark.parametrize("rule", Rule)
+def test_the_engine_says_what_the_specification_says(kind: str, rule: Rule) -> None:
+    """`decode.py` reads a source with one line more; beside others the engine says the same, token for token."""
+    model = tiny_model("bart", vocab=29)
+    texts = [Source(ids=(5, 6, 7, 5, 6)), Source(ids=(9, 3)), Source(ids=(11, 12, 13, 14, 15, 16, 17))]
+
+    def drafter(target: Seq2SeqScorer) -> Drafter:
+        draft = draft_of(model, 0.1)
+        made: Drafter = {
+            "shared": DraftModel(draft, shares_encoder=True),
+            "exit": EarlyExit(1),
+            "chain": Chain(PromptLookup(min_ngram=2), DraftModel(draft)),
+        }[kind]
+        made.bind(target)  # type: ignore[attr-defined]
+        return made
+
+    target = Seq2SeqScorer(model)
+    book = speculative_decode(
+        target, drafter(target), START, draft_length=3, max_new_tokens=16, params=PLAIN, rule=rule, seed=5,
+        request_id=0, source=texts[0],
+    )  # fmt: skip
+    expected = [token for tokens in book for token in tokens]
+    target = Seq2SeqScorer(model)
+    engine = Engine(target, drafter(target), Constant(3), rule=rule)
+    for i, source in enumerate(texts):
+        params = PLAIN if i != 1 else SamplingParams()
+        engine.add(Request(prompt=START, source=source, max_new_tokens=16, params=params, seed=5, request_id=i))
+    while not engine.is_idle:
+        engine.step()
+    said = {result.request.request_id: list(result.tokens) for result in engine.take_results()}
+    assert said[0] == expected
+    assert len({tuple(tokens) for tokens in said.values()}) == 3
+
+
+@pytest.mark.parametrize("family", ("t5_gated", "bart", "whisper"))
+@pytest.mark.parametrize("rule", ("token", "coupled"))
+def test_a_rows_tokens_are_its_own(family: str, rule: str) -> None:
+    """Alone, in any batch, in any order."""
+    model = tiny_model(family)
+    rows = [*sources("whisper"), *torch.randn(2, 8, 48, generator=torch.Generator().manual_seed(6))]
+    if family != "whisper":
+        rows = [torch.tensor(ids) for ids in ([5, 6, 7], [8] * 12, [1, 2], [40, 41, 42, 43, 44], [9])]
+    decoder = SpeculativeDecoder(model, DraftModel(draft_of(model), shares_encoder=True), policy=3, rule=rule)
+    said: dict[int, list[int]] = {}
+    for order in ([0], [3, 0], [4, 3, 2, 1, 0], [1, 2], [2, 0, 4, 1]):
+        out = decoder.generate(
+            **batch_of(family, [rows[i] for i in order]), max_new_tokens=16, temperature=0.9, seed=3,
+            request_ids=[50 + i for i in order],
+        )  # fmt: skip
+        for i, tokens in zip(order, out.new_tokens, strict=True):
+            assert said.setdefault(i, tokens) == tokens
+    assert len({tuple(tokens) for tokens in said.values()}) == 5
+    assert {source_of(row) for row in rows}

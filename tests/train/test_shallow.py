@@ -1,0 +1,234 @@
+"""A shallow decoder on its target's encoder: what it learns from, that it learns, and the law it then drafts with."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import forerun
+from forerun.config import SamplingParams
+from forerun.drafters import DraftModel
+from forerun.drafters.from_folder import from_folder
+from forerun.engine import Engine, Request
+from forerun.errors import InvalidArgument
+from forerun.models.seq2seq import Seq2SeqScorer
+from forerun.policy import Constant
+from forerun.train.listening import MOST_TOKENS, Heard, batches, join, listen
+from forerun.train.shallow import (
+    EMBEDDING,
+    ShallowDecoder,
+    ShallowOptions,
+    Teaching,
+    common_tokens,
+    distil,
+    measure,
+    save,
+)
+from forerun.types import Draft, DraftContext, Source
+from support.whisper import END, FIRST_TIME, NO_TIMES, START, STEPS, VOCAB, tiny_whisper
+
+WINDOWS = 6
+
+
+@lru_cache
+def target() -> Any:
+    return tiny_whisper().requires_grad_(False)
+
+
+@lru_cache
+def sound() -> Tensor:
+    return torch.randn(WINDOWS, 8, 2 * STEPS, generator=torch.Generator().manual_seed(3))
+
+
+@lru_cache
+def heard(timestamps: bool = False) -> Heard:
+    model = target()
+    model.generation_config.max_length = None
+    return listen(model, sound(), timestamps=timestamps, batch_size=4, most_tokens=30)
+
+
+def test_transcripts_are_the_targets_own() -> None:
+    """Token for token what its own `generate` says, the end included, whatever the batch."""
+    found = heard()
+    for row in range(WINDOWS):
+        said = found.tokens[row, : int(found.lengths[row])].tolist()
+        assert said[:2] == [START, NO_TIMES]
+        for place in range(2, len(said)):
+            with torch.no_grad():
+                logits = target()(
+                    encoder_outputs=(found.states[row : row + 1],), decoder_input_ids=torch.tensor([said[:place]])
+                ).logits[0, -1]
+            logits[target().generation_config.suppress_tokens] = -torch.inf
+            if place == 2:
+                logits[target().generation_config.begin_suppress_tokens] = -torch.inf
+            assert said[place] == int(logits.argmax())
+        assert END not in said[2:-1]
+    torch.testing.assert_close(found.states, target().get_encoder()(sound()).last_hidden_state)
+
+
+def test_with_timestamps_they_begin_with_one() -> None:
+    found = heard(timestamps=True)
+    assert (found.first == 1).all()
+    assert (found.tokens[:, 1] >= FIRST_TIME).all()
+
+
+def test_what_is_judged_is_what_was_chosen() -> None:
+    found = heard()
+    assert int(found.judged.sum()) == int((found.lengths - found.first).sum())
+    written = found.tokens[:, 1:][found.judged]
+    expected = torch.cat([found.tokens[i, 2 : int(found.lengths[i])] for i in range(WINDOWS)])
+    assert written.tolist() == expected.tolist()
+
+
+def test_transcripts_that_never_end_are_dropped() -> None:
+    tokens = torch.full((2, MOST_TOKENS + 2), 5)
+    found = Heard(torch.zeros(2, 1, 1), tokens, torch.tensor([2, 2]), torch.tensor([MOST_TOKENS + 2, 9]))
+    assert found.finished().lengths.tolist() == [9]
+
+
+def test_a_pass_over_the_batches_meets_every_window_once() -> None:
+    found = heard()
+    marked = Heard(torch.arange(WINDOWS).float()[:, None, None], found.tokens, found.first, found.lengths)
+    met = [int(i) for batch in batches(marked, 4, torch.Generator().manual_seed(0)) for i in batch.states.flatten()]
+    assert sorted(met) == list(range(WINDOWS))
+    both = join([found, heard(timestamps=True)], END)
+    assert len(both) == 2 * WINDOWS
+    assert both.tokens.shape[1] == max(found.tokens.shape[1], heard(timestamps=True).tokens.shape[1])
+
+
+def test_the_commonest_tokens_and_those_that_must_be_there() -> None:
+    assert common_tokens([7, 3, 9, 5], 4, always=[END, 3]).tolist() == [3, 7, 9, END]
+    assert common_tokens([7, 3], 10).tolist() == [3, 7]
+
+
+def ranked() -> list[int]:
+    used = torch.bincount(heard().tokens[:, 1:][heard().judged])
+    return used.argsort(descending=True).tolist()[: int((used > 0).sum())]
+
+
+@lru_cache
+def lesson() -> tuple[Teaching, float, float]:
+    ids = common_tokens(ranked(), 40, always=[END])
+    teaching = Teaching(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
+    before = measure(teaching, heard()).loss
+    distil(teaching, heard(), ShallowOptions(seconds=4.0, learning_rate=3e-3, batch_size=WINDOWS), lambda *told: None)
+    return teaching, before, measure(teaching, heard()).loss
+
+
+def test_training_lowers_the_loss_and_leaves_the_target_alone() -> None:
+    weights = {name: weight.clone() for name, weight in target().named_parameters()}
+    teaching, before, after = lesson()
+    assert after < 0.5 * before
+    assert all(torch.equal(weight, weights[name]) for name, weight in target().named_parameters())
+    assert EMBEDDING not in teaching.student.own()
+
+
+def test_all_layers_and_all_tokens_are_the_target_itself() -> None:
+    """Before any training: acceptance and agreement are 1, so nothing stands between the two laws but the layers."""
+    allowed = torch.tensor(sorted(set(range(VOCAB)) - set(target().generation_config.suppress_tokens)))
+    whole = Teaching(target(), ShallowDecoder(target(), (0, 1), allowed), "kl")
+    found = measure(whole, heard())
+    assert found.acceptance == pytest.approx(1, abs=1e-5)
+    assert found.agreement == found.coverage == 1
+    shallow = Teaching(target(), ShallowDecoder(target(), (1,), allowed), "kl")
+    assert measure(shallow, heard()).acceptance < 0.95
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("draft") / "shallow"
+    teaching, _, _ = lesson()
+    save(teaching.student, target(), place, {"made": "by a test"})
+    return place
+
+
+class Watched(DraftModel):
+    """Keeps its drafts, and the rows and histories they were made for."""
+
+    made: list[tuple[tuple[int, ...], list[list[int]], Draft]]
+
+    def propose(self, context: DraftContext) -> Draft:
+        before = [list(history) for history in context.histories]
+        draft = super().propose(context)
+        self.made.append((context.rows, before, draft))
+        return draft
+
+
+@lru_cache
+def as_stored() -> ShallowDecoder:
+    """The student with its weights rounded as the folder keeps them."""
+    student = ShallowDecoder(target(), (1,), lesson()[0].student.ids)
+    with torch.no_grad():
+        for mine, other in zip(student.own().values(), lesson()[0].student.own().values(), strict=True):
+            mine.copy_(other.half())
+    return student.eval()
+
+
+def students_law(text: list[int], row: int) -> Tensor:
+    """[V] from the student itself, run over the whole text, with the encoder's own states."""
+    student = as_stored()
+    head = target().get_output_embeddings().weight[student.ids]
+    with torch.inference_mode():
+        states = target().get_encoder()(sound()[row : row + 1]).last_hidden_state
+        logits = student(torch.tensor([text]), states)[0, -1] @ head.T
+    return torch.zeros(VOCAB).index_copy(0, student.ids, logits.softmax(-1))
+
+
+def test_the_law_it_reports_is_the_trained_students(folder: Path) -> None:
+    """Drafts of ragged rows in the engine against the student itself."""
+    drafter = Watched.load(folder)
+    drafter.made = []
+    engine = Engine(Seq2SeqScorer(target()), drafter, Constant(3))
+    for row in range(3):
+        engine.add(
+            Request(prompt=(START, NO_TIMES), max_new_tokens=12, params=SamplingParams(temperature=1.0), seed=5,
+                    request_id=row, source=Source(features=sound()[row]))
+        )  # fmt: skip
+    while not engine.is_idle:
+        engine.step()
+    gaps, controls = [], []
+    for rows, histories, draft in drafter.made:
+        for b, row in enumerate(rows):
+            for place in range(int(draft.lengths[b])):
+                text = [*histories[b], *draft.tokens[b, :place].tolist()]
+                got = draft.law.at(torch.full((len(rows),), place))[b].float()
+                gaps.append(float((got - students_law(text, row)).abs().max()))
+                controls.append(float((got - students_law(text, (row + 1) % 3)).abs().max()))
+    assert len(gaps) > 20
+    assert max(gaps) < 1e-4
+    assert max(controls) > 1e-2, "another row's sound would have been told apart"
+
+
+@pytest.mark.parametrize("rule", ["token", "block", "coupled"])
+def test_greedy_text_is_the_targets(folder: Path, rule: str) -> None:
+    prefix = torch.tensor([[START, NO_TIMES]]).expand(WINDOWS, -1)
+    texts = [
+        forerun.SpeculativeDecoder(target(), drafter, rule=rule, policy=4).generate(
+            input_features=sound(), decoder_input_ids=prefix, max_new_tokens=24
+        )
+        for drafter in (None, from_folder(folder))
+    ]
+    assert texts[0].sequences.tolist() == texts[1].sequences.tolist()
+    assert texts[1].stats.num_accepted_tokens > 0
+
+
+def test_another_target_is_refused(folder: Path) -> None:
+    from support.tiny import tiny_model
+
+    with pytest.raises(InvalidArgument, match="was made for"):
+        forerun.SpeculativeDecoder(tiny_model("bart"), from_folder(folder))
+
+
+def test_weights_that_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    from forerun.loading.drafter_folder import load_drafter, save_drafter
+
+    manifest, config, tensors = load_drafter(folder)
+    tensors.pop("model.decoder.layers.0.fc1.weight")
+    save_drafter(tmp_path / "damaged", manifest, config, tensors)
+    with pytest.raises(InvalidArgument, match="do not fit"):
+        forerun.SpeculativeDecoder(target(), from_folder(tmp_path / "damaged"))

@@ -1,0 +1,259 @@
+"""Whisper's `generate` with our windows inside says what it says by itself, token for token and second for second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+import forerun
+from forerun.check.chi_square import fit
+from forerun.errors import InvalidArgument
+from forerun.whisper import Hearing, Windows
+from support.sound import babble
+from support.tiny import draft_of
+from support.whisper import END, FIRST_TIME, VOCAB, Processor, tiny_whisper
+
+PROCESSOR = Processor()
+SHORT = (0.4, 1.0, 0.8, 0.1, 0.9, 0.5, 0.7, 0.3)
+LONG = (1.4, 2.3, 2.9, 1.2)
+
+
+def heard(lengths: tuple[float, ...], seed: int = 0) -> dict[str, Tensor]:
+    sounds = [babble(seconds, seed + place) for place, seconds in enumerate(lengths)]
+    how: dict[str, Any] = {"truncation": False, "padding": "longest"} if max(lengths) > 1 else {}
+    made = PROCESSOR.feature_extractor(
+        sounds, sampling_rate=16_000, return_tensors="pt", return_attention_mask=True, **how
+    )
+    return {"input_features": made.input_features, "attention_mask": made.attention_mask}
+
+
+def windows(model: Any, drafter: Any = "draft", **settings: Any) -> Windows:
+    drafter = forerun.DraftModel(draft_of(model), shares_encoder=True) if drafter == "draft" else drafter
+    settings.setdefault("policy", 3)
+    return Windows(forerun.SpeculativeDecoder(model, drafter, **settings).engine, seed=1)
+
+
+def said(made: Any) -> list[list[tuple[float, float, list[int]]]]:
+    return [[(float(s["start"]), float(s["end"]), s["tokens"].tolist()) for s in row] for row in made["segments"]]
+
+
+def both(model: Any, inputs: dict[str, Tensor], inside: Windows, **keywords: Any) -> tuple[Any, Any]:
+    if not keywords.get("return_timestamps"):  # asked for none, a random model gives some, and may never get on
+        keywords["suppress_tokens"] = [*model.generation_config.suppress_tokens, *range(FIRST_TIME, VOCAB)]
+    theirs = said(model.generate(**inputs, return_segments=True, **keywords))
+    return theirs, said(model.generate(**inputs, return_segments=True, custom_generate=inside, **keywords))
+
+
+JUDGED: dict[str, Any] = {"logprob_threshold": -1.5, "compression_ratio_threshold": 1.35, "no_speech_threshold": 0.02}
+CASES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
+    "one": (SHORT[:1], {}),
+    "three": (SHORT[:3], {}),
+    "eight": (SHORT, {}),
+    "timed one": (SHORT[:1], {"return_timestamps": True}),
+    "timed eight": (SHORT, {"return_timestamps": True}),
+    "long one": (LONG[2:3], {"return_timestamps": True}),
+    "long four": (LONG, {"return_timestamps": True}),
+    "long, text before": (LONG, {"return_timestamps": True, "condition_on_prev_tokens": True}),
+    "judged": (SHORT[:3], {"temperature": 0.0, **JUDGED}),
+    "judged, timed": (SHORT[:3], {"temperature": 0.0, "return_timestamps": True, **JUDGED}),
+    "judged, long": (LONG, {"temperature": 0.0, "return_timestamps": True, "condition_on_prev_tokens": True, **JUDGED}),
+    "short budget": (SHORT[:3], {"max_new_tokens": 5}),
+    "prompted": (SHORT[:3], {"prompt_ids": torch.tensor([46, 3, 4, 5])}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_transcripts_are_transformers_own(name: str) -> None:
+    lengths, keywords = CASES[name]
+    model = tiny_whisper()
+    inside = windows(model)
+    theirs, ours = both(model, heard(lengths), inside, **keywords)
+    assert ours == theirs
+    assert inside.stats.num_accepted_tokens > 0, "nothing was drafted, so nothing was tested"
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"language": "de"},
+        {"language": ["de", "en", "de"], "task": "translate"},
+        {"return_timestamps": True},  # the language is found out
+        {"language": "en", "return_timestamps": True, "temperature": 0.0, **JUDGED},
+    ],
+    ids=["language", "languages and task", "detected", "judged"],
+)
+def test_languages_and_tasks(keywords: dict[str, Any]) -> None:
+    model = tiny_whisper(1, multilingual=True)
+    theirs, ours = both(model, heard(SHORT[:3]), windows(model), **keywords)
+    assert ours == theirs
+
+
+DRAFTERS: dict[str, Any] = {
+    "none": lambda model: None,
+    "own encoder": lambda model: forerun.DraftModel(draft_of(model)),
+    "early exit": lambda model: forerun.EarlyExit(1),
+    "random": lambda model: forerun.RandomDraft(),
+    "tree": lambda model: forerun.Tree(forerun.DraftModel(draft_of(model), shares_encoder=True), nodes=6, width=2),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_of_all_kinds(name: str) -> None:
+    model, hearing = tiny_whisper(), Hearing()
+    inside = windows(model, DRAFTERS[name](model))
+    inside.hearing = hearing
+    with hearing.of(model):
+        theirs, ours = both(model, heard(SHORT[:2]), inside, return_timestamps=True, temperature=0.0, **JUDGED)
+    assert ours == theirs
+    assert name == "none" or inside.stats.num_draft_tokens > 0
+
+
+class Favour(LogitsProcessor):
+    """Counts positions from the left edge of the batch, as all of transformers' own do."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        favoured = scores.clone()
+        favoured[:, 3 + input_ids.shape[1] % 7] += 4.0
+        return favoured
+
+
+def test_processors_of_others_see_what_transformers_shows_them() -> None:
+    model = tiny_whisper()
+    keywords: dict[str, Any] = {"return_timestamps": True, "condition_on_prev_tokens": True}
+    plain = said(model.generate(**heard(LONG), return_segments=True, **keywords))
+    theirs, ours = both(model, heard(LONG), windows(model), logits_processor=[Favour()], **keywords)
+    assert ours == theirs != plain
+
+
+def test_scores_are_those_of_transformers() -> None:
+    model = tiny_whisper()
+    asked = {"return_dict_in_generate": True, "output_scores": True, "force_unique_generate_call": True}
+    inputs = heard(SHORT[:3])
+    theirs = model.generate(**inputs, **asked)
+    inside = windows(model)
+    ours = model.generate(**inputs, **asked, custom_generate=inside)
+    assert torch.equal(ours.sequences, theirs.sequences)
+    for row, text in enumerate(theirs.sequences[:, 2:].tolist()):
+        length = text.index(END) + 1 if END in text else len(text)
+        for step in range(length):
+            torch.testing.assert_close(ours.scores[step][row], theirs.scores[step][row], rtol=1e-3, atol=1e-3)
+
+
+def test_scores_are_given_back_when_nobody_needs_them() -> None:
+    model = tiny_whisper()
+    inside = windows(model)
+    made = model.generate(
+        **heard(LONG[1:2]), return_segments=True, return_timestamps=True, temperature=0.0, custom_generate=inside,
+        **JUDGED,
+    )  # fmt: skip
+    inside.forget()
+    kept = [row for segment in made["segments"][0] for row in segment["result"]["scores"]]
+    assert kept and all(row.untyped_storage().nbytes() == 0 for row in kept)
+
+
+REPEATS = {"temperature": (0.0, 0.7), "compression_ratio_threshold": 0.1, "return_timestamps": True}
+
+
+def sampled(model: Any, lengths: tuple[float, ...], seed: int) -> Any:
+    hearing = Hearing()
+    inside = windows(model)
+    inside.seed, inside.hearing = seed, hearing
+    with hearing.of(model):
+        made = model.generate(**heard(lengths), return_segments=True, custom_generate=inside, **REPEATS)
+    assert inside.num_sampled > 0, "no window was tried again"
+    return said(made)
+
+
+def test_second_tries_are_drawn_by_the_seed_and_not_by_the_neighbours() -> None:
+    model = tiny_whisper()
+    alone, again, other = (sampled(model, SHORT[:1], seed) for seed in (1, 1, 2))
+    assert alone == again != other
+    assert sampled(model, SHORT[:3], 1)[0] == alone[0]
+
+
+def first_two(model: Any, features: Tensor, temperature: float) -> Tensor:
+    """[V * V] the law of a window's first two tokens, from the model's logits and transformers' own processors."""
+    found: list[Any] = []
+
+    def look(model: Any, input_ids: Tensor, logits_processor: Any, **more: Any) -> Tensor:
+        states = more["encoder_outputs"]
+        joint = torch.zeros(VOCAB, VOCAB, dtype=torch.float64)
+        first = _law(model, states, input_ids, logits_processor)
+        for token in first.nonzero().flatten().tolist():
+            follows = _law(model, states, torch.cat([input_ids, torch.tensor([[token]])], 1), logits_processor)
+            joint[token] = first[token] * follows
+            if token == END:
+                joint[token] = 0
+                joint[token, END] = first[token]
+        found.append(joint.flatten())
+        return torch.cat([input_ids, torch.tensor([[END]])], 1)
+
+    model.generate(features, temperature=temperature, custom_generate=look, return_timestamps=True)
+    return torch.as_tensor(found[0])
+
+
+def _law(model: Any, states: Any, ids: Tensor, processors: Any) -> Tensor:
+    logits = model(encoder_outputs=states, decoder_input_ids=ids).logits[:, -1]
+    return torch.softmax(processors(ids, logits)[0].double(), dim=-1)
+
+
+def test_sampled_windows_follow_transformers_law() -> None:
+    """Counts of the first two tokens of many windows, against the law; at another temperature they must not fit."""
+    torch.manual_seed(0)
+    model, copies = tiny_whisper(), 1000
+    features = heard(SHORT[:1])["input_features"]
+    made = model.generate(
+        features.expand(copies, -1, -1), temperature=0.7, max_new_tokens=2, return_timestamps=True,
+        force_unique_generate_call=True, return_dict_in_generate=True, custom_generate=windows(model, policy=1),
+    )  # fmt: skip
+    texts = [row[1:] + [END] * (3 - len(row)) for row in made.sequences.tolist()]
+    counts: dict[int, int] = {}
+    for one, two in texts:
+        counts[one * VOCAB + two] = counts.get(one * VOCAB + two, 0) + 1
+    assert fit(counts, first_two(model, features, 0.7)).p_value > 1e-3
+    assert fit(counts, first_two(model, features, 0.85)).p_value < 1e-6  # the control
+
+
+def test_it_is_what_a_whispers_decoder_offers() -> None:
+    model = tiny_whisper()
+    decoder = forerun.SpeculativeDecoder(model, forerun.EarlyExit(1), policy=2)
+    inputs = heard(SHORT[:3])
+    theirs = model.generate(**inputs, return_timestamps=True)
+    assert torch.equal(
+        model.generate(**inputs, return_timestamps=True, custom_generate=decoder.as_custom_generate()), theirs
+    )
+
+
+@pytest.mark.parametrize(
+    ("keywords", "reason"),
+    [
+        ({"num_beams": 2}, "beam search"),
+        ({"typical_p": 0.5, "temperature": 0.5}, "TypicalLogitsWarper"),
+        ({"max_time": 1.0}, "MaxTimeCriteria"),
+        ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(keywords: dict[str, Any], reason: str) -> None:
+    model = tiny_whisper()
+    with pytest.raises(InvalidArgument, match=reason):
+        model.generate(**heard(SHORT[:1]), custom_generate=windows(model), **keywords)
+
+
+def test_windows_belong_to_one_model() -> None:
+    with pytest.raises(InvalidArgument, match="another model"):
+        tiny_whisper(1).generate(**heard(SHORT[:1]), custom_generate=windows(tiny_whisper()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["three", "judged, timed", "judged, long"])
+def test_greedy_transcripts_are_transformers_own_on_a_gpu(name: str) -> None:
+    lengths, keywords = CASES[name]
+    model = tiny_whisper().cuda()
+    inputs = {key: value.cuda() for key, value in heard(lengths).items()}
+    theirs, ours = both(model, inputs, windows(model), **keywords)
+    assert ours == theirs
