@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETE
 
 SMALL = replace(TUNING, warps=1, groups=128, super=64, wide_super=64, sample=256, wide_block=1024, scan=1024)
 WAYS = {
-    "short": replace(SMALL, hot=256, listed=2048),
-    "wide": replace(SMALL, hot=1, listed=2048),
-    "in memory": replace(SMALL, hot=1, listed=16),
+    "short": replace(SMALL, hot=256, wide_hot=256, listed=2048),
+    "wide": replace(SMALL, hot=1, wide_hot=1, listed=2048),
+    "in memory": replace(SMALL, hot=1, wide_hot=1, listed=16),
 }
 CUTS = {
     "top-k": SamplingParams(temperature=1.0, top_k=40),

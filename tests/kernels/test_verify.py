@@ -90,11 +90,20 @@ def test_thousands_of_uniforms_are_the_references_own() -> None:
 def test_tile_sizes_change_nothing() -> None:
     round_ = make(8200, width=1, some=[CUT, WARM], rows=2 if INTERPRETED else ROWS)
     other = replace(
-        TUNING, warps=1, sum_programs=1, tiles=2, loop_programs=4, super=64, wide_super=64, hot=64, scan=1024
+        TUNING,
+        warps=1,
+        sum_programs=1,
+        tiles=2,
+        loop_programs=4,
+        super=64,
+        wide_super=64,
+        hot=64,
+        wide_hot=64,
+        scan=1024,
     )
     for rule in (Rule.TOKEN, Rule.BLOCK):
         assert_same(round_.judged(rule, other), round_.judged(rule))
-    assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1)), round_.judged())  # the long way
+    assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1, wide_hot=1)), round_.judged())  # the long way
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])

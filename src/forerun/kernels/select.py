@@ -56,9 +56,9 @@ def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.
         there = other < num_values
         v = tl.load(values + other, mask=there, other=NEGATIVE)
         weight = tl.where(there, tl.exp(v - base), 0.0).to(tl.float64)
-        above = (v[None, :] >= w[:, None]) & there[None, :]
-        rank += tl.sum(tl.where(above, 1.0, 0.0), axis=1)
-        reached += tl.sum(tl.where(above, weight[None, :], 0.0), axis=1)
+        above = (v[:, None] >= w[None, :]) & there[:, None]  # this way round every sum is one thread's own
+        rank += tl.sum(tl.where(above, 1.0, 0.0), axis=0)
+        reached += tl.sum(tl.where(above, weight[:, None], 0.0), axis=0)
     threshold = tl.where(counts, tl.max(tl.where(rank >= k, w, NEGATIVE), axis=0), NEGATIVE)
     kept = (w >= threshold) & (w > NEGATIVE)
     mass = tl.where(counts, tl.max(tl.where(kept, reached, 0.0), axis=0), mass)

@@ -126,9 +126,10 @@ class _Work:
 
     def thresholds(self, sums: Summaries, lengths: Tensor, extra: int) -> Summaries:
         """The short way first; rows for which it is too short are cut by all programs together."""
-        device, hot, wide = lengths.device, self.tuning.hot, self.is_wide
-        few = self.tuning.wide_few if wide else self.tuning.few
-        super_groups = self.tuning.wide_super if wide else self.tuning.super
+        device, wide, tuning = lengths.device, self.is_wide, self.tuning
+        hot, few, super_groups = tuning.hot, tuning.few, tuning.super
+        if wide:
+            hot, few, super_groups = tuning.wide_hot, tuning.wide_few, tuning.wide_super
         own = self._cuts(sums, device)
         state = torch.empty(self.rows, dtype=torch.int32, device=device)
         bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)

@@ -31,8 +31,9 @@ class Tuning:
     hot: int = 256  # groups whose entries one program holds to cut them
     super: int = 256  # groups of groups, whose largest entries give a first guess at the threshold
     few: int = 256  # values compared with each other
-    wide_super: int = 1024  # the same where top-k does not promise that few tokens are kept
-    wide_few: int = 512
+    wide_hot: int = 1024  # the same three where top-k does not promise that few tokens are kept
+    wide_super: int = 4096
+    wide_few: int = 1024
     threshold_warps: int = 8
     sample: int = 4096  # entries that estimate where a wide nucleus ends
     wide_block: int = 4096  # read at once by a program of those that cut a row together
