@@ -26,8 +26,8 @@ KINDS = {
 }  # fmt: skip
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 SMALL = replace(  # large tensors are unrolled, and compiling them takes half a minute
-    tuning.TUNING, groups=1024, hot=32, wide_hot=32, super=128, few=64, wide_super=128, wide_few=64, sample=512, listed=1024,
-    wide_block=1024, scan=1024,
+    tuning.TUNING, groups=1024, hot=32, super=128, few=64, wide_hot=32, wide_super=128, wide_few=64, sample=512,
+    listed=1024, wide_block=1024, scan=1024,
 )  # fmt: skip
 seen: list[str] = []
 
