@@ -71,7 +71,6 @@ def main() -> None:
     judge(Rule.TOKEN, plain, torch.float32, True, SMALL)
     judge(Rule.TOKEN, cut, torch.bfloat16, False, SMALL)
     judge(Rule.BLOCK, replace(cut, top_k=50), torch.float16, True, SMALL)
-    judge(Rule.BLOCK, plain, torch.float32, False, replace(SMALL, last_draws=False))
     judge(Sigmoid(), plain, torch.float32, True, SMALL)
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)

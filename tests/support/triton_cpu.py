@@ -37,7 +37,7 @@ def _mend_loop_bounds() -> None:
 def _mend_nested_calls() -> None:
     """A function called from a kernel patches the language all over again: once a launch is enough, and faster.
 
-    Triton's own library (`tl.sort`) lives in a module that sees `tl.core`, so that is patched with the first such call.
+    Triton's own library lives in a module that sees `tl.core`, so that is patched with the first such call.
     """
     from triton import language as tl
     from triton.runtime import interpreter
@@ -73,22 +73,7 @@ def _allow_wrapping() -> None:
     builder.options = replace(builder.options, sanitize_overflow=False)
 
 
-def _sort_with_numpy() -> None:
-    """Triton's bitonic sort of 1024 entries takes seconds when it is interpreted; on a GPU the real one is tested."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    def sort(x: Any, dim: Any = None, descending: bool = False) -> Any:
-        data = np.sort(x.handle.data)
-        data = data[::-1].copy() if descending else data
-        return tl.tensor(interpreter.TensorHandle(data, x.handle.dtype), x.type)
-
-    tl.sort = sort
-
-
 if INTERPRETED:
-    _sort_with_numpy()
     _mend_loop_bounds()
     _mend_nested_calls()
     _allow_wrapping()
