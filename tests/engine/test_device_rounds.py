@@ -107,9 +107,9 @@ class Overheard(StaticPass):
             made: Tensor = model.base_model(**asked, past_key_values=states, use_cache=True).last_hidden_state[0]
         return made
 
-    def head(self, hidden: Tensor) -> Tensor:
-        made: Tensor = self.scorer.model.get_output_embeddings()(hidden)
-        return made
+    def head_into(self, out: Tensor, hidden: Tensor) -> None:
+        head = self.scorer.model.get_output_embeddings()
+        ops.project_into(out, hidden, head.weight, head.bias)
 
 
 def test_who_listens_hears_recorded_passes_too() -> None:

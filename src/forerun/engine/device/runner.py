@@ -91,7 +91,7 @@ class Runner:
         self._round: Round | None = None  # whose seats are taken
         self._weights = 0
         self._scored: list[int] = []  # rows of the last pass alone
-        self._drafts, self._sizes = Habits(patience=8), Habits(patience=32)
+        self._drafts, self._sizes = Habits(patience=64), Habits(patience=512)
         self._size = 0  # places that the coming rounds should have
 
     @property
