@@ -45,6 +45,23 @@ def attend(
     return attention_reference.attend(query, keys, values, plan, scale)
 
 
+def attend_across(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [R, Hk, C, D]
+    values: Tensor,  # [R, Hk, C, Dv]
+    plan: Plan,
+    scale: Scale,
+    use: Kernels = Kernels.AUTO,
+) -> Tensor:  # [N, Hq, Dv]
+    """Cross-attention as `plan_across` lays it out; see `forerun.math.attention.attend`."""
+    if use is not Kernels.OFF and query.device.type == "cpu" and not kernels.missing():
+        from forerun.kernels.cpu import across, threads
+
+        if across.fits(query, keys, values, scale) and (use is Kernels.ON or across.is_faster(*keys.shape[1::2])):
+            return across.attend_across(query, keys, values, plan, scale, threads.most_threads())
+    return attention_reference.attend(query, keys, values, plan, scale)
+
+
 def attend_ragged(
     query: Tensor,  # [N, Hq, D]
     keys: Tensor,  # [R, Hk, C, D]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 
+SMALL_TOP_K = 128  # so few tokens, and those that tie with them, need no search of the vocabulary
+
 
 @dataclass(frozen=True, slots=True)
 class LawParams:
@@ -30,7 +32,7 @@ class LawParams:
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
-    all_top_k: bool = False  # every sampled row has a top-k
+    all_small_top_k: bool = False  # every sampled row has a top-k of at most SMALL_TOP_K
 
     @classmethod
     def stack(cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> LawParams:
@@ -47,7 +49,7 @@ class LawParams:
             any_top_k=any(p.top_k for p in sampled),
             any_top_p=any(p.top_p < 1 for p in sampled),
             any_min_p=any(p.min_p > 0 for p in sampled),
-            all_top_k=all(p.top_k for p in sampled),
+            all_small_top_k=all(0 < (p.top_k or 0) <= SMALL_TOP_K for p in sampled),
         )
 
     def select(self, rows: Tensor) -> LawParams:
@@ -63,7 +65,7 @@ class LawParams:
             self.any_top_k,
             self.any_top_p,
             self.any_min_p,
-            self.all_top_k,
+            self.all_small_top_k,
         )
 
 

@@ -192,7 +192,7 @@ class TestReport:
 
 
 def small(**changes: Any) -> Plan:
-    plan = make_plan(SMALL, device="cpu", batches=(1, 3), prompt_length=8, new_tokens=24)
+    plan = make_plan(SMALL, device="cpu", batches=(1, 3), prompt_length=8, new_tokens=48)
     return replace(plan, turns=1, alpha_tokens=64, peer_tokens=4, **changes)
 
 
@@ -212,8 +212,8 @@ class TestRun:
         assert [peer.title for peer in record.peers] == ["model.generate", "transformers assisted"]
         for call in record.measurements:
             assert call.first <= call.all <= call.last and call.rounds > 0
-            # Every row has 24 tokens, fewer than 24 of them after the first two rounds.
-            assert call.batch <= call.tokens < 24 * call.batch
+            # Every row has 48 tokens, fewer than 48 of them after the first two rounds.
+            assert call.batch <= call.tokens < 48 * call.batch
             assert call.tokens == call.accepted + call.scored - call.drafted
             assert (call.drafted > 0) == (call.draft_steps > 0) and (call.method != PLAIN or not call.drafted)
         lengths = {m: max(c.drafted / c.draft_steps for c in record.calls(m, 1)) for m in FIXED}
@@ -240,7 +240,7 @@ class TestRun:
 
         monkeypatch.setattr(run, "measure_alpha", stop)
         path = tmp_path / "d.json"
-        options = ["--batch-sizes", "1", "--max-new-tokens", "24", "--quick", "--device", "cpu", "--output", str(path)]
+        options = ["--batch-sizes", "1", "--max-new-tokens", "40", "--quick", "--device", "cpu", "--output", str(path)]
         done = CliRunner().invoke(cli, ["bench", "decode", *options])
         assert done.exit_code == INTERRUPTED and not read(path).complete
         assert {call.batch for call in read(path).measurements} == {1} and not read(path).peers

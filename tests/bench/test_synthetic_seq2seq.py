@@ -14,7 +14,7 @@ from forerun.bench.synthetic_seq2seq import DRAFTS, SIZES, a_source, build_seq2s
 from forerun.errors import InvalidArgument
 
 TINY = ("t5-tiny", "whisper-tiny")
-TOLERANCE = 0.05  # four standard deviations of the mean over 1600 drafts
+TOLERANCE = 0.06  # four standard deviations of the mean over 800 drafts
 
 
 @lru_cache
@@ -28,10 +28,10 @@ def accepted_share(name: str, alpha: float) -> float:
     drafter = forerun.DraftModel(made.draft, shares_encoder=family_of(name).shares_encoder)
     stats = (
         forerun.SpeculativeDecoder(made.target, drafter, policy=1)
-        .generate(**a_source(made.target, 16, length=9), max_new_tokens=180, temperature=1.0, seed=1, eos_token_id=[])
+        .generate(**a_source(made.target, 16, length=9), max_new_tokens=100, temperature=1.0, seed=1, eos_token_id=[])
         .stats
     )
-    assert stats.num_draft_tokens > 1400
+    assert stats.num_draft_tokens > 750
     return stats.num_accepted_tokens / stats.num_draft_tokens
 
 

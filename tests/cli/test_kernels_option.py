@@ -20,13 +20,13 @@ SHORT = ("--max-new-tokens", "6")
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What decoders were told to use."""
     found: list[Any] = []
-    real = decoder.Scorer
+    real = decoder.scorer_of
 
     def scorer(*arguments: Any, use: Any, **more: Any) -> Any:
         found.append(use)
         return real(*arguments, use=use, **more)
 
-    monkeypatch.setattr(decoder, "Scorer", scorer)
+    monkeypatch.setattr(decoder, "scorer_of", scorer)
     return found
 
 

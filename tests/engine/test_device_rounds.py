@@ -5,8 +5,6 @@ On a CPU nothing is recorded and the same work is called; on a GPU (`test_device
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,87 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from forerun import SpeculativeDecoder, ops
-from forerun.config import Kernels, SamplingParams
-from forerun.drafters import DraftModel, PromptLookup, RandomDraft
-from forerun.engine import Engine, Request, RowResult
-from forerun.engine.device.choose import describe, runner_of
-from forerun.engine.device.habits import Habits
-from forerun.engine.device.recorder import Recorder, Work
-from forerun.errors import ForerunWarning
-from forerun.math import advance
+from engine.device_engines import CUT, GREEDY, SAMPLED, Texts, engine, finish, flown, requests, texts
+from forerun import ops
+from forerun.config import SamplingParams
+from forerun.engine import Request, RowResult
 from forerun.models.attention import ragged
-from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass, StaticRows, StaticStates
 from forerun.policy import Constant, CostModel, HfHeuristic
-from forerun.types import Drafter, Policy, Rule
-from support.tiny import draft_of, ragged_prompts, tiny_model
-
-Texts = dict[int, tuple[int, ...]]
-SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams()
-CUT = SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
-
-
-DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
-    "model": lambda model: DraftModel(draft_of(model)),
-    "none": lambda model: None,
-    "lookup": lambda model: PromptLookup(max_ngram=1),
-    "random": lambda model: RandomDraft(),
-    "doubting": lambda model: DraftModel(draft_of(model), stop_below=0.4),
-}
-
-
-def engine(
-    on_device: bool, *, family: str = "llama", drafter: str = "model", policy: Policy | int = 4,
-    rule: Rule = Rule.TOKEN, keep_rows: int = 0, ahead: bool = True,
-) -> Engine:  # fmt: skip
-    model = tiny_model(family)
-    target = Scorer(model, use=Kernels.OFF)
-    guesser = DRAFTERS[drafter](model)
-    chosen = Constant(policy) if isinstance(policy, int) else policy
-    made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead)
-    if on_device:
-        made.runner = runner_of(target, guesser, rule, made.clock)
-    return made
-
-
-def requests(number: int, params: SamplingParams | Sequence[SamplingParams] = SAMPLED, new: int = 18) -> list[Request]:
-    """Rows of different lengths that end at different times."""
-    each = [params] * number if isinstance(params, SamplingParams) else params
-    return [
-        Request(prompt=tuple(prompt), max_new_tokens=new + 5 * (i % 3), params=each[i], seed=3, request_id=i)
-        for i, prompt in enumerate(ragged_prompts(number, 97, 0))
-    ]
-
-
-def finish(made: Engine) -> Texts:
-    while not made.is_idle:
-        made.step()
-    return {result.request.request_id: result.tokens for result in made.take_results()}
-
-
-def texts(made: Engine, asked: Sequence[Request]) -> Texts:
-    for request in asked:
-        made.add(request)
-    found = finish(made)
-    assert made.target.cache.rows == () or made.shelf.limit
-    return found
-
-
-def flown(made: Engine) -> list[int]:
-    """Rows of each round sent to the device from now on."""
-    assert made.runner is not None
-    seen, launch = [], made.runner.launch
-
-    def counted(rows: Any, lengths: Any) -> None:
-        launch(rows, lengths)
-        seen.append(len(rows))
-
-    made.runner.launch = counted  # type: ignore[method-assign]
-    return seen
-
+from forerun.types import BatchView, Policy, Rule
 
 CASES: dict[str, dict[str, Any]] = {
     "token": {},
@@ -280,6 +206,27 @@ def test_policies_that_learn(policy: Callable[[], Policy]) -> None:
     assert texts(made, requests(3, GREEDY, new=60)) == want
 
 
+class ByTurns(Constant):
+    """Other lengths every round, none among them; the same ones whenever it is asked as often."""
+
+    is_fixed = False
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.asked = 0
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        self.asked += 1
+        self.n = (3, 0, 0, 2, 5, 0, 1)[self.asked % 7]
+        each = zip(view.request_ids, super().lengths(view), strict=True)
+        return tuple(max(0, length - number % 2) for number, length in each)
+
+
+def test_a_drafter_reads_up_after_rounds_without_drafts() -> None:
+    asked = [replace(request, prompt=(9, *request.prompt), max_new_tokens=40) for request in requests(3)]
+    assert texts(engine(True, policy=ByTurns()), asked) == texts(engine(False, policy=ByTurns()), asked)
+
+
 def test_abort_while_a_round_is_in_the_air() -> None:
     want = texts(engine(False), requests(3, new=30))
     made = engine(True)
@@ -324,127 +271,3 @@ def test_a_kept_row_goes_on() -> None:
         return texts(made, [Request(prompt=prompt, max_new_tokens=20, params=SAMPLED, seed=4, request_id=9)])
 
     assert found(True) == found(False)
-
-
-def test_lengths_agree_with_the_host_between_rounds() -> None:
-    """What `engine.device.runner` promises: with nothing in the air, the device's numbers are the host's."""
-    made = engine(True, ahead=False)
-    for request in requests(3, new=30):
-        made.add(replace(request, prompt=(7, *request.prompt)))
-    for _ in range(4):
-        made.step()
-        assert made.runner is not None and made.runner._round is not None and not made.runner.is_flying
-        seats = made.runner._round.seats
-        for place, row in enumerate(seats.rows):
-            assert made.target.length(row.number) == len(row.history) - 1 == int(seats.standing.past[place])
-            assert [*row.history[-2:]] == seats.standing.block[place, :2].tolist()
-            assert (row.round, len(row.output)) == (int(seats.keys.round[place]), int(seats.keys.position[place]))
-        assert int(seats.standing.past[3]) == 1, "the place without a row stays where it is"
-
-
-def test_broken_logits_end_their_row_alone() -> None:
-    model = copy.deepcopy(tiny_model("llama"))
-    poisoned = 11
-    model.get_input_embeddings().weight[poisoned] = float("nan")
-    target = Scorer(model, use=Kernels.OFF)
-    made = Engine(target, None, Constant(0))
-    made.runner = runner_of(target, None, Rule.TOKEN, made.clock)
-    good, bad = requests(2)
-    numbers = [made.add(good), made.add(replace(bad, prompt=(*bad.prompt, poisoned)))]
-    while not made.is_idle:
-        made.step()
-    errors = {result.request.request_id: result.error for result in made.take_results()}
-    assert numbers and errors[0] is None and errors[1] is not None
-
-
-class Refusing(Recorder):
-    """A device on which the n-th recording fails."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(torch.device("cpu"))
-        self.left = number
-
-    def record(self, work: Work, state: Any) -> Work:
-        self.left -= 1
-        if self.left < 0:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        return work
-
-
-@pytest.mark.parametrize("number", [0, 2, 4])
-def test_a_recording_that_fails_costs_a_warning(number: int) -> None:
-    want = texts(engine(False), requests(3))
-    made = engine(True)
-    assert made.runner is not None
-    made.runner.recorder = made.runner.recordings.recorder = Refusing(number)
-    with pytest.warns(ForerunWarning, match="stream is capturing.*without CUDA graphs"):
-        assert texts(made, requests(3)) == want
-    assert made.runner.is_grounded
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert texts(made, requests(3)) == want
-
-
-def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
-    made = engine(True)
-    assert made.runner is not None
-    texts(made, requests(2, new=10))
-    before = made.target.cache.capacity
-    long = [replace(request, max_new_tokens=before) for request in requests(2, GREEDY)]
-    assert texts(made, long) == texts(engine(False), long)
-    assert made.target.cache.capacity > before and made.runner.recordings.num_moved > 0
-
-
-def test_what_is_recorded_is_said_in_words() -> None:
-    for drafter, words in (("model", "whole rounds"), ("lookup", "target's pass: PromptLookup drafts on the host")):
-        made = engine(True, drafter=drafter)
-        assert words in describe(made.runner, made.target, made.drafter, made.rule)
-    assert made.runner is not None
-    made.runner.is_grounded = True
-    assert "recording failed" in describe(made.runner, made.target, made.drafter, made.rule)
-    assert "cpu has no CUDA graphs" in SpeculativeDecoder(tiny_model("llama"), "lookup").recorded
-
-
-def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:
-    habits = Habits(patience=2)
-    assert habits.choose("rows", 8, 8) == 8
-    assert [habits.choose("rows", 4, 4) for _ in range(4)] == [8, 8, 4, 4]
-    assert [habits.choose("rows", 10, 12) for _ in range(3)] == [12, 12, 10], "nothing larger is there"
-    assert habits.choose("drafts", 3, 3) == 3, "another kind"
-
-
-# Controls: each breaks one promise of a device round, and the comparison above must notice.
-
-
-def _forgets_round(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(standing, drafted, verdict, vocab_size)
-    standing.round.sub_(standing.active)
-
-
-def _wrong_previous(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(standing, drafted, verdict, vocab_size)
-    standing.block[:, 0] = standing.block[:, 1]
-
-
-def _one_key_too_many(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(standing, drafted, verdict, vocab_size)
-    standing.past.add_(standing.active)
-
-
-_advance = advance.advance
-
-
-@pytest.mark.parametrize("fault", [_forgets_round, _wrong_previous, _one_key_too_many])
-def test_control_a_fault_in_advancing_is_seen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    want = texts(engine(False), requests(3))
-    monkeypatch.setattr(advance, "advance", fault)
-    assert texts(engine(True), requests(3)) != want
-
-
-def test_control_budgets_shorten_drafts_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the last rounds of a row draw other tokens than plain steps would."""
-    asked = requests(8, new=13)
-    want = texts(engine(False, policy=7), asked)
-    assert texts(engine(True, policy=7), asked) == want
-    monkeypatch.setattr(advance, "draft_lengths", lambda asked, budget, position, most: asked.clamp(max=most))
-    assert texts(engine(True, policy=7), asked) != want

@@ -9,12 +9,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import advance, attention, between, cache_write, random, skinny, skinny_device, summary
+from forerun.kernels import advance, attention, between, cache_write, random, skinny, skinny_device
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
 FLOATS = ("factor", "softcap", "epsilon")
-SIDE = {"logits": "*fp32", "index": "*i64", "temperature": "*fp64"}  # of the target's rows, and of the draft's
 
 
 def compiled(
@@ -39,22 +38,13 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
-    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "UPCAST", "EARLY")
+    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "UPCAST", "EARLY")
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1"}
     return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
-
-
-def summarise() -> Any:
-    """Several blocks a program: what is unrolled may define no constant twice."""
-    flags = dict.fromkeys(("HAS_DRAFT", "SCALED", "GREEDY", "GROUPS"), True)
-    sides = {f"{side}_{name}": kind for side in "pq" for name, kind in SIDE.items()}
-    outs = {"peak_out": "*fp32", "mass_out": "*fp64", "best_out": "*i32", "groups_out": "*fp32"}
-    constants = {"LOOPS": 4, "BLOCK": 4096, "GROUP": 8, **flags}
-    return compiled(summary.chunk_kernel, constants, {"lengths": "*i64", **sides, **outs}, num_warps=4)
 
 
 def small_steps() -> list[Any]:
@@ -92,13 +82,13 @@ def product(end: Any, rows: int, outputs: int = 4096) -> Any:
 def main() -> None:
     made = [
         *small_steps(),
-        summarise(),
         *(product(end, rows) for end in skinny.ENDS for rows in (1, 16)),
         product(skinny_device.PLAIN, 16, 32000),
         product(skinny_device.GATED, 64),
         compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True}, {}),
         compiled(between.gate_kernel, {"BLOCK": 1024}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
+        attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(
             attention._merge_kernel,

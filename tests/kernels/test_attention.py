@@ -113,6 +113,16 @@ def test_scores_that_would_overflow(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_another_text_is_seen_whole(form: Form) -> None:
+    """Cross-attention: no order among keys, and a source may be shorter than the text that reads it."""
+    case = make_case(RaggedRows(slots=(3, 0, 2), past=(70, -2, 17), counts=(3, 5, 1)))
+    whole = replace(case, reach=replace(case.reach, across=True))
+    check(whole, form)
+    first, every = (reference.attend_ragged(c.query, c.keys, c.values, c.reach, c.scale) for c in (case, whole))
+    assert not torch.equal(first[:3], every[:3]), "causality would hide keys from all but the last"
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_trees(form: Form) -> None:
     rows = RaggedRows((2, 0), (21, 3), (7, 4))
     for window in (0, 9):

@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("triton")
 
 
-def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["compile_for_hopper", "compile_verification"])
+def test_kernels_compile_without_a_gpu(name: str, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    program = Path(__file__).with_name("compile_for_hopper.py")
+    program = Path(__file__).with_name(f"{name}.py")
     done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

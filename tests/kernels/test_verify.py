@@ -88,8 +88,10 @@ def test_thousands_of_uniforms_are_the_references_own() -> None:
 
 
 def test_tile_sizes_change_nothing() -> None:
-    round_ = make(5000, width=1, some=[CUT, WARM], rows=2 if INTERPRETED else ROWS)
-    other = replace(TUNING, block=1024, lanes=64, sum_programs=1, tiles=2, super_groups=64, hot=64, scan=1024)
+    round_ = make(8200, width=1, some=[CUT, WARM], rows=2 if INTERPRETED else ROWS)
+    other = replace(
+        TUNING, warps=1, sum_programs=1, tiles=2, loop_programs=4, super=64, wide_super=64, hot=64, scan=1024
+    )
     for rule in (Rule.TOKEN, Rule.BLOCK):
         assert_same(round_.judged(rule, other), round_.judged(rule))
     assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1)), round_.judged())  # the long way
@@ -169,7 +171,7 @@ def test_all_greedy_takes_the_lowest_of_the_best() -> None:
     round_ = make(1100, some=[GREEDY], round_to=1.0)
     assert round_.params.all_greedy
     assert_same(round_.judged(), round_.expected())
-    other = replace(TUNING, block=1024)
+    other = replace(TUNING, warps=1)
     assert_same(round_.judged(tuning=other), round_.expected())
 
 

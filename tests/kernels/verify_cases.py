@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from support.triton_cpu import DEVICE, INTERPRETED
 
 ROWS = 4 if INTERPRETED else 256  # the interpreter takes a twentieth of a second a row
 SAMPLED = SamplingParams(temperature=1.0)
+# Interpreted, programs run one after the other, and every one of them judges the draft again: few take all tiles.
+HERE = replace(TUNING, sum_programs=ROWS) if INTERPRETED else TUNING
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Round:
     keys: Keys
     params: LawParams
 
-    def judged(self, rule: Any = Rule.TOKEN, tuning: Tuning = TUNING) -> Verdict:
+    def judged(self, rule: Any = Rule.TOKEN, tuning: Tuning = HERE) -> Verdict:
         assert kernel.supports(self.target, self.draft, rule, self.params.all_greedy)
         return kernel.verify(self.target, self.draft, rule, self.keys, self.params.all_greedy, tuning)
 

@@ -22,4 +22,5 @@ def for_target(model: Any) -> Path | None:
     """
     config = model.config.get_text_config(decoder=True)
     layers = getattr(config, "decoder_layers", None) or config.num_hidden_layers
-    return SHAPES.get((config.model_type, config.hidden_size, layers, config.vocab_size))
+    folder = SHAPES.get((config.model_type, config.hidden_size, layers, config.vocab_size))
+    return folder if folder is not None and folder.is_dir() else None

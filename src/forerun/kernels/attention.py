@@ -85,7 +85,8 @@ def _launch(
         BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, IS_PART=shape.splits > 1,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
-        HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, UPCAST=_interpreted(query),
+        HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
+        UPCAST=_interpreted(query),
         EARLY=shape.early, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
 
@@ -154,6 +155,7 @@ def _attend_kernel(
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_TREE: tl.constexpr,
+    ACROSS: tl.constexpr,
     UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -182,7 +184,7 @@ def _attend_kernel(
     begin = low + split * chunk
     if (block * BLOCK_QUERIES >= count * GROUP) | (begin >= high):
         return
-    if not HAS_TREE:
+    if not (HAS_TREE or ACROSS):
         first_token = (block * BLOCK_QUERIES) // GROUP
         last_token = tl.minimum((block * BLOCK_QUERIES + BLOCK_QUERIES - 1) // GROUP, count - 1)
         if WINDOWED:
@@ -239,6 +241,8 @@ def _attend_kernel(
             sees = (kin < 0) | (tl.load(tree_ptr + place, mask=among_new, other=0).to(tl.int32) != 0)
             if WINDOWED:
                 sees = sees & ((kin >= 0) | (n[None, :] > position[:, None] - window))
+        elif ACROSS:
+            sees = (n < length)[None, :]
         else:
             sees = n[None, :] <= position[:, None]
             if WINDOWED:

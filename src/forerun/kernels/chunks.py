@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.law import NEGATIVE, divisor_of
+from forerun.kernels.law import NEGATIVE, divisor_of, exponential
 
 NOT_FOUND = tl.constexpr(2147483647)
 SPLITTER = tl.constexpr(3072.0)  # 1.5 * 2^11: adding it rounds a number below 1 to a multiple of 2^-12
@@ -79,7 +79,7 @@ def chunk_kernel(
         if SCALED:
             divisor, _ = divisor_of(tl.load(temperature + b))
             below = tl.div_rn(below, divisor)
-        mass = sum_of(tl.exp(below))
+        mass = sum_of(exponential(below))
         tl.store(peak_out + r * num_chunks + c, tl.where(mass != mass, float("nan"), peak))
         tl.store(mass_out + r * num_chunks + c, mass)
         if GREEDY:

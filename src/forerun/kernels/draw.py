@@ -41,15 +41,16 @@ def sum_kernel(
     # the rest
     seed, request_id, round_, uniforms, alpha, beta,
     out,  # [B, 3 + P] int64: kept tokens, next token, finite, log-probabilities of what is emitted (float64 bits)
-    split_peaks,  # [B, S] float32, the sigmoid rule's
+    split_peaks,  # [B, S * LOOPS] float32, the sigmoid rule's
     sums,  # [B, P or 1, T] float64, of tiles
     counters,  # [B] int32, how many programs of a row are done
     num_tiles, num_splits,
-    CHUNKS: tl.constexpr, KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, KIND: tl.constexpr,
-    RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
-    GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr, LAST: tl.constexpr, PDL: tl.constexpr,
+    CHUNKS: tl.constexpr, KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, LOOPS: tl.constexpr,
+    KIND: tl.constexpr, RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr,
+    CUT: tl.constexpr, GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr, LAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and range of tiles: judge the draft, then sum what the next token is drawn from.
+    """One program a row and LOOPS x TILES tiles: judge the draft, then sum what the next token is drawn from.
 
     With LAST the last program of a row to finish draws; else `pick_kernel` does.
     """
@@ -64,7 +65,7 @@ def sum_kernel(
         b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, positions
     )
     odds = acceptance(i, key, request, turn, RULE)
-    EARLY: tl.constexpr = KEPT or (KIND != LOGITS and KIND != MIXED)  # nothing of the draft waits for summaries
+    EARLY: tl.constexpr = KEPT or not SUMMED or (KIND != LOGITS and KIND != MIXED)  # the draft waits for no summaries
     if PDL and not EARLY:
         cuda.gdc_wait()
     q_row, log_q, q_shift, q_divisor, q_log_mass, q_threshold, q_best, point, pointed = draft_side(
@@ -100,29 +101,31 @@ def sum_kernel(
     else:
         if n <= length:
             refused = n < length
-            tile = s * TILES + tl.arange(0, TILES)
-            column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-            inside = column < p_vocab
-            row = tl.load(p_logits + at(p_row, i, n) * p_stride + column, mask=inside, other=NEGATIVE).to(tl.float32)
-            w = warped(row, at(shift, i, n), divisor, SCALED)
-            if SUMMED:
-                log_mass_n = at(log_mass, i, n)
-            else:  # the sigmoid rule's bonus: relative to this program's own peak
-                log_mass_n = tl.max(tl.max(tl.where(w == w, w, NEGATIVE), axis=1), axis=0)
-            sparse = (b * sparse_positions + n) * num_sparse
-            value = left_over(
-                column, inside, row, w, divisor, log_mass_n, at(threshold, i, n), at(best, i, n), refused,
-                q_logits + at(q_row, i, n) * q_stride, at(q_shift, i, n), q_divisor, at(q_log_mass, i, n),
-                at(q_threshold, i, n), at(q_best, i, n), q_vocab, places, at(point, i, n), pointed,
-                sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
-                KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
-            )  # fmt: skip
             place = b * num_tiles
             if RULE == BLOCK_RULE:
                 place = (b * positions + n) * num_tiles
-            tl.store(sums + place + tile, tile_sums(value, TILES), mask=tile < num_tiles)
-            if not SUMMED:
-                tl.store(split_peaks + b * num_splits + s, log_mass_n)
+            sparse = (b * sparse_positions + n) * num_sparse
+            p_start, q_first = p_logits + at(p_row, i, n) * p_stride, q_logits + at(q_row, i, n) * q_stride
+            shift_n, log_mass_n, threshold_n = at(shift, i, n), at(log_mass, i, n), at(threshold, i, n)
+            best_n, point_n, q_shift_n = at(best, i, n), at(point, i, n), at(q_shift, i, n)
+            q_log_mass_n, q_threshold_n, q_best_n = at(q_log_mass, i, n), at(q_threshold, i, n), at(q_best, i, n)
+            for step in range(LOOPS):
+                tile = (s * LOOPS + step) * TILES + tl.arange(0, TILES)
+                column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+                inside = column < p_vocab
+                row = tl.load(p_start + column, mask=inside, other=NEGATIVE).to(tl.float32)
+                w = warped(row, shift_n, divisor, SCALED)
+                if not SUMMED:
+                    if not refused:  # the sigmoid rule's bonus: relative to the peak of these tiles
+                        log_mass_n = tl.max(tl.max(tl.where(w == w, w, NEGATIVE), axis=1), axis=0)
+                    tl.store(split_peaks + b * num_splits * LOOPS + s * LOOPS + step, log_mass_n)
+                value = left_over(
+                    column, inside, row, w, divisor, log_mass_n, threshold_n, best_n, refused,
+                    q_first, q_shift_n, q_divisor, q_log_mass_n, q_threshold_n, q_best_n, q_vocab, places, point_n,
+                    pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
+                    KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
+                )  # fmt: skip
+                tl.store(sums + place + tile, tile_sums(value, TILES), mask=tile < num_tiles)
         if LAST:
             tl.debug_barrier()  # the count is one thread's; what the others stored comes before it
             programs = num_splits
@@ -135,7 +138,7 @@ def sum_kernel(
                     q_logits, q_row, q_stride, q_vocab, q_shift, q_divisor, q_log_mass, q_threshold, q_best, places,
                     point, pointed, sparse_ids, sparse_probs, num_sparse, sparse_positions, alpha, beta,
                     out, kept, positions, split_peaks, sums, num_tiles, num_splits,
-                    KP, ALL, TILES, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
+                    KP, ALL, TILES, LOOPS, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
                 )  # fmt: skip
 
 
@@ -147,9 +150,10 @@ def pick_kernel(
     peaks, masses, thresholds, bests, num_chunks, positions, q_start, q_positions,
     seed, request_id, round_, uniforms, alpha, beta,
     out, split_peaks, sums, counters, num_tiles, num_splits,
-    CHUNKS: tl.constexpr, KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, KIND: tl.constexpr,
-    RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
-    GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr, LAST: tl.constexpr, PDL: tl.constexpr,
+    CHUNKS: tl.constexpr, KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, LOOPS: tl.constexpr,
+    KIND: tl.constexpr, RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr,
+    CUT: tl.constexpr, GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr, LAST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row: from the tiles' sums to the token. ALL covers all tiles, TILES those a program summed."""
     b = tl.program_id(0).to(tl.int64)
@@ -160,7 +164,8 @@ def pick_kernel(
     p_row, known, x, heat = target_logits(
         b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, positions
     )
-    if PDL:
+    EARLY: tl.constexpr = KEPT or not SUMMED or (KIND != LOGITS and KIND != MIXED)
+    if PDL and not EARLY:
         cuda.gdc_wait()
     q_row, log_q, q_shift, q_divisor, q_log_mass, q_threshold, q_best, point, pointed = draft_side(
         b, i, length, token, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, kept, places,
@@ -168,6 +173,8 @@ def pick_kernel(
         peaks, masses, thresholds, bests, num_chunks, q_start, q_positions,
         CHUNKS, KIND, RULE, KEPT, REDUCED, SCALED, CUT, GREEDY, SUMMED,
     )  # fmt: skip
+    if PDL and EARLY:
+        cuda.gdc_wait()
     log_p, peak, shift, divisor, log_mass, threshold, best = target_side(
         b, i, length, token, known, x, heat, peaks, masses, thresholds, bests, num_chunks, positions,
         CHUNKS, RULE, SCALED, CUT, GREEDY, SUMMED,
@@ -182,7 +189,7 @@ def pick_kernel(
         q_logits, q_row, q_stride, q_vocab, q_shift, q_divisor, q_log_mass, q_threshold, q_best, places,
         point, pointed, sparse_ids, sparse_probs, num_sparse, sparse_positions, alpha, beta,
         out, kept, positions, split_peaks, sums, num_tiles, num_splits,
-        KP, ALL, TILES, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
+        KP, ALL, TILES, LOOPS, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
     )  # fmt: skip
 
 
@@ -202,9 +209,9 @@ def conclude(
     q_logits, q_row, q_stride, q_vocab, q_shift, q_divisor, q_log_mass, q_threshold, q_best, places,
     point, pointed, sparse_ids, sparse_probs, num_sparse, sparse_positions, alpha, beta,
     out, kept, positions, split_peaks, sums, num_tiles, num_splits,
-    KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr,
-    REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr, SUMMED: tl.constexpr,
-    GIVEN: tl.constexpr,
+    KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, LOOPS: tl.constexpr, KIND: tl.constexpr,
+    RULE: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr,
+    SUMMED: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """All sums of a row are there: under the block rule decide what is kept, then draw."""
     tile = tl.arange(0, ALL)
@@ -223,7 +230,7 @@ def conclude(
     refused = n < length
     log_mass_n = at(log_mass, i, n)
     if not SUMMED:
-        local = tl.load(split_peaks + b * num_splits + tile // TILES, mask=tile < num_tiles, other=NEGATIVE)
+        local = tl.load(split_peaks + b * num_splits * LOOPS + tile // TILES, mask=tile < num_tiles, other=NEGATIVE)
         log_mass_n = tl.max(local, axis=0)
         sum_ = tl.where(refused, sum_, sum_ * tl.exp((local - log_mass_n).to(tl.float64)))
     if GIVEN:

@@ -77,6 +77,21 @@ def sigmoid_logit(x, w, divisor, threshold, SCALED: tl.constexpr, CUT: tl.conste
 
 
 @triton.jit
+def draft_row(
+    column, wanted, q_row, q_shift, q_divisor, q_vocab, places, REDUCED: tl.constexpr, SCALED: tl.constexpr
+):  # fmt: skip
+    """The draft's logits at `column` where wanted, raw and warped, its places for them, and where it has any."""
+    place = column
+    if REDUCED:
+        place = tl.load(places + column, mask=wanted, other=-1)
+        wanted = wanted & (place >= 0)
+    else:
+        wanted = wanted & (column < q_vocab)
+    y = tl.load(q_row + place, mask=wanted, other=NEGATIVE).to(tl.float32)
+    return y, warped(y, q_shift, q_divisor, SCALED), place, wanted
+
+
+@triton.jit
 def left_over(
     column, inside, x, w, divisor, log_mass, threshold, best,  # x logits of the target's row, w the same warped
     refused,  # whether q is to be taken away at all
@@ -86,43 +101,45 @@ def left_over(
     GREEDY: tl.constexpr,
 ):  # fmt: skip
     """Weights at `column` to draw the next token from: p, or after a refusal the positive part of weight * p - q."""
-    p = probability(w, column, log_mass, threshold, best, CUT, GREEDY)
-    value = p
-    if KIND != NO_DRAFT:
-        q = tl.zeros_like(p)
-        if KIND == LOGITS or KIND == MIXED:
-            wanted = inside & refused
-            if KIND == MIXED:
-                wanted = wanted & (is_point == 0)
-            if REDUCED:
-                place = tl.load(places + column, mask=wanted, other=-1)
-                wanted = wanted & (place >= 0)
-            else:
-                place = column
-                wanted = wanted & (column < q_vocab)
-            y = tl.load(q_row + place, mask=wanted, other=NEGATIVE).to(tl.float32)
-            z = warped(y, q_shift, q_divisor, SCALED)
-            if RULE == SIGMOID:
-                q = score(sigmoid_logit(y, z, q_divisor, q_threshold, SCALED, CUT), alpha, beta)
-            else:
-                q = probability(z, place, q_log_mass, q_threshold, q_best, CUT, GREEDY)
-            q = tl.where(wanted & (q == q), q, 0.0)
-        if KIND == POINTS or KIND == MIXED:
-            hit = (column == point).to(tl.float32)
-            if KIND == MIXED:
-                q = tl.where(is_point != 0, hit, q)
-            else:
-                q = hit
-        if KIND == SPARSE:
-            for s in range(num_sparse):
-                q += tl.where(column == tl.load(sparse_ids + s), tl.load(sparse_probs + s), 0.0)
-        if RULE == SIGMOID:
-            left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta) - q
-        elif RULE == BLOCK_RULE:
-            left = weight * p.to(tl.float64) - q.to(tl.float64)
+    if RULE == SIGMOID:
+        value = tl.zeros_like(w)
+        if refused:
+            y, z, place, wanted = draft_row(column, inside, q_row, q_shift, q_divisor, q_vocab, places, REDUCED, SCALED)
+            q = score(sigmoid_logit(y, z, q_divisor, q_threshold, SCALED, CUT), alpha, beta)
+            left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta)
+            value = tl.maximum(left - tl.where(wanted & (q == q), q, 0.0), 0.0)
         else:
-            left = p - q
-        value = tl.where(refused, tl.maximum(left, 0.0), p.to(left.dtype))
+            value = probability(w, column, log_mass, threshold, best, CUT, GREEDY)
+    else:
+        p = probability(w, column, log_mass, threshold, best, CUT, GREEDY)
+        value = p
+        if KIND != NO_DRAFT:
+            q = tl.zeros_like(p)
+            if KIND == LOGITS or KIND == MIXED:
+                wanted = inside & refused
+                if KIND == MIXED:
+                    wanted = wanted & (is_point == 0)
+                y, z, place, wanted = draft_row(
+                    column, wanted, q_row, q_shift, q_divisor, q_vocab, places, REDUCED, SCALED
+                )
+                q = probability(z, place, q_log_mass, q_threshold, q_best, CUT, GREEDY)
+                q = tl.where(wanted & (q == q), q, 0.0)
+            if KIND == POINTS or KIND == MIXED:
+                hit = (column == point).to(tl.float32)
+                if KIND == MIXED:
+                    q = tl.where(is_point != 0, hit, q)
+                else:
+                    q = hit
+            if KIND == SPARSE:
+                for s in range(num_sparse):
+                    q += tl.where(column == tl.load(sparse_ids + s), tl.load(sparse_probs + s), 0.0)
+            if RULE == BLOCK_RULE:
+                coarse = weight.to(tl.float32)  # float64 a token would take longer than reading it
+                fine = (weight - coarse).to(tl.float32)
+                left = coarse * p + (fine * p - q)
+            else:
+                left = p - q
+            value = tl.where(refused, tl.maximum(left, 0.0), p)
     return tl.where(inside, value, 0.0)
 
 

@@ -13,6 +13,18 @@ NEGATIVE = tl.constexpr(float("-inf"))
 TINY = tl.constexpr(1.1754943508222875e-38)
 HUGE = tl.constexpr(3.4028234663852886e38)
 TILE = tl.constexpr(1024)  # math.laws.TILE
+LOG2_E = tl.constexpr(1.4426950408889634)
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def exponential(x):
+    """As the compiler makes it of a base-2 one: half the instructions, because numbers below 1e-38 become 0."""
+    if COMPILED:
+        y = tl.exp2(x * LOG2_E)
+    else:
+        y = tl.exp(x)
+    return y
 
 
 @triton.jit
@@ -50,7 +62,7 @@ def log_mass_of(base, mass):
 @triton.jit
 def probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
     """Of tokens with warped weights `w`."""
-    p = tl.exp(w - log_mass)
+    p = exponential(w - log_mass)
     if CUT:
         p = tl.where(w < threshold, 0.0, p)
     if GREEDY:

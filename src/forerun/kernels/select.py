@@ -12,6 +12,7 @@ import triton.language as tl
 from forerun.kernels.law import NEGATIVE, log_mass_of
 
 LEVELS = tl.constexpr(16)  # tried at once
+OTHERS = tl.constexpr(32)  # values that all are compared with at once
 ROUNDING = tl.constexpr(2e-5)  # more than a float32 sum of weights can be off, relatively
 
 
@@ -32,23 +33,39 @@ def level_below(largest, weights, need, base):
     """A level that the answer certainly reaches, or -inf; `largest` are the largest values of disjoint groups.
 
     They are values themselves: if enough of their weight lies at or above a level, so does the answer. First a level
-    for each power of two below the peak, then ever closer.
+    for each power of two below the peak, then closer.
     """
     step = tl.arange(0, LEVELS)
     levels = base - 0.25 * tl.exp2(step.to(tl.float32))
     enough = at_least(largest, weights, levels) >= need
     low = tl.max(tl.where(enough, levels, NEGATIVE), axis=0)
     high = tl.min(tl.where(enough, base, levels), axis=0)
-    found = low > NEGATIVE
-    low = tl.where(found, low, high - 1.0)
-    for _ in range(2):
-        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
-        enough = at_least(largest, weights, levels) >= need
-        low, high = (
-            tl.max(tl.where(enough, levels, low), axis=0),
-            tl.min(tl.where(enough, high, levels), axis=0),
-        )
-    return tl.where(found, low, NEGATIVE)
+    levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
+    enough = at_least(largest, weights, levels) >= need
+    return tl.max(tl.where(enough, levels, low), axis=0)
+
+
+@triton.jit
+def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.constexpr):
+    """Threshold and kept mass of few values in memory: each is compared with each."""
+    place = tl.arange(0, FEW)
+    w = tl.load(values + place, mask=place < num_values, other=NEGATIVE)
+    rank, reached = tl.zeros([FEW], tl.float32), tl.zeros([FEW], tl.float64)
+    for start in range(0, num_values, OTHERS):
+        other = start + tl.arange(0, OTHERS)
+        there = other < num_values
+        v = tl.load(values + other, mask=there, other=NEGATIVE)
+        weight = tl.where(there, tl.exp(v - base), 0.0).to(tl.float64)
+        above = (v[None, :] >= w[:, None]) & there[None, :]
+        rank += tl.sum(tl.where(above, 1.0, 0.0), axis=1)
+        reached += tl.sum(tl.where(above, weight[None, :], 0.0), axis=1)
+    threshold = tl.where(counts, tl.max(tl.where(rank >= k, w, NEGATIVE), axis=0), NEGATIVE)
+    kept = (w >= threshold) & (w > NEGATIVE)
+    mass = tl.where(counts, tl.max(tl.where(kept, reached, 0.0), axis=0), mass)
+    nucleus = tl.max(tl.where(reached >= held(p, base, mass), w, NEGATIVE), axis=0)
+    threshold = tl.maximum(tl.maximum(threshold, tl.where(holds, nucleus, NEGATIVE)), floor)
+    kept = (w >= threshold) & (w > NEGATIVE)
+    return threshold, tl.max(tl.where(kept, reached, 0.0), axis=0)
 
 
 @triton.jit
@@ -80,14 +97,14 @@ def last_kept(values, weights, above, need, high):
 
 
 @triton.jit
-def cut_values(w, base, mass, counts, k, holds, p, floor, level, above, ROUNDS: tl.constexpr):
-    """Threshold and kept mass where `w` are all values at or above `level` but for a mass `above` of larger ones."""
+def cut_values(w, base, mass, counts, k, holds, p, floor, low, high, above, ROUNDS: tl.constexpr):
+    """Threshold and kept mass where `w` are all values from `low` to `high`, and above that there is a mass `above`."""
     weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
-    threshold, high = level, base + 1.0
+    threshold = low
     if counts:
         ones = tl.where(w > NEGATIVE, 1.0, 0.0)
         need = k.to(tl.float64)
-        top = just_short(w, ones, 0.0, need.to(tl.float32), level, high, ROUNDS)
+        top = just_short(w, ones, 0.0, need.to(tl.float32), low, high, ROUNDS)
         threshold, _ = last_kept(w, ones, 0.0, need, top)
         weights = tl.where(w >= threshold, weights, 0.0)
         mass = tl.sum(weights.to(tl.float64), axis=0)

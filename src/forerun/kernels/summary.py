@@ -8,6 +8,7 @@ is, the threshold is found without sorting the vocabulary (`threshold`, and `wid
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -16,7 +17,7 @@ from torch import Tensor
 from forerun.kernels.chunks import chunk_kernel
 from forerun.kernels.threshold import threshold_kernel
 from forerun.kernels.tuning import Tuning, overlapping
-from forerun.kernels.wide import wide_kernel
+from forerun.kernels.wide import settle_kernel, wide_kernel
 from forerun.types import LawParams
 
 
@@ -45,8 +46,8 @@ class Logits:
 
     @property
     def may_be_wide(self) -> bool:
-        """Whether a row may keep more than one program can hold: none does if top-k applies to all."""
-        return (self.params.any_top_p or self.params.any_min_p) and not self.params.all_top_k
+        """Whether a row may keep more tokens than the short way takes."""
+        return self.is_cut and not self.params.all_small_top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +95,14 @@ class _Work:
         self.rows = self.target_rows + (self.batch * self.draft.positions if self.has_draft else 0)
         self.is_wide = any(side.may_be_wide for side in sides)
         self.vocab = vocab = max(side.vocab for side in sides)
-        self.block, self.lanes, self.warps = tuning.block, tuning.lanes, tuning.warps
+        self.warps, self.group = tuning.warps, tuning.depth
         if self.is_cut:
-            self.block = self.lanes * _group(vocab, tuning)
+            self.group = max(8, triton.next_power_of_2(triton.cdiv(vocab, tuning.groups)))
         elif self.rows * vocab >= tuning.many:
-            self.block, self.lanes, self.warps = tuning.many_block, tuning.many_lanes, tuning.many_warps
-        self.group = self.block // self.lanes
+            self.warps, self.group = tuning.many_warps, tuning.many_depth
+        # of 16 bytes a thread, so that what lies LANES apart is one thread's own
+        self.lanes = self.warps * 32 * 16 // target.logits.element_size()
+        self.block = self.lanes * self.group
         self.num_chunks = triton.cdiv(vocab, self.block)
         self.num_groups = self.num_chunks * self.lanes
         self.groups: Tensor | None = None
@@ -124,33 +127,38 @@ class _Work:
     def thresholds(self, sums: Summaries, lengths: Tensor, extra: int) -> Summaries:
         """The short way first; rows for which it is too short are cut by all programs together."""
         device, hot, wide = lengths.device, self.tuning.hot, self.is_wide
+        few = self.tuning.wide_few if wide else self.tuning.few
+        super_groups = self.tuning.wide_super if wide else self.tuning.super
         own = self._cuts(sums, device)
         state = torch.empty(self.rows, dtype=torch.int32, device=device)
         bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
-        arrived = torch.empty(self.rows, 2, dtype=torch.int32, device=device)
-        padded = triton.next_power_of_2(self.num_groups)
-        given = (*self._sides(lengths), *self._parameters())
-        shared = {"SCAN": self.tuning.scan, "HAS_DRAFT": self.has_draft, "SCALED": self.scaled}
-        shared |= overlapping(device, self.tuning)
+        arrived = torch.empty(self.rows, dtype=torch.int32, device=device)
+        groups = torch.empty(self.rows, hot, dtype=torch.int32, device=device)
+        values = torch.empty(self.rows, few, dtype=torch.float32, device=device)
+        given, cuts, shared = self._sides(lengths), self._parameters(), self._flags(device)
         threshold_kernel[(self.rows,)](
-            *given,
-            sums.peak, sums.mass, sums.best, self.groups, torch.empty(self.rows, hot, dtype=torch.int32, device=device),
-            state, bracket, arrived, own.peak, own.mass, own.threshold, own.best,
+            *given, *cuts, sums.peak, sums.mass, sums.best, self.groups, groups, values, state, bracket, arrived,
+            own.peak, own.mass, own.threshold, own.best,
             self.target_rows, self.num_chunks, self.num_groups, extra,
-            CHUNKS=triton.next_power_of_2(self.num_chunks), ALL_GROUPS=padded,
-            SUPER=min(self.tuning.super_groups, padded), HOT=hot, GROUP=self.group, LANES=self.lanes,
-            SAMPLE=self.tuning.sample, GREEDY=self.greedy, WIDE=wide, **shared, num_warps=self.tuning.threshold_warps,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), SUPER=super_groups, HOT=hot, GROUP=self.group,
+            DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, super_groups)), LANES=self.lanes, FEW=few,
+            SAMPLE=self.tuning.sample, SCAN=self.tuning.scan, GREEDY=self.greedy, WIDE=wide, **shared,
+            num_warps=self.tuning.threshold_warps,
         )  # fmt: skip
         if wide:
             size, block = self.tuning.listed, self.tuning.wide_block
             chunks = triton.cdiv(self.vocab, block)
             above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
             listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
+            found = (state, bracket, arrived, above, listed)
             wide_kernel[(self.rows, chunks)](
-                *given, state, bracket, arrived, above, listed, own.peak, own.mass, own.threshold,
-                self.target_rows, chunks, extra,
-                CHUNKS=triton.next_power_of_2(chunks), BLOCK=block, SIZE=size, **shared,
-                num_warps=self.tuning.wide_warps,
+                *given, *found, own.peak, self.target_rows, chunks, extra,
+                BLOCK=block, SIZE=size, **shared, num_warps=self.tuning.wide_warps,
+            )  # fmt: skip
+            settle_kernel[(self.rows,)](
+                *given, *cuts, *found, own.peak, own.mass, own.threshold, self.target_rows, chunks, extra,
+                CHUNKS=triton.next_power_of_2(chunks), SIZE=size, SCAN=self.tuning.scan, **shared,
+                num_warps=self.tuning.settle_warps,
             )  # fmt: skip
         return own
 
@@ -160,6 +168,9 @@ class _Work:
         threshold = torch.empty(self.rows, dtype=torch.float32, device=device)
         best = torch.empty(self.rows if self.greedy else 1, 1, dtype=torch.int32, device=device)
         return Summaries(peak, mass, threshold, best, sums.counters)
+
+    def _flags(self, device: torch.device) -> dict[str, Any]:
+        return {"HAS_DRAFT": self.has_draft, "SCALED": self.scaled} | overlapping(device, self.tuning)
 
     def _parameters(self) -> list[Tensor]:
         names = ("top_k", "top_p", "min_p")
@@ -171,8 +182,3 @@ class _Work:
             found += [side.logits, side.index, side.params.temperature]
             found += [side.logits.stride(0), side.index.stride(0), side.vocab, side.positions]
         return found
-
-
-def _group(vocab: int, tuning: Tuning) -> int:
-    """Entries a group, so that one program can look at all groups of a row."""
-    return max(8, triton.next_power_of_2(triton.cdiv(vocab, tuning.groups)))

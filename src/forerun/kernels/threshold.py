@@ -1,8 +1,8 @@
 """The threshold of top-k, top-p and min-p: the short way, one program a row. Device code; `summary` launches it.
 
 The pass over the logits leaves the largest of each group of entries, from which follows a level that the threshold
-certainly reaches. Few groups reach it: their entries are read again, held by one program, and cut. A nucleus that is
-wider than that gets a bracket here, from a sample of the row, and is cut by `wide`.
+certainly reaches. Few groups reach it: their entries are read again, and those at or above it compared with each other.
+Where there are too many, a sample of the row gives a bracket, and `wide` cuts it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from triton.language.extra import cuda
 from forerun.kernels.chunks import NOT_FOUND, side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, merged, warped
 from forerun.kernels.search import cut_in_memory, mass_from
-from forerun.kernels.select import cut_values, held, level_below
+from forerun.kernels.select import LEVELS, cut_few, held, level_below
 
 DONE = tl.constexpr(0)
-BRACKETED = tl.constexpr(1)  # a nucleus somewhere between two levels
-UNKNOWN = tl.constexpr(2)  # to be searched in memory
-SURE = tl.constexpr(5.0)  # standard deviations of an estimate
+BRACKETED = tl.constexpr(1)  # somewhere between two levels
+SURE = tl.constexpr(3.0)  # standard deviations of an estimate, at least
 
 
 @triton.jit
@@ -29,15 +28,16 @@ def threshold_kernel(
     q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
     p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
     peaks, masses, bests, groups,
-    hot,  # [R, HOT] int32, scratch
+    hot_groups,  # [R, HOT] int32, scratch
+    values,  # [R, FEW] float32, scratch
     states,  # [R] int32, whether a row is done
     brackets,  # [R, 2] float32, of rows that are BRACKETED
-    arrived,  # [R, 2] int32, set to 0 for `wide`
+    arrived,  # [R] int32, set to 0 for `wide`
     peak_out, mass_out, threshold_out, best_out,  # [R]
     p_rows, num_chunks, num_groups, extra,
-    CHUNKS: tl.constexpr, ALL_GROUPS: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, SAMPLE: tl.constexpr, SCAN: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr,
-    GREEDY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    CHUNKS: tl.constexpr, DEEP: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, FEW: tl.constexpr, SAMPLE: tl.constexpr, SCAN: tl.constexpr, HAS_DRAFT: tl.constexpr,
+    SCALED: tl.constexpr, GREEDY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row: merge its chunks and find the threshold of top-k, top-p and min-p."""
     r = tl.program_id(0)
@@ -59,7 +59,7 @@ def threshold_kernel(
         cuda.gdc_wait()
     if WIDE:
         tl.store(states + r, DONE)
-        tl.store(arrived + 2 * r + tl.arange(0, 2), tl.zeros([2], tl.int32))
+        tl.store(arrived + r, 0)
     if i < length + extra:
         chunk = tl.arange(0, CHUNKS)
         chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
@@ -76,8 +76,8 @@ def threshold_kernel(
         threshold = floor
         if counts | holds:
             threshold, mass = _cut(
-                row, r, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, groups, hot, num_groups,
-                states, brackets, ALL_GROUPS, SUPER, HOT, GROUP, LANES, SAMPLE, SCAN, SCALED, WIDE,
+                row, r, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, groups, hot_groups, values,
+                num_groups, states, brackets, DEEP, SUPER, HOT, GROUP, LANES, FEW, SAMPLE, SCAN, SCALED, WIDE,
             )  # fmt: skip
         elif floor > NEGATIVE:
             if WIDE:  # the mass above is all that is to come
@@ -92,37 +92,34 @@ def threshold_kernel(
 
 @triton.jit
 def _cut(
-    row, r, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, groups, hot, num_groups, states, brackets,
-    ALL_GROUPS: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
-    SAMPLE: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
+    row, r, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, groups, hot_groups, values, num_groups,
+    states, brackets, DEEP: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, FEW: tl.constexpr, SAMPLE: tl.constexpr, SCAN: tl.constexpr, SCALED: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Threshold and kept mass of a row that top-k or top-p applies to, or (with WIDE) a note that both are to come."""
-    group = tl.arange(0, ALL_GROUPS)
+    group = tl.arange(0, DEEP)[:, None] * SUPER + tl.arange(0, SUPER)[None, :]
     largest = tl.load(groups + r * num_groups + group, mask=group < num_groups, other=NEGATIVE)
     largest = warped(largest, shift, divisor, SCALED)
-    some = largest
-    if ALL_GROUPS > SUPER:
-        some = tl.max(tl.reshape(largest, [ALL_GROUPS // SUPER, SUPER]), axis=0)
-    weights = tl.where(counts, 1.0, tl.exp(some - base))
-    need = tl.where(counts, k.to(tl.float64), held(p, base, mass) * 1.0001)  # rounding must not raise the level
+    some = tl.max(largest, axis=0)
+    weights = tl.where(counts, tl.where(some > NEGATIVE, 1.0, 0.0), tl.exp(some - base))
+    need = tl.where(counts, k.to(tl.float64), p * mass * 1.0001)  # rounding must not raise the level
     level = level_below(some, weights, need.to(tl.float32), base)
-    reaches = largest >= level
-    num_hot = tl.sum(reaches.to(tl.int32), axis=0)
-    threshold = level
+    num_values, threshold = FEW + 1, level
+    hot, few = hot_groups + r * HOT, values + r * FEW
+    num_hot = _list(hot, group, largest >= level, HOT)
     if (level > NEGATIVE) & (num_hot <= HOT):
-        slot = tl.cumsum(reaches.to(tl.int32), axis=0) - 1
-        tl.store(hot + r * HOT + slot, group, mask=reaches)
-        tl.debug_barrier()
-        w = _entries(row, hot + r * HOT, num_hot, vocab, shift, divisor, level, HOT, GROUP, LANES, SCALED)
-        nothing = tl.full((), 0.0, tl.float64)
-        threshold, mass = cut_values(w, base, mass, counts, k, holds, p, floor, level, nothing, 3)
+        w = _entries(row, hot, num_hot, vocab, shift, divisor, level, HOT, GROUP, LANES, SCALED)
+        num_values = _list(few, w, w > NEGATIVE, FEW)
+    if num_values <= FEW:
+        threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW)
     elif WIDE:
-        state = tl.where(counts, UNKNOWN, BRACKETED)
-        tl.store(states + r, state)
-        if state == BRACKETED:
-            low, high = _bracket(row, vocab, shift, divisor, base, mass, p, SAMPLE, SCALED)
-            tl.store(brackets + 2 * r, tl.where(floor >= high, floor, low))
-            tl.store(brackets + 2 * r + 1, tl.maximum(high, floor))
+        low, high = _bracket(row, vocab, shift, divisor, base, mass, counts, k, p, SAMPLE, SCALED)
+        if not counts:
+            low, high = tl.where(floor >= high, floor, low), tl.maximum(high, floor)
+        tl.store(states + r, BRACKETED)
+        tl.store(brackets + 2 * r, low)
+        tl.store(brackets + 2 * r + 1, high)
     else:
         threshold, mass = cut_in_memory(
             row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
@@ -131,23 +128,36 @@ def _cut(
 
 
 @triton.jit
+def _list(out, values, wanted, ROOM: tl.constexpr):
+    """Store those of [M, N] `values` that are wanted one behind the other, for all threads to read; how many."""
+    wanted = wanted.to(tl.int32)
+    columns = tl.sum(wanted, axis=0)
+    slot = (tl.cumsum(columns, axis=0) - columns)[None, :] + tl.cumsum(wanted, axis=0) - 1
+    tl.store(out + slot, values, mask=(wanted > 0) & (slot < ROOM))
+    tl.debug_barrier()
+    return tl.sum(columns, axis=0)
+
+
+@triton.jit
 def _entries(
     row, hot, num_hot, vocab, shift, divisor, level, HOT: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
-    """All entries at or above `level`, which lie in the groups listed in `hot`, and -inf."""
-    place = tl.arange(0, HOT * GROUP)
-    listed = place // GROUP < num_hot
-    group = tl.load(hot + place // GROUP, mask=listed, other=0)
-    column = (group // LANES * GROUP + place % GROUP) * LANES + group % LANES
-    w = tl.load(row + column, mask=listed & (column < vocab), other=NEGATIVE).to(tl.float32)
+    """All entries at or above `level`, which lie in the groups listed in `hot`, and -inf: [GROUP, HOT]."""
+    place = tl.arange(0, HOT)
+    group = tl.load(hot + place, mask=place < num_hot, other=0)
+    column = (group // LANES * GROUP * LANES + group % LANES)[None, :] + tl.arange(0, GROUP)[:, None] * LANES
+    w = tl.load(row + column, mask=(place < num_hot)[None, :] & (column < vocab), other=NEGATIVE).to(tl.float32)
     w = warped(w, shift, divisor, SCALED)
     return tl.where(w >= level, w, NEGATIVE)
 
 
 @triton.jit
-def _bracket(row, vocab, shift, divisor, base, mass, p, SAMPLE: tl.constexpr, SCALED: tl.constexpr):
-    """Two levels between which the threshold of top-p very likely lies; whether it does is checked later.
+def _bracket(
+    row, vocab, shift, divisor, base, mass, counts, k, p, SAMPLE: tl.constexpr, SCALED: tl.constexpr
+):  # fmt: skip
+    """Two levels between which the threshold of top-p very likely lies, or one that the k-th largest entry very likely
+    reaches; whether it does is checked later.
 
     What a sample of the row holds below a level, scaled up, estimates the row's mass there; small entries are many, so
     it does so well. Eight neighbours at a time are read, spread over the row.
@@ -158,24 +168,26 @@ def _bracket(row, vocab, shift, divisor, base, mass, p, SAMPLE: tl.constexpr, SC
     inside = column < vocab
     w = tl.load(row + column, mask=inside, other=NEGATIVE).to(tl.float32)
     w = warped(w, shift, divisor, SCALED)
-    weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
+    weights = tl.where(w > NEGATIVE, tl.where(counts, 1.0, tl.exp(w - base)), 0.0)
     factor = (vocab / tl.sum(inside.to(tl.int32), axis=0)).to(tl.float32)
     left = (mass - held(p, base, mass)).to(tl.float32)
-    step = tl.arange(0, 32)
-    levels = base + 0.5 - 0.5 * tl.exp2(0.25 * step.to(tl.float32))
-    low, high = _between(w, weights, levels, factor, left, base - 104.0, base + 1.0)
-    levels = low + (high - low) * ((step + 1).to(tl.float32) / 33)
-    return _between(w, weights, levels, factor, left, low, high)
+    step = tl.arange(0, LEVELS)
+    low, high = base - 104.0, base + 1.0
+    levels = base + 0.5 - 0.5 * tl.exp2(8.0 / LEVELS * step.to(tl.float32))
+    for _ in range(3):
+        reaches, misses = _estimate(w, weights, levels, base, factor, left, counts, k)
+        low = tl.max(tl.where(reaches, levels, low), axis=0)
+        high = tl.min(tl.where(misses, levels, high), axis=0)
+        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
+    return low, tl.where(counts, base + 1.0, high)
 
 
 @triton.jit
-def _between(w, weights, levels, factor, left, low, high):
-    """The closest of the levels below which there is surely less than `left`, and surely more."""
-    under = w[None, :] < levels[:, None]
-    mass = factor * tl.sum(tl.where(under, weights[None, :], 0.0), axis=1)
-    squares = tl.sum(tl.where(under, (weights * weights)[None, :], 0.0), axis=1)
-    spread = SURE * factor * tl.sqrt(squares)
-    return (
-        tl.max(tl.where(mass + spread <= left, levels, low), axis=0),
-        tl.min(tl.where(mass - spread >= left, levels, high), axis=0),
-    )
+def _estimate(w, weights, levels, base, factor, left, counts, k):
+    """Whether there is surely less mass than `left` below a level, and surely more; or surely, and surely not, k
+    entries above. No entry below a level weighs more than one at it, which bounds the variance of the estimate."""
+    wanted = tl.where(counts, w[None, :] >= levels[:, None], w[None, :] < levels[:, None])
+    found = factor * tl.sum(tl.where(wanted, weights[None, :], 0.0), axis=1)
+    spread = SURE * tl.sqrt(factor * tl.where(counts, 1.0, tl.exp(levels - base)) * found)
+    reaches = tl.where(counts, found - spread >= k, found + spread <= left)
+    return reaches, tl.where(counts, found + spread < k, found - spread >= left)

@@ -98,15 +98,22 @@ class Job:
         self.summed = rule != SIGMOID.value or self.is_cut
         self.num_tiles = triton.cdiv(target.vocab, TILE.value)
         self.parts = self.positions if rule == BLOCK_RULE.value else 1  # positions at which sums are wanted
-        self.tiles = 1 if rule == GREEDY_RULE.value else self._tiles_a_program()
-        self.splits = 1 if rule == GREEDY_RULE.value else triton.cdiv(self.num_tiles, self.tiles)
-        self.last_draws = tuning.last_draws and self.summed  # the pass over the logits sets the counters to 0
+        self.tiles, self.loops, self.splits = self._division()
+        # the pass over the logits sets the counters to 0; a program that also draws takes more registers
+        self.last_draws = tuning.last_draws and self.summed and self.loops == 1
         self.summaries = self._summaries()
 
-    def _tiles_a_program(self) -> int:
-        """One, unless the device is full with less."""
-        tiles = self.batch * self.parts * self.num_tiles
-        return min(self.tuning.tiles, triton.next_power_of_2(triton.cdiv(tiles, self.tuning.sum_programs)))
+    def _division(self) -> tuple[int, int, int]:
+        """Tiles a program takes at once, how often, and programs a row: once, unless the device is full with that."""
+        if self.rule == GREEDY_RULE.value:
+            return 1, 1, 1
+        rows, tuning = self.batch * self.parts, self.tuning
+        tiles = triton.next_power_of_2(triton.cdiv(rows * self.num_tiles, tuning.sum_programs))
+        if tiles < tuning.tiles:
+            return tiles, 1, triton.cdiv(self.num_tiles, tiles)
+        splits = min(max(1, tuning.loop_programs // rows), triton.cdiv(self.num_tiles, tuning.tiles))
+        loops = triton.cdiv(self.num_tiles, tuning.tiles * splits)
+        return tuning.tiles, loops, triton.cdiv(self.num_tiles, tuning.tiles * loops)
 
     def _summaries(self) -> Summaries:
         if not self.summed:  # any tensors: nothing of them is read
@@ -120,10 +127,11 @@ class Job:
         device = self.target.logits.device
         out = torch.empty(self.batch, HEAD.value + self.positions, dtype=torch.int64, device=device)
         sums = torch.empty(self.batch * self.parts * self.num_tiles, dtype=torch.float64, device=device)
-        peaks = torch.empty(0 if self.summed else self.batch * self.splits, dtype=torch.float32, device=device)
+        num_peaks = 0 if self.summed else self.batch * self.splits * self.loops
+        peaks = torch.empty(num_peaks, dtype=torch.float32, device=device)
         given = (*self._inputs(), out, peaks, sums, self.summaries.counters, self.num_tiles, self.splits)
         options, overlap = self._options(), overlapping(device, self.tuning)
-        warps = self.tuning.sum_warps if self.tiles > 2 else self.tuning.few_warps
+        warps = self.tuning.loop_warps if self.tiles > 2 else self.tuning.few_warps
         early = overlap if self.summed else {"PDL": False}
         sum_kernel[(self.batch, self.splits, self.parts)](*given, **options, **early, num_warps=warps)
         if self.rule != GREEDY_RULE.value and not self.last_draws:
@@ -159,6 +167,7 @@ class Job:
             "KP": triton.next_power_of_2(self.positions),
             "ALL": triton.next_power_of_2(self.num_tiles),
             "TILES": self.tiles,
+            "LOOPS": self.loops,
             "KIND": self.proposal.kind,
             "RULE": self.rule,
             "KEPT": self.proposal.kept is not None,

@@ -33,6 +33,7 @@ class Reach:
     # position of a token, from which a window counts, is the number of its ancestors past the old keys.
     tree: Tensor | None = None
     num_keys: int | None = None  # of all rows together, where the host knows it
+    across: bool = False  # cross-attention: every query sees all keys of its row, which are another text's
 
     @property
     def is_even(self) -> bool | None:
@@ -81,7 +82,11 @@ def attend_ragged(
         own = slice(starts[row], starts[row + 1])
         k, v = keys[slot, :, :length].float(), values[slot, :, :length].float()
         tree = None if reach.tree is None else reach.tree[own]
-        seen = visible(length, own.stop - own.start, reach.window, tree, query.device)
+        count = own.stop - own.start
+        if reach.across:
+            seen = torch.ones(count, length, dtype=torch.bool, device=query.device)
+        else:
+            seen = visible(length, count, reach.window, tree, query.device)
         out[own] = _attend_row(query[own].float(), k, v, seen, scale).to(out.dtype)
     return out
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from forerun.cache.ragged import RaggedCache
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form, Plan, plan_across
+from forerun.math.ragged_attention import Reach
 from forerun.models.attention import RaggedStates
 from forerun.types import Source
 
@@ -80,6 +81,11 @@ class Sources:
             self.cache.write(index, addresses, *project(packed))
         self.waiting = []
 
+    def place_of(self, row: int) -> tuple[int, int]:
+        """Slot and length of a row's source."""
+        number = self._number[self.of(row)]
+        return self.cache.slot(number), self.cache.length(number)
+
     def across(self, states: RaggedStates, rows: Sequence[int]) -> Across:
         """What a pass over `rows` sees. Neighbours that read the same source are one row to cross-attention."""
         groups = [
@@ -94,6 +100,34 @@ class Sources:
             tuple(self.cache.length(number) for number in numbers),
             tuple(sum(counts) for _, counts in groups),
         )
+
+
+class Directory:
+    """Where each slot of a scorer's rows finds its source, on the device: what passes of fixed shape look up."""
+
+    def __init__(self) -> None:
+        self.table = torch.zeros(2, 0, dtype=torch.int32)  # source's slot and length, by the row's slot
+        self.version = 0  # counts how often the table has moved
+        self._written: list[list[int]] = []
+
+    def write(self, rows: RaggedCache, sources: Sources, device: torch.device) -> None:
+        """As things stand now. Slots of nobody's look at one key of whatever lies first."""
+        slots, lengths = [0] * rows.num_slots, [1] * rows.num_slots
+        for row in rows.rows:
+            slots[rows.slot(row)], lengths[rows.slot(row)] = sources.place_of(row)
+        if self.table.shape[1] != rows.num_slots:
+            self.table = torch.zeros(2, rows.num_slots, dtype=torch.int32, device=device)
+            self.version += 1
+            self._written = []
+        if self._written != [slots, lengths]:
+            self._written = [slots, lengths]
+            self.table.copy_(torch.tensor(self._written, dtype=torch.int32))
+
+    def across(self, states: RaggedStates, sources: Sources, own: Reach) -> Across:
+        """What a pass over the rows of `own` sees of their sources."""
+        slots, lengths = self.table.index_select(1, own.slots).unbind()
+        reach = Reach(slots, lengths, own.starts, own.most_tokens, sources.cache.capacity, across=True)
+        return Across(states, sources.cache, (), (), (), reach)
 
 
 Projections = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, H] states -> keys and values [M, heads, size]
@@ -126,6 +160,7 @@ class Across:
     slots: tuple[int, ...]  # of the sources, one a group of neighbouring rows
     lengths: tuple[int, ...]  # of the sources
     counts: tuple[int, ...]  # new tokens of each group
+    reach: Reach | None = None  # in the place of those three where only the device knows them
     layers: list[_Layer] = field(init=False)
     _plans: dict[int, Plan] = field(default_factory=dict)
 

@@ -181,6 +181,9 @@ class RaggedStates(Cache):
             seen = torch.arange(self.rows.longest, device=self.device) <= self.positions[:, None]
         return bias.masked_fill(~seen[:, None], -torch.inf)
 
+    def attend_biased(self, query: Tensor, layer: Layer, reach: Reach, scale: Scale, bias: Tensor) -> Tensor:
+        raise NotImplementedError("rows that the host knows have a plan")
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.longest_past
 
@@ -258,8 +261,11 @@ def attention(
 def _attend_across(states: RaggedStates, query: Tensor, layer: Layer, scale: Scale) -> Tensor:
     """[N, Hq, D] -> [N, Hq, Dv] over all keys of each row's source."""
     assert states.across is not None
+    if states.is_static:
+        assert states.across.reach is not None
+        return ops.attend_ragged(query, *layer.by_head, states.across.reach, scale, states.asked_form, states.use)
     how = states.across.plan(query.shape[1] // layer.keys.shape[2], states.asked_form, states.device)
-    return ops.attend(query, *layer.by_head, how, scale)
+    return ops.attend_across(query, *layer.by_head, how, scale, states.use)
 
 
 def _attend(
@@ -268,6 +274,8 @@ def _attend(
     """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
     rule = states.rule_of(mask)
     if rule is not None:
+        if bias is not None and states.is_static:
+            return states.attend_biased(query, layer, rule.reach, scale, bias)
         if bias is None and (states.is_static or ops.has_ragged_attention(query, *layer.by_head, states.use)):
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = states.dense(rule)

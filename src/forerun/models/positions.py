@@ -75,4 +75,5 @@ def _key_positions(states: RaggedStates) -> Tensor:
     """[1, S], or [N, S] where keys of a tree do not lie where they stand."""
     if states.branches is not None:
         return states.branches.key_positions[states.branches.owner]
-    return torch.arange(states.rows.longest, device=states.device)[None]
+    span = min(states.get_mask_sizes(states.width)[0], states.cache.capacity)
+    return torch.arange(span, device=states.device)[None]

@@ -22,9 +22,10 @@ from forerun.models import families
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Family, Layout
 from forerun.models.fast import fused_body
+from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
-from forerun.types import Source
+from forerun.types import RaggedRows, Source
 
 # For each row of a pass the parents of its last keys, the new ones included; see `models.branches`. Nobody else's rows
 # are touched by it, and a row that ends in no tree has none.
@@ -108,6 +109,14 @@ class Scorer:
     def read(self, row: int, source: Source) -> None:
         """What the encoder of an encoder-decoder model reads for a row."""
         self.check_source(source)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Changes when keys have moved that a recorded pass holds the addresses of."""
+        return (self.cache.version,)
+
+    def lay_out(self) -> None:
+        """Tell the device what passes of fixed shape look up, once rows have come or gone."""
 
     def encode(self) -> None:
         """Make what was read since the last time ready for a pass; nothing to do without an encoder."""
@@ -233,18 +242,21 @@ class Scorer:
     @torch.inference_mode()
     def _fused(self, rows: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
         """Hidden states [N, H] by the fused body, over token ids [N] or embeddings [N, H]."""
-        assert self.body is not None
-        embeddings: Tensor = new if new.is_floating_point() else self._base.get_input_embeddings()(new)
         before = [self.cache.length(row) for row in rows]
         try:
             places = self.cache.extend(rows, counts)
-            hidden = self.body.run_rows(embeddings, places, self.cache)
+            hidden = self._run_body(rows, places, new)
         except BaseException:
             self.rewind(rows, before)
             raise
         for listener in self.listeners:
             listener.hear(rows, places.past, places.counts, hidden)
         return hidden
+
+    def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
+        assert self.body is not None and not isinstance(self.body, FusedWhisper)
+        embeddings: Tensor = new if new.is_floating_point() else self._base.get_input_embeddings()(new)
+        return self.body.run_rows(embeddings, places, self.cache)
 
     @torch.inference_mode()
     def _pass(
@@ -273,12 +285,12 @@ class Scorer:
                 self._rotary.during_pass(),
                 self._overheard(rows, states),
             ):
-                return states, self._call(module, rows, states, new, positions, **options)
+                return states, self.call(module, rows, states, new, positions, **options)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
 
-    def _call(
+    def call(
         self,
         module: nn.Module,
         rows: Sequence[int],

@@ -18,13 +18,14 @@ from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models import families
-from forerun.models.across import Across, Sources, projections
+from forerun.models.across import Across, Directory, Sources, projections
 from forerun.models.attention import RaggedStates
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
+from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.positions import RowPositions
 from forerun.models.scorer import Scorer, Trees
-from forerun.types import Source
+from forerun.types import RaggedRows, Source
 
 FEW = 8  # positions of a row that the head may run on for nothing: fewer than a pass of their own would cost
 
@@ -56,6 +57,7 @@ class Seq2SeqScorer(Scorer):
         self.encoder = Encoder(model, is_draft)
         self.sources: Sources = Sources() if beside is None else beside.sources
         self._borrowed, self._beside = borrowed, beside
+        self.directory = Directory()
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
         self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=model.dtype)
@@ -96,6 +98,14 @@ class Seq2SeqScorer(Scorer):
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        return self.cache.version, self.sources.cache.version, self.directory.version
+
+    def lay_out(self) -> None:
+        self.encode()
+        self.directory.write(self.cache, self.sources, self.device)
+
     def states_of(self, source: Source) -> Tensor:
         """[S, H] what the encoder made of a source that some row reads; kept where `keeps_states` says so."""
         self.encode()
@@ -135,7 +145,18 @@ class Seq2SeqScorer(Scorer):
         self.encode()  # the encoder attends as it always does, so before the pass begins
         return super()._pass(*arguments, **options)
 
-    def _call(
+    @torch.inference_mode()
+    def _fused(self, rows: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
+        self.encode()
+        return super()._fused(rows, counts, new)
+
+    def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
+        assert isinstance(self.body, FusedWhisper)
+        return self.body.run_sources(
+            new, places, self.cache, self.sources.cache, [self.sources.place_of(row) for row in rows]
+        )
+
+    def call(
         self,
         module: nn.Module,
         rows: Sequence[int],
@@ -144,7 +165,8 @@ class Seq2SeqScorer(Scorer):
         positions: Tensor,
         **options: Any,
     ) -> Any:
-        states.across = self.sources.across(states, rows)
+        if states.across is None:
+            states.across = self.sources.across(states, rows)
         cache = _BothCaches(states, states.across)
         whole = module is self.model
         prefix = "decoder_" if whole else ""

@@ -11,16 +11,20 @@ from inspect import signature
 from typing import Any, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import ops
+from forerun.cache.ragged import Layer
 from forerun.errors import UnsupportedModel
+from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
 from forerun.models.gpu_body import GpuBody
 from forerun.models.rotary import RotaryWrites
 from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,28 @@ class StaticStates(RaggedStates):
         self.looks_across = False
         self.layers: list[Any] = []
         self._reach, self._rules, self._plans = rows.reach, {}, {}
+        self._bias: tuple[Tensor, Tensor] | None = None
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         assert self._reach is not None
         return self._reach.longest, 0
+
+    def attend_biased(self, query: Tensor, layer: Layer, reach: Reach, scale: Scale, bias: Tensor) -> Tensor:
+        """[N, H, D] -> [N, H, Dv] with a bias of each head [1, H, N, S], which no kernel of ours takes."""
+        rows, span = reach.slots.shape[0], bias.shape[-1]
+        keys, values = (pool[:, :, :span].index_select(0, reach.slots) for pool in layer.by_head)
+        out = F.scaled_dot_product_attention(
+            query.unflatten(0, (rows, -1)).transpose(1, 2), keys, values, self._added(bias, rows), scale=scale.factor
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _added(self, bias: Tensor, rows: int) -> Tensor:
+        """[R, H, T, S] bias and mask in one, made by the first layer that asks."""
+        if self._bias is None or self._bias[0] is not bias:
+            seen = torch.arange(bias.shape[-1], device=self.device) <= self.positions[:, None]
+            added = bias[0].masked_fill(~seen, -torch.inf).unflatten(1, (rows, -1)).transpose(0, 1)
+            self._bias = bias, added.contiguous()
+        return self._bias[1]
 
     def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> NoReturn:
         raise UnsupportedModel("attention that no kernel covers cannot be part of a recorded pass; set compile=False")
@@ -113,12 +135,13 @@ class StaticPass:
         return self._body.head(hidden)
 
     def _by_modules(self, flat: Tensor, rows: StaticRows, keep: Tensor | None) -> Tensor:
-        states = StaticStates(self.scorer, rows)
-        options: dict[str, Any] = {"position_ids": rows.positions[None], "input_ids": flat[None]}
-        if keep is not None and self._picks_logits:
-            options["logits_to_keep"] = keep
-        with ragged(self.scorer.model, states), self._rotary.during_pass():
-            found: Tensor = self.scorer.model(past_key_values=states, use_cache=True, **options).logits[0]
+        states, scorer = StaticStates(self.scorer, rows), self.scorer
+        if isinstance(scorer, Seq2SeqScorer):
+            states.across = scorer.directory.across(states, scorer.sources, rows.reach)
+        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
+        with ragged(scorer.model, states), self._rotary.during_pass():
+            out = scorer.call(scorer.model, (), states, flat[None], rows.positions[None], **options)
+        found: Tensor = out.logits[0]
         return found if keep is None or self._picks_logits else found[keep]
 
 
@@ -126,9 +149,8 @@ def why_not(scorer: Scorer) -> str | None:
     """What keeps a model from such passes; None where nothing is known to."""
     if scorer.family.layout is not Layout.PACKED:
         return f"{type(scorer.model).__name__} computes attention in its own modules"
-    if getattr(scorer.model.config, "is_encoder_decoder", False):
-        return f"{type(scorer.model).__name__} also reads a source"
-    if "position_ids" not in signature(scorer.model.base_model.forward).parameters:
+    told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.positions`
+    if not told and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
         return f"{type(scorer.model).__name__} takes no positions"
     if scorer.listeners and not isinstance(scorer.body, GpuBody):
         return "somebody listens to the target's hidden states"

@@ -15,7 +15,7 @@ from forerun.bench.decode.calls import Call, Prompt, measure_call
 from forerun.bench.decode.ceilings import Ceilings, measure_ceilings
 from forerun.bench.decode.device import ROUNDS, DeviceTime, measure_device
 from forerun.bench.decode.memory import Memory, measure_memory
-from forerun.bench.decode.methods import METHODS, PLAIN, Decoders
+from forerun.bench.decode.methods import AUTO, BASS, METHODS, PLAIN, Decoders
 from forerun.bench.decode.pair import Pair, open_pair
 from forerun.bench.decode.peers import Peer, measure_peers
 from forerun.bench.decode.plan import LEAST_TOKENS, Plan
@@ -164,7 +164,7 @@ class Bench:
     def _warm(self, batch: int) -> None:
         """Compiles, captures, lets `auto` learn. Drafts meet most shapes while rows finish: those calls are whole."""
         started, before = perf_counter(), self._capturing()
-        for method in METHODS:
+        for method in (*METHODS, BASS, AUTO):  # those whose lengths change meet new ones in a second call as well
             self.listener.starting(f"batch {batch}, {method}, first call")
             self._call(method, batch, self.plan.new_tokens if method != PLAIN else LEAST_TOKENS)
         after = self._capturing()

@@ -22,23 +22,26 @@ from forerun.bench.records import provenance, write
 from forerun.errors import ForerunError
 
 SWEPT = (
-    (Case(32000, 1, 5), ("block", "warps", "single_warps", "single", "tiles")),
-    (Case(32000, 1, 5, top_k=50, top_p=0.95), ("threshold_warps", "group", "super_groups")),
-    (Case(128256, 8, 7, top_p=0.9), ("threshold_warps", "super_groups")),
-    (Case(256000, 32, 7), ("block", "warps", "many_loops", "tiles", "sum_warps")),
-    (Case(256000, 32, 7, dtype="bfloat16"), ("block", "warps", "many_loops")),
+    (Case(32000, 1, 5), ("depth", "warps", "few_warps", "last_draws", "overlap")),
+    (Case(32000, 1, 5, top_k=50, top_p=0.95), ("threshold_warps", "overlap")),
+    (Case(128256, 8, 7, top_p=0.9), ("wide_warps", "sample")),
+    (Case(256000, 32, 7), ("many_depth", "many_warps", "tiles", "loop_programs", "loop_warps", "overlap")),
+    (Case(256000, 32, 7, dtype="bfloat16"), ("many_depth", "many_warps", "tiles", "loop_programs")),
 )
-VALUES = {
-    "block": (2048, 8192),
+VALUES: dict[str, tuple[Any, ...]] = {
+    "depth": (4, 16),
     "warps": (2, 8),
-    "many_loops": (1, 2, 8),
-    "single": (8192,),
-    "single_warps": (8, 32),
+    "few_warps": (2, 8),
+    "last_draws": (False,),
+    "overlap": (False,),
+    "many_depth": (4, 16),
+    "many_warps": (4, 16),
     "tiles": (4, 16),
-    "sum_warps": (4, 16),
+    "loop_programs": (132, 528),
+    "loop_warps": (4, 16),
     "threshold_warps": (4, 16),
-    "super_groups": (512, 2048),
-    "group": (16,),
+    "wide_warps": (8,),
+    "sample": (4096,),
 }
 
 

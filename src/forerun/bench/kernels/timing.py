@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 IN_A_GRAPH = 20  # calls captured one behind the other, so that launching the graph does not count
-REPLAYS = 10
+REPLAYS = 30
+WARM_UP = 5  # replays before: an idle device takes a while to reach its speed
 CALLS = 20
 COPIED = 1 << 30  # bytes
 
@@ -42,7 +43,8 @@ def graph_time(work: Callable[[], object]) -> float:
     with torch.cuda.graph(graph):
         for _ in range(IN_A_GRAPH):
             work()
-    graph.replay()
+    for _ in range(WARM_UP):
+        graph.replay()
     return _events(graph.replay, REPLAYS) / IN_A_GRAPH
 
 

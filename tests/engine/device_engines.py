@@ -1,0 +1,80 @@
+"""Engines over tiny models whose rounds go step by step, or are sent to a device that is this very CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from forerun.config import Kernels, SamplingParams
+from forerun.drafters import DraftModel, PromptLookup, RandomDraft
+from forerun.engine import Engine, Request
+from forerun.engine.device.choose import runner_of
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
+from forerun.types import Drafter, Policy, Rule
+from support.tiny import draft_of, ragged_prompts, tiny_model
+
+Texts = dict[int, tuple[int, ...]]
+SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams()
+CUT = SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
+
+
+DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
+    "model": lambda model: DraftModel(draft_of(model)),
+    "none": lambda model: None,
+    "lookup": lambda model: PromptLookup(max_ngram=1),
+    "random": lambda model: RandomDraft(),
+    "doubting": lambda model: DraftModel(draft_of(model), stop_below=0.4),
+}
+
+
+def engine(
+    on_device: bool, *, family: str = "llama", drafter: str = "model", policy: Policy | int = 4,
+    rule: Rule = Rule.TOKEN, keep_rows: int = 0, ahead: bool = True,
+) -> Engine:  # fmt: skip
+    model = tiny_model(family)
+    target = Scorer(model, use=Kernels.OFF)
+    guesser = DRAFTERS[drafter](model)
+    chosen = Constant(policy) if isinstance(policy, int) else policy
+    made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead)
+    if on_device:
+        made.runner = runner_of(target, guesser, rule, made.clock)
+    return made
+
+
+def requests(number: int, params: SamplingParams | Sequence[SamplingParams] = SAMPLED, new: int = 18) -> list[Request]:
+    """Rows of different lengths that end at different times."""
+    each = [params] * number if isinstance(params, SamplingParams) else params
+    return [
+        Request(prompt=tuple(prompt), max_new_tokens=new + 5 * (i % 3), params=each[i], seed=3, request_id=i)
+        for i, prompt in enumerate(ragged_prompts(number, 97, 0))
+    ]
+
+
+def finish(made: Engine) -> Texts:
+    while not made.is_idle:
+        made.step()
+    return {result.request.request_id: result.tokens for result in made.take_results()}
+
+
+def texts(made: Engine, asked: Sequence[Request]) -> Texts:
+    for request in asked:
+        made.add(request)
+    found = finish(made)
+    assert made.target.cache.rows == () or made.shelf.limit
+    return found
+
+
+def flown(made: Engine) -> list[int]:
+    """Rows of each round sent to the device from now on."""
+    assert made.runner is not None
+    seen, launch = [], made.runner.launch
+
+    def counted(rows: Any, *rest: Any) -> None:
+        launch(rows, *rest)
+        seen.append(len(rows))
+
+    made.runner.launch = counted  # type: ignore[method-assign]
+    return seen

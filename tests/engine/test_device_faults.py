@@ -1,0 +1,149 @@
+"""What device rounds promise beside the tokens: lengths that agree, faults that are survived, and controls."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.device_engines import GREEDY, engine, requests, texts
+from forerun import SpeculativeDecoder
+from forerun.config import Kernels
+from forerun.engine import Engine
+from forerun.engine.device.choose import describe, runner_of
+from forerun.engine.device.habits import Habits
+from forerun.engine.device.recorder import Recorder, Work
+from forerun.errors import ForerunWarning
+from forerun.math import advance
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
+from forerun.types import Rule
+from support.tiny import tiny_model
+
+
+def test_lengths_agree_with_the_host_between_rounds() -> None:
+    """What `engine.device.runner` promises: with nothing in the air, the device's numbers are the host's."""
+    made = engine(True, ahead=False)
+    for request in requests(3, new=30):
+        made.add(replace(request, prompt=(7, *request.prompt)))
+    for _ in range(4):
+        made.step()
+        assert made.runner is not None and made.runner._round is not None and not made.runner.is_flying
+        seats = made.runner._round.seats
+        for place, row in enumerate(seats.rows):
+            assert made.target.length(row.number) == len(row.history) - 1 == int(seats.standing.past[place])
+            assert [*row.history[-2:]] == seats.standing.block[place, :2].tolist()
+            assert (row.round, len(row.output)) == (int(seats.keys.round[place]), int(seats.keys.position[place]))
+        assert int(seats.standing.past[3]) == 1, "the place without a row stays where it is"
+
+
+def test_broken_logits_end_their_row_alone() -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    poisoned = 11
+    model.get_input_embeddings().weight[poisoned] = float("nan")
+    target = Scorer(model, use=Kernels.OFF)
+    made = Engine(target, None, Constant(0))
+    made.runner = runner_of(target, None, Rule.TOKEN, made.clock)
+    good, bad = requests(2)
+    numbers = [made.add(good), made.add(replace(bad, prompt=(*bad.prompt, poisoned)))]
+    while not made.is_idle:
+        made.step()
+    errors = {result.request.request_id: result.error for result in made.take_results()}
+    assert numbers and errors[0] is None and errors[1] is not None
+
+
+class Refusing(Recorder):
+    """A device on which the n-th recording fails."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self.left = number
+
+    def record(self, work: Work, state: Any) -> Work:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return work
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+def test_a_recording_that_fails_costs_a_warning(number: int) -> None:
+    want = texts(engine(False), requests(3))
+    made = engine(True)
+    assert made.runner is not None
+    made.runner.recorder = made.runner.recordings.recorder = Refusing(number)
+    with pytest.warns(ForerunWarning, match="stream is capturing.*without CUDA graphs"):
+        assert texts(made, requests(3)) == want
+    assert made.runner.is_grounded
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert texts(made, requests(3)) == want
+
+
+def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
+    made = engine(True)
+    assert made.runner is not None
+    texts(made, requests(2, new=10))
+    before = made.target.cache.capacity
+    long = [replace(request, max_new_tokens=before) for request in requests(2, GREEDY)]
+    assert texts(made, long) == texts(engine(False), long)
+    assert made.target.cache.capacity > before and made.runner.recordings.num_moved > 0
+
+
+def test_what_is_recorded_is_said_in_words() -> None:
+    for drafter, words in (("model", "whole rounds"), ("lookup", "target's pass: PromptLookup drafts on the host")):
+        made = engine(True, drafter=drafter)
+        assert words in describe(made.runner, made.target, made.drafter, made.rule)
+    assert made.runner is not None
+    made.runner.is_grounded = True
+    assert "recording failed" in describe(made.runner, made.target, made.drafter, made.rule)
+    assert "cpu has no CUDA graphs" in SpeculativeDecoder(tiny_model("llama"), "lookup").recorded
+
+
+def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:
+    habits = Habits(patience=2)
+    assert habits.choose("rows", 8, 8) == 8
+    assert [habits.choose("rows", 4, 4) for _ in range(4)] == [8, 8, 4, 4]
+    assert [habits.choose("rows", 10, 12) for _ in range(3)] == [12, 12, 10], "nothing larger is there"
+    assert habits.choose("drafts", 3, 3) == 3, "another kind"
+
+
+# Controls: each breaks one promise of a device round, and a comparison with rounds step by step must notice.
+
+
+def _forgets_round(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
+    _advance(standing, drafted, verdict, vocab_size)
+    standing.round.sub_(standing.active)
+
+
+def _wrong_previous(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
+    _advance(standing, drafted, verdict, vocab_size)
+    standing.block[:, 0] = standing.block[:, 1]
+
+
+def _one_key_too_many(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
+    _advance(standing, drafted, verdict, vocab_size)
+    standing.past.add_(standing.active)
+
+
+_advance = advance.advance
+
+
+@pytest.mark.parametrize("fault", [_forgets_round, _wrong_previous, _one_key_too_many])
+def test_control_a_fault_in_advancing_is_seen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = texts(engine(False), requests(3))
+    monkeypatch.setattr(advance, "advance", fault)
+    assert texts(engine(True), requests(3)) != want
+
+
+def test_control_budgets_shorten_drafts_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the last rounds of a row draw other tokens than plain steps would."""
+    asked = requests(8, new=13)
+    want = texts(engine(False, policy=7), asked)
+    assert texts(engine(True, policy=7), asked) == want
+    monkeypatch.setattr(advance, "draft_lengths", lambda asked, budget, position, most: asked.clamp(max=most))
+    assert texts(engine(True, policy=7), asked) != want

@@ -1,0 +1,82 @@
+"""Compile what verification launches for compute capability 9.0, which needs no GPU. A program of its own.
+
+Launches are caught with the arguments they have on a CPU, so that whatever the host code passes is what is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from forerun.config import SamplingParams
+from forerun.kernels import sample, tuning, verify
+from forerun.math.laws import LogitLaw
+from forerun.math.sigmoid import Sigmoid
+from forerun.types import Draft, Keys, LawParams, Rule
+
+KINDS = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float64: "*fp64",
+    torch.int64: "*i64", torch.int32: "*i32", torch.bool: "*i1",
+}  # fmt: skip
+MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
+SMALL = replace(  # large tensors are unrolled, and compiling them takes half a minute
+    tuning.TUNING, groups=1024, hot=32, super=128, few=64, wide_super=128, wide_few=64, sample=512, listed=1024,
+    wide_block=1024, scan=1024,
+)  # fmt: skip
+seen: list[str] = []
+
+
+def compile_launch(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """In place of `JITFunction.run`: what it would compile."""
+    names = kernel.arg_names
+    given = dict(zip(names, args, strict=False)) | {name: named.pop(name) for name in names if name in named}
+    signature = {p.name: _kind(given[p.name], p.is_constexpr) for p in kernel.params}
+    constants = {(i,): given[name] for i, name in enumerate(names) if signature[name] == "constexpr"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=named)
+    assert made.metadata.shared <= MOST_SHARED, (kernel.__name__, made.metadata.shared)
+    seen.append(kernel.__name__)
+
+
+def _kind(value: Any, is_constant: bool) -> str:
+    if is_constant or (isinstance(value, int) and value == 1):  # Triton makes a constant of every 1
+        return "constexpr"
+    if isinstance(value, torch.Tensor):
+        return KINDS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def judge(rule: Any, params: SamplingParams, dtype: torch.dtype, kept: bool, own: tuning.Tuning) -> None:
+    rows, width, vocab = 2, 5, 3000
+    stacked = LawParams.stack([params, replace(params, temperature=0.7)])
+    logits = torch.empty(rows, width + 1, vocab, dtype=dtype)
+    law = LogitLaw.dense(logits[:, 1:], stacked)
+    law.kept = torch.empty(rows * width, 5) if kept else None
+    numbers = torch.arange(rows)
+    draft = Draft(torch.zeros(rows, width, dtype=torch.int64), torch.full((rows,), width), law)
+    keys = Keys(numbers, numbers, numbers, numbers)
+    verify.verify_packed(LogitLaw.dense(logits, stacked), draft, rule, keys, tuning=own)
+
+
+def main() -> None:
+    JITFunction.run = compile_launch  # type: ignore[method-assign]
+    tuning.starts_early = lambda device: True
+    plain, cut = SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.9)
+    judge(Rule.TOKEN, plain, torch.float32, True, SMALL)
+    judge(Rule.TOKEN, cut, torch.bfloat16, False, SMALL)
+    judge(Rule.BLOCK, replace(cut, top_k=50), torch.float16, True, SMALL)
+    judge(Rule.BLOCK, plain, torch.float32, False, replace(SMALL, last_draws=False))
+    judge(Sigmoid(), plain, torch.float32, True, SMALL)
+    uniforms = torch.zeros(2, dtype=torch.float64)
+    sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
+    assert {f"{name}_kernel" for name in ("chunk", "threshold", "wide", "settle", "sum", "pick")} <= set(seen), seen
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What top-k, top-p and min-p keep of a row is what the reference keeps, whichever way the threshold is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forerun.config import SamplingParams
+from forerun.kernels import summary
+from forerun.kernels.summary import Logits, summarise
+from forerun.kernels.tuning import TUNING
+from forerun.math.laws import log_sum_exp, warp
+from forerun.types import LawParams
+from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
+
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
+
+SMALL = replace(TUNING, warps=1, groups=128, super=64, wide_super=64, sample=256, wide_block=1024, scan=1024)
+WAYS = {
+    "short": replace(SMALL, hot=256, listed=2048),
+    "wide": replace(SMALL, hot=1, listed=2048),
+    "in memory": replace(SMALL, hot=1, listed=16),
+}
+CUTS = {
+    "top-k": SamplingParams(temperature=1.0, top_k=40),
+    "top-p": SamplingParams(temperature=1.0, top_p=0.8),
+    "top-p of a warm law": SamplingParams(temperature=0.6, top_p=0.95),
+    "top-k, then top-p": SamplingParams(temperature=1.0, top_k=60, top_p=0.7),
+    "min-p": SamplingParams(temperature=1.3, min_p=0.05),
+    "top-p, then min-p": SamplingParams(temperature=1.0, top_p=0.9, min_p=0.02),
+    "a floor above the nucleus": SamplingParams(temperature=1.0, top_p=0.97, min_p=0.3),
+    "nearly all": SamplingParams(temperature=1.0, top_p=0.99999),
+}
+VOCAB = 1900
+
+
+def rows(kind: str) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(2, VOCAB, generator=generator)
+    peaked = -1.5 * (VOCAB * torch.rand(2, VOCAB, generator=generator) + 1).log()
+    tied, falling = (2 * noise).round() / 2, 2 * noise.sort(-1)[0].flip(-1)
+    return {"flat": noise, "peaked": peaked, "tied": tied, "falling": falling}[kind].to(DEVICE)
+
+
+def kept_by_kernels(logits: torch.Tensor, params: LawParams, way: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which tokens are kept, and the log of their mass relative to the peak."""
+    index = torch.arange(len(logits), device=DEVICE).unsqueeze(-1)
+    nothing = torch.zeros(len(logits), dtype=torch.int64, device=DEVICE)
+    found = summarise(Logits(logits, index, params), nothing, None, WAYS[way])
+    cooled = warp(logits, replace(params, any_top_k=False, any_top_p=False, any_min_p=False))
+    return cooled >= found.threshold.unsqueeze(-1), found.mass[:, 0].log()
+
+
+@pytest.mark.parametrize("tail", [-9.0, -3.0, 0.0])
+def test_masses_are_as_good_as_sums_in_float64(tail: float) -> None:
+    """One likely token and thousands of others; float32 sums would be off by 1e-6 where the tail weighs something."""
+    logits = tail + 0.3 * torch.randn(2, 9000, generator=torch.Generator().manual_seed(3))
+    logits[:, 17] = 0.0
+    logits = logits.to(DEVICE)
+    index = torch.arange(2, device=DEVICE).unsqueeze(-1)
+    params = LawParams.stack([SamplingParams(temperature=1.0)] * 2, DEVICE)
+    found = summarise(Logits(logits, index, params), torch.zeros_like(index[:, 0]), None, TUNING)
+    peak = found.peak.double()
+    mass = (found.mass * (peak - peak.amax(dim=1, keepdim=True)).exp()).sum(dim=1)
+    want = (logits.double() - logits.double().amax(dim=1, keepdim=True)).exp().sum(dim=1)
+    torch.testing.assert_close(mass, want, rtol=1e-8 if INTERPRETED else 2e-7, atol=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "falling"])
+def test_the_same_tokens_are_kept(kind: str, way: str) -> None:
+    for name, cut in CUTS.items():
+        logits, params = rows(kind), LawParams.stack([cut] * 2, DEVICE)
+        kept, log_mass = kept_by_kernels(logits, params, way)
+        want = warp(logits, params)
+        assert torch.equal(kept, want > -torch.inf), name
+        relative = log_sum_exp(want - want.amax(dim=-1, keepdim=True)).double()
+        torch.testing.assert_close(log_mass, relative, atol=1e-6, rtol=0, msg=name)
+
+
+def test_rows_of_all_kinds_side_by_side() -> None:
+    params = LawParams.stack([*CUTS.values(), SamplingParams(temperature=0.0)], DEVICE)
+    logits = torch.cat([rows("flat"), rows("peaked"), rows("tied"), rows("falling")])
+    logits = torch.cat([logits, logits[:1]])
+    kept, _ = kept_by_kernels(logits, params, "wide")
+    assert torch.equal(kept[:-1], (warp(logits, params) > -torch.inf)[:-1])  # the greedy row is cut by nobody
+
+
+@pytest.mark.parametrize(("sampled", "rest", "top_p"), [(-20.0, 0.0, 0.8), (-1.0, 2.0, 0.97)])
+def test_a_wrong_bracket_is_noticed(sampled: float, rest: float, top_p: float) -> None:
+    """Where the sample is not like the row the threshold lies below the bracket, or above: that costs time only."""
+    logits = rest + 0.1 * rows("flat")
+    places = torch.arange(SMALL.sample) // 8 * (VOCAB // (SMALL.sample // 8)) + torch.arange(SMALL.sample) % 8
+    logits[:, places.to(DEVICE)] += sampled - rest
+    params = LawParams.stack([SamplingParams(temperature=1.0, top_p=top_p)] * 2, DEVICE)
+    kept, _ = kept_by_kernels(logits, params, "wide")
+    assert torch.equal(kept, warp(logits, params) > -torch.inf)
+
+
+def test_top_k_everywhere_needs_no_second_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "wide_kernel", None)
+    logits, params = rows("peaked"), LawParams.stack([CUTS["top-k, then top-p"]] * 2, DEVICE)
+    for way in WAYS:
+        kept, _ = kept_by_kernels(logits, params, way)
+        assert torch.equal(kept, warp(logits, params) > -torch.inf)
