@@ -137,6 +137,14 @@ class TestReport:
         assert report.speed(made(), "first", AUTO, 8) == pytest.approx(4.4 * 1.1 / 1.3)
         assert report.speed(made(), "last", PLAIN, 8) == pytest.approx(1.1 / 1.2)
 
+    def test_steady_is_the_middle_round(self) -> None:
+        assert report.steady(made(), AUTO, 1) == pytest.approx(0.004 / 5)
+        assert report.steady(made(), AUTO, 2) is None
+
+    def test_captures_that_were_taken_out(self) -> None:
+        calls = tuple(replace(call, captured=0.25) for call in made().measurements)
+        assert "Capturing took 2.0 s" in report.remarks(made(measurements=calls))[3]
+
     def test_percentiles(self) -> None:
         half, most, nearly = report.percentiles(made(), AUTO, 1)
         assert half == 0.004 and 0.004 < most < nearly < 0.008
@@ -152,7 +160,7 @@ class TestReport:
         latency, rounds, forward, device, memory, peers = report.tables(made())
         assert forward.rows[0] == ("target 1x1", "4.000", "14.00", "88%")
         assert latency.rows[3][:5] == ("1", AUTO, "1.30 (3.38x)", "1.30 (3.38x)", "1.30 (3.38x)")
-        assert latency.rows[0][2:] == ("4.40", "4.40", "4.40", "5.00", "-", "-")
+        assert latency.rows[0][2:] == ("4.40", "4.40", "4.40", "0.80", "5.00", "-", "-")
         assert rounds.rows[0][2] == "4.00" and device.rows[1][-1] == "1.50"
         assert memory.rows[1] == ("128256", "8", "8", "80.0", "97.0", "1.0")
         assert peers.rows[1][2:] == ("33.3", "24", "4.8")
@@ -174,7 +182,12 @@ class TestReport:
 
     def test_remarks(self) -> None:
         lines = report.remarks(made(complete=False))
-        assert "448 tokens of prompt" in lines[0] and "3.90 TB/s" in lines[1] and "3.0 s at batch 1" in lines[2]
+        assert (
+            "448 tokens of prompt" in lines[0]
+            and "3.90 TB/s" in lines[1]
+            and "3.0 s at batch 1" in lines[2]
+            and "graph was captured count" in lines[3]
+        )
         assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Incomplete")
 
     def test_a_record_survives_the_disk(self, tmp_path: Path) -> None:
@@ -211,7 +224,7 @@ class TestRun:
         assert record.alpha == pytest.approx(0.87, abs=0.05)
         assert [peer.title for peer in record.peers] == ["model.generate", "transformers assisted"]
         for call in record.measurements:
-            assert call.first <= call.all <= call.last and call.rounds > 0
+            assert call.first <= call.last and call.all == pytest.approx(sum(call.latencies) / call.batch)
             # Every row has 48 tokens, fewer than 48 of them after the first two rounds.
             assert call.batch <= call.tokens < 48 * call.batch
             assert call.tokens == call.accepted + call.scored - call.drafted
