@@ -187,9 +187,10 @@ def _ceilings(record: DecodeRecord) -> list[str]:
     if found is None:
         return []
     copied = "" if found.copy is None else f"; a copy reads and writes {_rate(found.copy, 'B/s')}"
+    reading = _rate(record.bandwidth or found.linear, "B/s")
     return [
-        f"Of bandwidth: weights once a pass and live keys, of the {_rate(found.linear, 'B/s')} at which a linear layer "
-        f"reads{copied}. Of FLOPS: all positions run, of the {_rate(found.operations, 'FLOPS')} of a large product."
+        f"Of bandwidth: weights once a pass and live keys, of the {reading} at which a linear layer reads{copied}. "
+        f"Of FLOPS: all positions run, of the {_rate(found.operations, 'FLOPS')} of a large product."
     ]
 
 
