@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from forerun import kernels
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
+from forerun.models.fused_whisper import FusedWhisper, whisper_body
 
 if TYPE_CHECKING:
     from forerun.models.fused import FusedBody
@@ -22,10 +23,12 @@ TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a bat
 PAST = 64  # keys behind them
 
 
-def fused_body(model: PreTrainedModel, use: Kernels) -> FusedBody | GpuBody | None:
+def fused_body(model: PreTrainedModel, use: Kernels) -> FusedBody | GpuBody | FusedWhisper | None:
     """The fused body of `model`, where it is to be used. A GPU's needs no timing: it saves most of the launches."""
     if use is Kernels.OFF:
         return None
+    if (whisper := whisper_body(model, use)) is not None:
+        return whisper
     if kernels.triton_missing(model.device.type) is None:
         from forerun.models import gpu_body
 

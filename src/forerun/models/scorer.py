@@ -22,9 +22,10 @@ from forerun.models import families
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Family, Layout
 from forerun.models.fast import fused_body
+from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
-from forerun.types import Source
+from forerun.types import RaggedRows, Source
 
 # For each row of a pass the parents of its last keys, the new ones included; see `models.branches`. Nobody else's rows
 # are touched by it, and a row that ends in no tree has none.
@@ -241,18 +242,21 @@ class Scorer:
     @torch.inference_mode()
     def _fused(self, rows: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
         """Hidden states [N, H] by the fused body, over token ids [N] or embeddings [N, H]."""
-        assert self.body is not None
-        embeddings: Tensor = new if new.is_floating_point() else self._base.get_input_embeddings()(new)
         before = [self.cache.length(row) for row in rows]
         try:
             places = self.cache.extend(rows, counts)
-            hidden = self.body.run_rows(embeddings, places, self.cache)
+            hidden = self._run_body(rows, places, new)
         except BaseException:
             self.rewind(rows, before)
             raise
         for listener in self.listeners:
             listener.hear(rows, places.past, places.counts, hidden)
         return hidden
+
+    def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
+        assert self.body is not None and not isinstance(self.body, FusedWhisper)
+        embeddings: Tensor = new if new.is_floating_point() else self._base.get_input_embeddings()(new)
+        return self.body.run_rows(embeddings, places, self.cache)
 
     @torch.inference_mode()
     def _pass(

@@ -22,9 +22,10 @@ from forerun.models.across import Across, Directory, Sources, projections
 from forerun.models.attention import RaggedStates
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
+from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.positions import RowPositions
 from forerun.models.scorer import Scorer, Trees
-from forerun.types import Source
+from forerun.types import RaggedRows, Source
 
 FEW = 8  # positions of a row that the head may run on for nothing: fewer than a pass of their own would cost
 
@@ -143,6 +144,17 @@ class Seq2SeqScorer(Scorer):
     def _pass(self, *arguments: Any, **options: Any) -> tuple[RaggedStates, Any]:
         self.encode()  # the encoder attends as it always does, so before the pass begins
         return super()._pass(*arguments, **options)
+
+    @torch.inference_mode()
+    def _fused(self, rows: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
+        self.encode()
+        return super()._fused(rows, counts, new)
+
+    def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
+        assert isinstance(self.body, FusedWhisper)
+        return self.body.run_sources(
+            new, places, self.cache, self.sources.cache, [self.sources.place_of(row) for row in rows]
+        )
 
     def call(
         self,
