@@ -54,9 +54,16 @@ def read_inputs(
     sources = _sources(own.pop(name, None), own.pop("encoder_outputs", None), mask, scorer)
     if strange := sorted(own.keys() & {"input_ids", "input_features", "input_values"}):
         raise InvalidArgument(f"{', '.join(strange)}: {type(scorer.model).__name__}'s encoder reads {name}")
-    ids = _decoder_ids(own, len(sources), scorer, config)
-    given = {**{field: getattr(config, field, None) for field in FROM_MODEL}, **rest}
+    configs = [c for c in (rest.get("generation_config"), config) if c is not None]
+    ids = _decoder_ids(own, len(sources), scorer, configs)
+    given = {**{field: _of_first(configs, field) for field in FROM_MODEL}, **rest}
     return Inputs(sources, unpadded(ids, own.get("decoder_attention_mask"), "decoder_input_ids"), ids, given)
+
+
+def _of_first(configs: Sequence[GenerationConfig], field: str) -> Any:
+    """As in transformers, the model's own configuration fills in what the caller's leaves open."""
+    found = (getattr(config, field, None) for config in configs)
+    return next((value for value in found if value is not None), None)
 
 
 def refuse_for_causal(keywords: Mapping[str, Any], model: PreTrainedModel) -> None:
@@ -89,7 +96,7 @@ def _from_states(given: Any, ids: Tensor | None, mask: Tensor | None) -> tuple[S
     return tuple(Source(ids=tuple(own), states=row) for own, row in zip(words, rows, strict=True))
 
 
-def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, config: GenerationConfig) -> Tensor:
+def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, configs: Sequence[GenerationConfig]) -> Tensor:
     """[B, L] as in transformers: the start token, or the caller's own beginning with it in front."""
     ids: Tensor | None = own.get("decoder_input_ids")
     if ids is not None and (ids.ndim != 2 or len(ids) != count):
@@ -97,7 +104,7 @@ def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, config:
     takes_any_start = scorer.model.config.model_type == "whisper"
     if ids is not None and takes_any_start:
         return ids
-    start = _start(own.get("decoder_start_token_id"), count, config).to("cpu" if ids is None else ids.device)
+    start = _start(own.get("decoder_start_token_id"), count, configs).to("cpu" if ids is None else ids.device)
     if ids is None:
         return start
     if bool((ids[:, :1] == start).any()):
@@ -107,9 +114,9 @@ def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, config:
     return torch.cat([start, ids], dim=1)
 
 
-def _start(given: Any, count: int, config: GenerationConfig) -> Tensor:
+def _start(given: Any, count: int, configs: Sequence[GenerationConfig]) -> Tensor:
     """[B, 1]"""
-    for value in (given, config.decoder_start_token_id, config.bos_token_id):
+    for value in (given, _of_first(configs, "decoder_start_token_id"), _of_first(configs, "bos_token_id")):
         if value is not None:
             start = torch.as_tensor(value).reshape(-1, 1)
             return start.expand(count, 1)

@@ -17,11 +17,11 @@ from forerun.errors import InvalidArgument
 @pytest.mark.parametrize("name", ("whisper-mini", "t5-mini"))
 @pytest.mark.parametrize("alpha", (0.6, 0.9))
 def test_acceptance_is_what_was_asked_for(name: str, alpha: float) -> None:
-    """One drafted token a round: the acceptance rate is alpha, to within chance over some two thousand rounds."""
+    """One drafted token a round: the acceptance rate is alpha, to within chance over some thousand rounds."""
     pair = build(name, alpha, device=torch.device("cpu"), dtype=torch.float32)
     decoder = SpeculativeDecoder(pair.target, DraftModel(pair.draft, shares_encoder=True), policy=1)
     out = decoder.generate(
-        encoder_outputs=pair.states(1), max_new_tokens=24, temperature=1.0, seed=1, num_return_sequences=128
+        encoder_outputs=pair.states(1), max_new_tokens=24, temperature=1.0, seed=1, num_return_sequences=64
     )
     assert abs(pair.alpha - alpha) < 0.01
     assert abs(out.stats.acceptance_rate - alpha) < 0.05

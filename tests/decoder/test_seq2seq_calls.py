@@ -51,6 +51,7 @@ SAME: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 2, "eos_token_id": 40, "pad_token_id": 0},
     {"suppress_tokens": list(range(30, 60)), "repetition_penalty": 1.3},
     {"logits_processor": LogitsProcessorList([Louder()])},
+    {"generation_config": GenerationConfig(forced_bos_token_id=11, decoder_start_token_id=5, pad_token_id=0)},
     {"min_new_tokens": 6, "eos_token_id": list(range(1, 60)), "pad_token_id": 0},
 ]
 
