@@ -130,8 +130,11 @@ def test_what_is_refused() -> None:
     model = copy.deepcopy(model_of("llama"))
     assert gpu_body.why_not(model) is None
     assert "float64" in str(gpu_body.why_not(copy.deepcopy(model).double()))
+    hook = model.lm_head.register_forward_hook(lambda *a: None)
+    assert "head" in str(gpu_body.why_not(model))
+    hook.remove()
     model.base_model.layers[0].mlp.register_forward_hook(lambda *a: None)
-    assert "hooks" in str(gpu_body.why_not(model))
+    assert "mlp has forward hooks" in str(gpu_body.why_not(model))
 
 
 def test_tables_are_made_once_for_a_capacity() -> None:

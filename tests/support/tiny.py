@@ -177,7 +177,7 @@ RECIPES: dict[str, Recipe] = {
     "whisper": (
         WhisperForConditionalGeneration,
         WhisperConfig,
-        _bart(num_mel_bins=8, max_source_positions=24, max_target_positions=96),
+        _bart(num_mel_bins=8, max_source_positions=24, max_target_positions=96, begin_suppress_tokens=None),
     ),
     "moonshine": (MoonshineForConditionalGeneration, MoonshineConfig, _moonshine),
 }

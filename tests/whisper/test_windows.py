@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
+from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 import forerun
 from forerun.check.chi_square import fit
@@ -141,6 +143,50 @@ def test_scores_are_those_of_transformers() -> None:
         length = text.index(END) + 1 if END in text else len(text)
         for step in range(length):
             torch.testing.assert_close(ours.scores[step][row], theirs.scores[step][row], rtol=1e-3, atol=1e-3)
+
+
+def test_scores_of_a_sampled_window_are_those_of_transformers() -> None:
+    """Of its first token, which nothing was drawn before."""
+    model, inputs = tiny_whisper(), heard(SHORT[:3])
+    asked: dict[str, Any] = {
+        "return_dict_in_generate": True, "output_scores": True, "force_unique_generate_call": True,
+        "temperature": 0.7, "top_k": 9,
+    }  # fmt: skip
+    theirs, ours = (
+        model.generate(**inputs, **asked, custom_generate=inside).scores[0] for inside in (None, windows(model))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert (theirs > -torch.inf).sum() == 3 * 9
+
+
+class Overheard:
+    """Notes what each batch of windows told of silence, whoever decodes it."""
+
+    def __init__(self, inside: Any = None) -> None:
+        self.inside, self.chances = inside, list[Tensor]()
+
+    def __call__(self, model: Any, input_ids: Tensor, logits_processor: Any, **more: Any) -> Any:
+        by_transformers = partial(type(model)._sample, model, synced_gpus=False)
+        decode = by_transformers if self.inside is None else partial(self.inside, model)
+        made = decode(input_ids, logits_processor=logits_processor, **more)
+        self.chances += [p.no_speech_prob for p in logits_processor if isinstance(p, WhisperNoSpeechDetection)]
+        return made
+
+
+@pytest.mark.parametrize("multilingual", [False, True], ids=["english", "multilingual"])
+@pytest.mark.parametrize("name", ["judged", "judged, timed", "judged, long"])
+def test_chances_of_silence_are_those_of_transformers(name: str, multilingual: bool) -> None:
+    lengths, keywords = CASES[name]
+    model = tiny_whisper(multilingual=multilingual)
+    keywords = {**keywords, "no_speech_threshold": 1.0, **({"language": "de"} if multilingual else {})}
+    if not keywords.get("return_timestamps"):
+        keywords["suppress_tokens"] = [*model.generation_config.suppress_tokens, *range(FIRST_TIME, VOCAB)]
+    theirs, ours = Overheard(), Overheard(windows(model))
+    for overheard in (theirs, ours):
+        model.generate(**heard(lengths[:2]), custom_generate=overheard, **keywords)
+    assert len(ours.chances) == len(theirs.chances) > 0
+    for one, other in zip(ours.chances, theirs.chances, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
 
 
 def test_scores_are_given_back_when_nobody_needs_them() -> None:

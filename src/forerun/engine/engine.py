@@ -190,10 +190,14 @@ class Engine:
         if not runner.takes(batch):
             return False
         lengths = self.side.lengths(self._view(batch))
-        if not runner.may_follow(batch, lengths):
+        if runner.moves(batch, lengths):
+            if runner.is_flying:
+                return False
+            self._let_go()  # whose slots others can have
+        elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths)
+            runner.launch(batch, lengths, self.side.is_fixed)
         except Exception as error:
             self._ground(runner, error)
             return False

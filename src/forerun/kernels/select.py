@@ -33,23 +33,16 @@ def level_below(largest, weights, need, base):
     """A level that the answer certainly reaches, or -inf; `largest` are the largest values of disjoint groups.
 
     They are values themselves: if enough of their weight lies at or above a level, so does the answer. First a level
-    for each power of two below the peak, then ever closer.
+    for each power of two below the peak, then closer.
     """
     step = tl.arange(0, LEVELS)
     levels = base - 0.25 * tl.exp2(step.to(tl.float32))
     enough = at_least(largest, weights, levels) >= need
     low = tl.max(tl.where(enough, levels, NEGATIVE), axis=0)
     high = tl.min(tl.where(enough, base, levels), axis=0)
-    found = low > NEGATIVE
-    low = tl.where(found, low, high - 1.0)
-    for _ in range(2):
-        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
-        enough = at_least(largest, weights, levels) >= need
-        low, high = (
-            tl.max(tl.where(enough, levels, low), axis=0),
-            tl.min(tl.where(enough, high, levels), axis=0),
-        )
-    return tl.where(found, low, NEGATIVE)
+    levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
+    enough = at_least(largest, weights, levels) >= need
+    return tl.max(tl.where(enough, levels, low), axis=0)
 
 
 @triton.jit

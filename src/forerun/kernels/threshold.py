@@ -105,14 +105,12 @@ def _cut(
     weights = tl.where(counts, tl.where(some > NEGATIVE, 1.0, 0.0), tl.exp(some - base))
     need = tl.where(counts, k.to(tl.float64), p * mass * 1.0001)  # rounding must not raise the level
     level = level_below(some, weights, need.to(tl.float32), base)
-    num_hot = tl.sum(tl.sum((largest >= level).to(tl.int32), axis=0), axis=0)
     num_values, threshold = FEW + 1, level
     hot, few = hot_groups + r * HOT, values + r * FEW
+    num_hot = _list(hot, group, largest >= level, HOT)
     if (level > NEGATIVE) & (num_hot <= HOT):
-        _list(hot, group, largest >= level, HOT)
         w = _entries(row, hot, num_hot, vocab, shift, divisor, level, HOT, GROUP, LANES, SCALED)
-        num_values = tl.sum(tl.sum((w > NEGATIVE).to(tl.int32), axis=0), axis=0)
-        _list(few, w, w > NEGATIVE, FEW)
+        num_values = _list(few, w, w > NEGATIVE, FEW)
     if num_values <= FEW:
         threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW)
     elif WIDE:
@@ -131,12 +129,13 @@ def _cut(
 
 @triton.jit
 def _list(out, values, wanted, ROOM: tl.constexpr):
-    """Store those of [M, N] `values` that are wanted one behind the other, for all threads to read."""
+    """Store those of [M, N] `values` that are wanted one behind the other, for all threads to read; how many."""
     wanted = wanted.to(tl.int32)
     columns = tl.sum(wanted, axis=0)
     slot = (tl.cumsum(columns, axis=0) - columns)[None, :] + tl.cumsum(wanted, axis=0) - 1
     tl.store(out + slot, values, mask=(wanted > 0) & (slot < ROOM))
     tl.debug_barrier()
+    return tl.sum(columns, axis=0)
 
 
 @triton.jit

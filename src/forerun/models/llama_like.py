@@ -22,13 +22,16 @@ def why_not(model: PreTrainedModel) -> str | None:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in ROPE_TYPES or rope.get("partial_rotary_factor", 1) != 1:
         return f"rotary embedding of type {rope.get('rope_type')}"
+    head = model.get_output_embeddings()
+    if head is not None and (type(head) is not nn.Linear or _has_hooks(head)):
+        return f"its head is a {type(head).__name__}, or has forward hooks"
     return None
 
 
 def odd_module(base: Any, why_not_weight: Callable[[Tensor], str | None]) -> str | None:
     """Adapters, quantised layers, hooks: whatever would be skipped without a word."""
     for name, module in base.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        if _has_hooks(module):
             return f"{name or 'the model'} has forward hooks"
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or "layers." not in name:
@@ -38,6 +41,10 @@ def odd_module(base: Any, why_not_weight: Callable[[Tensor], str | None]) -> str
         if reason := why_not_weight(weight):
             return f"{name} is {reason}"
     return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def windows(config: Any) -> list[int]:

@@ -69,8 +69,9 @@ def make_plan(
         memory_lengths=(1, 4, 8, 16), wide_lengths=(8,), peer_tokens=24 if on_gpu else 12, seed=seed,
     )  # fmt: skip
     if quick:
-        plan = replace(plan, batches=LEADING, new_tokens=max(plan.new_tokens // 2, LEAST_TOKENS), turns=1, alpha_tokens=128,
-                       memory_lengths=(8,), peer_tokens=6)  # fmt: skip
+        tokens = max(plan.new_tokens // 2, LEAST_TOKENS)
+        plan = replace(plan, batches=LEADING, new_tokens=tokens, turns=1, alpha_tokens=128, memory_lengths=(8,),
+                       peer_tokens=6)  # fmt: skip
     given: dict[str, Any] = {
         "batches": batches, "prompt_length": prompt_length, "new_tokens": new_tokens, "most_seconds": most_seconds,
     }  # fmt: skip

@@ -20,7 +20,7 @@ from forerun.cache.ragged import ranges
 from forerun.drafters import DraftModel
 from forerun.engine.device.habits import Habits
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Work
-from forerun.engine.device.room import bucket, fingerprint, keep_room, power, span, wanted, width
+from forerun.engine.device.room import bucket, fingerprint, keep_room, power, roomy, span, wanted, width
 from forerun.engine.device.round import Round, Shape
 from forerun.engine.device.scratch import Scratch
 from forerun.engine.device.seats import Seat, Seats
@@ -90,7 +90,7 @@ class Runner:
         self._lanes: dict[tuple[int, int], cycle[Lane]] = {}
         self._round: Round | None = None  # whose seats are taken
         self._weights = 0
-        self._drafts, self._sizes = Habits(patience=4), Habits(patience=32)
+        self._drafts, self._sizes = Habits(patience=8), Habits(patience=32)
         self._size = 0  # places that the coming rounds should have
 
     @property
@@ -111,25 +111,27 @@ class Runner:
         """Whether the target's pass can be recorded work."""
         return not self.is_grounded and (self._pass.has_hidden or not self.target.listeners)
 
-    def may_follow(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
-        """Whether a round may be sent behind those in the air: same rows, and a drafter that will have kept up."""
-        if not self.flights:
-            return True
-        kept_up = not any(lengths) or self.flights[-1].shape.drafted > 0
-        return kept_up and self._are_seated(rows) and self._seats_fit(max(lengths))
+    def moves(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
+        """Whether the coming round, for whose size this is asked once, needs other seats than the last one had."""
+        self._size = self._sizes.choose("rows", power(len(rows)), power(len(rows)))
+        return not self._are_seated(rows) or not self._seats_fit(max(lengths))
+
+    def may_follow(self, lengths: Sequence[int]) -> bool:
+        """Whether the drafter will have kept up with a round in the air: after one without a draft it has not."""
+        return not self.flights or not any(lengths) or self.flights[-1].shape.drafted > 0
 
     def is_needed(self, rows: Sequence[Row]) -> bool:
         """Whether some row will want a round behind those in the air whatever becomes of them, and there is a lane."""
         most = sum(flight.shape.drafted + 1 for flight in self.flights)
         return len(self.flights) < LANES - 1 and any(row.remaining > most for row in rows)
 
-    def launch(self, rows: Sequence[Row], lengths: Sequence[int]) -> None:
-        """Send a round off: nothing is waited for."""
-        self._size = self._sizes.choose("rows", power(len(rows)), power(len(rows)))
-        turn = self._take_seats(rows, max(lengths))
-        seats = turn.seats
+    def launch(self, rows: Sequence[Row], lengths: Sequence[int], is_fixed: bool = False) -> None:
+        """Send a round off: nothing is waited for. Lengths that are fixed are recorded as they are at once."""
         longest = max(lengths)
-        number = self._drafts.choose((seats.size, seats.width, seats.flags), longest, bucket(longest + 1) - 1)
+        turn = self._take_seats(rows, longest)
+        seats = turn.seats
+        kind = (seats.size, seats.width, seats.flags)
+        number = self._drafts.choose(kind, longest, longest if is_fixed else roomy(longest))
         count = bucket(number + 1)
         seats.excuse()
         seats.ask(lengths)
