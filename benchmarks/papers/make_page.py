@@ -35,6 +35,7 @@ what did not, and why. This page is written from the records by `python -m bench
 ```
 python -m benchmarks.papers --help      # all tables, and how long each takes
 python -m benchmarks.papers chen        # one table: its record, its picture
+python -m benchmarks.papers bass --pair synthetic --device cuda      # the same with large models of random weights
 python -m benchmarks.papers page        # this page, from all records
 FORERUN_DATA=FOLDER python -m ...       # with XSum, HumanEval, WikiText-2 and Spec-Bench from a folder
 ```
@@ -54,6 +55,7 @@ class Place:
     picture: Path
     render: Callable[[Path], Sequence[str]]
     draw: Callable[[Path, Path], None] | None = None  # None: its command has drawn it
+    is_extra: bool = False  # a second pair of models: shown where it was measured, not missed where it was not
 
 
 def own(table: str, pair: str | None, where: str = "") -> Place:
@@ -67,6 +69,7 @@ def own(table: str, pair: str | None, where: str = "") -> Place:
         picture_path(table, pair),
         lambda path: _own_lines(read(path), made.render),
         lambda path, picture: made.draw(read(path), picture),
+        is_extra=pair == SYNTHETIC,
     )
 
 
@@ -84,7 +87,7 @@ def other(
 def places() -> dict[str, list[Place]]:
     """The page, paper by paper."""
     gpu = ", large models on a GPU"
-    return {
+    papers = {
         "Wagner et al., Optimized Speculative Sampling for GPU Hardware Accelerators": [
             own("verify", EMBEDDED),
             own("verify", SYNTHETIC, ", on a GPU"),
@@ -113,6 +116,10 @@ def places() -> dict[str, list[Place]]:
             own("service", EMBEDDED),
         ],
     }  # fmt: skip
+    return {
+        paper: [place for place in tables if place.record.exists() or not place.is_extra]
+        for paper, tables in papers.items()
+    }
 
 
 def make(*, partial: bool = False, page: Path = PAGE) -> None:
