@@ -190,4 +190,4 @@ def test_the_real_pair_on_two_real_clips(tmp_path: Path) -> None:
     record = read(tmp_path / "asr.json")
     assert [one.identical for one in record.found] == [2, 2, 2]
     assert record.found[0].total.error_rate < 0.1
-    assert record.found[2].tokens_per_round > 1.5
+    assert record.found[2].tokens_per_round > 1.2
