@@ -145,6 +145,14 @@ def project(
     return skinny_reference.project(x if norm is None else normed(x, norm), weight, bias, None, residual)
 
 
+def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """`project` without norm and residual, left in `out` [R, N]: a library's product needs no room of its own."""
+    if bias is None and out.dtype == x.dtype == weight.dtype and not _has_skinny(x, weight):
+        torch.mm(x, weight.T, out=out)
+    else:
+        out.copy_(project(x, weight, bias))
+
+
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
     if _has_skinny(x, weight, gated=True):

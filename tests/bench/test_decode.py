@@ -137,22 +137,35 @@ class TestReport:
         assert report.speed(made(), "first", AUTO, 8) == pytest.approx(4.4 * 1.1 / 1.3)
         assert report.speed(made(), "last", PLAIN, 8) == pytest.approx(1.1 / 1.2)
 
+    def test_steady_is_the_middle_round(self) -> None:
+        assert report.steady(made(), AUTO, 1) == pytest.approx(0.004 / 5)
+        assert report.steady(made(), AUTO, 2) is None
+
+    def test_captures_that_were_taken_out(self) -> None:
+        calls = tuple(replace(call, captured=0.25) for call in made().measurements)
+        assert "Capturing took 2.0 s" in report.remarks(made(measurements=calls))[3]
+
     def test_percentiles(self) -> None:
         half, most, nearly = report.percentiles(made(), AUTO, 1)
         assert half == 0.004 and 0.004 < most < nearly < 0.008
 
+    def test_a_capture_among_the_rounds_counts_as_one_of_the_others(self) -> None:
+        slow = replace(calls_of(PLAIN, 1, 4.4), round_seconds=(0.004,) * 9 + (2.0,))
+        assert made(measurements=(slow,)).seconds(PLAIN, 1) == pytest.approx(0.04)
+
     def test_shares_by_hand(self) -> None:
         record = made()
         read = 10 * 13_200_000_000 + 5000 * 524_288
-        assert record.read_share(PLAIN, 1) == pytest.approx(read / 0.044 / 3.9e12)
-        assert replace(record, ceilings=None).read_share(PLAIN, 1) is None
+        assert record.read_share(PLAIN, 1) == pytest.approx(read / 0.044 / 4e12)
+        assert replace(record, forward=None).read_share(PLAIN, 1) == pytest.approx(read / 0.044 / 3.9e12)
+        assert replace(record, ceilings=None, forward=None).read_share(PLAIN, 1) is None
         assert record.utilisation(PLAIN, 1) == pytest.approx((10 * 13.2e9 + 5000 * 524_288) / 0.044 / 7e14)
 
     def test_tables(self) -> None:
         latency, rounds, forward, device, memory, peers = report.tables(made())
         assert forward.rows[0] == ("target 1x1", "4.000", "14.00", "88%")
         assert latency.rows[3][:5] == ("1", AUTO, "1.30 (3.38x)", "1.30 (3.38x)", "1.30 (3.38x)")
-        assert latency.rows[0][2:] == ("4.40", "4.40", "4.40", "5.00", "-", "-")
+        assert latency.rows[0][2:] == ("4.40", "4.40", "4.40", "0.80", "5.00", "-", "-")
         assert rounds.rows[0][2] == "4.00" and device.rows[1][-1] == "1.50"
         assert memory.rows[1] == ("128256", "8", "8", "80.0", "97.0", "1.0")
         assert peers.rows[1][2:] == ("33.3", "24", "4.8")
@@ -174,7 +187,12 @@ class TestReport:
 
     def test_remarks(self) -> None:
         lines = report.remarks(made(complete=False))
-        assert "448 tokens of prompt" in lines[0] and "3.90 TB/s" in lines[1] and "3.0 s at batch 1" in lines[2]
+        assert (
+            "448 tokens of prompt" in lines[0]
+            and "4.00 TB/s" in lines[1]
+            and "3.0 s at batch 1" in lines[2]
+            and "graph was captured count" in lines[3]
+        )
         assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Incomplete")
 
     def test_a_record_survives_the_disk(self, tmp_path: Path) -> None:
@@ -184,7 +202,7 @@ class TestReport:
         shown = CliRunner().invoke(cli, ["bench", "show", str(path)])
         assert shown.exit_code == 0 and "3.38x" in shown.output
 
-    @pytest.mark.parametrize("record", [made(), made(memory=(), ceilings=None)])
+    @pytest.mark.parametrize("record", [made(), made(memory=(), ceilings=None, forward=None)])
     def test_the_picture(self, record: DecodeRecord, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
         plot.plot(record, tmp_path / "decode.png")
@@ -211,7 +229,7 @@ class TestRun:
         assert record.alpha == pytest.approx(0.87, abs=0.05)
         assert [peer.title for peer in record.peers] == ["model.generate", "transformers assisted"]
         for call in record.measurements:
-            assert call.first <= call.all <= call.last and call.rounds > 0
+            assert call.first <= call.last and call.all == pytest.approx(sum(call.latencies) / call.batch)
             # Every row has 48 tokens, fewer than 48 of them after the first two rounds.
             assert call.batch <= call.tokens < 48 * call.batch
             assert call.tokens == call.accepted + call.scored - call.drafted

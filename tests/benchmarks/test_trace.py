@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.papers import chen
 from forerun import SpeculativeDecoder
-from forerun.bench.trace import PHASES, SKIP, Round, Trace, decode
+from forerun.bench.trace import PHASES, SKIP, Round, Trace, _round, decode
 from forerun.drafters import DraftModel
+from forerun.engine import Stats
 from forerun.policy import Constant
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -41,6 +42,13 @@ def test_prompts_stay_apart_when_rounds_are_drawn() -> None:
     slow, fast = trace(*[(2.0, {0: 1})] * 5), trace(*[(1.0, {0: 1})] * 5)
     times = chen.resampled([slow, fast], draws=60)
     assert set(times) == {chen.TOKENS * 1.0, chen.TOKENS * 2.0}
+
+
+def test_capturing_is_paid_once_a_shape_not_once_a_round() -> None:
+    """Two seconds in all, of which one and a half went into recording a graph."""
+    before, after = (0.0, Stats()), (2.0, Stats(capture_seconds=1.5))
+    found = _round(before, after, {0: 1})
+    assert (found.seconds, found.captured) == (0.5, 1.5)
 
 
 @pytest.mark.parametrize("length", [0, 3])

@@ -130,10 +130,10 @@ def test_rows_that_lean_on_their_neighbours_fail(monkeypatch: pytest.MonkeyPatch
     """An engine whose random numbers are counted by row number, not by request."""
     from forerun.engine import engine
 
-    real = engine._keys
+    real = engine.keys_of
     monkeypatch.setattr(
         engine,
-        "_keys",
+        "keys_of",
         lambda batch, device: replace(real(batch, device), request_id=torch.full((len(batch),), len(batch))),
     )
     assert outcomes(run(drafter()))["rows apart"] is Outcome.FAILED

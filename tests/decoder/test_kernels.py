@@ -13,7 +13,7 @@ from decoder.test_greedy_identity import NEW, make_drafter, make_policy, oracle,
 from forerun import kernels
 from forerun.config import Kernels
 from forerun.drafters import FeatureHead, ParallelHeads
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument
 from support.heads import head_of
 from support.pairwise import pairwise_cases
 from support.ties import check_greedy
@@ -58,7 +58,7 @@ def test_greedy_equals_generate(case: dict[str, Any], recwarn: pytest.WarningsRe
     )
     assert (decoder.engine.target.body is None) == (case["family"] == "gpt_neox")
     _identical(case["family"], decoder, case["rows"], case["side"], str(case))
-    assert not [w for w in recwarn if issubclass(w.category, forerun.ForerunWarning)], "a drafter failed"
+    assert not [w for w in recwarn if issubclass(w.category, ForerunWarning)], "a drafter failed"
 
 
 @needs_kernels

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, PromptLookup, RandomDraft
 from forerun.engine import Engine, Request
 from forerun.engine.device.choose import runner_of
+from forerun.engine.device.recorder import Recorder, Work
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Drafter, Policy, Rule
@@ -28,6 +30,22 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "random": lambda model: RandomDraft(),
     "doubting": lambda model: DraftModel(draft_of(model), stop_below=0.4),
 }
+
+
+class Rehearsing(Recorder):
+    """Records as on a GPU, short of the graph: the work is run once before it counts."""
+
+    def record(self, work: Work, state: Sequence[Tensor]) -> Work:
+        self.rehearse(work, state)
+        self.num_recordings += 1
+        return work
+
+
+def rehearsing(made: Engine) -> Engine:
+    """The same engine with such a recorder."""
+    assert made.runner is not None
+    made.runner.recorder = made.runner.recordings.recorder = Rehearsing(made.target.device)
+    return made
 
 
 def engine(

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.device_engines import CUT, GREEDY, SAMPLED, Texts, engine, finish, flown, requests, texts
+from engine.device_engines import CUT, GREEDY, SAMPLED, Texts, engine, finish, flown, rehearsing, requests, texts
 from forerun import ops
 from forerun.config import SamplingParams
 from forerun.engine import Request, RowResult
@@ -107,9 +107,9 @@ class Overheard(StaticPass):
             made: Tensor = model.base_model(**asked, past_key_values=states, use_cache=True).last_hidden_state[0]
         return made
 
-    def head(self, hidden: Tensor) -> Tensor:
-        made: Tensor = self.scorer.model.get_output_embeddings()(hidden)
-        return made
+    def head_into(self, out: Tensor, hidden: Tensor) -> None:
+        head = self.scorer.model.get_output_embeddings()
+        ops.project_into(out, hidden, head.weight, head.bias)
 
 
 def test_who_listens_hears_recorded_passes_too() -> None:
@@ -168,6 +168,21 @@ def test_rounds_of_both_kinds_take_turns() -> None:
     seen: list[int] = []
     assert found(True, seen) == found(False, [])
     assert 1 in seen and 3 in seen, "the device had rounds before and after the row with a penalty"
+
+
+def test_nothing_is_recorded_twice_where_rounds_take_turns() -> None:
+    made = rehearsing(engine(True, policy=3))
+    asked = [replace(request, prompt=(9, 8), max_new_tokens=12) for request in requests(4)]
+    asked[2] = replace(asked[2], params=replace(SAMPLED, presence_penalty=0.5))
+    for request in asked:
+        texts(made, [request])
+    assert made.runner is not None and made.runner.recordings.num_moved == 0
+
+
+def test_a_rehearsal_leaves_no_trace() -> None:
+    made = rehearsing(engine(True))
+    assert texts(made, requests(3)) == texts(engine(False), requests(3))
+    assert made.runner is not None and made.runner.recorder.num_recordings >= 3
 
 
 def test_log_probabilities_of_what_was_emitted() -> None:

@@ -71,8 +71,8 @@ def one_position(patch: MonkeyPatch) -> None:
 
 
 def _change_keys(patch: MonkeyPatch, change: Any) -> None:
-    right = engine._keys
-    patch.setattr(engine, "_keys", lambda batch, device: change(right(batch, device)))
+    right = engine.keys_of
+    patch.setattr(engine, "keys_of", lambda batch, device: change(right(batch, device)))
 
 
 def keyed_by_position(patch: MonkeyPatch) -> None:

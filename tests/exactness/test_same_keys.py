@@ -58,7 +58,7 @@ def test_tiles(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right, tuning = kernel.verify_packed, kernel.TUNING
     monkeypatch.setenv("FORERUN_KERNELS", "auto")
     usual = texts(rule, top_p=0.95)
-    for change in ({"block": 2048}, {"tiles": 2, "sum_programs": 1}, {"last_draws": False}, {"overlap": False}):
+    for change in ({"warps": 1}, {"sum_programs": 1, "tiles": 2}, {"last_draws": False}, {"overlap": False}):
         other = replace(tuning, **change)
         monkeypatch.setattr(kernel, "verify_packed", lambda *a, other=other, **_: right(*a[:5], tuning=other))
         assert texts(rule, top_p=0.95) == usual, change

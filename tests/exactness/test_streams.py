@@ -11,7 +11,7 @@ from exactness import controls
 from exactness.recall import ScriptedScorer
 from exactness.sampling import Loop, draft_model, verdict
 from forerun.drafters import DraftModel
-from forerun.engine import engine
+from forerun.engine import drafting
 from forerun.math import verify
 from forerun.math.random import Stream
 from forerun.types import Keys, Rule
@@ -71,7 +71,7 @@ def test_token_rule_keyed_by_position_would_do(monkeypatch: MonkeyPatch) -> None
 def recorded(patch: MonkeyPatch, rounds: int) -> dict[str, Tensor]:
     """First and second number of each stream in every round of one long row."""
     found: dict[str, list[Tensor]] = {"draft": [], "accept": [], "final": []}
-    noise_of, draft_uniforms = verify.noise_of, engine.draft_uniforms
+    noise_of, draft_uniforms = verify.noise_of, drafting.draft_uniforms
 
     def noise(keys: Keys, width: int, rule: Rule) -> verify.Noise:
         made = noise_of(keys, width, rule)
@@ -87,7 +87,7 @@ def recorded(patch: MonkeyPatch, rounds: int) -> dict[str, Tensor]:
         return made
 
     patch.setattr(verify, "noise_of", noise)
-    patch.setattr(engine, "draft_uniforms", draft)
+    patch.setattr(drafting, "draft_uniforms", draft)
     loop = scripted(Rule.TOKEN)
     for start in range(0, rounds, 20):  # rows of more than 20 rounds, one after the other: four tokens a round at most
         loop.run(loop.requests(1, max_new_tokens=90, seed=start), rows=1)

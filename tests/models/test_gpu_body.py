@@ -126,7 +126,7 @@ def test_parts_with_and_without_bias() -> None:
 
 
 def test_what_is_refused() -> None:
-    assert "gpt2 is none of" in str(gpu_body.why_not(tiny_model("gpt2").to(DEVICE)))
+    assert "gpt2 is none of" in str(gpu_body.why_not(copy.deepcopy(tiny_model("gpt2")).to(DEVICE)))
     model = copy.deepcopy(model_of("llama"))
     assert gpu_body.why_not(model) is None
     assert "float64" in str(gpu_body.why_not(copy.deepcopy(model).double()))
@@ -180,7 +180,8 @@ def test_no_further_from_float32_than_the_modules(family: str, dtype: torch.dtyp
             scorer.admit(row)
         scorer.feed(range(rows), [text[0, :-new].tolist() for text in texts])
         got = scorer.score(range(rows), [text[0, -new:].tolist() for text in texts]).float()
-        assert (got - want).norm() <= 1.25 * (modules - want).norm() + 2e-6 * want.norm()
+        # In float32 the modules are what they are held against, and any other order of adding is 3e-6 off.
+        assert (got - want).norm() <= 1.25 * (modules - want).norm() + 1e-5 * want.norm()
 
 
 @on_gpu_alone

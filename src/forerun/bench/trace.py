@@ -25,6 +25,7 @@ class Round:
     seconds: float
     phases: Mapping[str, float]  # seconds of drafting, scoring and verifying
     gained: Mapping[int, int]  # tokens by row, of the rows that took part
+    captured: float = 0.0  # seconds of recording it as a graph, paid once a shape: not in `seconds`
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,8 @@ def now(decoder: SpeculativeDecoder, wait: bool) -> tuple[float, Stats]:
 
 def _round(before: tuple[float, Stats], after: tuple[float, Stats], gained: Mapping[int, int]) -> Round:
     phases = {name: _seconds(after[1], name) - _seconds(before[1], name) for name in PHASES}
-    return Round(after[0] - before[0], phases, gained)
+    captured = after[1].capture_seconds - before[1].capture_seconds
+    return Round(after[0] - before[0] - captured, phases, gained, captured)
 
 
 def _seconds(stats: Stats, phase: str) -> float:

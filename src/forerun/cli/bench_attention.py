@@ -69,7 +69,7 @@ def attention(
     """Time attention over ragged rows on a GPU: PAD, SPLIT, split keys and auto against masked SDPA.
 
     Times are CUDA-graph replays over keys that are not in the last cache. Bandwidth counts live keys and values alone
-    and is held against a copy measured in the same run. About two minutes on an H200, compilation included.
+    and is held against a copy measured in the same run. About half a minute on an H200, compilation included.
     """
     from forerun.bench.attention.cases import all_cases, to_sweep
     from forerun.bench.attention.run import carry_out

@@ -111,6 +111,11 @@ class GpuBody:
         head = self.model.get_output_embeddings()
         return ops.project(hidden, head.weight, head.bias)
 
+    def head_into(self, out: Tensor, hidden: Tensor) -> None:
+        """The same, left in `out` [M, V]."""
+        head = self.model.get_output_embeddings()
+        ops.project_into(out, hidden, head.weight, head.bias)
+
     def _query(self, x: Tensor, change: Tensor | None, layer: Layer, heads: Heads) -> tuple[Tensor, Tensor]:
         """x, all changes added, and rotated queries [N, Hq, D]; keys and values are written.
 

@@ -134,6 +134,11 @@ class StaticPass:
         assert self._body is not None
         return self._body.head(hidden)
 
+    def head_into(self, out: Tensor, hidden: Tensor) -> None:
+        """Logits [N, V] left in `out`."""
+        assert self._body is not None
+        self._body.head_into(out, hidden)
+
     def _by_modules(self, flat: Tensor, rows: StaticRows, keep: Tensor | None) -> Tensor:
         states, scorer = StaticStates(self.scorer, rows), self.scorer
         if isinstance(scorer, Seq2SeqScorer):

@@ -30,6 +30,7 @@ class Call:
     draft_steps: int  # passes of the draft model
     key_reads: int  # of the target: keys of all rows, pass after pass
     draft_key_reads: int
+    captured: float | None = None  # seconds of capturing that were taken out of the rounds; None where they were not
 
     @property
     def first(self) -> float:
@@ -93,6 +94,7 @@ def counted(method: str, prompts: Sequence[int], trace: Trace, outcomes: Sequenc
         draft_steps=sum(steps),
         key_reads=sum(keys),
         draft_key_reads=sum(n * step for n, step in zip(keys, steps, strict=True)),
+        captured=sum(r.captured for r in trace.rounds),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN
 from forerun.bench.decode.record import DecodeRecord
+from forerun.bench.decode.report import steady
 from forerun.bench.plot import check_plot
 
 COLOURS = {PLAIN: "#333333", BASS: "#3b75af", AUTO: "#c1432e"}
@@ -24,7 +25,7 @@ def plot(record: DecodeRecord, path: Path) -> None:
     for method in record.methods:
         _lines(record, method, latency, bandwidth, use)
     _finish_batches(record, latency, bandwidth)
-    use.set(xlabel="ms a token of a row, mean over all rows", ylabel="of a large product's FLOPS")
+    use.set(xlabel="ms a token of a row", ylabel="of a large product's FLOPS")
     use.set_title("latency and utilisation, a point a batch size", fontsize=10)
     use.yaxis.set_major_formatter("{x:.1f}%")
     _memory(record, memory)
@@ -41,11 +42,8 @@ def plot(record: DecodeRecord, path: Path) -> None:
 def _lines(record: DecodeRecord, method: str, latency: Any, bandwidth: Any, use: Any) -> None:
     batches = [batch for batch in record.batches if record.calls(method, batch)]
     style = {"color": COLOURS.get(method, OTHERS), "linestyle": DASHES.get(method, "-"), "marker": "o", "markersize": 4}
-    all_rows = [1000 * (record.latency("all", method, batch) or 0.0) for batch in batches]
+    all_rows = [1000 * (steady(record, method, batch) or 0.0) for batch in batches]
     latency.plot(batches, all_rows, label=method, zorder=2 + (method in COLOURS), **style)
-    if method == AUTO:
-        spread = [[1000 * (record.latency(which, method, b) or 0.0) for b in batches] for which in ("first", "last")]
-        latency.fill_between(batches, *spread, color=COLOURS[AUTO], alpha=0.15, linewidth=0)
     if record.ceilings is not None:
         bandwidth.plot(batches, [100 * (record.read_share(method, b) or 0.0) for b in batches], **style)
         use.plot(all_rows, [100 * (record.utilisation(method, b) or 0.0) for b in batches], **style)
@@ -53,7 +51,7 @@ def _lines(record: DecodeRecord, method: str, latency: Any, bandwidth: Any, use:
 
 def _finish_batches(record: DecodeRecord, latency: Any, bandwidth: Any) -> None:
     latency.set(ylabel="ms a token of a row")
-    latency.set_title("latency; shaded: auto, first to last row to finish", fontsize=10)
+    latency.set_title("latency: the middle round over the tokens a round", fontsize=10)
     bandwidth.set(ylabel="of a linear layer's bandwidth")
     bandwidth.set_title("what must be read, over the time of the rounds", fontsize=10)
     bandwidth.yaxis.set_major_formatter("{x:.0f}%")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from forerun.bench.decode.calls import Call
@@ -18,6 +18,7 @@ from forerun.bench.records import Provenance, content_of, damaged, provenance_of
 from forerun.bench.work import Work
 
 KIND = "decode rounds"
+OUTLIER = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,10 @@ class DecodeRecord:
 
     def read_share(self, method: str, batch: int) -> float | None:
         """Of the bandwidth at which a linear layer reads its weights."""
-        calls = self.calls(method, batch)
-        if not calls or self.ceilings is None:
+        calls, bandwidth = self.calls(method, batch), self.bandwidth
+        if not calls or bandwidth is None:
             return None
-        read = sum(call.read(self.target, self.draft) for call in calls)
-        return read / sum(call.seconds for call in calls) / self.ceilings.linear
+        return sum(call.read(self.target, self.draft) for call in calls) / self.seconds(method, batch) / bandwidth
 
     def utilisation(self, method: str, batch: int) -> float | None:
         """Of the operations a second that a large product reaches: BASS's FLOPS utilisation."""
@@ -79,7 +79,19 @@ class DecodeRecord:
         if not calls or self.ceilings is None:
             return None
         done = sum(call.operations(self.target, self.draft) for call in calls)
-        return done / sum(call.seconds for call in calls) / self.ceilings.operations
+        return done / self.seconds(method, batch) / self.ceilings.operations
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Of a linear layer: the better of two measurements, where the forward passes were held to one of their own."""
+        found = [] if self.ceilings is None else [self.ceilings.linear]
+        return max([*found, *([] if self.forward is None else [self.forward.ceiling])], default=None)
+
+    def seconds(self, method: str, batch: int) -> float:
+        """Of all rounds; what took far longer than the middle one (a capture) counts as one of the others."""
+        found = [seconds for call in self.calls(method, batch) for seconds in call.round_seconds]
+        usual = [seconds for seconds in found if seconds < OUTLIER * median(found)]
+        return fmean(usual) * len(found)
 
 
 PARTS: Mapping[str, Any] = {

@@ -24,7 +24,7 @@ def tables(record: DecodeRecord) -> list[Table]:
 
 
 def remarks(record: DecodeRecord) -> list[str]:
-    lines = [_where(record), *_ceilings(record), *_startup(record), *goals(record)]
+    lines = [_where(record), *_ceilings(record), *_startup(record), *_captures(record), *goals(record)]
     lines += [f"Note: {note}." for note in record.notes]
     return lines if record.complete else [*lines, "Incomplete: these are the parts that were measured."]
 
@@ -39,6 +39,7 @@ def summary(record: DecodeRecord) -> dict[str, Any]:
                 "batch": batch,
                 **{f"{which}_ms": _ms_of(record, which, method, batch) for which in LATENCIES},
                 "times_plain": speed(record, "all", method, batch),
+                "steady_ms": 1000 * (steady(record, method, batch) or 0.0),
                 "tokens_a_round": tokens_a_round(record, method, batch),
                 "read_share": record.read_share(method, batch),
                 "utilisation": record.utilisation(method, batch),
@@ -63,6 +64,13 @@ def tokens_a_round(record: DecodeRecord, method: str, batch: int) -> float:
     return sum(call.tokens for call in calls) / sum(call.scored - call.drafted for call in calls)
 
 
+def steady(record: DecodeRecord, method: str, batch: int) -> float | None:
+    """Seconds a token if every round were the middle one: without captures, hiccups, and rounds of the last rows."""
+    if not record.calls(method, batch):
+        return None
+    return percentiles(record, method, batch)[0] / tokens_a_round(record, method, batch)
+
+
 def percentiles(record: DecodeRecord, method: str, batch: int) -> tuple[float, float, float]:
     """Seconds of a round: p50, p90, p99."""
     found = [seconds for call in record.calls(method, batch) for seconds in call.round_seconds]
@@ -71,7 +79,7 @@ def percentiles(record: DecodeRecord, method: str, batch: int) -> tuple[float, f
 
 
 def _latency(record: DecodeRecord) -> Table:
-    headings = ("batch", "method", "first", "last", "all", "tokens a round", "accepted", "mean draft")
+    headings = ("batch", "method", "first", "last", "all", "steady", "tokens a round", "accepted", "mean draft")
     rows = [_latency_row(record, m, b) for b in record.batches for m in record.methods if record.calls(m, b)]
     return Table("Milliseconds a token of a row, and times as fast as plain", headings, tuple(rows))
 
@@ -82,12 +90,19 @@ def _latency_row(record: DecodeRecord, method: str, batch: int) -> tuple[str, ..
     drafted, accepted = sum(call.drafted for call in calls), sum(call.accepted for call in calls)
     passes = sum(call.scored - call.drafted for call in calls)
     rate, mean = (f"{accepted / drafted:.0%}", f"{drafted / passes:.1f}") if drafted else (NOTHING, NOTHING)
+    cells.append(_with_speed(steady(record, method, batch), steady(record, PLAIN, batch), method))
     return (str(batch), method, *cells, f"{tokens_a_round(record, method, batch):.2f}", rate, mean)
 
 
 def _timed(record: DecodeRecord, which: str, method: str, batch: int) -> str:
-    value, ratio = _ms_of(record, which, method, batch), speed(record, which, method, batch)
-    return f"{value:.2f}" if method == PLAIN or ratio is None else f"{value:.2f} ({ratio:.2f}x)"
+    return _with_speed(record.latency(which, method, batch), record.latency("all", PLAIN, batch), method)
+
+
+def _with_speed(own: float | None, plain: float | None, method: str) -> str:
+    if own is None:
+        return NOTHING
+    shown = f"{1000 * own:.2f}"
+    return shown if method == PLAIN or plain is None else f"{shown} ({plain / own:.2f}x)"
 
 
 def _ms_of(record: DecodeRecord, which: str, method: str, batch: int) -> float | None:
@@ -138,7 +153,7 @@ def _memory(record: DecodeRecord) -> Table:
             str(each.vocabulary),
             str(each.batch),
             str(each.length),
-            *(f"{value / 2**20:.1f}" for value in (each.peak, each.held, each.cache)),
+            *(f"{max(value, 0) / 2**20:.1f}" for value in (each.peak, each.held, each.cache)),
         )
         for each in record.memory
     )
@@ -172,9 +187,10 @@ def _ceilings(record: DecodeRecord) -> list[str]:
     if found is None:
         return []
     copied = "" if found.copy is None else f"; a copy reads and writes {_rate(found.copy, 'B/s')}"
+    reading = _rate(record.bandwidth or found.linear, "B/s")
     return [
-        f"Of bandwidth: weights once a pass and live keys, of the {_rate(found.linear, 'B/s')} at which a linear layer "
-        f"reads{copied}. Of FLOPS: all positions run, of the {_rate(found.operations, 'FLOPS')} of a large product."
+        f"Of bandwidth: weights once a pass and live keys, of the {reading} at which a linear layer reads{copied}. "
+        f"Of FLOPS: all positions run, of the {_rate(found.operations, 'FLOPS')} of a large product."
     ]
 
 
@@ -189,6 +205,14 @@ def _startup(record: DecodeRecord) -> list[str]:
     told = [each.capturing for each in record.startups if each.capturing is not None]
     of_these = f"; of these, capturing: {sum(told):.1f} s" if told else ""
     return [f"First calls of all methods, compiling and capturing included: {first}{of_these}."]
+
+
+def _captures(record: DecodeRecord) -> list[str]:
+    rounds = "steady: the middle round over the tokens a round"
+    told = [call.captured for call in record.measurements if call.captured is not None]
+    if len(told) < len(record.measurements):
+        return [f"{rounds.capitalize()}. Rounds in which a graph was captured count with what that took."]
+    return [f"{rounds.capitalize()}. Capturing took {sum(told):.1f} s of the timed calls and is taken out of them."]
 
 
 def _share(value: float | None) -> str:

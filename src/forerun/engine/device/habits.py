@@ -1,7 +1,8 @@
 """Which sizes are worth recording: one that is asked for now and then is stood in for by a larger one that is there.
 
-Recording takes as long as dozens of rounds. Towards the end of a text drafts get shorter and batches smaller, a few
-rounds of each size; a row or a drafted token more costs those rounds a few percent.
+Recording takes as long as a dozen rounds, as hundreds where kernels have to be compiled first. Towards the end of a
+text drafts get shorter and batches smaller, a few rounds of each size; a row or a drafted token more costs those rounds
+a few percent.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class Recorder:
         if self.device.type != "cuda":
             return work
         started = time.perf_counter()
-        self._rehearse(work, state)
+        self.rehearse(work, state)
+        torch.cuda.synchronize(self.device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -47,13 +48,12 @@ class Recorder:
         segments = torch.cuda.memory_snapshot()
         return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool))
 
-    def _rehearse(self, work: Work, state: Sequence[Tensor]) -> None:
+    def rehearse(self, work: Work, state: Sequence[Tensor]) -> None:
         """Run once uncaptured: kernels are compiled and lazy buffers made while that is still allowed."""
         before = [tensor.clone() for tensor in state]
         work()
         for tensor, old in zip(state, before, strict=True):
             tensor.copy_(old)
-        torch.cuda.synchronize(self.device)
 
 
 @dataclass(slots=True)

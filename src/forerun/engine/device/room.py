@@ -56,7 +56,6 @@ def wanted(longest: int, final: int) -> int:
     return min(final + IN_THE_AIR, longest + AHEAD)
 
 
-def fingerprint(*scorers: Scorer | None) -> int:
+def fingerprint(scorers: Sequence[Scorer]) -> int:
     """Changes when weights have been replaced, whose addresses recordings hold."""
-    models = [scorer.model for scorer in scorers if scorer is not None]
-    return hash(tuple(weight.data_ptr() for model in models for weight in model.parameters()))
+    return hash(tuple(weight.data_ptr() for scorer in scorers for weight in scorer.model.parameters()))

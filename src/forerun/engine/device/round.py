@@ -78,15 +78,21 @@ class Round:
         seats, count = self.seats, shape.scored
         rows = self.target.rows(seats.slots, seats.standing.past, count, shape.span)
         tokens = seats.standing.block[:, 1 : 1 + count]
-        if self.target.scorer.listeners:
-            hidden = self.target.hidden(tokens, rows)
-            self.hidden.hold(hidden, len(hidden))
-            self.hidden.rows[: len(hidden)].copy_(hidden)
-            logits = self.target.head(hidden)
-        else:
-            logits = self.target.logits(tokens, rows)
+        if self.target.has_hidden:
+            self._score_hidden(self.target.hidden(tokens, rows))
+            return
+        logits = self.target.logits(tokens, rows)
         self.logits.hold(logits, len(logits))
         self.logits.rows[: len(logits)].copy_(logits)
+
+    def _score_hidden(self, hidden: Tensor) -> None:
+        """Hidden states are kept for those who listen; logits go where they are wanted at once."""
+        number = len(hidden)
+        if self.target.scorer.listeners:
+            self.hidden.hold(hidden, number)
+            self.hidden.rows[:number].copy_(hidden)
+        self.logits.hold(hidden.new_empty(0, self.vocab_size), number)
+        self.target.head_into(self.logits.rows[:number], hidden)
 
     def judge(self, shape: Shape) -> None:
         """Verify, and move every row on."""

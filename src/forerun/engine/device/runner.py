@@ -90,7 +90,8 @@ class Runner:
         self._lanes: dict[tuple[int, int], cycle[Lane]] = {}
         self._round: Round | None = None  # whose seats are taken
         self._weights = 0
-        self._drafts, self._sizes = Habits(patience=8), Habits(patience=32)
+        self._scored: list[int] = []  # rows of the last pass alone
+        self._drafts, self._sizes = Habits(patience=64), Habits(patience=512)
         self._size = 0  # places that the coming rounds should have
 
     @property
@@ -175,8 +176,11 @@ class Runner:
 
     def score(self, rows: Sequence[Row], blocks: Sequence[Sequence[int]]) -> Tensor:
         """What `Scorer.score` gives for blocks that follow the rows' own keys, by the recorded pass: [N, V]."""
-        counts, past = [len(block) for block in blocks], [self.target.length(row.number) for row in rows]
+        numbers = [row.number for row in rows]
+        counts, past = [len(block) for block in blocks], [self.target.length(number) for number in numbers]
         count, cache = bucket(max(counts)), self.target.cache
+        if self._scored != numbers:
+            self._scored, self._weights = numbers, fingerprint(self._scorers)
         turn = self._round_of(power(len(rows)), width(count))
         seats = turn.seats
         cache.reserve(len(cache.rows) + (seats.size > len(rows)), cache.capacity)
@@ -189,7 +193,7 @@ class Runner:
             cache.settle(row.number, start + own, start + own)
         picks = ranges([place * count for place in range(len(rows))], counts).to(self.target.device)
         for listener in self.target.listeners:
-            listener.hear([row.number for row in rows], past, counts, self._hidden.rows[picks])
+            listener.hear(numbers, past, counts, self._hidden.rows[picks])
         return self._scratch.rows[picks]
 
     def leave(self) -> None:
@@ -202,6 +206,10 @@ class Runner:
         """Forget what is in the air: nobody waits for it any more."""
         self.flights.clear()
         self.leave()
+
+    @property
+    def _scorers(self) -> list[Scorer]:
+        return [self.target] if self.drafter is None else [self.target, self.drafter.scorer]
 
     @property
     def _airborne(self) -> int:
@@ -224,15 +232,15 @@ class Runner:
         assert not self.flights, "rows cannot change while a round is in the air"
         self.leave()
         turn = self._round = self._round_of(self._size, width(number + 1))
-        caches = [self.target.cache, *([] if self.drafter is None else [self.drafter.scorer.cache])]
+        caches = [scorer.cache for scorer in self._scorers]
         keys = wanted(max(len(row.history) for row in rows), _final(rows))
         for cache in caches:
             cache.reserve(len(cache.rows) + (turn.seats.size > len(rows)), max(keys, cache.capacity))
-        for scorer in (self.target, *([] if self.drafter is None else [self.drafter.scorer])):
+        for scorer in self._scorers:
             scorer.lay_out()
         seats = [Seat(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
         turn.seats.take(rows, seats, Seat(caches[0].num_slots - 1, caches[-1].num_slots - 1))
-        self._weights = fingerprint(self.target, None if self.drafter is None else self.drafter.scorer)
+        self._weights = fingerprint(self._scorers)
         return turn
 
     def _make_room(self, seats: Seats, number: int, count: int) -> int:
