@@ -27,6 +27,14 @@ def test_the_shipped_drafter_is_whole_and_small() -> None:
     assert {"command", "versions", "data", "options", "proxy"} <= manifest.provenance.keys()
 
 
+def test_the_shipped_draft_for_speech_is_whole_and_small() -> None:
+    manifest, config, tensors = load_drafter(drafts.WHISPER)
+    assert manifest.kind == "decoder" and manifest.shares == ("encoder", "embedding", "head")
+    assert config.decoder_layers == 1 and len(tensors["draft_vocabulary"]) == 10752
+    assert sum(path.stat().st_size for path in drafts.WHISPER.iterdir()) <= 6 * 2**20
+    assert {"options", "steps", "windows", "held_out"} <= manifest.provenance.keys()
+
+
 @pytest.fixture(scope="module")
 def pair() -> tuple[Any, Any]:
     from forerun.loading import load_model

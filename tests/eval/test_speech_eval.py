@@ -60,9 +60,10 @@ def tone(path: Path, hertz: float, seconds: float) -> None:
         file.writeframes(struct.pack(f"<{len(samples)}h", *samples))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five tones and two bad rows."""
+    tmp_path = tmp_path_factory.mktemp("data")
     rows: list[Any] = []
     for i in range(5):
         name = f"{'low' if i < 3 else 'high'}/{i}.wav"
@@ -97,7 +98,7 @@ def ways(model: Any) -> dict[str, Any]:
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def found(folder: Path) -> list[WayFound]:
     model = tiny_whisper()
     return list(evaluate(model, Processor(), ways(model), find(folder).recordings, (1, 3)))
@@ -189,4 +190,4 @@ def test_the_real_pair_on_two_real_clips(tmp_path: Path) -> None:
     record = read(tmp_path / "asr.json")
     assert [one.identical for one in record.found] == [2, 2, 2]
     assert record.found[0].total.error_rate < 0.1
-    assert record.found[2].tokens_per_round > 1.5
+    assert record.found[2].tokens_per_round > 1.2
