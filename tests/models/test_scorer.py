@@ -229,8 +229,8 @@ def test_families_outside_the_interface_are_refused() -> None:
 def test_keywords_nobody_honours_are_refused() -> None:
     scorer = Scorer(tiny_model("llama"))
     scorer.admit(0)
-    with pytest.raises(UnsupportedModel, match="position_bias"):
-        scorer._forward(scorer.model, [0], [[1, 2]], position_bias=torch.ones(1))
+    with pytest.raises(UnsupportedModel, match="gate_of_heads"):
+        scorer._forward(scorer.model, [0], [[1, 2]], gate_of_heads=torch.ones(1))
     assert scorer.length(0) == 0
 
 
