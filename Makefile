@@ -14,7 +14,7 @@ DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" b
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-gpu sanitize check format bench clean
+.PHONY: help demo install test test-all test-gpu sanitize check format bench clean
 
 help:  ## Show this list
 	@echo "Forerun: the same text, sooner. What you can make:"
@@ -50,7 +50,10 @@ check: $(VENV)/.dev  ## Lint, format, types, layers
 	$(BIN)/lint-imports --no-cache
 
 # One thread a worker: two workers with two threads each on two cores are slower than this.
-test: check  ## All checks, then all tests
+test: check  ## All checks, then all tests but a few slow ones
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+
+test-all: check  ## The slow ones as well: longer texts under the same laws, real models on real data
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
 # Most of the time goes into compiling kernels, which several processes do side by side.

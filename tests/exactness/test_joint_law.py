@@ -43,6 +43,7 @@ def test_three_tokens(rule: Rule, drafter: str, policy: str) -> None:
         assert max(loop.watched.asked) == int(policy)
 
 
+@pytest.mark.slow  # what three tokens already say, said once more where rows outlast several rounds
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", ["model", "chain"])
 def test_five_tokens(rule: Rule, drafter: str) -> None:
