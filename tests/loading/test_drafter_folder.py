@@ -157,7 +157,7 @@ def test_a_bad_configuration_is_named(folder: Path) -> None:
         ({"kind": "magic"}, "kind='magic'.*one of feature, parallel, causal"),
         ({"num_blocks": 2}, "num_blocks=2 with kind='feature'"),
         ({"kind": "parallel"}, "num_blocks=0 with kind='parallel'"),
-        ({"shares": ["layers"]}, "only embedding, head can be shared"),
+        ({"shares": ["layers"]}, "only embedding, head, encoder can be shared"),
         ({"target": {"name": "x"}}, "target lacks hidden_size, model_type, vocab_size"),
         ({"target": None}, "forerun.json"),
         ({"kind": None}, "kind=None"),

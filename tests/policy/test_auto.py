@@ -88,7 +88,7 @@ def learnt_rate(make: Callable[[], Policy], rows: int, **world: Any) -> tuple[fl
     return early[0] / early[1], late[0] / late[1]
 
 
-@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("alpha", [0.3, pytest.param(0.6, marks=pytest.mark.slow), 0.9])
 @pytest.mark.parametrize("rows", [1, 4, 8])
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("name", MACHINES)
