@@ -35,9 +35,8 @@ def test_share_of_the_ceiling() -> None:
     assert Forward(ceiling=400.0, passes=(one,)).share(one) == pytest.approx(0.75)
 
 
-def test_without_a_gpu() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ForerunError, match="CUDA GPU"):
         forward.measure(tiny_model("llama"), tiny_model("llama"))
 

@@ -14,6 +14,8 @@ from forerun.cli.main import INTERRUPTED
 from forerun.cli.options import GroupedCommand, model_options, number, option, speculation_options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
@@ -303,11 +305,16 @@ def show_eval(record: EvalRecord, picture: Path | None) -> None:
 def print_record(record: EvalRecord, console: Console) -> None:
     from forerun.eval.report import headline, remarks, tables
 
-    for table in tables(record):
+    print_findings(tables(record), remarks(record), headline(record), console)
+
+
+def print_findings(tables: Sequence[Table], remarks: Sequence[str], headline: Sequence[str], console: Console) -> None:
+    """Tables, what to know of them, and last what to read if one reads nothing else."""
+    for table in tables:
         print_table_or_text(table, console)
-    for line in remarks(record):
+    for line in remarks:
         console.print(line, style="dim", markup=False, soft_wrap=True)
-    for line in headline(record):
+    for line in headline:
         console.print(line, style="bold", markup=False, soft_wrap=True)
 
 

@@ -139,15 +139,10 @@ def _show(record: SpeechRecord, path: Path, form: str, console: Console) -> None
 
 
 def print_speech(record: SpeechRecord, console: Console) -> None:
-    from forerun.cli.eval import print_table_or_text
+    from forerun.cli.eval import print_findings
     from forerun.eval.speech.report import headline, remarks, tables
 
-    for table in tables(record):
-        print_table_or_text(table, console)
-    for line in remarks(record):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
-    for line in headline(record):
-        console.print(line, style="bold", markup=False, soft_wrap=True)
+    print_findings(tables(record), remarks(record), headline(record), console)
 
 
 def show_speech(record: SpeechRecord, picture: Path | None) -> None:

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from forerun.drafters.model_folder import ModelFolder, cut_head
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, check_target, load_drafter
+from forerun.loading.drafter_folder import check_target
 
 
 @dataclass(frozen=True)
-class CausalFolder:
-    """What a folder of kind `causal` holds; `beside` makes a model of it once the target is known."""
+class CausalFolder(ModelFolder):
+    """Of kind `causal`."""
 
-    name: str
-    manifest: DrafterManifest
-    config: PreTrainedConfig
-    tensors: dict[str, Tensor]
-    ids: Tensor | None  # [Vd] int64
-
-    @classmethod
-    def load(cls, folder: str | Path) -> CausalFolder:
-        manifest, config, tensors = load_drafter(folder)
-        if manifest.kind != "causal":
-            raise InvalidArgument(
-                f"drafter {str(folder)!r} is of kind {manifest.kind}, not causal; use forerun.drafters.from_folder"
-            )
-        ids = tensors.pop(DRAFT_VOCABULARY, None)
-        return cls(str(folder), manifest, config, tensors, None if ids is None else ids.long())
+    kind = "causal"
 
     def beside(self, target: PreTrainedModel) -> tuple[PreTrainedModel, Tensor | None]:
         """The model in its target's type and place, and the ids its head speaks of (None for all)."""
@@ -87,12 +73,3 @@ class CausalFolder:
             if any(module is part for part in modules)
             for name, _ in module.named_parameters()
         }
-
-
-def cut_head(head: nn.Linear, ids: Tensor) -> nn.Linear:
-    """The rows of a head that speak of `ids`."""
-    small = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
-    small.weight = nn.Parameter(head.weight.detach()[ids], requires_grad=False)
-    if head.bias is not None:
-        small.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
-    return small

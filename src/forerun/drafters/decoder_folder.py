@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from forerun.drafters.causal_folder import cut_head
+from forerun.drafters.model_folder import ModelFolder, cut_head
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, check_target, load_drafter
+from forerun.loading.drafter_folder import check_target
 
 
 @dataclass(frozen=True)
-class DecoderFolder:
-    """What a folder of kind `decoder` holds; `beside` makes a model of it once the target is known."""
+class DecoderFolder(ModelFolder):
+    """Of kind `decoder`."""
 
-    name: str
-    manifest: DrafterManifest
-    config: PreTrainedConfig
-    tensors: dict[str, Tensor]
-    ids: Tensor | None  # [Vd] int64
-
-    @classmethod
-    def load(cls, folder: str | Path) -> DecoderFolder:
-        manifest, config, tensors = load_drafter(folder)
-        if manifest.kind != "decoder":
-            raise InvalidArgument(
-                f"drafter {str(folder)!r} is of kind {manifest.kind}, not decoder; use forerun.drafters.from_folder"
-            )
-        ids = tensors.pop(DRAFT_VOCABULARY, None)
-        return cls(str(folder), manifest, config, tensors, None if ids is None else ids.long())
+    kind = "decoder"
 
     def beside(self, target: PreTrainedModel) -> tuple[PreTrainedModel, Tensor | None]:
         """A model whose decoder is the folder's and whose other parts are `target`'s, and the ids its head knows."""

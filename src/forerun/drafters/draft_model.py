@@ -17,6 +17,7 @@ from forerun.drafters.autoregressive import check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.decoder_folder import DecoderFolder
 from forerun.drafters.encoders import check_encoders
+from forerun.drafters.model_folder import ModelFolder
 from forerun.drafters.steps import ModelSteps
 from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
@@ -39,7 +40,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: PreTrainedModel | CausalFolder | DecoderFolder,
+        model: PreTrainedModel | ModelFolder,
         *,
         tokenizer: Any = None,
         stop_below: float | None = None,
@@ -50,8 +51,8 @@ class DraftModel:
         self.tokenizer, self.stop_below, self.form = tokenizer, stop_below, form
         self.shares_encoder = shares_encoder or isinstance(model, DecoderFolder)
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
-        self._folder = model if isinstance(model, CausalFolder | DecoderFolder) else None
-        if not isinstance(model, CausalFolder | DecoderFolder):
+        self._folder = model if isinstance(model, ModelFolder) else None
+        if not isinstance(model, ModelFolder):
             self._run_with(model)
 
     @classmethod

@@ -181,8 +181,10 @@ class RaggedStates(Cache):
             seen = torch.arange(self.rows.longest, device=self.device) <= self.positions[:, None]
         return bias.masked_fill(~seen[:, None], -torch.inf)
 
-    def attend_biased(self, query: Tensor, layer: Layer, reach: Reach, scale: Scale, bias: Tensor) -> Tensor:
-        raise NotImplementedError("rows that the host knows have a plan")
+    def attend_biased(self, query: Tensor, layer: Layer, rule: Rule, scale: Scale, bias: Tensor) -> Tensor:
+        """[N, H, D] -> [N, H, Dv] with a bias of each head [1, H, N, S], which no kernel of ours takes."""
+        how = self.plan(self.dense(rule), query.shape[1] // layer.keys.shape[2], bias)
+        return ops.attend(query, *layer.by_head, how, scale)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.longest_past
@@ -274,9 +276,9 @@ def _attend(
     """[N, Hq, D] -> [N, Hq, Dv]: by a kernel where one knows the mask's rule and the layer's shapes."""
     rule = states.rule_of(mask)
     if rule is not None:
-        if bias is not None and states.is_static:
-            return states.attend_biased(query, layer, rule.reach, scale, bias)
-        if bias is None and (states.is_static or ops.has_ragged_attention(query, *layer.by_head, states.use)):
+        if bias is not None:
+            return states.attend_biased(query, layer, rule, scale, bias)
+        if states.is_static or ops.has_ragged_attention(query, *layer.by_head, states.use):
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = states.dense(rule)
     how = states.plan(mask, query.shape[1] // layer.keys.shape[2], bias)

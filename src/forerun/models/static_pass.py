@@ -19,7 +19,7 @@ from forerun.cache.ragged import Layer
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach
-from forerun.models.attention import RaggedStates, ragged
+from forerun.models.attention import RaggedStates, Rule, ragged
 from forerun.models.families import Layout
 from forerun.models.gpu_body import GpuBody
 from forerun.models.rotary import RotaryWrites
@@ -58,10 +58,11 @@ class StaticStates(RaggedStates):
         assert self._reach is not None
         return self._reach.longest, 0
 
-    def attend_biased(self, query: Tensor, layer: Layer, reach: Reach, scale: Scale, bias: Tensor) -> Tensor:
-        """[N, H, D] -> [N, H, Dv] with a bias of each head [1, H, N, S], which no kernel of ours takes."""
-        rows, span = reach.slots.shape[0], bias.shape[-1]
-        keys, values = (pool[:, :, :span].index_select(0, reach.slots) for pool in layer.by_head)
+    def attend_biased(self, query: Tensor, layer: Layer, rule: Rule, scale: Scale, bias: Tensor) -> Tensor:
+        """The same for rows that only the device knows."""
+        slots, span = rule.reach.slots, bias.shape[-1]
+        rows = len(slots)
+        keys, values = (pool[:, :, :span].index_select(0, slots) for pool in layer.by_head)
         out = F.scaled_dot_product_attention(
             query.unflatten(0, (rows, -1)).transpose(1, 2), keys, values, self._added(bias, rows), scale=scale.factor
         )
