@@ -41,7 +41,8 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
     names = ("IS_PART", "SHARED", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "UPCAST", "EARLY")
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
-        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32, "QUERIES": block_queries, **dict.fromkeys(names, False), **flags,
+        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32, "QUERIES": block_queries,
+        **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1"}
     return compiled(attention_device.attend_kernel, constants, kinds, num_warps=4, num_stages=3)

@@ -96,14 +96,15 @@ def _launch(
 
 
 def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape) -> None:
-    batch, heads = reach.slots.shape[0], out.shape[1]
+    batch, heads, size = reach.slots.shape[0], out.shape[1], out.shape[2]
     merge_kernel[(heads, reach.most_tokens, batch)](
-        out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks, reach.window,
-        reach.longest, shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks,
-        HEADS=heads, GROUP=heads // parts[0].shape[0], VALUE_SIZE=out.shape[-1], BLOCK_VALUE_SIZE=power(out.shape[-1]),
+        out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
+        reach.window, reach.longest, shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks,
+        HEADS=heads, GROUP=heads // parts[0].shape[0], VALUE_SIZE=size, BLOCK_VALUE_SIZE=power(size),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,
-        BLOCK_PIECES=min(triton.next_power_of_2(shape.pieces), MOST_PIECES), QUERIES=shape.queries, SHARED=shape.shares > 0, WINDOWED=reach.window > 0,
-        CHAIN=reach.tree is None and not reach.across, HAS_SINKS=scale.sinks is not None, EARLY=shape.early,
+        BLOCK_PIECES=min(triton.next_power_of_2(shape.pieces), MOST_PIECES), QUERIES=shape.queries,
+        SHARED=shape.shares > 0, WINDOWED=reach.window > 0, CHAIN=reach.tree is None and not reach.across,
+        HAS_SINKS=scale.sinks is not None, EARLY=shape.early,
         num_warps=1 if shape.pieces <= 16 else 4, **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 

@@ -103,8 +103,9 @@ def attend_kernel(
         row = tl.program_id(1) // query_blocks
         split = tl.program_id(2)
         start, count, length, low, high = spans(
-            row, row < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, PADDED, WINDOWED, CHAIN
-        )
+            row, row < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, PADDED, WINDOWED,
+            CHAIN,
+        )  # fmt: skip
         slot = tl.load(slots_ptr + row).to(tl.int64)
         begin = low + split * chunk
         if begin >= high:
@@ -281,7 +282,8 @@ def finish(
         mass = mass * tl.exp2(peak - top) + tl.exp2(sink - top)
     place = token.to(tl.int64) * HEADS + head
     made = (mixed / mass[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + place[:, None] * VALUE_SIZE + e[None, :], made, mask=is_query[:, None] & (e < VALUE_SIZE)[None, :])
+    is_out = is_query[:, None] & (e < VALUE_SIZE)[None, :]
+    tl.store(out_ptr + place[:, None] * VALUE_SIZE + e[None, :], made, mask=is_out)
 
 
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
