@@ -18,6 +18,7 @@ from forerun.engine.adjust import adjuster
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
 from forerun.engine.device.choose import runner_for
+from forerun.engine.device.room import SIZES
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
 from forerun.engine.laws import keys_of, law_of, tokens_of
@@ -66,6 +67,7 @@ class Engine:
         self._results: list[RowResult] = []
         self._free: list[int] = []  # row numbers that were used and are free again, the smallest first
         self._numbers = itertools.count()
+        self._turns = itertools.count(1)
         self.side = DraftSide(drafter, policy, target, rule)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
@@ -128,12 +130,14 @@ class Engine:
             return self._land(self.runner, batch)
         return self._round(batch)
 
-    def _view(self, batch: list[Row]) -> BatchView:
+    def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
             bool(getattr(self.drafter, "is_mixed", False)),
+            sizes,
+            next(self._turns),
         )
 
     def _round(self, batch: list[Row]) -> list[Progress]:
@@ -180,6 +184,7 @@ class Engine:
                 ended=_ended(progress),
                 copied=draft.cuttable or (draft.deterministic,) * len(batch),
                 nodes=tuple(len(block) - 1 for block in blocks),
+                turn=view.turn,
             )
         )
         self._retire()
@@ -189,7 +194,8 @@ class Engine:
         """Send a round to the device, if it is one that the device can run by itself."""
         if not runner.takes(batch):
             return False
-        lengths = self.side.lengths(self._view(batch))
+        view = self._view(batch, SIZES)
+        lengths = self.side.lengths(view)
         if runner.moves(batch, lengths):
             if runner.is_flying:
                 return False
@@ -197,7 +203,7 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths, self.side.is_fixed)
+            runner.launch(batch, lengths, view, self.side.is_fixed)
         except Exception as error:
             self._ground(runner, error)
             return False
@@ -211,7 +217,7 @@ class Engine:
 
     def _land(self, runner: Runner, batch: list[Row]) -> list[Progress]:
         """The oldest round in the air; another one follows it before anything that can wait is done."""
-        if self.ahead and self.side.is_fixed and not self._waiting and runner.is_needed(batch):
+        if self.ahead and self.side.runs_ahead and not self._waiting and runner.is_needed(batch):
             self._launch(runner, batch)
         landing = runner.land()
         kept = kept_of(landing.verdict, landing.blocks, None)
@@ -229,6 +235,8 @@ class Engine:
             score_seconds=landing.seconds[1],
             verify_seconds=landing.seconds[2],
             ended=_ended(progress),
+            steps=landing.drafted,
+            turn=landing.turn,
         )
         self.policy.observe(outcome)
         running = [row for row in batch if row.finish_reason is None]
