@@ -33,12 +33,17 @@ class Memory:
 
 
 def measure_memory(target: Any, draft: Any, length: int, prompts: Sequence[Prompt], **options: Any) -> Memory:
-    """One call of a fresh decoder. Prompts should be short: reading a long one needs more than any round."""
+    """One call of a fresh decoder. Prompts should be short: reading a long one needs more than any round.
+
+    The first decoder of a model merges weights that are multiplied together, a layer at a time: what that needs for a
+    moment belongs to loading them.
+    """
     device = target.device
     _warm_libraries(target)
-    before, reserved = _cleared(device)
+    before, _ = _cleared(device)
     drafter = DraftModel(draft)
     decoder = SpeculativeDecoder(target, drafter, policy=length, **options)
+    _, reserved = _cleared(device)
     ids = torch.tensor(prompts, device=device)
     decoder.generate(ids, max_new_tokens=TOKENS, temperature=1.0, seed=0, eos_token_id=[])
     torch.cuda.synchronize(device)
@@ -59,7 +64,17 @@ def _cleared(device: torch.device) -> tuple[int, int]:
 
 @torch.inference_mode()
 def _warm_libraries(target: Any) -> None:
-    """Workspaces of matrix libraries are theirs, whoever multiplies."""
+    """Workspaces of matrix libraries are theirs, whoever multiplies: one a stream, and graphs are captured on another."""
     head = target.get_output_embeddings().weight
-    torch.nn.functional.linear(head[:1], head[:64])
+    for stream in (torch.cuda.current_stream(target.device), _capture_stream()):
+        with torch.cuda.stream(stream):
+            for rows in (1, 64):
+                torch.nn.functional.linear(head[:rows], head[:64])
     torch.cuda.synchronize(target.device)
+
+
+def _capture_stream() -> torch.cuda.Stream:
+    """The one that `torch.cuda.graph` captures on where it is given none: made with the first of them."""
+    torch.cuda.graph(torch.cuda.CUDAGraph())
+    stream: torch.cuda.Stream = torch.cuda.graph.default_capture_stream
+    return stream
