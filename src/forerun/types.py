@@ -258,8 +258,8 @@ class BatchView:
     max_lengths: tuple[int, ...]  # room left in each row's budget and context: the answer may not exceed it
     # Whether the drafter both copies (deterministic drafts, as good as free) and draws (each token takes time).
     is_mixed: bool = False
-    # Lengths that rounds of these rows are recorded for: every draft between two of them takes as long as the longer, and
-    # so do the others beside it. Empty where each drafted token has its own price.
+    # Lengths that rounds of these rows are recorded for: every draft between two of them takes as long as the longer,
+    # and so do the others beside it. Empty where each drafted token has its own price.
     sizes: tuple[int, ...] = ()
     turn: int = 0  # of the round that is asked for; its outcome has the same
 

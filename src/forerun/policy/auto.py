@@ -156,7 +156,8 @@ class CostModel:
         if not any(room) or not self._score.knows_plain():
             return none
         if not self._score.knows_drafts():
-            return tuple(min(1, most) for most in room) if self._begin_trial(FIRST_LOSS, 0) else none
+            first = TRIAL_LENGTH if view.sizes else 1  # a recording takes as long as many rounds: none for this alone
+            return tuple(min(first, most) for most in room) if self._begin_trial(FIRST_LOSS, 0) else none
         if self._judges:
             return room if self._worth_asking(len(room)) else none
         costs = self._draft.table(len(room), self.max_length)

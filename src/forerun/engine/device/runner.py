@@ -32,6 +32,7 @@ from forerun.types import BatchView, Rule, Verdict
 
 LANES = 3  # one to be read, two in the air
 SETTLED = 16  # rounds that rows sit among more empty places than need be before they move
+NEAR = 8  # tokens left, beside two drafts, below which lengths are the budget's rather than the policy's
 MARGIN = 64  # tokens before the end of a draft model's context, from where on rounds are run step by step
 
 
@@ -122,8 +123,8 @@ class Runner:
         Rows that stay where they are move to fewer places only once they have sat among empty ones for a while: nothing
         can be in the air meanwhile, which costs what several rounds of fewer places save.
         """
-        longest, places = max(lengths), power(len(rows))
-        size, is_seated = self._sizes.choose((roomy(longest), self._places), places, places), self._are_seated(rows)
+        longest, places, is_seated = max(lengths), power(len(rows)), self._are_seated(rows)
+        size = self._sizes.choose((roomy(longest), self._places), places, places, meant=not is_seated)
         taken = self._round.seats.size if is_seated and self._round is not None else 0
         self._spared = self._spared + 1 if size < taken else 0
         self._size = taken if 0 < self._spared <= SETTLED else size
@@ -139,14 +140,17 @@ class Runner:
         return len(self.flights) < LANES - 1 and any(row.remaining > most for row in rows)
 
     def launch(self, rows: Sequence[Row], lengths: Sequence[int], view: BatchView, is_fixed: bool = False) -> None:
-        """Send a round off: nothing is waited for. Lengths that are fixed, or among those offered, are recorded at once,
-        unless budgets made them what they are."""
+        """Send a round off: nothing is waited for.
+
+        Lengths that are fixed, or among those offered, are recorded at once; but near the end of all budgets every
+        round has another length, and none of them is.
+        """
         longest = max(lengths)
         turn = self._take_seats(rows, longest)
         seats = turn.seats
         kind = (seats.size, seats.width, seats.flags, self._places)
         size = longest if is_fixed else roomy(longest)
-        meant = longest == size and longest < max(view.max_lengths)
+        meant = longest == size and max(view.max_lengths) >= 2 * longest + NEAR
         number = self._drafts.choose(kind, longest, size, meant)
         count = bucket(number + 1)
         seats.excuse()

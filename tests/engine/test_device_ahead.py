@@ -1,0 +1,128 @@
+"""Rounds sent off before the last one was heard of, by a policy that learns: the tokens of those lengths, no others."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from engine.device_engines import GREEDY, SAMPLED, engine, requests, texts
+from forerun.cache.ragged import RaggedCache
+from forerun.config import SamplingParams
+from forerun.engine.device.habits import Habits
+from forerun.engine.device.runner import SETTLED
+from forerun.policy import Constant
+from forerun.types import BatchView, RoundOutcome, Rule
+
+
+class Follows(Constant):
+    """Each row's length follows from what became of its earlier drafts, as far as that has been heard."""
+
+    is_fixed = False
+
+    def __init__(self, runs_ahead: bool = True) -> None:
+        super().__init__(0)
+        self.runs_ahead = runs_ahead
+        self.events: list[tuple[str, int]] = []
+        self.drafted: dict[int, list[int]] = defaultdict(list)  # of every round of a request
+        self._sum: dict[int, int] = defaultdict(int)
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        self.events.append(("asked", view.turn))
+        wanted = (1 + (3 * self._sum[request] + request) % 5 for request in view.request_ids)
+        return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.events.append(("heard", outcome.turn))
+        for request, drafted, accepted in zip(outcome.request_ids, outcome.drafted, outcome.accepted, strict=True):
+            self.drafted[request].append(drafted)
+            self._sum[request] += 1 + accepted
+
+
+class Replayed(Constant):
+    """The lengths that another run had."""
+
+    def __init__(self, drafted: dict[int, list[int]]) -> None:
+        super().__init__(0)
+        self._left = {request: list(lengths) for request, lengths in drafted.items()}
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(self._left[request].pop(0) for request in view.request_ids)
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.parametrize(("params", "number"), [(SAMPLED, 1), (SAMPLED, 5), (GREEDY, 3)])
+def test_same_tokens_as_step_by_step_with_the_same_lengths(params: SamplingParams, number: int, rule: Rule) -> None:
+    policy = Follows()
+    got = texts(engine(True, policy=policy, rule=rule), requests(number, params, new=40))
+    assert len({length for lengths in policy.drafted.values() for length in lengths}) > 3
+    assert got == texts(engine(False, policy=Replayed(policy.drafted), rule=rule), requests(number, params, new=40))
+
+
+def test_the_next_round_is_asked_for_before_the_last_is_heard_of() -> None:
+    def asked_early(policy: Follows) -> list[int]:
+        texts(engine(True, policy=policy), requests(3, new=40))
+        heard = [turn for what, turn in policy.events if what == "heard"]
+        assert heard == sorted(heard)
+        place = {event: i for i, event in enumerate(policy.events)}
+        return [later for turn, later in pairwise(heard) if place["asked", later] < place["heard", turn]]
+
+    ahead, waiting = asked_early(Follows()), asked_early(Follows(runs_ahead=False))
+    assert len(ahead) > 8 and not waiting
+
+
+def test_a_size_that_is_meant_is_recorded_at_once_and_others_are_stood_in_for() -> None:
+    habits = Habits(patience=2)
+    assert habits.choose("kind", 12, 12, meant=True) == 12
+    assert habits.choose("kind", 8, 8) == 12
+    assert habits.choose("kind", 8, 8, meant=True) == 8
+    assert habits.choose("kind", 5, 6) == 8
+    assert habits.choose("moved", 5, 6) == 6
+
+
+def test_rows_stay_among_empty_places_for_a_while() -> None:
+    """A smaller size that is known is no reason to stop rounds that are in the air, until it has been for long."""
+    made = engine(True, policy=2)
+    assert made.runner is not None
+    first = texts(made, requests(4, new=12))
+    texts(made, requests(1, new=12))
+    sizes, launch = [], made.runner.launch
+
+    def counted(*asked: object) -> None:
+        launch(*asked)  # type: ignore[arg-type]
+        assert made.runner is not None and made.runner._round is not None
+        sizes.append(made.runner._round.seats.size)
+
+    made.runner.launch = counted  # type: ignore[method-assign]
+    *short, long = requests(4, new=12)
+    got = texts(made, [*short, replace(long, max_new_tokens=60)])
+    alone = sizes.index(1)
+    assert set(sizes[:alone]) == {4} and set(sizes[alone:]) == {1} and alone > SETTLED
+    assert {i: got[i] for i in range(3)} == {i: first[i] for i in range(3)}
+    assert got[3][: len(first[3])] == first[3]
+
+
+def test_recordings_of_before_keys_moved_do_not_count_as_known() -> None:
+    made = engine(True, policy=2)
+    assert made.runner is not None
+    texts(made, requests(1, new=12))
+    before = made.runner._places
+    texts(made, requests(4, new=12))
+    assert made.runner._places != before
+    known = made.runner._sizes._known
+    assert 1 in known[2, before] and 1 not in known[2, made.runner._places] and 4 in known[2, made.runner._places]
+
+
+def test_rows_that_leave_together_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, copy = [], RaggedCache._copy
+
+    def counted(cache: RaggedCache, source: int, target: int, length: int) -> None:
+        copied.append((source, target))
+        copy(cache, source, target, length)
+
+    monkeypatch.setattr(RaggedCache, "_copy", counted)
+    made = engine(True, policy=2)
+    texts(made, requests(5, new=12))
+    assert made.target.cache.rows == () and not copied
