@@ -346,32 +346,26 @@ class Engine:
         self.seconds.verify_seconds += verify
 
     def _retire(self) -> None:
-        """Let finished rows go, the last slots first: then nobody has to move."""
+        """Let finished rows go."""
         for row in [row for row in self._waiting if row.finish_reason is not None]:
             self._waiting.remove(row)
             self._results.append(row.result(self.clock()))
             if self.shelf.take(row.number) is None:
                 heappush(self._free, row.number)
             else:  # it had claimed a kept row
-                self._release(row.number)
+                self._leaving.append(row.number)
         done = [row for row in self._running.values() if row.finish_reason is not None]
         for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
             del self._running[row.number]
             self._results.append(row.result(self.clock()))
-            for number in self.shelf.put(row.number, row.history, row.error is not None, row.request.source):
-                self._release(number)
+            self._leaving += self.shelf.put(row.number, row.history, row.error is not None, row.request.source)
         if self.runner is not None and self.runner.is_flying and not self._running:
             self.runner.drop()
-            self._let_go()
-
-    def _release(self, number: int) -> None:
-        """Slots move when a row goes, so it stays for as long as a round is in the air."""
-        self._leaving.append(number)
-        if self.runner is None or not self.runner.is_flying:
+        if self.runner is None or not self.runner.is_flying:  # slots move when a row goes
             self._let_go()
 
     def _let_go(self) -> None:
-        """Rows that left, the last slots first: one that is freed below others is filled with the keys of the last."""
+        """Rows that left, the last slots first: then the keys of nobody who stays behind have to move."""
         going, self._leaving = sorted(self._leaving, key=self.target.cache.slot, reverse=True), []
         if going and self.runner is not None:
             self.runner.leave()
