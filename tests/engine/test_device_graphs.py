@@ -115,7 +115,11 @@ def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -
         calls.append(int(standing.past[0]))
         original(standing, *rest)
 
-    want = texts(engine(False), requests(3))
+    want, stream = texts(engine(False), requests(3)), torch.cuda.current_stream()
+    own, drawn = graph_that_draws()
+    torch.manual_seed(7)
+    wanted = [torch.rand(3, device=DEVICE).tolist() for _ in range(2)]
+    torch.manual_seed(7)
     monkeypatch.setattr(kernel, "advance", waiting)
     made = engine(True)
     for request in requests(3):
@@ -125,7 +129,31 @@ def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -
             made.step()
     assert {result.request.request_id: result.tokens for result in made.take_results()} == want
     assert made.runner is not None and made.runner.is_grounded and calls
-    assert torch.rand(3, device=DEVICE).shape == (3,)
+    assert torch.cuda.current_stream() == stream
+    assert [torch.rand(3, device=DEVICE).tolist() for _ in range(2)] == wanted, "the user's own random numbers"
+    own.replay()
+    first = drawn.tolist()
+    own.replay()
+    assert drawn.tolist() != first
+    assert kept_by_another_stream() == 0
+
+
+def graph_that_draws() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = torch.rand(3, device=DEVICE)
+    return graph, drawn
+
+
+def kept_by_another_stream() -> int:
+    """Bytes not given back of a tensor that two streams have used: all of them while a capture seems to go on."""
+    before = torch.cuda.memory_allocated()
+    shared = torch.empty(1 << 20, device=DEVICE)
+    shared.record_stream(torch.cuda.Stream())
+    del shared
+    torch.cuda.synchronize()
+    torch.empty(1, device=DEVICE)
+    return torch.cuda.memory_allocated() - before
 
 
 NUMBER, ROWS, STEPS, VOCAB = 6000, 256, 3, 5
