@@ -147,13 +147,13 @@ def graph_that_draws() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
 
 def kept_by_another_stream() -> int:
     """Bytes not given back of a tensor that two streams have used: all of them while a capture seems to go on."""
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
     shared = torch.empty(1 << 20, device=DEVICE)
     shared.record_stream(torch.cuda.Stream())
     del shared
     torch.cuda.synchronize()
     torch.empty(1, device=DEVICE)
-    return torch.cuda.memory_allocated() - before
+    return int(torch.cuda.memory_stats()["active_bytes.all.current"] - before)
 
 
 NUMBER, ROWS, STEPS, VOCAB = 6000, 256, 3, 5
