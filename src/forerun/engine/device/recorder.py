@@ -36,7 +36,7 @@ class Recorder:
         try:
             replay: Work = capture(work, self._pool).replay
         except Exception:
-            self._pool = None  # nobody may be left who holds it, and then it is gone
+            self._pool = None  # torch takes the failed capture into it for one that goes on, and refuses the next
             raise
         self.num_recordings += 1
         self.seconds += time.perf_counter() - started
