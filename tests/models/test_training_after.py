@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from forerun import DraftModel, SpeculativeDecoder
 from forerun.models.merging import merged
-from support.devices import each_device
+from support.devices import on_gpu
 from support.seq2seq import batch_of, rows_of
 from support.tiny import EXTRA_FAMILIES, FAMILIES, SEQ2SEQ_FAMILIES, tiny_model
 
@@ -42,14 +42,21 @@ def check_trains(model: PreTrainedModel, family: str) -> None:
     """No tensor of the model's is an inference tensor, and it learns what a model would that has never decoded."""
     named = chain(model.named_parameters(), model.named_buffers())
     assert not [name for name, tensor in named if tensor.is_inference()]
-    wanted = gradients(own_model(family, str(model.device)), family)
-    for found, right in zip(gradients(model, family), wanted, strict=True):
-        torch.testing.assert_close(found, right)
+    wanted, found = gradients(own_model(family, str(model.device)), family), gradients(model, family)
+    assert [own is None for own in found] == [right is None for right in wanted]
+    pairs = [(own, right) for own, right in zip(found, wanted, strict=True) if own is not None and right is not None]
+    whole = torch.stack([right.norm() for _, right in pairs]).norm()
+    assert whole > 0 and all((own - right).norm() <= 1e-4 * whole for own, right in pairs)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-@pytest.mark.parametrize("family", (*FAMILIES, *EXTRA_FAMILIES, *SEQ2SEQ_FAMILIES))
-@each_device
+@pytest.mark.parametrize(
+    ("family", "device"),
+    [
+        *((family, "cpu") for family in (*FAMILIES, *EXTRA_FAMILIES, *SEQ2SEQ_FAMILIES)),
+        *(pytest.param(family, "cuda", marks=on_gpu) for family in ("llama", "qwen3", "gemma3", "codegen", "t5")),
+    ],
+)
 def test_a_model_learns_after_a_call(family: str, device: str) -> None:
     model, draft = own_model(family, device), own_model(family, device)
     decoder = SpeculativeDecoder(model, DraftModel(draft), policy=2, compile=False)
