@@ -6,8 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= 2
 GPU_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); echo $$((n < 14 ? n : 14)))
-# Triton's kernels have the names of their functions; what a library has compiled, torch's references, is not looked at.
-SANITIZER := compute-sanitizer --error-exitcode 1 --kernel-name 'regex=^[a-z_]+_kernel$$' --tool
+SANITIZER := compute-sanitizer --error-exitcode 1 --kernel-name kns=_kernel --tool
 SANITIZED := $(BIN)/python -m pytest -m gpu -q @tests/kernels/sanitized.txt
 
 DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" by "lake": \
@@ -68,9 +67,12 @@ sanitize: export FORERUN_FEW_ROWS := 1
 sanitize: export HF_HUB_OFFLINE := 1
 sanitize: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
 sanitize: $(VENV)/.dev  ## Every kernel under compute-sanitizer, for stray reads, writes and races
-	$(BIN)/pytest -m gpu -q -n $(GPU_WORKERS) @tests/kernels/sanitized.txt
-	$(SANITIZER) memcheck $(SANITIZED) & memcheck=$$!; $(SANITIZER) racecheck $(SANITIZED); racecheck=$$?; \
-		wait $$memcheck && exit $$racecheck
+	@! $(SANITIZER) memcheck $(BIN)/python tests/kernels/stray.py > /dev/null || \
+		{ echo "the sanitizer did not see a kernel that reads past its input"; exit 1; }
+	$(SANITIZED) -n $(GPU_WORKERS)
+	@for tool in memcheck racecheck; do for part in 'verify or thresholds' 'not verify and not thresholds'; do \
+		$(SANITIZER) $$tool $(SANITIZED) -k "$$part" & all="$$all $$!"; \
+	done; done; status=0; for one in $$all; do wait $$one || status=1; done; exit $$status
 
 bench: $(VENV)/.run  ## Measure speed on this machine
 	$(BIN)/forerun bench
