@@ -58,7 +58,7 @@ class Round:
         """K tokens for every row, and the logits they were drawn from.
 
         The first step takes two tokens, because after a fully kept draft the drafter is one key behind; the others
-        take the token before.
+        take the token before. Where a row has but one, the other lies before its beginning and is nobody's.
         """
         assert self.draft_pass is not None
         seats, number = self.seats, shape.drafted

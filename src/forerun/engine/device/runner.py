@@ -257,7 +257,10 @@ class Runner:
             if not self.flights:
                 running = seats.running
                 self.drafter.read_up([row.number for row in running], [row.history for row in running])
-            keep_room(self.drafter.scorer.cache, seats.rows, [keys + number for keys in before], final)
+            cache = self.drafter.scorer.cache
+            # A row of one token begins its draft with one that does not exist, which goes to the cache's last place.
+            ends = [keys + number if keys else max(number, cache.capacity) for keys in before]
+            keep_room(cache, seats.rows, ends, final)
         ends = [keys + count for keys in before]
         keep_room(self.target.cache, seats.rows, ends, final)
         return max(ends)
@@ -320,8 +323,6 @@ def _odd(row: Row, target: Scorer) -> str | None:
         return "penalties, biases or processors"
     if row.request.logprobs:
         return "log-probabilities of alternatives"
-    if len(row.history) < 2:
-        return "a prompt of one token"
     if target.length(row.number) != len(row.history) - 1:
         return "a prompt that comes along"
     return None

@@ -125,7 +125,7 @@ def _numbers(row: Row, seat: Seat) -> list[int]:
     request = row.request
     return [
         seat.slot, seat.draft_slot, len(row.history) - 1, 1, row.stop.budget, request.seed, request.request_id,
-        row.round, len(row.output), row.history[-2], row.history[-1],
+        row.round, len(row.output), row.history[-2] if len(row.history) > 1 else 0, row.history[-1],
     ]  # fmt: skip
 
 
