@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.engine.adjust import adjuster
+from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
 from forerun.engine.device.choose import runner_for
@@ -99,7 +100,7 @@ class Engine:
             number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
-        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output))
+        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output), bans_of(request))
         self._waiting.append(row)
         return number
 
@@ -190,6 +191,8 @@ class Engine:
         if not runner.takes(batch):
             return False
         lengths = self.side.lengths(self._view(batch))
+        if runner.may_reach_an_end(batch, lengths):
+            return False
         if runner.moves(batch, lengths):
             if runner.is_flying:
                 return False

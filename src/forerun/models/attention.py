@@ -240,7 +240,7 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,  # [1, Hq, N, S] or [Hq, L], as `models.positions` has told it
+    position_bias: Tensor | None = None,  # [1, Hq, N, S] or, by distance, [1, Hq, 1, L]: see `models.positions`
     **others: Any,
 ) -> tuple[Tensor, None]:
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
@@ -255,7 +255,9 @@ def attention(
     if states.looks_across:
         out = _attend_across(states, packed, layer, Scale(factor, softcap, s_aux))
     else:
-        bias, table = (None, position_bias) if states.is_static else (position_bias, None)
+        bias, table = position_bias, None
+        if bias is not None and states.is_static:
+            bias, table = None, bias[0, :, 0]
         out = _attend(states, packed, layer, attention_mask, Scale(factor, softcap, s_aux, table), bias)
     return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0), None
 

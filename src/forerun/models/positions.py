@@ -47,7 +47,7 @@ class RowPositions:
 
 
     def _by_distance(self, module: Any) -> Callable[..., Tensor]:
-        """In the place of the bias [1, heads, N, S] a table [heads, L], which `models.attention` knows by its shape."""
+        """In the place of the bias [1, heads, N, S] one that is said once for all tokens: [1, heads, 1, distances]."""
         device: torch.device = module.relative_attention_bias.weight.device
         if (key := (id(module), device)) not in self._buckets:
             back = -torch.arange(module.relative_attention_max_distance + 1, device=device)
@@ -56,7 +56,7 @@ class RowPositions:
 
         def compute_bias(*lengths: Any, **options: Any) -> Tensor:
             table: Tensor = module.relative_attention_bias(buckets)  # [L, heads]
-            return table.T.float().contiguous()
+            return table.T.float().contiguous()[None, :, None]
 
         return compute_bias
 
