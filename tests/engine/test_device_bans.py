@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from engine.device_engines import GREEDY, SAMPLED, engine, flown, requests, texts
 from pytest import MonkeyPatch
 from transformers import (
     ForcedBOSTokenLogitsProcessor,
@@ -19,6 +18,7 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
+from engine.device_engines import GREEDY, SAMPLED, engine, flown, requests, texts
 from forerun.config import SamplingParams
 from forerun.engine import Request
 from forerun.engine.bans import Bans, bans_of

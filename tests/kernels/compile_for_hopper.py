@@ -38,7 +38,18 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
-    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "HAS_BIAS", "UPCAST", "EARLY")
+    names = (
+        "IS_PART",
+        "PADDED",
+        "WINDOWED",
+        "CAPPED",
+        "HAS_SINKS",
+        "HAS_TREE",
+        "ACROSS",
+        "HAS_BIAS",
+        "UPCAST",
+        "EARLY",
+    )
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,

@@ -39,8 +39,7 @@ class Scale:
     factor: float
     softcap: float | None = None
     sinks: Tensor | None = None  # [Hq] a learned score per head that attends to nothing
-    # [Hq, L] float32, added by how far back a key lies; the last one stands for all that is further. Rows alone take it.
-    by_distance: Tensor | None = None
+    by_distance: Tensor | None = None  # [Hq, L] float32, by how far back a key lies; the last for all that is further
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,9 +255,8 @@ def attention(
     if states.looks_across:
         out = _attend_across(states, packed, layer, Scale(factor, softcap, s_aux))
     else:
-        bias, table = position_bias, None
-        if bias is not None and states.is_static:
-            bias, table = None, bias[0, :, 0]
+        table = position_bias[0, :, 0] if position_bias is not None and states.is_static else None
+        bias = position_bias if table is None else None
         out = _attend(states, packed, layer, attention_mask, Scale(factor, softcap, s_aux, table), bias)
     return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0), None
 

@@ -45,7 +45,6 @@ class RowPositions:
                 else:
                     module.__dict__[name] = own
 
-
     def _by_distance(self, module: Any) -> Callable[..., Tensor]:
         """In the place of the bias [1, heads, N, S] one that is said once for all tokens: [1, heads, 1, distances]."""
         device: torch.device = module.relative_attention_bias.weight.device

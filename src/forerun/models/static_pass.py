@@ -19,6 +19,7 @@ from forerun.math.ragged_attention import Reach
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
 from forerun.models.gpu_body import GpuBody
+from forerun.models.lean import LeanModules
 from forerun.models.rotary import RotaryWrites
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -68,6 +69,9 @@ class StaticPass:
         self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
         self._kept_starts: dict[tuple[int, int], Tensor] = {}
         self._rotary = RotaryWrites(scorer.model, scorer.kernels)
+        told = isinstance(scorer, Seq2SeqScorer)
+        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings()) if told else ()
+        self._lean = LeanModules(*parts)
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
         """`count` new tokens for each of `slots` [R], behind `past` [R] keys; no row will have more than `span`."""
@@ -123,7 +127,7 @@ class StaticPass:
         if isinstance(scorer, Seq2SeqScorer):
             states.across = scorer.directory.across(states, scorer.sources, rows.reach)
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
-        with ragged(scorer.model, states), self._rotary.during_pass():
+        with ragged(scorer.model, states), self._rotary.during_pass(), self._lean.during_pass():
             out = scorer.call(scorer.model, (), states, flat[None], rows.positions[None], **options)
         found: Tensor = out.logits[0]
         return found if keep is None or self._picks_logits else found[keep]
