@@ -366,8 +366,8 @@ class Engine:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Rows that left."""
-        going, self._leaving = self._leaving, []
+        """Rows that left, the last slots first: then nobody has to move."""
+        going, self._leaving = sorted(self._leaving, key=self.target.cache.slot, reverse=True), []
         if going and self.runner is not None:
             self.runner.leave()
         for number in going:

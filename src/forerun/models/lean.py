@@ -1,8 +1,8 @@
 """Decoders of transformers' modules in fewer and faster launches, for the duration of a recorded pass.
 
 In a graph a launch costs about two microseconds whatever it does, and T5's norm is eight of them, its activation eight
-more. Norms and activations that are one kernel elsewhere, and products of a few rows, are said by our own; outside a
-pass the model is as it was.
+more; Whisper's attention copies queries, keys and values that our kernels read where they lie. Such modules are said by
+our own kernels, and so are products of a few rows; outside a pass the model is as it was.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
+from transformers.models.whisper.modeling_whisper import WhisperAttention
 
 from forerun import ops
 from forerun.math.skinny import Norm
+from forerun.models.attention import attention
 
-Forward = Callable[[Any, Tensor], Tensor]
+Forward = Callable[..., Any]
 
 
 class LeanModules:
-    """The modules of a decoder that can be said in one launch. Nobody's own wrapping of a module is touched."""
+    """The modules of a decoder that can be said in fewer launches. Nobody's own wrapping of a module is touched."""
 
     def __init__(self, *parts: nn.Module) -> None:
         modules = {id(module): module for part in parts for module in part.modules()}
         self._leaner = [
             (module, found)
             for module in modules.values()
-            if (found := _leaner(module)) is not None and "forward" not in module.__dict__
+            if (found := LEANER.get(type(module))) is not None and "forward" not in module.__dict__
         ]
 
     @contextmanager
@@ -46,15 +48,6 @@ class LeanModules:
                 del module.__dict__["forward"]
 
 
-def _leaner(module: nn.Module) -> Forward | None:
-    """Types are exact: what is derived from them may do anything."""
-    if type(module) is nn.Linear:
-        return _product
-    if type(module) in (T5LayerNorm, MT5LayerNorm) and hasattr(module, "variance_epsilon"):
-        return _norm
-    return _gelu if type(module) is NewGELUActivation else None
-
-
 def _product(module: nn.Linear, x: Tensor) -> Tensor:
     return ops.project(x.reshape(-1, x.shape[-1]), module.weight, module.bias).view(*x.shape[:-1], -1)
 
@@ -65,3 +58,37 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 def _gelu(module: nn.Module, x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
+
+
+def _whisper_attention(
+    module: Any,
+    hidden_states: Tensor,  # [1, N, H]
+    key_value_states: Tensor | None = None,
+    past_key_values: Any = None,  # both caches of a pass
+    attention_mask: Tensor | None = None,
+    output_attentions: bool = False,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What `WhisperAttention.forward` does, without copies: heads are views of what the products made."""
+
+    def heads(project: nn.Module, states: Tensor) -> Tensor:
+        made: Tensor = project(states).unflatten(-1, (-1, module.head_dim))
+        return made.transpose(1, 2)
+
+    query = heads(module.q_proj, hidden_states)
+    if key_value_states is None:
+        keys, values = (heads(project, hidden_states) for project in (module.k_proj, module.v_proj))
+        past_key_values.self_attention_cache.update(keys, values, module.layer_idx)
+    else:
+        keys = values = past_key_values.cross_attention_cache.layers[module.layer_idx].keys
+    out, _ = attention(module, query, keys, values, attention_mask, scaling=module.scaling, **others)
+    return module.out_proj(out.flatten(2)), None
+
+
+# Types are exact: what is derived from them may do anything. Where apex is installed T5's norms are its own, and lean.
+LEANER: dict[type[nn.Module], Forward] = {
+    nn.Linear: _product,
+    NewGELUActivation: _gelu,
+    WhisperAttention: _whisper_attention,
+    **{kind: _norm for kind in (T5LayerNorm, MT5LayerNorm) if kind.__module__.startswith("transformers")},
+}
