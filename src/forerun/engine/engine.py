@@ -18,7 +18,7 @@ from forerun.engine.adjust import adjuster
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
-from forerun.engine.device.choose import runner_for
+from forerun.engine.device.choose import draft_passes_of, runner_for
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
 from forerun.engine.laws import keys_of, law_of, tokens_of
@@ -72,6 +72,8 @@ class Engine:
             bind(target, tokenizer)
         self.ahead = ahead
         self.runner = runner_for(target, drafter, rule, clock) if compile else None
+        if self.runner is not None:
+            self.side.passes = draft_passes_of(drafter, target, clock)
         self._leaving: list[int] = []  # rows that a round in the air still writes to
 
     @property
@@ -335,7 +337,7 @@ class Engine:
 
     def _account(self, draft: float, score: float, verify: float) -> None:
         if self.runner is not None:
-            self.seconds.capture_seconds = self.runner.recorder.seconds
+            self.seconds.capture_seconds = self.runner.recorder.seconds + self.side.capture_seconds
         self.seconds.draft_seconds += draft
         self.seconds.score_seconds += score
         self.seconds.verify_seconds += verify
