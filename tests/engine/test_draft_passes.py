@@ -33,7 +33,7 @@ def passes_of(made: Engine) -> DraftPasses:
 
 @pytest.mark.parametrize("drafter", ("model", "doubting"))
 def test_the_same_is_said(drafter: str) -> None:
-    """Rows of different lengths, of which some want no more tokens before others do; penalties keep them on the ground."""
+    """Rows of different lengths, some of which end before others; penalties keep them on the ground."""
     made = lending(drafter=drafter)
     got = texts(made, requests(5, PENALISED))
     assert got == texts(engine(False, drafter=drafter), requests(5, PENALISED))

@@ -99,7 +99,10 @@ def main() -> None:
         *(product(end, rows) for end in skinny.ENDS for rows in (1, 16)),
         product(skinny_device.PLAIN, 16, 32000),
         product(skinny_device.GATED, 64),
-        compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True}, {}),
+        *(
+            compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "CENTRED": centred}, {})
+            for centred in (False, True)
+        ),
         compiled(between.gate_kernel, {"BLOCK": 1024}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from transformers.activations import NewGELUActivation
 from transformers.models.mt5.modeling_mt5 import MT5LayerNorm
 from transformers.models.t5.modeling_t5 import T5LayerNorm
-from transformers.models.whisper.modeling_whisper import WhisperAttention
+from transformers.models.whisper.modeling_whisper import WhisperAttention, WhisperDecoderLayer
 
 from forerun import ops
-from forerun.math.skinny import Norm
+from forerun.math.skinny import LayerNorm, Norm
 from forerun.models.attention import attention
 
 Forward = Callable[..., Any]
@@ -34,7 +34,7 @@ class LeanModules:
         self._leaner = [
             (module, found)
             for module in modules.values()
-            if (found := LEANER.get(type(module))) is not None and "forward" not in module.__dict__
+            if (found := LEANER.get(type(module))) is not None and _is_plain(module)
         ]
 
     @contextmanager
@@ -46,6 +46,14 @@ class LeanModules:
         finally:
             for module, _ in self._leaner:
                 del module.__dict__["forward"]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether neither it nor the norms that its layer takes upon itself are anything but transformers'."""
+    norms = [child for name, child in module.named_children() if name.endswith("layer_norm")]
+    return "forward" not in module.__dict__ and all(
+        type(norm) is nn.LayerNorm and "forward" not in norm.__dict__ for norm in norms
+    )
 
 
 def _product(module: nn.Linear, x: Tensor) -> Tensor:
@@ -85,10 +93,42 @@ def _whisper_attention(
     return module.out_proj(out.flatten(2)), None
 
 
+def _whisper_layer(
+    module: Any,
+    hidden_states: Tensor,  # [1, N, H]
+    attention_mask: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    use_cache: bool | None = True,
+    **others: Any,
+) -> Tensor:
+    """What `WhisperDecoderLayer.forward` does, each sum in one launch with what follows it or comes before."""
+    x = hidden_states[0]
+    inner = ops.normed(x, _layer_norm(module.self_attn_layer_norm))
+    change, _ = module.self_attn(inner[None], past_key_values=past_key_values, attention_mask=attention_mask, **others)
+    x, inner = ops.added(x, change[0], _layer_norm(module.encoder_attn_layer_norm))
+    change, _ = module.encoder_attn(
+        inner[None],
+        key_value_states=encoder_hidden_states,
+        attention_mask=encoder_attention_mask,
+        past_key_values=past_key_values,
+        **others,
+    )
+    x, inner = ops.added(x, change[0], _layer_norm(module.final_layer_norm))
+    change = module.fc2(module.activation_fn(module.fc1(inner)))
+    return (x + change)[None]
+
+
+def _layer_norm(module: nn.LayerNorm) -> LayerNorm:
+    return LayerNorm(module.weight, module.bias, module.eps)
+
+
 # Types are exact: what is derived from them may do anything. Where apex is installed T5's norms are its own, and lean.
 LEANER: dict[type[nn.Module], Forward] = {
     nn.Linear: _product,
     NewGELUActivation: _gelu,
     WhisperAttention: _whisper_attention,
+    WhisperDecoderLayer: _whisper_layer,
     **{kind: _norm for kind in (T5LayerNorm, MT5LayerNorm) if kind.__module__.startswith("transformers")},
 }
