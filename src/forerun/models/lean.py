@@ -116,8 +116,8 @@ def _whisper_layer(
         **others,
     )
     x, inner = ops.added(x, change[0], _layer_norm(module.final_layer_norm))
-    change = module.fc2(module.activation_fn(module.fc1(inner)))
-    return (x + change)[None]
+    total: Tensor = x + module.fc2(module.activation_fn(module.fc1(inner)))
+    return total[None]
 
 
 def _layer_norm(module: nn.LayerNorm) -> LayerNorm:

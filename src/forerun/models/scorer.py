@@ -113,7 +113,7 @@ class Scorer:
     @property
     def weights(self) -> Iterator[Tensor]:
         """What passes read, whose addresses a recorded pass holds."""
-        return self.model.parameters()
+        yield from self.model.parameters()
 
     @property
     def version(self) -> tuple[int, ...]:
