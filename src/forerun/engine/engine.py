@@ -15,9 +15,10 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.engine.adjust import adjuster
+from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
-from forerun.engine.device.choose import runner_for
+from forerun.engine.device.choose import draft_passes_of, runner_for
 from forerun.engine.device.room import SIZES
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
@@ -73,6 +74,8 @@ class Engine:
             bind(target, tokenizer)
         self.ahead = ahead
         self.runner = runner_for(target, drafter, rule, clock) if compile else None
+        if self.runner is not None:
+            self.side.passes = draft_passes_of(drafter, target, clock)
         self._leaving: list[int] = []  # rows that a round in the air still writes to
 
     @property
@@ -101,7 +104,7 @@ class Engine:
             number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
-        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output))
+        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output), bans_of(request))
         self._waiting.append(row)
         return number
 
@@ -196,6 +199,8 @@ class Engine:
             return False
         view = self._view(batch, SIZES)
         lengths = self.side.lengths(view)
+        if runner.may_reach_an_end(batch, lengths):
+            return False
         if runner.moves(batch, lengths):
             if runner.is_flying:
                 return False
@@ -340,7 +345,7 @@ class Engine:
 
     def _account(self, draft: float, score: float, verify: float) -> None:
         if self.runner is not None:
-            self.seconds.capture_seconds = self.runner.recorder.seconds
+            self.seconds.capture_seconds = self.runner.recorder.seconds + self.side.capture_seconds
         self.seconds.draft_seconds += draft
         self.seconds.score_seconds += score
         self.seconds.verify_seconds += verify

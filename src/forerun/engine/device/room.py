@@ -58,4 +58,4 @@ def wanted(longest: int, final: int) -> int:
 
 def fingerprint(scorers: Sequence[Scorer]) -> int:
     """Changes when weights have been replaced, whose addresses recordings hold."""
-    return hash(tuple(weight.data_ptr() for scorer in scorers for weight in scorer.model.parameters()))
+    return hash(tuple(weight.data_ptr() for scorer in scorers for weight in scorer.weights))

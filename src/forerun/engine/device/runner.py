@@ -112,7 +112,9 @@ class Runner:
             longest = max(len(row.history) for row in rows) + self._airborne
             if self.drafter.room(self.target.vocab_size, longest) < MARGIN:
                 return False
-        return self._are_seated(rows) or all(_odd(row, self.target) is None for row in rows)
+        if self._are_seated(rows):
+            return True
+        return all(_odd(row, self.target) is None for row in rows) and len(set(map(_forbidden, rows))) == 1
 
     def may_score(self) -> bool:
         """Whether the target's pass can be recorded work."""
@@ -130,6 +132,11 @@ class Runner:
         self._spared = self._spared + 1 if size < taken else 0
         self._size = taken if 0 < self._spared <= SETTLED else size
         return not is_seated or not self._seats_fit(longest)
+
+    def may_reach_an_end(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
+        """Whether such a round might come to where a row is told what to say, which no recording knows."""
+        most = self._airborne + max(lengths) + 1
+        return any(row.bans is not None and len(row.output) + most > row.bans.until for row in rows)
 
     def may_follow(self, lengths: Sequence[int]) -> bool:
         """Whether the drafter will have kept up with a round in the air: after one without a draft it has not."""
@@ -283,7 +290,10 @@ class Runner:
             if not self.flights:
                 running = seats.running
                 self.drafter.read_up([row.number for row in running], [row.history for row in running])
-            keep_room(self.drafter.scorer.cache, seats.rows, [keys + number for keys in before], final)
+            cache = self.drafter.scorer.cache
+            # A row of one token begins its draft with one that does not exist, which goes to the cache's last place.
+            ends = [keys + number if keys else max(number, cache.capacity) for keys in before]
+            keep_room(cache, seats.rows, ends, final)
         ends = [keys + count for keys in before]
         keep_room(self.target.cache, seats.rows, ends, final)
         return max(ends)
@@ -342,15 +352,20 @@ def _lane(seats: Seats, clock: Callable[[], float]) -> Lane:
 
 def _odd(row: Row, target: Scorer) -> str | None:
     """What a row wants that a recorded round does not give."""
-    if row.adjuster is not None:
+    if row.adjuster is not None and (row.bans is None or len(row.output) < row.bans.since):
         return "penalties, biases or processors"
+    if row.request.logprobs is not None and any(_forbidden(row)):
+        return "log-probabilities of what it may not say"
     if row.request.logprobs:
         return "log-probabilities of alternatives"
-    if len(row.history) < 2:
-        return "a prompt of one token"
     if target.length(row.number) != len(row.history) - 1:
         return "a prompt that comes along"
     return None
+
+
+def _forbidden(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that are never said, and ids that are not said first."""
+    return ((), ()) if row.bans is None else row.bans.ids
 
 
 def _final(rows: Sequence[Row]) -> int:
