@@ -18,7 +18,7 @@ from forerun.errors import InvalidArgument
 from forerun.kernels.attention_device import attend_kernel, merge_kernel
 from forerun.kernels.attention_shape import TUNING, Shape, Tuning, choose_shape, power
 from forerun.math.attention import Form, Scale
-from forerun.math.ragged_attention import Reach
+from forerun.math.ragged_attention import Reach, check_bias
 
 LARGEST_SIZE = 256  # of a head
 MOST_PIECES = 64  # merged at a time
@@ -37,6 +37,7 @@ def attend_ragged(
     """Each row's queries against that row's own keys; no waiting for the device, so a CUDA graph can hold it."""
     if reason := why_not(query, keys, values):
         raise InvalidArgument(f"the attention kernel cannot take this: {reason}; use forerun.ops.attend_ragged")
+    check_bias(reach, scale)
     shape = choose_shape(query, keys, reach, form, tuning)
     out = query.new_empty(*query.shape[:2], values.shape[-1])
     parts = _parts(query, keys, values, reach, shape)
@@ -77,21 +78,22 @@ def _launch(
     shape: Shape,
     tuning: Tuning,
 ) -> None:
-    batch, heads, tree = reach.slots.shape[0], keys.shape[1], reach.tree
+    batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
     programs = (shape.shares, 1) if shape.shares else (batch, shape.splits)
     attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
         out, *parts, query, keys, values, reach.slots, reach.lengths, reach.starts,
-        query if scale.sinks is None else scale.sinks, query if tree is None else tree,
+        query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
         *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], 0 if tree is None else tree.stride(0),
         scale.factor, scale.softcap or 1.0, reach.window, reach.longest,
-        shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks,
+        shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks, 0 if bias is None else bias.shape[1],
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
         BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,
         QUERIES=shape.queries, IS_PART=shape.is_cut, SHARED=shape.shares > 0,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
-        UPCAST=_interpreted(query), EARLY=shape.early, num_warps=tuning.warps, num_stages=tuning.stages,
+        HAS_BIAS=bias is not None, UPCAST=_interpreted(query), EARLY=shape.early,
+        num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
 
 

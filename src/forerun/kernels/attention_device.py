@@ -10,8 +10,8 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
 # What changes from pass to pass must not have a kernel compiled anew for every kind of number.
-CHANGING = ("window", "longest", "chunk", "splits", "shares", "batch", "query_blocks", "tree_token")
-UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr")
+CHANGING = ("window", "longest", "chunk", "splits", "shares", "batch", "query_blocks", "tree_token", "distances")
+UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
 
 
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
@@ -27,6 +27,7 @@ def attend_kernel(
     starts_ptr,  # [B + 1] int32
     sinks_ptr,  # [Hq]
     tree_ptr,  # [N, W] bool
+    bias_ptr,  # [Hq, L] float32
     q_token,
     q_head,
     k_slot,
@@ -45,6 +46,7 @@ def attend_kernel(
     shares,
     batch,
     query_blocks,
+    distances,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -63,6 +65,7 @@ def attend_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_TREE: tl.constexpr,
     ACROSS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -90,13 +93,13 @@ def attend_kernel(
             low = taken(lows, own)
             high = tl.minimum(low + (upto - begin - TURN) * BLOCK_KEYS, taken(highs, own))
             attend_piece(
-                out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr,
+                out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
                 q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
-                key_head, block, taken(starts, own), taken(counts, own), taken(lengths, own),
+                distances, key_head, block, taken(starts, own), taken(counts, own), taken(lengths, own),
                 taken(slots, own).to(tl.int64), low + tl.maximum(at - begin - TURN, 0) * BLOCK_KEYS, high,
                 first_piece + share * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end),
                 HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
-                True, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, UPCAST,
+                True, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
             )  # fmt: skip
             at = upto
     else:
@@ -111,12 +114,12 @@ def attend_kernel(
         if begin >= high:
             return
         attend_piece(
-            out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr,
+            out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
             q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
-            key_head, block, start, count, length, slot, begin, tl.minimum(high, begin + chunk),
+            distances, key_head, block, start, count, length, slot, begin, tl.minimum(high, begin + chunk),
             first_piece + row * splits + split, high - low <= chunk,
             HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
-            IS_PART, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, UPCAST,
+            IS_PART, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
         )  # fmt: skip
 
 
@@ -138,7 +141,8 @@ def spans(
     first_token = 0
     if CHAIN:
         first_token = (block * BLOCK_QUERIES) // GROUP
-        high = past + tl.minimum((block * BLOCK_QUERIES + BLOCK_QUERIES - 1) // GROUP + 1, count)
+        last_token = tl.minimum((block * BLOCK_QUERIES + BLOCK_QUERIES - 1) // GROUP, count - 1)
+        high = tl.maximum(past + last_token, 0) + 1
     if WINDOWED:
         low = tl.maximum(past + first_token - window + 1, 0)
     if PADDED:
@@ -172,13 +176,13 @@ def taken(numbers, own):
 
 @triton.jit
 def attend_piece(
-    out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr,
+    out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
     q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
-    key_head, block, start, count, length, slot, low, high, piece, is_whole,
+    distances, key_head, block, start, count, length, slot, low, high, piece, is_whole,
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_VALUE_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, QUERIES: tl.constexpr,
     IS_PART: tl.constexpr, PADDED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_TREE: tl.constexpr, ACROSS: tl.constexpr, UPCAST: tl.constexpr,
+    HAS_TREE: tl.constexpr, ACROSS: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Keys [low, high) of one row: the result where these are all that its queries see, else a piece of it."""
     past = length - count
@@ -193,7 +197,7 @@ def attend_piece(
     if UPCAST:
         q = q.to(tl.float32)
 
-    position = past + token
+    position = tl.maximum(past + token, 0)  # what lies before the row's beginning sees its first key
     if HAS_TREE:
         depth = tl.zeros([BLOCK_QUERIES], dtype=tl.int32)
         for other in range(count):
@@ -220,6 +224,9 @@ def attend_piece(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
         if CAPPED:
             scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (-2.0 * LOG2E / softcap))) - 1.0)
+        if HAS_BIAS:
+            far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), distances - 1)
+            scores += tl.load(bias_ptr + head[:, None] * distances + far, mask=is_query[:, None], other=0.0)
         scores = scores * LOG2E
         if HAS_TREE:
             kin = (n - past)[None, :]
