@@ -53,7 +53,6 @@ def chunk_kernel(
     peak_out, mass_out,  # [R, C]
     best_out,  # [R, C]
     groups_out,  # [R, G] the largest of each group
-    counters,  # [B] int32, set to 0 for whoever counts afterwards
     p_rows, num_chunks, extra,
     GROUP: tl.constexpr, LANES: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
     GROUPS: tl.constexpr, PDL: tl.constexpr,
@@ -87,5 +86,3 @@ def chunk_kernel(
             tl.store(best_out + r * num_chunks + c, first)
         if GROUPS:
             tl.store(groups_out + (r * num_chunks + c) * LANES + tl.arange(0, LANES), largest)
-        if (r < p_rows) & (i == 0) & (c == 0):
-            tl.store(counters + b, 0)

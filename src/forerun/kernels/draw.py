@@ -43,7 +43,7 @@ def sum_kernel(
     out,  # [B, 3 + P] int64: kept tokens, next token, finite, log-probabilities of what is emitted (float64 bits)
     split_peaks,  # [B, S * LOOPS] float32, the sigmoid rule's
     sums,  # [B, P or 1, T] float64, of tiles
-    counters,  # [B] int32, how many programs of a row are done
+    counters,  # [B] int32, how many programs of a row are done: 0 before and after
     num_tiles, num_splits,
     CHUNKS: tl.constexpr, KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, LOOPS: tl.constexpr,
     KIND: tl.constexpr, RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr,
@@ -140,6 +140,7 @@ def sum_kernel(
                     out, kept, positions, split_peaks, sums, num_tiles, num_splits,
                     KP, ALL, TILES, LOOPS, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
                 )  # fmt: skip
+                tl.store(counters + b, 0)
 
 
 @triton.jit
@@ -230,7 +231,8 @@ def conclude(
     refused = n < length
     log_mass_n = at(log_mass, i, n)
     if not SUMMED:
-        local = tl.load(split_peaks + b * num_splits * LOOPS + tile // TILES, mask=tile < num_tiles, other=NEGATIVE)
+        peaks = split_peaks + b * num_splits * LOOPS + tile // TILES
+        local = tl.load(peaks, mask=tile < num_tiles, other=NEGATIVE, cache_modifier=".cg")
         log_mass_n = tl.max(local, axis=0)
         sum_ = tl.where(refused, sum_, sum_ * tl.exp((local - log_mass_n).to(tl.float64)))
     if GIVEN:

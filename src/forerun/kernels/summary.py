@@ -58,7 +58,6 @@ class Summaries:
     mass: Tensor  # [R, C] float64, relative to the peak, of what is kept
     threshold: Tensor  # [R] float32, after warping; only meaningful where something is cut
     best: Tensor  # [R, C] int32, only where some row is greedy
-    counters: Tensor  # [B] int32, all 0
 
     @property
     def chunks(self) -> int:
@@ -112,17 +111,16 @@ class _Work:
         peak = torch.empty(shape, dtype=torch.float32, device=device)
         mass = torch.empty(shape, dtype=torch.float64, device=device)
         best = torch.empty(shape if self.greedy else (1, 1), dtype=torch.int32, device=device)
-        counters = torch.empty(self.batch, dtype=torch.int32, device=device)
         self.groups = torch.empty(self.rows if self.is_cut else 1, self.num_groups, device=device)
         pdl = overlapping(device, self.tuning)["PDL"]  # of those that follow; this one waits for all that is before it
         chunk_kernel[(self.rows, self.num_chunks)](
             *self._sides(lengths),
-            peak, mass, best, self.groups, counters,
+            peak, mass, best, self.groups,
             self.target_rows, self.num_chunks, extra,
             GROUP=self.group, LANES=self.lanes, HAS_DRAFT=self.has_draft, SCALED=self.scaled, GREEDY=self.greedy,
             GROUPS=self.is_cut, PDL=pdl, num_warps=self.warps,
         )  # fmt: skip
-        return Summaries(peak, mass, peak, best, counters)
+        return Summaries(peak, mass, peak, best)
 
     def thresholds(self, sums: Summaries, lengths: Tensor, extra: int) -> Summaries:
         """The short way first; rows for which it is too short are cut by all programs together."""
@@ -130,7 +128,7 @@ class _Work:
         hot, few, super_groups = tuning.hot, tuning.few, tuning.super
         if wide:
             hot, few, super_groups = tuning.wide_hot, tuning.wide_few, tuning.wide_super
-        own = self._cuts(sums, device)
+        own = self._cuts(device)
         state = torch.empty(self.rows, dtype=torch.int32, device=device)
         bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
         arrived = torch.empty(self.rows, dtype=torch.int32, device=device)
@@ -163,12 +161,12 @@ class _Work:
             )  # fmt: skip
         return own
 
-    def _cuts(self, sums: Summaries, device: torch.device) -> Summaries:
+    def _cuts(self, device: torch.device) -> Summaries:
         peak = torch.empty(self.rows, 1, dtype=torch.float32, device=device)
         mass = torch.empty(self.rows, 1, dtype=torch.float64, device=device)
         threshold = torch.empty(self.rows, dtype=torch.float32, device=device)
         best = torch.empty(self.rows if self.greedy else 1, 1, dtype=torch.int32, device=device)
-        return Summaries(peak, mass, threshold, best, sums.counters)
+        return Summaries(peak, mass, threshold, best)
 
     def _flags(self, device: torch.device) -> dict[str, Any]:
         return {"HAS_DRAFT": self.has_draft, "SCALED": self.scaled} | overlapping(device, self.tuning)
