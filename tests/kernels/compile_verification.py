@@ -26,9 +26,8 @@ KINDS = {
 }  # fmt: skip
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 SMALL = replace(  # large tensors are unrolled, and compiling them takes half a minute
-    tuning.TUNING, groups=1024, hot=32, super=128, few=64, wide_hot=32, wide_super=128, wide_few=64, sample=512,
-    listed=1024, wide_block=1024, scan=1024,
-)  # fmt: skip
+    tuning.TUNING, groups=1024, hot=32, super=128, few=64, sample=512, listed=1024, scan=1024
+)
 seen: list[str] = []
 
 
@@ -74,7 +73,7 @@ def main() -> None:
     judge(Sigmoid(), plain, torch.float32, True, SMALL)
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
-    assert {f"{name}_kernel" for name in ("chunk", "threshold", "wide", "settle", "sum", "pick")} <= set(seen), seen
+    assert {f"{name}_kernel" for name in ("chunk", "threshold", "bracket", "wide", "settle", "sum", "pick")} <= set(seen), seen
 
 
 if __name__ == "__main__":

@@ -94,14 +94,14 @@ def test_tile_sizes_change_nothing() -> None:
         tiles=2,
         loop_programs=4,
         super=64,
-        wide_super=64,
         hot=64,
-        wide_hot=64,
+        wide_depth=4,
+        listed=4096,
         scan=1024,
     )
     for rule in (Rule.TOKEN, Rule.BLOCK):
         assert_same(round_.judged(rule, other), round_.judged(rule))
-    assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1, wide_hot=1)), round_.judged())  # the long way
+    assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1, listed=1)), round_.judged())  # the long way
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])

@@ -9,7 +9,6 @@ from triton.language.extra import cuda
 from forerun.kernels.law import NEGATIVE, divisor_of, exponential
 
 NOT_FOUND = tl.constexpr(2147483647)
-SPLITTER = tl.constexpr(3072.0)  # 1.5 * 2^11: adding it rounds a number below 1 to a multiple of 2^-12
 
 
 @triton.jit
@@ -34,15 +33,27 @@ def side_of(
 
 
 @triton.jit
-def sum_of(values):
-    """The float64 sum of float32 numbers in [0, 1], [N, LANES] with N <= 4096.
+def cuts_of(r, b, p_rows, p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p, HAS_DRAFT: tl.constexpr):
+    """Top-k, top-p and min-p of that row."""
+    top_k, top_p, min_p = p_top_k, p_top_p, p_min_p
+    if HAS_DRAFT:
+        drawn = r >= p_rows
+        top_k, top_p = tl.where(drawn, q_top_k, top_k), tl.where(drawn, q_top_p, top_p)
+        min_p = tl.where(drawn, q_min_p, min_p)
+    return tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b)
 
-    Converting every number to float64 takes as long as its exponential. Parts that are multiples of 2^-12 add up
-    exactly in float32, and what is left of each is so small that its sum's rounding does not count.
+
+@triton.jit
+def sum_of(values):
+    """The float64 sum of float32 numbers, [N, LANES] with N a power of two.
+
+    Converting every number to float64 takes as long as its exponential. The few of a lane are added in pairs, then
+    pairs of pairs: errors of either sign, which average out over the lanes, and none at all where numbers are equal.
     """
-    coarse = (values + SPLITTER) - SPLITTER
-    fine = tl.sum(values - coarse, axis=0)
-    return tl.sum(tl.sum(coarse, axis=0).to(tl.float64) + fine.to(tl.float64), axis=0)
+    for _ in tl.static_range(16):
+        if values.shape[0] > 1:
+            values = tl.sum(tl.reshape(values, [2, values.shape[0] // 2, values.shape[1]]), axis=0)
+    return tl.sum(tl.sum(values, axis=0).to(tl.float64), axis=0)
 
 
 @triton.jit

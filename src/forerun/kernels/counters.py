@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 ROOM = 1 << 16  # counters of a device: 256 KiB
+ALIGNED = 32
 
 
 class Counters:
@@ -23,11 +24,14 @@ class Counters:
         self.own: dict[int, Tensor] = {}  # of each stream
 
     def take(self, number: int) -> Tensor:
-        """[number], all 0. Where no room is left they are memory of their own, which takes a launch to set."""
+        """[number], all 0. Where no room is left they are memory of their own, which takes a launch to set.
+
+        All begin at addresses that Triton finds equally good, or kernels would be compiled once for each kind.
+        """
         if self.taken + number > len(self.zeros):
             return torch.zeros(number, dtype=torch.int32, device=self.device)
-        self.taken += number
-        return self.zeros[self.taken - number : self.taken]
+        start, self.taken = self.taken, self.taken + -(-number // ALIGNED) * ALIGNED
+        return self.zeros[start : start + number]
 
     def of_stream(self, stream: int, number: int) -> Tensor:
         if stream not in self.own or len(self.own[stream]) < number:

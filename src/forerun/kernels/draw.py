@@ -56,8 +56,10 @@ def sum_kernel(
     """
     b, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, KP)
-    if PDL and not LAST:
+    if PDL and not (LAST and SUMMED):
         cuda.gdc_launch_dependents()
+    if PDL and not SUMMED:  # nothing of this verification came before
+        cuda.gdc_wait()
     length = tl.load(lengths + b)
     token = tl.load(tokens + b * tokens_stride + i, mask=i < positions - 1, other=0)
     key, request, turn = tl.load(seed + b), tl.load(request_id + b), tl.load(round_ + b)
@@ -74,7 +76,7 @@ def sum_kernel(
         peaks, masses, thresholds, bests, num_chunks, q_start, q_positions,
         CHUNKS, KIND, RULE, KEPT, REDUCED, SCALED, CUT, GREEDY, SUMMED,
     )  # fmt: skip
-    if PDL and EARLY:
+    if PDL and EARLY and SUMMED:
         cuda.gdc_wait()
     log_p, peak, shift, divisor, log_mass, threshold, best = target_side(
         b, i, length, token, known, x, heat, peaks, masses, thresholds, bests, num_chunks, positions,
@@ -234,7 +236,8 @@ def conclude(
         peaks = split_peaks + b * num_splits * LOOPS + tile // TILES
         local = tl.load(peaks, mask=tile < num_tiles, other=NEGATIVE, cache_modifier=".cg")
         log_mass_n = tl.max(local, axis=0)
-        sum_ = tl.where(refused, sum_, sum_ * tl.exp((local - log_mass_n).to(tl.float64)))
+        if not refused:
+            sum_ *= tl.exp((local - log_mass_n).to(tl.float64))
     if GIVEN:
         u = tl.load(uniforms + b)
     else:
@@ -288,7 +291,10 @@ def finish(
     log_p = tl.sum(tl.where(tl.arange(0, TILE) == entry, log_p, 0.0), axis=0)
     head = out + b * (HEAD + positions)
     if not SUMMED:
-        log_p = tl.where(refused, float("nan"), log_p - tl.log(total))
+        if refused:
+            log_p = tl.full((), float("nan"), tl.float64)
+        else:
+            log_p -= tl.log(total)
         tl.store(head + 2, (total - total == 0).to(tl.int64))
     tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
     tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))

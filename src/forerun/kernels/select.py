@@ -11,9 +11,11 @@ import triton.language as tl
 
 from forerun.kernels.law import NEGATIVE, log_mass_of
 
-LEVELS = tl.constexpr(16)  # tried at once
+LEVELS = tl.constexpr(16)  # tried at once of few values
+MANY_LEVELS = tl.constexpr(4)  # of thousands, which a thread must be able to hold
+ROUNDS = tl.constexpr(6)  # of that: thousands of values become a handful
 OTHERS = tl.constexpr(32)  # values that all are compared with at once
-ROUNDING = tl.constexpr(2e-5)  # more than a float32 sum of weights can be off, relatively
+ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
 
 
 @triton.jit
@@ -23,9 +25,21 @@ def held(p, base, mass):
 
 
 @triton.jit
+def floor_of(least, base):
+    """The threshold of min-p, -inf where there is none."""
+    return tl.where(least > 0, base + tl.log(least).to(tl.float32), NEGATIVE)
+
+
+@triton.jit
 def at_least(values, weights, levels):
     """The weight of the values at or above each level."""
     return tl.sum(tl.where(values[None, :] >= levels[:, None], weights[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def between(low, high, NUMBER: tl.constexpr):
+    """So many levels, evenly spaced."""
+    return low + (high - low) * ((tl.arange(0, NUMBER) + 1).to(tl.float32) / (NUMBER + 1))
 
 
 @triton.jit
@@ -35,12 +49,11 @@ def level_below(largest, weights, need, base):
     They are values themselves: if enough of their weight lies at or above a level, so does the answer. First a level
     for each power of two below the peak, then closer.
     """
-    step = tl.arange(0, LEVELS)
-    levels = base - 0.25 * tl.exp2(step.to(tl.float32))
+    levels = base - 0.25 * tl.exp2(tl.arange(0, LEVELS).to(tl.float32))
     enough = at_least(largest, weights, levels) >= need
     low = tl.max(tl.where(enough, levels, NEGATIVE), axis=0)
     high = tl.min(tl.where(enough, base, levels), axis=0)
-    levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
+    levels = between(low, high, LEVELS)
     enough = at_least(largest, weights, levels) >= need
     return tl.max(tl.where(enough, levels, low), axis=0)
 
@@ -69,15 +82,12 @@ def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.
 
 
 @triton.jit
-def just_short(values, weights, above, need, low, high, ROUNDS: tl.constexpr):
-    """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high` on.
-
-    `above` is the weight of values that are not held here, all of them larger.
-    """
-    step = tl.arange(0, LEVELS)
+def just_short(values, weights, need, low, high):
+    """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high`
+    on. A float32 sum of at most `need` is off by a little of it."""
     for _ in range(ROUNDS):
-        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
-        reached = above + at_least(values, weights, levels)
+        levels = between(low, high, MANY_LEVELS)
+        reached = at_least(values, weights, levels)
         low, high = (
             tl.max(tl.where(reached >= need * (1 + ROUNDING), levels, low), axis=0),
             tl.min(tl.where(reached < need * (1 - ROUNDING), levels, high), axis=0),
@@ -86,9 +96,9 @@ def just_short(values, weights, above, need, low, high, ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def last_kept(values, weights, above, need, high):
+def last_kept(values, weights, need, high):
     """The answer and the weight from it on, in float64: from `high` downwards, value by value."""
-    reached = above + tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
+    reached = tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
     value = high
     while (reached < need) & (value > NEGATIVE):
         value = tl.max(tl.where(values < value, values, NEGATIVE), axis=0)
@@ -97,21 +107,23 @@ def last_kept(values, weights, above, need, high):
 
 
 @triton.jit
-def cut_values(w, base, mass, counts, k, holds, p, floor, low, high, above, ROUNDS: tl.constexpr):
-    """Threshold and kept mass where `w` are all values from `low` to `high`, and above that there is a mass `above`."""
-    weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
+def cut_values(w, weights, base, mass, counts, k, holds, p, need, floor, low, high, above):
+    """Threshold and kept mass where `w` are all values from `low` to `high`, and above that there is a mass `above`,
+    of `need` in all (unless top-k comes first, before which nobody knows)."""
     threshold = low
     if counts:
         ones = tl.where(w > NEGATIVE, 1.0, 0.0)
-        need = k.to(tl.float64)
-        top = just_short(w, ones, 0.0, need.to(tl.float32), low, high, ROUNDS)
-        threshold, _ = last_kept(w, ones, 0.0, need, top)
+        number = k.to(tl.float64)
+        top = just_short(w, ones, number.to(tl.float32), low, high)
+        threshold, _ = last_kept(w, ones, number, top)
         weights = tl.where(w >= threshold, weights, 0.0)
         mass = tl.sum(weights.to(tl.float64), axis=0)
-    if holds:
         need = held(p, base, mass)
-        top = just_short(w, weights, above.to(tl.float32), need.to(tl.float32), threshold, high, ROUNDS)
-        threshold, mass = last_kept(w, weights, above, need, top)
+    if holds:
+        rest = need - above
+        top = just_short(w, weights, rest.to(tl.float32), threshold, high)
+        threshold, mass = last_kept(w, weights, rest, top)
+        mass += above
     if floor > threshold:
         threshold = floor
         mass = above + tl.sum(tl.where(w >= floor, weights, 0.0).to(tl.float64), axis=0)

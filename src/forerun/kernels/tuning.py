@@ -31,15 +31,13 @@ class Tuning:
     hot: int = 256  # groups whose entries one program holds to cut them
     super: int = 256  # groups of groups, whose largest entries give a first guess at the threshold
     few: int = 256  # values compared with each other
-    wide_hot: int = 1024  # the same three where top-k does not promise that few tokens are kept
-    wide_super: int = 4096
-    wide_few: int = 1024
     threshold_warps: int = 8
-    sample: int = 4096  # entries that estimate where a wide nucleus ends
-    wide_block: int = 4096  # read at once by a program of those that cut a row together
-    wide_warps: int = 8
+    sample: int = 4096  # entries that estimate where a nucleus ends
+    bracket_warps: int = 16  # of the program that does so
+    wide_depth: int = 8  # entries a lane of the second pass over the logits reads at once, 16 bytes a thread and step
+    wide_warps: int = 4
+    listed: int = 8192  # entries near the end of a nucleus; with more the row is searched in memory
     settle_warps: int = 16  # of the program that cuts the row in the end
-    listed: int = 8192  # entries near the end of a wide nucleus; with more the row is searched in memory
     scan: int = 4096  # read at once while doing so
 
 

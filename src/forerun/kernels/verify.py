@@ -132,8 +132,7 @@ class Job:
         given = (*self._inputs(), out, peaks, sums, counters(self.batch, device), self.num_tiles, self.splits)
         options, overlap = self._options(), overlapping(device, self.tuning)
         warps = self.tuning.loop_warps if self.tiles > 2 else self.tuning.few_warps
-        early = overlap if self.summed else {"PDL": False}
-        sum_kernel[(self.batch, self.splits, self.parts)](*given, **options, **early, num_warps=warps)
+        sum_kernel[(self.batch, self.splits, self.parts)](*given, **options, **overlap, num_warps=warps)
         if self.rule != GREEDY_RULE.value and not self.last_draws:
             pick_kernel[(self.batch,)](*given, **options, **overlap, num_warps=self.tuning.pick_warps)
         return out
