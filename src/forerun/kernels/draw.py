@@ -287,14 +287,13 @@ def finish(
         KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
     )  # fmt: skip
     entry, _ = pick_goal(value.to(tl.float64), rest)
-    log_p = log_probability(w, column, log_mass, threshold, best, CUT, GREEDY).to(tl.float64)
-    log_p = tl.sum(tl.where(tl.arange(0, TILE) == entry, log_p, 0.0), axis=0)
     head = out + b * (HEAD + positions)
-    if not SUMMED:
-        if refused:
-            log_p = tl.full((), float("nan"), tl.float64)
-        else:
-            log_p -= tl.log(total)
+    log_p = tl.full((), float("nan"), tl.float64)
+    if SUMMED:
+        log_p = _drawn_log(entry, w, column, log_mass, threshold, best, CUT, GREEDY)
+    else:
+        if not refused:
+            log_p = _drawn_log(entry, w, column, log_mass, threshold, best, CUT, GREEDY) - tl.log(total)
         tl.store(head + 2, (total - total == 0).to(tl.int64))
     tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
     tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))
@@ -305,6 +304,12 @@ def finish(
         tl.store(own + 2, threshold)
         tl.store(own + 3, best.to(tl.float32))
         tl.store(own + 4, log_p.to(tl.float32))
+
+
+@triton.jit
+def _drawn_log(entry, w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
+    log_p = log_probability(w, column, log_mass, threshold, best, CUT, GREEDY)
+    return at(log_p, tl.arange(0, TILE), entry).to(tl.float64)
 
 
 @triton.jit

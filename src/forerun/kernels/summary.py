@@ -15,7 +15,6 @@ import triton
 from torch import Tensor
 
 from forerun.kernels.chunks import chunk_kernel
-from forerun.kernels.counters import counters
 from forerun.kernels.threshold import threshold_kernel
 from forerun.kernels.tuning import Tuning, overlapping
 from forerun.kernels.wide import APART, bracket_kernel, settle_kernel, wide_kernel
@@ -100,7 +99,7 @@ class _Work:
         if self.has_groups:
             self.group = max(8, triton.next_power_of_2(triton.cdiv(vocab, tuning.groups)))
         elif self.rows * vocab >= tuning.many:
-            self.warps, self.group = tuning.many_warps, tuning.many_depth
+            self.warps, self.group = tuning.many_warps * target.logits.element_size() // 4, tuning.many_depth
         # of 16 bytes a thread, so that what lies LANES apart is one thread's own
         self.lanes = self.warps * 32 * 16 // target.logits.element_size()
         self.block = self.lanes * self.group
@@ -133,10 +132,10 @@ class _Work:
         """Every row has a small top-k."""
         device, tuning = lengths.device, self.tuning
         groups = torch.empty(self.rows, tuning.hot, dtype=torch.int32, device=device)
-        values = torch.empty(self.rows, tuning.few, dtype=torch.float32, device=device)
+        values = torch.empty(self.rows, 2 * tuning.few, dtype=torch.float32, device=device)
         threshold_kernel[(self.rows,)](
             *self._sides(lengths), *self._parameters(), sums.peak, sums.mass, sums.best, self.groups, groups, values,
-            counters(2 * self.rows, device), own.peak, own.mass, own.threshold, own.best,
+            own.peak, own.mass, own.threshold, own.best,
             self.target_rows, self.num_chunks, self.num_groups, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), SUPER=tuning.super, HOT=tuning.hot, GROUP=self.group,
             DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, tuning.super)), LANES=self.lanes,

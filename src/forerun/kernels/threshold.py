@@ -14,7 +14,7 @@ from triton.language.extra import cuda
 from forerun.kernels.chunks import NOT_FOUND, cuts_of, side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, merged, warped
 from forerun.kernels.search import cut_in_memory
-from forerun.kernels.select import cut_few, floor_of, level_below
+from forerun.kernels.select import cut_few, floor_of, level_below, places
 
 
 @triton.jit
@@ -25,8 +25,7 @@ def threshold_kernel(
     p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
     peaks, masses, bests, groups,
     hot_groups,  # [R, HOT] int32, scratch
-    values,  # [R, FEW] float32, scratch
-    counters,  # [R, 2] int32, 0 before and after
+    values,  # [R, 2, FEW] float32, scratch: values, and their weights
     peak_out, mass_out, threshold_out, best_out,  # [R]
     p_rows, num_chunks, num_groups, extra,
     CHUNKS: tl.constexpr, DEEP: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
@@ -69,34 +68,25 @@ def threshold_kernel(
             level = level_below(some, weights, need.to(tl.float32), base)
             floor = floor_of(least, base)
             num_values = FEW + 1
-            hot, few = hot_groups + r * HOT, values + r * FEW
-            num_hot = _list(hot, counters + 2 * r, group, largest >= level, HOT)
+            hot, few = hot_groups + r * HOT, values + r * 2 * FEW
+            slot, num_hot = places(largest >= level)
+            tl.store(hot + slot, group, mask=(largest >= level) & (slot < HOT))
+            tl.debug_barrier()  # for all threads to read
             if (level > NEGATIVE) & (num_hot <= HOT):
                 w = _entries(row, hot, num_hot, vocab, shift, divisor, level, HOT, GROUP, LANES, SCALED)
-                num_values = _list(few, counters + 2 * r + 1, w, w > NEGATIVE, FEW)
+                place, num_values = places(w > NEGATIVE)
+                tl.store(few + place, w, mask=(w > NEGATIVE) & (place < FEW))
+                tl.store(few + FEW + place, tl.exp(w - base), mask=(w > NEGATIVE) & (place < FEW))
+                tl.debug_barrier()
             if num_values <= FEW:
                 threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW)
             else:
                 threshold, mass = cut_in_memory(
                     row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
                 )
-            tl.store(counters + 2 * r + tl.arange(0, 2), tl.zeros([2], tl.int32))
         tl.store(peak_out + r, peak)
         tl.store(mass_out + r, mass)
         tl.store(threshold_out + r, threshold)
-
-
-@triton.jit
-def _list(out, counter, values, wanted, ROOM: tl.constexpr):
-    """Store those of [M, N] `values` that are wanted, in any order, for all threads to read; how many.
-
-    Every one asks the counter for its place: few do, and a running sum over all would take many times as long.
-    """
-    one = wanted.to(tl.int32)
-    slot = tl.atomic_add(counter + tl.zeros_like(one), one, mask=wanted, sem="relaxed")
-    tl.store(out + slot, values, mask=wanted & (slot < ROOM))
-    tl.debug_barrier()
-    return tl.sum(tl.sum(one, axis=0), axis=0)
 
 
 @triton.jit

@@ -14,15 +14,14 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from forerun.kernels.chunks import NOT_FOUND, cuts_of, side_of, sum_of
-from forerun.kernels.law import NEGATIVE, divisor_of, merged, warped
+from forerun.kernels.law import NEGATIVE, divisor_of, exponential, merged, warped
 from forerun.kernels.search import cut_in_memory
-from forerun.kernels.select import between, cut_values, floor_of, held
+from forerun.kernels.select import at_least, cut_values, floor_of, four, held, places
 
 DONE = tl.constexpr(0)
 BRACKETED = tl.constexpr(1)  # somewhere between two levels
 SURE = tl.constexpr(3.0)  # standard deviations of an estimate, at least
-LEVELS = tl.constexpr(8)  # tried at once
-ROUNDS = tl.constexpr(4)
+ROUNDS = tl.constexpr(4)  # of eight levels each
 APART = tl.constexpr(32)  # between rows' counters, or programs of different rows would wait for each other
 
 
@@ -108,24 +107,28 @@ def _bracket(w, inside, vocab, base, left, counts, k):
     weights = tl.where(w > NEGATIVE, tl.where(counts, 1.0, tl.exp(w - base)), 0.0)
     factor = (vocab / tl.sum(inside.to(tl.int32), axis=0)).to(tl.float32)
     low, high = base - 104.0, base + 1.0
-    levels = base + 0.5 - 0.5 * tl.exp2(8.0 / LEVELS * tl.arange(0, LEVELS).to(tl.float32))
+    x0, x1, x2, x3 = base, base - 0.5, base - 1.5, base - 3.5  # each twice as far from the peak; then evenly spaced
+    x4, x5, x6, x7 = base - 7.5, base - 15.5, base - 31.5, base - 63.5
     for _ in range(ROUNDS):
-        reaches, misses = _estimate(w, weights, levels, base, factor, left, counts, k)
-        low = tl.max(tl.where(reaches, levels, low), axis=0)
-        high = tl.min(tl.where(misses, levels, high), axis=0)
-        levels = between(low, high, LEVELS)
+        low, high = _narrowed(w, weights, x0, x1, x2, x3, base, factor, left, counts, k, low, high)
+        low, high = _narrowed(w, weights, x4, x5, x6, x7, base, factor, left, counts, k, low, high)
+        step = (high - low) / 9
+        x0, x1, x2, x3 = low + step, low + 2 * step, low + 3 * step, low + 4 * step
+        x4, x5, x6, x7 = low + 5 * step, low + 6 * step, low + 7 * step, low + 8 * step
     return low, tl.where(counts, base + 1.0, high)
 
 
 @triton.jit
-def _estimate(w, weights, levels, base, factor, left, counts, k):
-    """Whether there is surely less mass than `left` below a level, and surely more; or surely, and surely not, k
-    entries above. No entry below a level weighs more than one at it, which bounds the variance of the estimate."""
-    above = w[None, :] >= levels[:, None]
-    found = factor * tl.sum(tl.where(above == counts, weights[None, :], 0.0), axis=1)
+def _narrowed(w, weights, x0, x1, x2, x3, base, factor, left, counts, k, low, high):
+    """The bracket after a look at four levels: whether there is surely less mass than `left` below, and surely more; or
+    surely, and surely not, k entries above. No entry below a level weighs more than one at it, which bounds the
+    variance of the estimate."""
+    levels, side = four(x0, x1, x2, x3), tl.where(counts, 1.0, -1.0)  # what lies below is above on the other side
+    found = factor * at_least(w * side, weights, x0 * side, x1 * side, x2 * side, x3 * side)
     spread = SURE * tl.sqrt(factor * tl.where(counts, 1.0, tl.exp(levels - base)) * found)
     reaches = tl.where(counts, found - spread >= k, found + spread <= left)
-    return reaches, tl.where(counts, found + spread < k, found - spread >= left)
+    misses = tl.where(counts, found + spread < k, found - spread >= left)
+    return tl.max(tl.where(reaches, levels, low), axis=0), tl.min(tl.where(misses, levels, high), axis=0)
 
 
 @triton.jit
@@ -164,10 +167,10 @@ def wide_kernel(
         low, high = tl.load(brackets + 2 * r), tl.load(brackets + 2 * r + 1)
         w = warped(x.to(tl.float32), shift, divisor, SCALED)
         inside = (w >= low) & (w < high)
-        one = inside.to(tl.int32)
-        slot = tl.atomic_add(arrived + r * APART + tl.zeros_like(one), one, mask=inside, sem="relaxed")
-        tl.store(above + r * num_chunks + c, sum_of(tl.where(w >= high, tl.exp(w - base), 0.0)))
-        tl.store(listed + r * SIZE + slot, w, mask=inside & (slot < SIZE))
+        slot, number = places(inside)
+        start = tl.atomic_add(arrived + r * APART, number, sem="relaxed")
+        tl.store(above + r * num_chunks + c, sum_of(tl.where(w >= high, exponential(w - base), 0.0)))
+        tl.store(listed + r * SIZE + start + slot, w, mask=inside & (start + slot < SIZE))
 
 
 @triton.jit
