@@ -71,9 +71,11 @@ def main() -> None:
     judge(Rule.TOKEN, cut, torch.bfloat16, False, SMALL)
     judge(Rule.BLOCK, replace(cut, top_k=50), torch.float16, True, SMALL)
     judge(Sigmoid(), plain, torch.float32, True, SMALL)
+    judge(Sigmoid(), plain, torch.float32, True, replace(SMALL, last_draws=False))
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
-    assert {f"{name}_kernel" for name in ("chunk", "threshold", "bracket", "wide", "settle", "sum", "pick")} <= set(seen), seen
+    names = ("chunk", "threshold", "bracket", "wide", "settle", "sum", "pick")
+    assert {f"{name}_kernel" for name in names} <= set(seen), seen
 
 
 if __name__ == "__main__":
