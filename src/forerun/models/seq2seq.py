@@ -93,7 +93,9 @@ class Seq2SeqScorer(Scorer):
             return
         if not waiting:
             return
-        states = self.encoder.run(waiting) if self._borrowed is None else [self._borrowed(s)[: s.worth] for s in waiting]
+        states = (
+            self.encoder.run(waiting) if self._borrowed is None else [self._borrowed(s)[: s.worth] for s in waiting]
+        )
         self.sources.put(states, self._projections)
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
