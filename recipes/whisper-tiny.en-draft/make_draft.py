@@ -2,7 +2,7 @@
 
 python make_draft.py speech ranked.json draft --layers 3 --vocabulary 10752 --seconds 150
 
-Files whose name begins with `real` are recordings of people, 16 kHz: they are cut, strung together and sped up.
+Files whose name begins with `real` are recordings of people: they are cut, strung together, and made faster or slower.
 """
 
 from __future__ import annotations
