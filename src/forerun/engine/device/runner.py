@@ -18,8 +18,9 @@ from torch import Tensor
 
 from forerun.cache.ragged import ranges
 from forerun.drafters import DraftModel
+from forerun.engine.device.capture import Work
 from forerun.engine.device.habits import Habits
-from forerun.engine.device.recorder import Marks, Recorder, Recordings, Work
+from forerun.engine.device.recorder import Marks, Recorder, Recordings
 from forerun.engine.device.room import bucket, fingerprint, keep_room, power, roomy, span, wanted, width
 from forerun.engine.device.round import Round, Shape
 from forerun.engine.device.scratch import Scratch
