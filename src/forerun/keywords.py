@@ -13,13 +13,15 @@ from transformers import (
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
+    LogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
 )
 
 from forerun.config import SamplingParams
-from forerun.engine.banned import Banned
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument, UnknownArgument
 from forerun.types import Source
@@ -243,11 +245,11 @@ def _params(given: Mapping[str, Any], count: int) -> list[SamplingParams]:
 
 
 def _processors(given: Mapping[str, Any], eos: frozenset[int], begin: int, end: int) -> tuple[Any, ...]:
-    """Bans and biases that transformers defines, most of them by its own classes; then the caller's.
+    """Bans and biases that transformers defines are built from its own classes; then the caller's.
 
     `begin` is the length of the prompt, `end` that of prompt and output together.
     """
-    found: list[Any] = []
+    found: list[LogitsProcessor] = []
     if size := given.get("no_repeat_ngram_size"):
         found.append(NoRepeatNGramLogitsProcessor(size))
     if words := given.get("bad_words_ids"):
@@ -258,9 +260,9 @@ def _processors(given: Mapping[str, Any], eos: frozenset[int], begin: int, end: 
     if (last := given.get("forced_eos_token_id")) is not None:
         found.append(ForcedEOSTokenLogitsProcessor(end, last))
     if banned := given.get("suppress_tokens"):
-        found.append(Banned(banned))
+        found.append(SuppressTokensLogitsProcessor(list(banned)))
     if banned := given.get("begin_suppress_tokens"):
-        found.append(Banned(banned, begin))
+        found.append(SuppressTokensAtBeginLogitsProcessor(list(banned), begin))
     if bias := given.get("sequence_bias"):
         found.append(SequenceBiasLogitsProcessor(bias))
     return (*found, *(given.get("logits_processor") or ()))

@@ -18,7 +18,7 @@ from transformers import (
 import forerun
 from engine.scripted import PROMPT, answer
 from forerun.drafters import DraftModel, PromptLookup
-from forerun.engine.banned import Banned
+from forerun.engine.bans import without_banned
 from forerun.errors import InvalidArgument
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -113,10 +113,10 @@ def test_banned_tokens_at_all_positions_are_transformers_one_by_one(at: int | No
     theirs = SuppressTokensLogitsProcessor(ids) if at is None else SuppressTokensAtBeginLogitsProcessor(ids, at)
     logits = torch.randn(4, 97)
     rows = [theirs(torch.tensor([[*history, *drafted[:i]]]), logits[i : i + 1].clone()) for i in range(4)]
-    ours = Banned(ids, at)
-    assert torch.equal(ours.along(history, drafted, logits), torch.cat(rows))
-    assert torch.equal(ours(torch.tensor([history]), logits[:1]), rows[0])
-    assert torch.cat(rows).isinf().any() == (at in (None, 3, 4, 6))
+    ours = without_banned(theirs, len(history), logits)
+    assert ours is not None and torch.equal(ours, torch.cat(rows))
+    assert ours.isinf().any() == (at in (None, 3, 4, 6)) and not logits.isinf().any()
+    assert without_banned(NoNeighbours(), 3, logits) is None
 
 
 def test_good_drafts_survive_processors() -> None:

@@ -38,12 +38,26 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
-    names = ("IS_PART", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "UPCAST", "EARLY")
+    names = (
+        "IS_PART",
+        "PADDED",
+        "WINDOWED",
+        "CAPPED",
+        "HAS_SINKS",
+        "HAS_TREE",
+        "ACROSS",
+        "HAS_BIAS",
+        "UPCAST",
+        "EARLY",
+    )
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
-    kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1"}
+    kinds = {
+        **dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1",
+        "bias_ptr": "*fp32",
+    }  # fmt: skip
     return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
 
 
@@ -85,10 +99,14 @@ def main() -> None:
         *(product(end, rows) for end in skinny.ENDS for rows in (1, 16)),
         product(skinny_device.PLAIN, 16, 32000),
         product(skinny_device.GATED, 64),
-        compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True}, {}),
+        *(
+            compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "CENTRED": centred}, {})
+            for centred in (False, True)
+        ),
         compiled(between.gate_kernel, {"BLOCK": 1024}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),
+        attend(1, 16, HAS_BIAS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         compiled(
             attention._merge_kernel,

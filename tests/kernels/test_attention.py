@@ -70,6 +70,8 @@ def check(case: Case, form: Form, tuning: Tuning = SMALL) -> None:
         {"softcap": 2.0},
         {"sinks": True},
         {"sinks": True, "window": 20, "softcap": 3.0},
+        {"distances": 7},
+        {"distances": 99, "window": 40},
     ],
     ids=lambda how: "-".join(how) or "plain",
 )
@@ -120,6 +122,31 @@ def test_another_text_is_seen_whole(form: Form) -> None:
     check(whole, form)
     first, every = (reference.attend_ragged(c.query, c.keys, c.values, c.reach, c.scale) for c in (case, whole))
     assert not torch.equal(first[:3], every[:3]), "causality would hide keys from all but the last"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_token_before_the_beginning_disturbs_nobody(form: Form) -> None:
+    """A draft's first step takes two tokens, of which a row of one token has but the second."""
+    case = make_case(RaggedRows((0, 1), (-1, 5), (2, 2)), heads=(2, 1), distances=4)
+    check(case, form)
+    alone = make_case(RaggedRows((0,), (0,), (1,)), heads=(2, 1))
+    alone = replace(alone, query=case.query[1:2], keys=case.keys, values=case.values, scale=case.scale)
+    check(alone, form)
+    got, want = (reference.attend_ragged(c.query, c.keys, c.values, c.reach, c.scale) for c in (case, alone))
+    assert torch.equal(got[1], want[0])
+
+
+def test_reference_of_a_bias_by_distance_is_the_masked_one() -> None:
+    case = make_case(heads=(2, 2), distances=6)
+    position = torch.cat([torch.arange(p, p + c) for p, c in zip(ROWS.past, ROWS.counts, strict=True)])[:, None]
+    key = torch.arange(ROWS.longest)
+    assert case.scale.by_distance is not None
+    bias = case.scale.by_distance.cpu()[:, (position - key).clamp(0, 5)].transpose(0, 1)  # [N, H, S]
+    added = bias.masked_fill((key > position)[:, None], -torch.inf).to(DEVICE)
+    keys, values = case.keys.nan_to_num(0), case.values.nan_to_num(0)
+    want = dense.attend(case.query, keys, values, dense.plan(ROWS, added, 1, DEVICE), Scale(case.scale.factor))
+    got = reference.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale)
+    torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -249,6 +276,13 @@ class TestRefusals:
         for query in (case.query.double(), wide, torch.zeros(1, 64, 4, device=DEVICE).mT):
             with pytest.raises(InvalidArgument, match="kernel cannot take this"):
                 kernel.attend_ragged(query, case.keys, case.values, case.reach, Scale(1.0))
+
+    def test_a_bias_is_for_rows(self) -> None:
+        case = make_case(distances=5)
+        for reach in (replace(case.reach, across=True), replace(case.reach, tree=random_tree(ROWS, 5))):
+            for attend in (kernel.attend_ragged, reference.attend_ragged):
+                with pytest.raises(InvalidArgument, match="known for rows alone"):
+                    attend(case.query, case.keys, case.values, reach, case.scale)
 
     def test_reach(self) -> None:
         reach = make_case().reach

@@ -253,7 +253,7 @@ def draft_of(model: PreTrainedModel, noise: float = 0.02, seed: int = 1) -> PreT
     generator = torch.Generator().manual_seed(seed)
     for weight in draft.parameters():
         size = weight.square().mean().sqrt()
-        weight.data.add_(noise * size * torch.randn(weight.shape, generator=generator))
+        weight.data.add_(noise * size * torch.randn(weight.shape, generator=generator).to(weight.device))
     return draft
 
 

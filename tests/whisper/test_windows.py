@@ -327,7 +327,8 @@ def test_windows_belong_to_one_model() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["three", "judged, timed", "judged, long"])
-def test_greedy_transcripts_are_transformers_own_on_a_gpu(name: str) -> None:
+def test_greedy_transcripts_are_transformers_own_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
     lengths, keywords = CASES[name]
     model = tiny_whisper().cuda()
     inputs = {key: value.cuda() for key, value in heard(lengths).items()}

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.errors import InvalidArgument
 from forerun.kernels.attention_shape import TUNING, Shape, Tuning, choose_shape, power
 from forerun.math.attention import Form, Scale
-from forerun.math.ragged_attention import Reach
+from forerun.math.ragged_attention import Reach, check_bias
 
 LARGEST_SIZE = 256  # of a head
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -36,6 +36,7 @@ def attend_ragged(
     """Each row's queries against that row's own keys; no waiting for the device, so a CUDA graph can hold it."""
     if reason := why_not(query, keys, values):
         raise InvalidArgument(f"the attention kernel cannot take this: {reason}; use forerun.ops.attend_ragged")
+    check_bias(reach, scale)
     shape = choose_shape(query, keys, reach, form, tuning)
     out = query.new_empty(*query.shape[:2], values.shape[-1])
     parts = _parts(query, values, shape)
@@ -75,17 +76,19 @@ def _launch(
     shape: Shape,
     tuning: Tuning,
 ) -> None:
-    batch, heads, tree = reach.slots.shape[0], keys.shape[1], reach.tree
+    batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
     _attend_kernel[(heads, batch * shape.query_blocks, shape.splits)](
         out, *parts, query, keys, values, reach.slots, reach.lengths, reach.starts,
-        query if scale.sinks is None else scale.sinks, query if tree is None else tree,
+        query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
         *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], 0 if tree is None else tree.stride(0),
         scale.factor, scale.softcap or 1.0, reach.window, reach.longest, shape.chunk, shape.splits, shape.query_blocks,
+        0 if bias is None else bias.shape[1],
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
         BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, IS_PART=shape.splits > 1,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
+        HAS_BIAS=bias is not None,
         UPCAST=_interpreted(query),
         EARLY=shape.early, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
@@ -108,8 +111,8 @@ def _interpreted(query: Tensor) -> bool:
 
 
 # What changes from pass to pass must not have a kernel compiled anew for every kind of number.
-CHANGING = ("window", "longest", "splits", "query_blocks", "tree_token")
-UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr")
+CHANGING = ("window", "longest", "splits", "query_blocks", "tree_token", "distances")
+UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
 
 
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
@@ -125,6 +128,7 @@ def _attend_kernel(
     starts_ptr,  # [B + 1] int32
     sinks_ptr,  # [Hq]
     tree_ptr,  # [N, W] bool
+    bias_ptr,  # [Hq, L] float32
     q_token,
     q_head,
     k_slot,
@@ -141,6 +145,7 @@ def _attend_kernel(
     chunk,
     splits,
     query_blocks,
+    distances,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -156,6 +161,7 @@ def _attend_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_TREE: tl.constexpr,
     ACROSS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -190,7 +196,7 @@ def _attend_kernel(
         if WINDOWED:
             low = tl.maximum(past + first_token - window + 1, 0)
         if not PADDED:
-            high = past + last_token + 1
+            high = tl.maximum(past + last_token, 0) + 1
     low = tl.maximum(low, begin)
     high = tl.minimum(high, begin + chunk)
 
@@ -206,7 +212,7 @@ def _attend_kernel(
     if UPCAST:
         q = q.to(tl.float32)
 
-    position = past + token
+    position = tl.maximum(past + token, 0)  # what lies before the row's beginning sees its first key
     if HAS_TREE:
         depth = tl.zeros([BLOCK_QUERIES], dtype=tl.int32)
         for other in range(count):
@@ -233,6 +239,9 @@ def _attend_kernel(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
         if CAPPED:
             scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (-2.0 * LOG2E / softcap))) - 1.0)
+        if HAS_BIAS:
+            far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), distances - 1)
+            scores += tl.load(bias_ptr + head[:, None] * distances + far, mask=is_query[:, None], other=0.0)
         scores = scores * LOG2E
         if HAS_TREE:
             kin = (n - past)[None, :]
