@@ -5,9 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= 2
-GPU_WORKERS ?= 8
-SANITIZED := query_sees or test_trees or bound_only or more_queries or test_write or rotate_and_write or same_tokens or \
-	point_masses or sparse_laws or sampling_is or same_logits
+GPU_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); echo $$((n < 14 ? n : 14)))
+SANITIZER := compute-sanitizer --error-exitcode 1 --kernel-name kns=_kernel --tool
+SANITIZED := $(BIN)/python -m pytest -m gpu -q @tests/kernels/sanitized.txt
 
 DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" by "lake": \
 	The river runs through the old town. In spring the river rises and the people of the town walk along the river \
@@ -56,16 +56,23 @@ test: check  ## All checks, then all tests but a few slow ones
 test-all: check  ## The slow ones as well: longer texts under the same laws, real models on real data
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 
-# Most of the time goes into compiling kernels, which several processes do side by side.
+# Most of the time goes into compiling kernels, which several processes do side by side. Each begins with a stretch of
+# tests of its own (worksteal): neighbours use the same kernels, and what one process has compiled the others find on disk.
 test-gpu: $(VENV)/.dev  ## The kernels' tests, the exactness suite and all else that needs a GPU
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -m gpu -n $(GPU_WORKERS)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -m gpu -n $(GPU_WORKERS) --dist worksteal
 
-# Every tensor in memory of its own, so that reading past one is seen. Small tests: everything is a hundred times slower.
-sanitize: $(VENV)/.dev  ## The kernels' tests under compute-sanitizer, for stray reads, writes and races
-	for tool in memcheck racecheck; do \
-		HF_HUB_OFFLINE=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-			$(BIN)/python -m pytest -m gpu -q tests/kernels -k '$(SANITIZED)' || exit 1; \
-	done
+# Every tensor in memory of its own, so that reading past one is seen. Few tests of few rows: everything is a hundred
+# times slower. They are run as they are first, which compiles the kernels; then both tools work side by side.
+sanitize: export FORERUN_FEW_ROWS := 1
+sanitize: export HF_HUB_OFFLINE := 1
+sanitize: export PYTORCH_NO_CUDA_MEMORY_CACHING := 1
+sanitize: $(VENV)/.dev  ## Every kernel under compute-sanitizer, for stray reads, writes and races
+	@! $(SANITIZER) memcheck $(BIN)/python tests/kernels/stray.py > /dev/null || \
+		{ echo "the sanitizer did not see a kernel that reads past its input"; exit 1; }
+	$(SANITIZED) -n $(GPU_WORKERS)
+	@for tool in memcheck racecheck; do for part in 'verify or thresholds' 'not verify and not thresholds'; do \
+		$(SANITIZER) $$tool $(SANITIZED) -k "$$part" & all="$$all $$!"; \
+	done; done; status=0; for one in $$all; do wait $$one || status=1; done; exit $$status
 
 bench: $(VENV)/.run  ## Measure speed on this machine
 	$(BIN)/forerun bench

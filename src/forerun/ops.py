@@ -29,7 +29,7 @@ from forerun.math.advance import Layout, Standing
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
-from forerun.math.skinny import Heads, Norm
+from forerun.math.skinny import Heads, LayerNorm, Norm
 from forerun.math.verify import Judge, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
@@ -173,7 +173,7 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
     return rotate_and_write(query, keys, values, *heads.tensors)
 
 
-def normed(x: Tensor, norm: Norm) -> Tensor:
+def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     """The norm of each row, [.., H]; see `forerun.math.skinny.normed`."""
     if has_triton(x.device):
         from forerun.kernels import between as kernel
@@ -183,7 +183,7 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
     return skinny_reference.normed(x, norm)
 
 
-def added(x: Tensor, change: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
     """[N, H] each -> their sum, and the norm of it; see `forerun.math.skinny.added`."""
     if has_triton(x.device):
         from forerun.kernels import between as kernel

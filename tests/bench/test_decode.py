@@ -290,7 +290,8 @@ class TestAsking:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(tmp_path: Path) -> None:
-    plan = replace(make_plan(SMALL, quick=True, prompt_length=16), memory_lengths=(2,))
+    plan = make_plan(SMALL, quick=True, batches=(1,), prompt_length=16, new_tokens=40)
+    plan = replace(plan, memory_lengths=(2,), alpha_tokens=64)
     record = run.carry_out(plan, tmp_path / "decode.json", Lines(), [])
     assert record.complete and not record.notes
     assert record.memory and {each.method for each in record.device_times} == set(run.WATCHED)

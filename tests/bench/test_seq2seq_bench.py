@@ -35,14 +35,16 @@ def test_full_shapes_are_the_published_ones() -> None:
 
 def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "record.json"
-    asked = ["--pairs", "t5-mini", "--batches", "1", "2", "--tokens", "10", "--repeats", "2", "--device", "cpu"]
+    asked = ["--pairs", "t5-mini", "--batches", "1", "2", "--tokens", "24", "--repeats", "2", "--device", "cpu"]
     assert main([*asked, "--output", str(output)]) == 0
     found = json.loads(output.read_text())
     assert found["complete"] and found["provenance"]["machine"]["device"] == "cpu"
     assert [(m["batch"], m["way"]) for m in found["measurements"]] == [
         (batch, way) for batch in (1, 2) for way in ("plain", "drafts", "transformers")
     ]
-    assert set(found["summary"]) == {f"t5-mini, batch {batch}: drafts over plain" for batch in (1, 2)}
+    ends = ("", " from the third round on")
+    assert set(found["summary"]) == {f"t5-mini, batch {b}: drafts over plain{end}" for b in (1, 2) for end in ends}
+    assert all(m["latencies"] or m["way"] == "transformers" for m in found["measurements"])
     assert "t5-mini, drafts" in capsys.readouterr().out
 
 

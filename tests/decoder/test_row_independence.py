@@ -6,6 +6,7 @@ does to the last bits when the batch changes shape is measured, and excuses only
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch import Tensor
 import forerun
 from forerun.models.scorer import Scorer
 from forerun.policy import BassHeuristic, HfHeuristic
-from support.devices import draft_on, each_device, model_on
+from support.devices import draft_on, each_device, model_on, on_gpu
+from support.pairwise import pairwise_cases
 from support.stories import Stories
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -78,10 +80,19 @@ def drafters(family: str, device: str = "cpu") -> dict[str, Any]:
     }
 
 
-@each_device
-@pytest.mark.parametrize("family", ("llama", "gemma3", "codegen"))
-@pytest.mark.parametrize("rule", ("token", "block", "coupled"))
-@pytest.mark.parametrize("drafter", ("model", "lookup", "exit"))
+FACTORS = {
+    "family": ("llama", "gemma3", "codegen"),
+    "rule": ("token", "block", "coupled"),
+    "drafter": ("model", "lookup", "exit"),
+}
+# On a GPU every case compiles kernels: all pairs there, all triples here.
+EVERYWHERE = [
+    *(pytest.param(*case, "cpu") for case in product(*FACTORS.values())),
+    *(pytest.param(*case.values(), "cuda", marks=on_gpu) for case in pairwise_cases(FACTORS)),
+]
+
+
+@pytest.mark.parametrize(("family", "rule", "drafter", "device"), EVERYWHERE)
 def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: str, device: str) -> None:
     model = model_on(family, device)
     decoder = forerun.SpeculativeDecoder(model, drafters(family, device)[drafter](), policy=3, rule=rule, compile=False)

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, PromptLookup, RandomDraft
 from forerun.engine import Engine, Request
+from forerun.engine.device.capture import Work
 from forerun.engine.device.choose import runner_of
-from forerun.engine.device.recorder import Recorder, Work
+from forerun.engine.device.recorder import Recorder
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Drafter, Policy, Rule

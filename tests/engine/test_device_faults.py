@@ -14,9 +14,10 @@ from engine.device_engines import GREEDY, engine, requests, texts
 from forerun import SpeculativeDecoder
 from forerun.config import Kernels
 from forerun.engine import Engine
+from forerun.engine.device.capture import Work
 from forerun.engine.device.choose import describe, runner_of
 from forerun.engine.device.habits import Habits
-from forerun.engine.device.recorder import Recorder, Work
+from forerun.engine.device.recorder import Recorder
 from forerun.errors import ForerunWarning
 from forerun.math import advance
 from forerun.models.scorer import Scorer

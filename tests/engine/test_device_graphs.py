@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine.following import Follows, Replayed
 from exactness.sampling import PLAIN, PROMPT, verdict
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
@@ -27,7 +27,8 @@ from support.tiny import draft_of, ragged_prompts, tiny_model
 pytestmark = [pytest.mark.gpu, on_gpu_alone]
 
 SAMPLED, GREEDY = SamplingParams(temperature=1.0), SamplingParams()
-CUT = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
+# Each row its own, in every round.
+MIXED = (SamplingParams(temperature=0.8, top_k=20, top_p=0.9), SamplingParams(temperature=1.2, min_p=0.05), GREEDY)
 FAMILIES = ("llama", "qwen3", "mistral", "gemma3", "gpt2")
 
 
@@ -57,9 +58,10 @@ def engine(
     return made
 
 
-def requests(number: int, params: SamplingParams = SAMPLED) -> list[Request]:
+def requests(number: int, *params: SamplingParams) -> list[Request]:
+    some = params or (SAMPLED,)
     return [
-        Request(prompt=(5, *prompt), max_new_tokens=24 + 5 * (i % 3), params=params, seed=3, request_id=i)
+        Request(prompt=(5, *prompt), max_new_tokens=24 + 5 * (i % 3), params=some[i % len(some)], seed=3, request_id=i)
         for i, prompt in enumerate(ragged_prompts(number, 97, 0))
     ]
 
@@ -73,8 +75,7 @@ def texts(made: Engine, asked: list[Request]) -> dict[int, tuple[int, ...]]:
     return {result.request.request_id: result.tokens for result in made.take_results()}
 
 
-@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
-@pytest.mark.parametrize("number", [1, 3, 8])
+@pytest.mark.parametrize(("number", "rule"), [(1, Rule.TOKEN), (3, Rule.BLOCK), (8, Rule.TOKEN)])
 def test_same_tokens_as_step_by_step(number: int, rule: Rule) -> None:
     made = engine(True, rule=rule)
     assert texts(made, requests(number)) == texts(engine(False, rule=rule), requests(number))
@@ -82,9 +83,19 @@ def test_same_tokens_as_step_by_step(number: int, rule: Rule) -> None:
     assert texts(made, requests(number)) == texts(engine(False, rule=rule), requests(number)), "a replayed graph"
 
 
-@pytest.mark.parametrize("params", [CUT, replace(SAMPLED, min_p=0.05)], ids=["top-k and top-p", "min-p"])
-def test_same_tokens_where_something_is_cut(params: SamplingParams) -> None:
-    assert texts(engine(True), requests(3, params)) == texts(engine(False), requests(3, params))
+@pytest.mark.parametrize("number", [1, 8])
+def test_same_tokens_where_lengths_follow_outcomes_and_rounds_run_ahead(number: int) -> None:
+    made, policy = engine(True), Follows()
+    made.policy = policy
+    found, slow = texts(made, requests(number)), engine(False)
+    slow.policy = Replayed(policy.drafted)
+    assert found == texts(slow, requests(number))
+
+
+def test_same_tokens_where_each_row_is_cut_in_its_own_way() -> None:
+    found = texts(engine(True), requests(4, *MIXED))
+    assert found == texts(engine(False), requests(4, *MIXED))
+    assert found[3] != texts(engine(False), requests(4))[3], "the comparison can fail"
 
 
 def test_the_target_alone_is_recorded_where_the_draft_cannot_be() -> None:
@@ -115,7 +126,11 @@ def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -
         calls.append(int(standing.past[0]))
         original(standing, *rest)
 
-    want = texts(engine(False), requests(3))
+    want, stream = texts(engine(False), requests(3)), torch.cuda.current_stream()
+    own, drawn = graph_that_draws()
+    torch.manual_seed(7)
+    wanted = [torch.rand(3, device=DEVICE).tolist() for _ in range(2)]
+    torch.manual_seed(7)
     monkeypatch.setattr(kernel, "advance", waiting)
     made = engine(True)
     for request in requests(3):
@@ -125,7 +140,31 @@ def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -
             made.step()
     assert {result.request.request_id: result.tokens for result in made.take_results()} == want
     assert made.runner is not None and made.runner.is_grounded and calls
-    assert torch.rand(3, device=DEVICE).shape == (3,)
+    assert torch.cuda.current_stream() == stream
+    assert [torch.rand(3, device=DEVICE).tolist() for _ in range(2)] == wanted, "the user's own random numbers"
+    own.replay()
+    first = drawn.tolist()
+    own.replay()
+    assert drawn.tolist() != first
+    assert kept_by_another_stream() == 0
+
+
+def graph_that_draws() -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = torch.rand(3, device=DEVICE)
+    return graph, drawn
+
+
+def kept_by_another_stream() -> int:
+    """Bytes not given back of a tensor that two streams have used: all of them while a capture seems to go on."""
+    before = torch.cuda.memory_stats()["active_bytes.all.current"]
+    shared = torch.empty(1 << 20, device=DEVICE)
+    shared.record_stream(torch.cuda.Stream())
+    del shared
+    torch.cuda.synchronize()
+    torch.empty(1, device=DEVICE)
+    return int(torch.cuda.memory_stats()["active_bytes.all.current"] - before)
 
 
 NUMBER, ROWS, STEPS, VOCAB = 6000, 256, 3, 5

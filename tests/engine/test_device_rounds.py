@@ -278,6 +278,18 @@ def test_a_row_that_has_finished_keeps_its_seat_and_stays_where_it_is() -> None:
     assert made.target.cache.rows == ()
 
 
+def test_rows_that_leave_together_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for the round in the air, then the last slot goes first: no place is filled with another row's keys."""
+    made, moved = engine(True), []
+    numbers = [made.add(request) for request in requests(3)]
+    made.step()
+    assert made.runner is not None and made.runner.is_flying
+    monkeypatch.setattr(type(made.target.cache), "_copy", lambda *given: moved.append(given[1:]))
+    for number in numbers:
+        made.abort(number)
+    assert made.is_idle and made.target.cache.rows == () and moved == []
+
+
 def test_a_kept_row_goes_on() -> None:
     def found(on_device: bool) -> Texts:
         made = engine(on_device, keep_rows=2)

@@ -26,6 +26,7 @@ from support.seq2seq import rows_of, source_of
 from support.tiny import draft_of, tiny_model
 
 ON_GPU = torch.cuda.is_available()
+pytestmark = [pytest.mark.gpu] if ON_GPU else []
 Texts = dict[int, tuple[int, ...]]
 
 
@@ -34,7 +35,7 @@ def texts(family: str, drafter: str, on_device: bool, params: SamplingParams, ru
     model, draft = tiny_model(family), draft_of(tiny_model(family))
     if ON_GPU:
         model, draft = copy.deepcopy(model).cuda(), draft.cuda()
-    target = Seq2SeqScorer(model, use=None if ON_GPU else Kernels.OFF)
+    target = Seq2SeqScorer(model, use=Kernels.AUTO if ON_GPU else Kernels.OFF)
     guesser: Any = {
         "shared": lambda: DraftModel(draft, shares_encoder=True),
         "own": lambda: DraftModel(draft),

@@ -114,6 +114,7 @@ class Loop:
     vocab: int = 3
     seed: int = 1
     target: Any = None  # a scorer
+    compile: bool = True
     engine: Engine = field(init=False)
     watched: Watched = field(init=False)
 
@@ -124,7 +125,7 @@ class Loop:
         scorer = self.target or RecallingScorer(target)
         clock = Clock()
         scorer.spend = clock.spend
-        self.engine = Engine(scorer, drafter, self.watched, rule=self.rule, clock=clock)
+        self.engine = Engine(scorer, drafter, self.watched, rule=self.rule, clock=clock, compile=self.compile)
 
     def requests(self, number: int, **asked: Any) -> list[Request]:
         """The same request under `number` ids."""
@@ -149,10 +150,10 @@ class Loop:
 
 
 def loop_on(device: str, drafter: str, policy: str, rule: Rule) -> Loop:
-    """A loop over real forward passes, whose kernels are those of the device."""
+    """A loop over real forward passes, whose kernels are those of the device. Graphs have tests of their own."""
     target, draft = (copy.deepcopy(model).to(device) for model in toy_pair(3))
     made = {"model": lambda: DraftModel(draft), "chain": lambda: Chain(PromptLookup(min_ngram=2), DraftModel(draft))}
-    return Loop(made[drafter](), policy, rule, target=Scorer(target))
+    return Loop(made[drafter](), policy, rule, target=Scorer(target), compile=False)
 
 
 def verdict(samples: Iterable[Sequence[int]], law: Tensor) -> str:

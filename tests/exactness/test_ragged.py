@@ -56,7 +56,7 @@ def verdicts(rule: Rule, drafter: str, policy: str, device: str = "cpu") -> list
     return [verdict(tokens[kind :: len(KINDS)], law(kind)) for kind in range(len(KINDS))]
 
 
-@pytest.mark.parametrize(("rule", "policy"), zip(RULES, ("bass", "hf", "auto"), strict=True))
+@pytest.mark.parametrize(("rule", "policy"), list(zip(RULES, ("bass", "hf", "auto"), strict=True)))
 @pytest.mark.parametrize("drafter", ["model", "chain"])
 @each_device
 def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str, device: str) -> None:

@@ -39,6 +39,7 @@ def make_case(
     window: int = 0,
     softcap: float | None = None,
     sinks: bool = False,
+    distances: int = 0,
     longest: int | None = None,
     gain: float = 1.0,
 ) -> Case:
@@ -52,7 +53,8 @@ def make_case(
     keys, values = (pool.to(DEVICE, dtype).transpose(1, 2) for pool in pools)
     reach = reach_of(rows, DEVICE, window)
     sink = torch.randn(heads[0]).to(DEVICE, dtype) if sinks else None
-    scale = Scale(1.3 * sizes[0] ** -0.5, softcap, sink)
+    bias = torch.randn(heads[0], distances).to(DEVICE) if distances else None
+    scale = Scale(1.3 * sizes[0] ** -0.5, softcap, sink, bias)
     return Case(query.to(DEVICE, dtype), keys, values, replace(reach, longest=longest or reach.longest), scale)
 
 

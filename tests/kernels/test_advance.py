@@ -63,11 +63,14 @@ def test_draft_lengths(rows: int) -> None:
 
 @pytest.mark.parametrize(("rows", "count", "number"), [(1, 1, 1), (3, 2, 1), (8, 1, 4), (3, 9, 2)])
 def test_lay_out(rows: int, count: int, number: int) -> None:
-    given = numbers(rows, 20, 1), numbers(rows, 60, 2), count, number, 64, 50
+    past = numbers(rows, 60, 2) - 1
+    past[0] = -1  # a row of one token, whose draft begins with two
+    given = numbers(rows, 20, 1), past, count, number, 64, 50
     ours, theirs = kernel.lay_out(*given), reference.lay_out(*given)
     for field in fields(reference.Layout):
         got, want = getattr(ours, field.name), getattr(theirs, field.name)
         assert torch.equal(got, want) and got.dtype is want.dtype, field.name
+    assert theirs.positions.min() == 0 and theirs.addresses[0, 0] == (given[0][0] + 1) * 64 - 1, "its own last place"
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.COUPLED])

@@ -14,7 +14,7 @@ from forerun.kernels import between
 from forerun.kernels import skinny as kernel
 from forerun.kernels.skinny import Plan
 from forerun.math import skinny as reference
-from forerun.math.skinny import Heads, Norm
+from forerun.math.skinny import Heads, LayerNorm, Norm
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 
 pytestmark = kernel_tests()
@@ -113,8 +113,11 @@ def test_normed(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_added_and_gated(dtype: torch.dtype) -> None:
     x, change, norm = numbers(5, 70, dtype=dtype), numbers(5, 70, dtype=dtype), norm_of(70, dtype)
-    for got, want in zip(between.added(x, change, norm), reference.added(x, change, norm), strict=True):
-        check(got, want.float())
+    layer = LayerNorm(norm.weight, numbers(70, dtype=dtype), 1e-5)
+    for kind in (norm, layer):
+        for got, want in zip(between.added(x, change, kind), reference.added(x, change, kind), strict=True):
+            check(got, want.float())
+    check(between.normed(x + 3, layer), reference.normed(x + 3, layer).float())
     check(between.gated(change), reference.gated(change.float()))
 
 
@@ -149,6 +152,7 @@ def test_what_is_not_covered() -> None:
     x, weight = numbers(3, 70), numbers(45, 70)
     assert kernel.why_not(x, weight) is None
     assert "17 rows" in str(kernel.why_not(numbers(17, 70), weight))
+    assert kernel.why_not(numbers(17, 70).half(), weight[:41].half()) is None, "no library has a good one"
     assert kernel.why_not(numbers(64, 70), weight, gated=True) is None
     assert "float16" in str(kernel.why_not(x, weight.half()))
     assert "contiguous" in str(kernel.why_not(x, weight.mT.contiguous().mT))

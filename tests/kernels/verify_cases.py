@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from forerun.math.laws import LogitLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 from support.triton_cpu import DEVICE, INTERPRETED
 
-ROWS = 4 if INTERPRETED else 256  # the interpreter takes a twentieth of a second a row
+FEW = INTERPRETED or "FORERUN_FEW_ROWS" in os.environ  # a row takes an interpreter or a sanitizer long
+ROWS = 4 if FEW else 256
 SAMPLED = SamplingParams(temperature=1.0)
 # Interpreted, programs run one after the other, and every one of them judges the draft again: few take all tiles.
 HERE = replace(TUNING, sum_programs=ROWS) if INTERPRETED else TUNING

@@ -115,6 +115,7 @@ def test_replaced_weights_are_seen() -> None:
     got = scorer.score([0, 1], NEW).split([len(new) for new in NEW])
     for own, right in zip(got, expected(model), strict=True):
         check(own, right)
+    assert not any(weight.is_inference() for weight in model.parameters()), "merged anew in the middle of a pass"
 
 
 def test_parts_with_and_without_bias() -> None:
@@ -164,7 +165,7 @@ def medium(family: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 @on_gpu_alone
-@torch.inference_mode()
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_further_from_float32_than_the_modules(family: str, dtype: torch.dtype) -> None:
@@ -197,7 +198,7 @@ def test_greedy_text_is_that_of_generate(family: str) -> None:
 
 
 @on_gpu_alone
-@torch.inference_mode()
+@torch.no_grad()
 def test_a_captured_pass_gives_the_same_bits() -> None:
     for rows, positions in ((1, 1), (1, 8), (8, 8)):
         step = stepper(medium("llama", torch.bfloat16), rows, positions)

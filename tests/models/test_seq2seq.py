@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import LongT5Config, LongT5ForConditionalGeneration
 
 from forerun import DraftModel, EarlyExit, SpeculativeDecoder, Tree
-from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.models import across, positions
 from forerun.models.scorer import Scorer
@@ -233,11 +234,16 @@ def test_other_models_are_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("family", ALL)
-def test_on_a_gpu_greedy_text_is_generates(family: str) -> None:
+def test_on_a_gpu_greedy_text_is_generates(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
     model = copy.deepcopy(tiny_model(family)).cuda()
     draft = draft_of(tiny_model(family)).cuda()
     inputs = {name: given.cuda() for name, given in batch_of(family, rows_of(family)).items()}
     wanted = generated(model, inputs, max_new_tokens=16).tolist()
     for drafter in (None, DraftModel(draft, shares_encoder=True), Tree(DraftModel(draft)), EarlyExit(1)):
         decoder = SpeculativeDecoder(model, drafter, policy=3)
-        assert decoder.generate(**inputs, max_new_tokens=16).sequences.tolist() == wanted
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ForerunWarning)
+            assert decoder.generate(**inputs, max_new_tokens=16).sequences.tolist() == wanted
+        if drafter is None or isinstance(drafter, DraftModel):
+            assert decoder.recorded == "whole rounds"

@@ -15,6 +15,11 @@ CPU = {  # rows -> positions -> seconds
     4: {4: 0.106, 8: 0.150, 16: 0.235, 32: 0.300, 68: 0.450},
     8: {8: 0.129, 16: 0.239, 32: 0.302, 64: 0.438, 136: 0.750},
 }
+H200 = {  # a 6.7 B target whose rounds are recorded, as benchmarks/results/decode-h200.json has them
+    1: {1: 0.00369, 2: 0.00395, 9: 0.00400, 17: 0.00430},
+    4: {4: 0.00411, 8: 0.00450, 36: 0.00470, 68: 0.00510},
+    8: {8: 0.00438, 16: 0.00490, 72: 0.00519, 104: 0.00580, 136: 0.00660},
+}
 GPU = {1: {1: 0.0200, 17: 0.0203}, 4: {4: 0.0201, 68: 0.0210}, 8: {8: 0.0203, 136: 0.0225}}
 
 
@@ -38,6 +43,7 @@ class World:
     alpha: Callable[[int, int], float]
     draft_seconds: float = 0.0  # per token of the longest draft
     ask_seconds: float = 0.0  # per call of the drafter
+    compile_seconds: float = 0.0  # before the first draft of all
     judged: bool = False  # deterministic drafts, shown to `trim`
     say: Callable[[random.Random], tuple[int, int]] = lambda rng: (0, 99)
     noise: float = 0.05
@@ -70,6 +76,8 @@ class World:
         evidence = tuple(kind for kind, _ in said)
         drafted = tuple(min(a, supply) for a, (_, supply) in zip(asked, said, strict=True))
         draft_seconds = self.timed(self.ask_seconds + self.draft_seconds * max(drafted)) if any(asked) else 0.0
+        if any(drafted):
+            draft_seconds, self.compile_seconds = draft_seconds + self.compile_seconds, 0.0
         if self.judged and any(asked):
             kept = policy.trim(view, as_draft(drafted, evidence))
             assert all(0 <= k <= d for k, d in zip(kept, drafted, strict=True))

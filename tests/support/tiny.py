@@ -190,7 +190,8 @@ def tiny_model(family: str, seed: int = 0, *, layers: int = 2, vocab: int = 97, 
     """A random model in eval mode, float32, on the CPU, without an end token. Cached: copy it before you change it."""
     key = (family, seed, layers, vocab, repr(sorted(overrides.items())))
     if key not in _built:
-        _built[key] = _build(family, seed, layers, vocab, overrides)
+        with torch.inference_mode(False):  # it is everybody's, whoever asks first
+            _built[key] = _build(family, seed, layers, vocab, overrides)
         _fresh[key] = _versions(_built[key])
     return _built[key]
 
@@ -252,7 +253,7 @@ def draft_of(model: PreTrainedModel, noise: float = 0.02, seed: int = 1) -> PreT
     generator = torch.Generator().manual_seed(seed)
     for weight in draft.parameters():
         size = weight.square().mean().sqrt()
-        weight.data.add_(noise * size * torch.randn(weight.shape, generator=generator))
+        weight.data.add_(noise * size * torch.randn(weight.shape, generator=generator).to(weight.device))
     return draft
 
 

@@ -12,6 +12,7 @@ import torch
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import Stats
 from forerun.result import GenerateResult
+from forerun.stream import Stream
 
 SKIP = 2
 """Rounds left out of every figure: the first reads the prompt, in the second the drafter catches up with it."""
@@ -73,7 +74,11 @@ def decode(
     phases apart and keeps a decoder from working ahead.
     """
     ids, mask = padded(prompts, decoder.target.device)
-    stream = decoder.stream(ids, mask, **{"eos_token_id": [], **keywords})
+    return follow(decoder, decoder.stream(ids, mask, **{"eos_token_id": [], **keywords}), wait)
+
+
+def follow(decoder: SpeculativeDecoder, stream: Stream, wait: bool) -> Trace:
+    """A call that has not begun, to its end."""
     rounds = []
     before = now(decoder, wait)
     while (progress := next(stream, None)) is not None:

@@ -19,6 +19,7 @@ from forerun.types import Adjuster, Draft, DraftContext, Law
 # (batch entries that want a token, the tokens they have just been given) -> logits [M, V] of their next ones. The
 # second is None at first; later the entries are always some of those of the call before.
 Step = Callable[[list[int], list[int] | None], Tensor]
+ScoreLast = Callable[[Sequence[int], Sequence[Sequence[int]]], Tensor]  # as `Scorer.score_last`
 
 
 @dataclass(slots=True)
@@ -63,12 +64,17 @@ def draft_with(
     blocks: Sequence[Sequence[int]],
     stop_below: float | None = None,
     ids: Tensor | None = None,
+    score_last: ScoreLast | None = None,
 ) -> Draft:
-    """`grow` a draft with a causal model; `blocks[b]` are the tokens the scorer has not seen yet."""
+    """`grow` a draft with a causal model; `blocks[b]` are the tokens the scorer has not seen yet.
+
+    `score_last` stands in for the scorer's own, where somebody has a faster one.
+    """
+    score = score_last or scorer.score_last
 
     def step(wanting: list[int], drawn: list[int] | None) -> Tensor:
         new = [list(blocks[b]) for b in wanting] if drawn is None else [[token] for token in drawn]
-        logits = scorer.score_last([context.rows[b] for b in wanting], new)
+        logits = score([context.rows[b] for b in wanting], new)
         return fitted(logits, context.vocab_size) if ids is None else logits
 
     return grow(context, step, stop_below, ids)

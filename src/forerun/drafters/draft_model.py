@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
-from forerun.drafters.autoregressive import check_stop_below, draft_with
+from forerun.drafters.autoregressive import ScoreLast, check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.decoder_folder import DecoderFolder
 from forerun.drafters.encoders import check_encoders
@@ -51,6 +51,7 @@ class DraftModel:
         self.tokenizer, self.stop_below, self.form = tokenizer, stop_below, form
         self.shares_encoder = shares_encoder or isinstance(model, DecoderFolder)
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
+        self.score_last: ScoreLast | None = None  # lent by an engine that has its passes recorded
         self._folder = model if isinstance(model, ModelFolder) else None
         if not isinstance(model, ModelFolder):
             self._run_with(model)
@@ -126,7 +127,7 @@ class DraftModel:
         blocks: list[Sequence[int]] = [()] * len(context.rows)
         for b, block in zip(wanting, unseen, strict=True):
             blocks[b] = block[-2:]
-        return draft_with(self.scorer, context, blocks, self.stop_below, self.ids)
+        return draft_with(self.scorer, context, blocks, self.stop_below, self.ids, self.score_last)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         for row, length in zip(rows, lengths, strict=True):

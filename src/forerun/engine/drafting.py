@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from forerun.drafters.silence import silent
 from forerun.engine.branching import check_tree, depths_of
+from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.row import Row
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.random import draft_uniforms
@@ -24,6 +26,7 @@ class DraftSide:
 
     def __init__(self, drafter: Drafter | None, policy: Policy, target: Scorer, rule: AnyRule) -> None:
         self.drafter, self.policy, self.target, self.rule = drafter, policy, target, rule
+        self.passes: DraftPasses | None = None  # of a draft model, where they can be recorded
         self._warned = False
         if getattr(drafter, "makes_trees", False):
             _check_trees(target, rule)
@@ -32,6 +35,11 @@ class DraftSide:
     def is_fixed(self) -> bool:
         """Whether lengths do not depend on what became of the rounds before."""
         return self.drafter is None or bool(getattr(self.policy, "is_fixed", False))
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether lengths may be asked for while the round before is still under way."""
+        return self.is_fixed or bool(getattr(self.policy, "runs_ahead", False))
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         """How much to draft for each row."""
@@ -56,7 +64,8 @@ class DraftSide:
             copy_lengths=copies,
         )
         try:
-            draft = self.drafter.propose(context)
+            with self.passes.lent(batch) if self.passes is not None else nullcontext():
+                draft = self.drafter.propose(context)
             _check(draft, context, self.rule)
         except Exception as error:
             self._warn(error)
@@ -65,6 +74,10 @@ class DraftSide:
             return draft
         seen = draft if draft.tree is None else replace(draft, lengths=depths_of(draft))
         return _trimmed(draft, self.policy.trim(view, seen))
+
+    @property
+    def capture_seconds(self) -> float:
+        return 0.0 if self.passes is None else self.passes.runner.recorder.seconds
 
     def tell(self, verb: str, *arguments: Any) -> None:
         """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""

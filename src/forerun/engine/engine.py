@@ -15,9 +15,11 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.engine.adjust import adjuster
+from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
-from forerun.engine.device.choose import runner_for
+from forerun.engine.device.choose import draft_passes_of, runner_for
+from forerun.engine.device.room import SIZES
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
 from forerun.engine.laws import keys_of, law_of, tokens_of
@@ -66,11 +68,14 @@ class Engine:
         self._results: list[RowResult] = []
         self._free: list[int] = []  # row numbers that were used and are free again, the smallest first
         self._numbers = itertools.count()
+        self._turns = itertools.count(1)
         self.side = DraftSide(drafter, policy, target, rule)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
         self.ahead = ahead
         self.runner = runner_for(target, drafter, rule, clock) if compile else None
+        if self.runner is not None:
+            self.side.passes = draft_passes_of(drafter, target, clock)
         self._leaving: list[int] = []  # rows that a round in the air still writes to
 
     @property
@@ -99,7 +104,7 @@ class Engine:
             number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
-        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output))
+        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output), bans_of(request))
         self._waiting.append(row)
         return number
 
@@ -128,12 +133,14 @@ class Engine:
             return self._land(self.runner, batch)
         return self._round(batch)
 
-    def _view(self, batch: list[Row]) -> BatchView:
+    def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
             bool(getattr(self.drafter, "is_mixed", False)),
+            sizes,
+            next(self._turns),
         )
 
     def _round(self, batch: list[Row]) -> list[Progress]:
@@ -180,6 +187,7 @@ class Engine:
                 ended=_ended(progress),
                 copied=draft.cuttable or (draft.deterministic,) * len(batch),
                 nodes=tuple(len(block) - 1 for block in blocks),
+                turn=view.turn,
             )
         )
         self._retire()
@@ -189,7 +197,10 @@ class Engine:
         """Send a round to the device, if it is one that the device can run by itself."""
         if not runner.takes(batch):
             return False
-        lengths = self.side.lengths(self._view(batch))
+        view = self._view(batch, SIZES)
+        lengths = self.side.lengths(view)
+        if runner.may_reach_an_end(batch, lengths):
+            return False
         if runner.moves(batch, lengths):
             if runner.is_flying:
                 return False
@@ -197,7 +208,7 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths, self.side.is_fixed)
+            runner.launch(batch, lengths, view, self.side.is_fixed)
         except Exception as error:
             self._ground(runner, error)
             return False
@@ -211,7 +222,7 @@ class Engine:
 
     def _land(self, runner: Runner, batch: list[Row]) -> list[Progress]:
         """The oldest round in the air; another one follows it before anything that can wait is done."""
-        if self.ahead and self.side.is_fixed and not self._waiting and runner.is_needed(batch):
+        if self.ahead and self.side.runs_ahead and not self._waiting and runner.is_needed(batch):
             self._launch(runner, batch)
         landing = runner.land()
         kept = kept_of(landing.verdict, landing.blocks, None)
@@ -229,6 +240,8 @@ class Engine:
             score_seconds=landing.seconds[1],
             verify_seconds=landing.seconds[2],
             ended=_ended(progress),
+            steps=landing.drafted,
+            turn=landing.turn,
         )
         self.policy.observe(outcome)
         running = [row for row in batch if row.finish_reason is None]
@@ -332,39 +345,33 @@ class Engine:
 
     def _account(self, draft: float, score: float, verify: float) -> None:
         if self.runner is not None:
-            self.seconds.capture_seconds = self.runner.recorder.seconds
+            self.seconds.capture_seconds = self.runner.recorder.seconds + self.side.capture_seconds
         self.seconds.draft_seconds += draft
         self.seconds.score_seconds += score
         self.seconds.verify_seconds += verify
 
     def _retire(self) -> None:
-        """Let finished rows go, the last slots first: then nobody has to move."""
+        """Let finished rows go."""
         for row in [row for row in self._waiting if row.finish_reason is not None]:
             self._waiting.remove(row)
             self._results.append(row.result(self.clock()))
             if self.shelf.take(row.number) is None:
                 heappush(self._free, row.number)
             else:  # it had claimed a kept row
-                self._release(row.number)
+                self._leaving.append(row.number)
         done = [row for row in self._running.values() if row.finish_reason is not None]
         for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
             del self._running[row.number]
             self._results.append(row.result(self.clock()))
-            for number in self.shelf.put(row.number, row.history, row.error is not None, row.request.source):
-                self._release(number)
+            self._leaving += self.shelf.put(row.number, row.history, row.error is not None, row.request.source)
         if self.runner is not None and self.runner.is_flying and not self._running:
             self.runner.drop()
-            self._let_go()
-
-    def _release(self, number: int) -> None:
-        """Slots move when a row goes, so it stays for as long as a round is in the air."""
-        self._leaving.append(number)
-        if self.runner is None or not self.runner.is_flying:
+        if self.runner is None or not self.runner.is_flying:  # slots move when a row goes
             self._let_go()
 
     def _let_go(self) -> None:
-        """Rows that left."""
-        going, self._leaving = self._leaving, []
+        """Rows that left, the last slots first: then the keys of nobody who stays behind have to move."""
+        going, self._leaving = sorted(self._leaving, key=self.target.cache.slot, reverse=True), []
         if going and self.runner is not None:
             self.runner.leave()
         for number in going:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forerun.engine.bans import Bans
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
@@ -60,6 +61,7 @@ class Row:
     output: list[int]
     stop: StopRule
     adjuster: Adjuster | None
+    bans: Bans | None  # all that the adjuster does; None where it does more
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)

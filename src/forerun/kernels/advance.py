@@ -103,7 +103,7 @@ def _layout_kernel(
     i = tl.arange(0, BLOCK)
     place, there = first + i, i < count
     out = (step * rows + row) * count + i
-    tl.store(positions_ptr + out, tl.minimum(place, limit - 1), mask=there)
-    tl.store(addresses_ptr + out, slot * capacity + place, mask=there)
+    tl.store(positions_ptr + out, tl.maximum(tl.minimum(place, limit - 1), 0), mask=there)
+    tl.store(addresses_ptr + out, slot * capacity + tl.where(place < 0, capacity - 1, place), mask=there)
     tl.store(ends_ptr + step * rows + row, (first + count).to(tl.int32))
     tl.store(own_ptr + row, slot.to(tl.int32))

@@ -6,20 +6,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.math.skinny import Norm
+from forerun.math.skinny import LayerNorm, Norm
 
 LARGEST = 16384  # numbers of a row, which one program holds
 BLOCK = 1024  # numbers a program gates
 
 
-def normed(x: Tensor, norm: Norm) -> Tensor:
+def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     """[N, H] or [N, heads, D] -> the same shape, contiguous."""
     out, heads = x.new_empty(x.shape), 1 if x.ndim == 2 else x.shape[1]
     _launch(out, out, x, x, norm, heads, False)
     return out
 
 
-def added(x: Tensor, change: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
     """[N, H] each -> their sum, and the norm of it."""
     total, out = x.new_empty(x.shape), x.new_empty(x.shape)
     _launch(out, total, x, change, norm, 1, True)
@@ -34,7 +34,7 @@ def gated(pairs: Tensor) -> Tensor:
     return out
 
 
-def why_not(x: Tensor, norm: Norm) -> str | None:
+def why_not(x: Tensor, norm: Norm | LayerNorm) -> str | None:
     """What the kernel does not cover, in words; None where it covers everything."""
     if x.ndim not in (2, 3) or x.stride(-1) != 1 or not norm.weight.is_contiguous():
         return "rows whose numbers do not lie side by side"
@@ -43,12 +43,15 @@ def why_not(x: Tensor, norm: Norm) -> str | None:
     return None
 
 
-def _launch(out: Tensor, total: Tensor, x: Tensor, change: Tensor, norm: Norm, heads: int, adds: bool) -> None:
-    size = x.shape[-1]
+def _launch(
+    out: Tensor, total: Tensor, x: Tensor, change: Tensor, norm: Norm | LayerNorm, heads: int, adds: bool
+) -> None:
+    size, is_centred = x.shape[-1], isinstance(norm, LayerNorm)
     block = triton.next_power_of_2(size)
     norm_kernel[(x.shape[0], heads)](
-        out, total, x, change, norm.weight, x.stride(0), x.stride(1), norm.epsilon, HEADS=heads, SIZE=size,
-        BLOCK=block, ADDS=adds, num_warps=max(1, min(16, block // 512)),
+        out, total, x, change, norm.weight, norm.bias if isinstance(norm, LayerNorm) else norm.weight, x.stride(0),
+        x.stride(1), norm.epsilon, HEADS=heads, SIZE=size, BLOCK=block, ADDS=adds, CENTRED=is_centred,
+        num_warps=max(1, min(16, block // 512)),
     )  # fmt: skip
 
 
@@ -59,6 +62,7 @@ def norm_kernel(
     x_ptr,  # [N, heads, D]
     change_ptr,  # [N, D], where ADDS
     gain_ptr,  # [D]
+    bias_ptr,  # [D], where CENTRED
     x_token,
     x_head,
     epsilon,
@@ -66,6 +70,7 @@ def norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
+    CENTRED: tl.constexpr,
 ):
     """One program per (token, head), rounded where torch rounds."""
     token = tl.program_id(0).to(tl.int64)
@@ -79,8 +84,14 @@ def norm_kernel(
         rounded = x.to(gain.dtype)
         tl.store(total_ptr + token * SIZE + d, rounded, mask=there)
         x = rounded.to(tl.float32)
+    if CENTRED:
+        x = tl.where(there, x - tl.sum(x, 0) / SIZE, 0.0)
     shrink = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + epsilon)
-    made = (x * shrink).to(gain.dtype).to(tl.float32) * gain.to(tl.float32)
+    if CENTRED:
+        bias = tl.load(bias_ptr + d, mask=there, other=0.0).to(tl.float32)
+        made = x * shrink * gain.to(tl.float32) + bias
+    else:
+        made = (x * shrink).to(gain.dtype).to(tl.float32) * gain.to(tl.float32)
     tl.store(out_ptr + (token * HEADS + head) * SIZE + d, made.to(gain.dtype), mask=there)
 
 

@@ -74,9 +74,10 @@ class Layout:
 def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
     """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on.
 
-    No position reaches `limit`: what would lie there is nobody's, but must be looked up all the same.
+    No position reaches `limit`: what would lie there is nobody's, but must be looked up all the same. What would lie
+    before a row's beginning goes to its last place, where a key of its own is written before anybody looks.
     """
     first = past + torch.arange(number, device=past.device).unsqueeze(-1)
     places = first.unsqueeze(-1) + torch.arange(count, device=past.device)
-    addresses = places + (slots * capacity).unsqueeze(-1)
-    return Layout(places.clamp(max=limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int())
+    addresses = torch.where(places < 0, capacity - 1, places) + (slots * capacity).unsqueeze(-1)
+    return Layout(places.clamp(0, limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int())

@@ -39,6 +39,7 @@ class Scale:
     factor: float
     softcap: float | None = None
     sinks: Tensor | None = None  # [Hq] a learned score per head that attends to nothing
+    by_distance: Tensor | None = None  # [Hq, L] float32, by how far back a key lies; the last for all that is further
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ def attend_ragged(
     form: Form = Form.AUTO,
 ) -> Tensor:  # [N, Hq, Dv]
     """Each row's queries against that row's own keys. `form` is how a kernel goes about it, not what comes out."""
+    check_bias(reach, scale)
     out = query.new_zeros(*query.shape[:2], values.shape[-1])
     starts = reach.starts.tolist()
     for row, (slot, length) in enumerate(zip(reach.slots.tolist(), reach.lengths.tolist(), strict=True)):
@@ -87,15 +88,24 @@ def attend_ragged(
             seen = torch.ones(count, length, dtype=torch.bool, device=query.device)
         else:
             seen = visible(length, count, reach.window, tree, query.device)
-        out[own] = _attend_row(query[own].float(), k, v, seen, scale).to(out.dtype)
+        bias = _bias(scale.by_distance, length, count) if scale.by_distance is not None else None
+        out[own] = _attend_row(query[own].float(), k, v, seen, scale, bias).to(out.dtype)
     return out
 
 
+def check_bias(reach: Reach, scale: Scale) -> None:
+    if scale.by_distance is not None and (reach.tree is not None or reach.across):
+        raise InvalidArgument("a bias by distance is known for rows alone, not for trees or for another text's keys")
+
+
 def visible(length: int, count: int, window: int, tree: Tensor | None, device: torch.device) -> Tensor:
-    """[count, length] bool: which of a row's keys its `count` newest tokens see."""
+    """[count, length] bool: which of a row's keys its `count` newest tokens see.
+
+    A row may have fewer keys than new tokens: those that lie before its beginning see its first key.
+    """
     past, key = length - count, torch.arange(length, device=device)
     if tree is None:
-        position = past + torch.arange(count, device=device)[:, None]
+        position = _positions(past, count, device)
         seen = key <= position
     else:
         position = past + tree[:, :count].sum(-1, keepdim=True) - 1
@@ -105,13 +115,29 @@ def visible(length: int, count: int, window: int, tree: Tensor | None, device: t
     return seen & ((key > position - window) if tree is None else (key > position - window) | (key >= past))
 
 
-def _attend_row(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: Scale) -> Tensor:
+def _positions(past: int, count: int, device: torch.device) -> Tensor:
+    """[count, 1]"""
+    return (past + torch.arange(count, device=device)).clamp(min=0)[:, None]
+
+
+def _bias(by_distance: Tensor, length: int, count: int) -> Tensor:
+    """[Hq, count, length]"""
+    place = _positions(length - count, count, by_distance.device)
+    distance = place - torch.arange(length, device=by_distance.device)
+    return by_distance[:, distance.clamp(0, by_distance.shape[1] - 1)]
+
+
+def _attend_row(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: Scale, bias: Tensor | None = None
+) -> Tensor:
     """[T, Hq, D] over [Hk, S, D], in float32."""
     group = query.shape[1] // keys.shape[0]
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
     scores = torch.einsum("thd,hsd->hts", query, keys) * scale.factor
     if scale.softcap is not None:
         scores = torch.tanh(scores / scale.softcap) * scale.softcap
+    if bias is not None:
+        scores = scores + bias
     scores = scores.masked_fill(~seen, -torch.inf)
     if scale.sinks is not None:
         sink = scale.sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)

@@ -23,6 +23,15 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """The mean taken away, division by the standard deviation, a gain and a bias."""
+
+    weight: Tensor  # [H]
+    bias: Tensor  # [H]
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """What queries, keys and values are rotated by, and where keys and values go."""
 
@@ -43,14 +52,16 @@ class Heads:
         return self.cos, self.sin, self.addresses, self.key_pool, self.value_pool
 
 
-def normed(x: Tensor, norm: Norm) -> Tensor:
-    """[.., H] -> [.., H]: in float32, rounded before the gain and after it, as transformers does."""
+def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
+    """[.., H] -> [.., H]: in float32, rounded before the gain (without a bias) and after it, as transformers does."""
+    if isinstance(norm, LayerNorm):
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon)
     return norm.weight * wide.to(x.dtype)
 
 
-def added(x: Tensor, change: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
     """[N, H] each -> their sum, and the norm of it."""
     total = x + change
     return total, normed(total, norm)

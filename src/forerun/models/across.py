@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.cache.ragged import RaggedCache
+from forerun.config import Kernels
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form, Plan, plan_across
 from forerun.math.ragged_attention import Reach
@@ -69,7 +70,7 @@ class Sources:
         return self._of[row]
 
     @torch.inference_mode()
-    def put(self, states: Sequence[Tensor], layers: Sequence[Projections]) -> None:
+    def put(self, states: Sequence[Tensor], layers: Sequence[Projections], use: Kernels = Kernels.OFF) -> None:
         """Project the states ([S, H]) of all that was waiting into every layer's keys and values."""
         numbers = [self._number[source] for source in self.waiting]
         for number in numbers:
@@ -78,7 +79,7 @@ class Sources:
         packed = torch.cat(list(states))
         addresses = self.cache.addresses(places).to(packed.device)
         for index, project in enumerate(layers):
-            self.cache.write(index, addresses, *project(packed))
+            self.cache.write(index, addresses, *project(packed), use)
         self.waiting = []
 
     def place_of(self, row: int) -> tuple[int, int]:

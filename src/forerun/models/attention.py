@@ -240,7 +240,7 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,  # [1, Hq, N, S], as `models.positions` has told it for each row
+    position_bias: Tensor | None = None,  # [1, Hq, N, S] or, by distance, [1, Hq, 1, L]: see `models.positions`
     **others: Any,
 ) -> tuple[Tensor, None]:
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
@@ -252,11 +252,12 @@ def attention(
     layer = states.current
     padding = query.shape[-1] - layer.keys.shape[-1]  # Moonshine pads its heads behind the cache's back
     packed = query[0, ..., : layer.keys.shape[-1]].transpose(0, 1)
-    scale = Scale(factor, softcap, s_aux)
     if states.looks_across:
-        out = _attend_across(states, packed, layer, scale)
+        out = _attend_across(states, packed, layer, Scale(factor, softcap, s_aux))
     else:
-        out = _attend(states, packed, layer, attention_mask, scale, position_bias)
+        table = position_bias[0, :, 0] if position_bias is not None and states.is_static else None
+        bias = position_bias if table is None else None
+        out = _attend(states, packed, layer, attention_mask, Scale(factor, softcap, s_aux, table), bias)
     return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0), None
 
 

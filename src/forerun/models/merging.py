@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
+@torch.inference_mode(False)  # what is made in it can never be trained again, and these are the user's own weights
 @torch.no_grad()
 def merged(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """One weight [sum of N, K] and one bias for `parts`, whose own parameters become views of it.

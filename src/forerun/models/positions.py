@@ -1,7 +1,8 @@
 """Positions of each row's own, for decoders that would count them from the longest row's past.
 
 BART and its relatives look learned positions up by the length of the cache, T5 makes its relative bias from it. Both
-are told the positions of the packed tokens for the duration of a pass; outside a pass the model is as it was.
+are told the positions of the packed tokens for the duration of a pass; outside a pass the model is as it was. Passes of
+fixed shape do without a bias for every query and key: T5's depends on the distance alone, and kernels look it up.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ class RowPositions:
         table = None if takes_positions else getattr(decoder, "embed_positions", None)
         self._table: Any = table
         self._biases: list[Any] = [m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)]
+        self._buckets: dict[tuple[int, torch.device], Tensor] = {}  # of every distance that counts, by module
 
     @contextmanager
     def during_pass(self, states: RaggedStates) -> Iterator[None]:
         told: list[tuple[Any, str, Callable[..., Tensor]]] = [
-            (m, "compute_bias", _bias(m, states)) for m in self._biases
+            (m, "compute_bias", self._by_distance(m) if states.is_static else _bias(m, states)) for m in self._biases
         ]
         if self._table is not None:
             told.append((self._table, "forward", _looked_up(self._table, states)))
@@ -42,6 +44,20 @@ class RowPositions:
                     del module.__dict__[name]
                 else:
                     module.__dict__[name] = own
+
+    def _by_distance(self, module: Any) -> Callable[..., Tensor]:
+        """In the place of the bias [1, heads, N, S] one that is said once for all tokens: [1, heads, 1, distances]."""
+        device: torch.device = module.relative_attention_bias.weight.device
+        if (key := (id(module), device)) not in self._buckets:
+            back = -torch.arange(module.relative_attention_max_distance + 1, device=device)
+            self._buckets[key] = _buckets(module, back)
+        buckets = self._buckets[key]
+
+        def compute_bias(*lengths: Any, **options: Any) -> Tensor:
+            table: Tensor = module.relative_attention_bias(buckets)  # [L, heads]
+            return table.T.float().contiguous()[None, :, None]
+
+        return compute_bias
 
 
 def _looked_up(table: Any, states: RaggedStates) -> Callable[..., Tensor]:
@@ -59,16 +75,20 @@ def _bias(module: Any, states: RaggedStates) -> Callable[..., Tensor]:
 
     def compute_bias(*lengths: Any, **options: Any) -> Tensor:
         distance = _key_positions(states) - states.positions[:, None]
-        bucket = module._relative_position_bucket(
-            distance,
-            bidirectional=False,
-            num_buckets=module.relative_attention_num_buckets,
-            max_distance=module.relative_attention_max_distance,
-        )
-        bias: Tensor = module.relative_attention_bias(bucket)  # [N, S, heads]
+        bias: Tensor = module.relative_attention_bias(_buckets(module, distance))  # [N, S, heads]
         return bias.permute(2, 0, 1).unsqueeze(0)
 
     return compute_bias
+
+
+def _buckets(module: Any, distance: Tensor) -> Tensor:
+    found: Tensor = module._relative_position_bucket(
+        distance,
+        bidirectional=False,
+        num_buckets=module.relative_attention_num_buckets,
+        max_distance=module.relative_attention_max_distance,
+    )
+    return found
 
 
 def _key_positions(states: RaggedStates) -> Tensor:

@@ -111,6 +111,11 @@ class Scorer:
         self.check_source(source)
 
     @property
+    def weights(self) -> Iterator[Tensor]:
+        """What passes read, whose addresses a recorded pass holds."""
+        yield from self.model.parameters()
+
+    @property
     def version(self) -> tuple[int, ...]:
         """Changes when keys have moved that a recorded pass holds the addresses of."""
         return (self.cache.version,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -69,6 +69,11 @@ class Seq2SeqScorer(Scorer):
         encoder: nn.Module = model.get_encoder()
         return encoder
 
+    @property
+    def weights(self) -> Iterator[Tensor]:
+        yield from self._base.parameters()
+        yield from self.model.get_output_embeddings().parameters()
+
     def check_trees(self) -> None:
         """All of these families are told positions row by row."""
 
@@ -93,8 +98,9 @@ class Seq2SeqScorer(Scorer):
             return
         if not waiting:
             return
-        states = self.encoder.run(waiting) if self._borrowed is None else [self._borrowed(s) for s in waiting]
-        self.sources.put(states, self._projections)
+        borrowed = self._borrowed
+        states = self.encoder.run(waiting) if borrowed is None else [borrowed(s)[: s.worth] for s in waiting]
+        self.sources.put(states, self._projections, self.kernels)
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))
 

@@ -11,17 +11,15 @@ from inspect import signature
 from typing import Any, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import ops
-from forerun.cache.ragged import Layer
 from forerun.errors import UnsupportedModel
-from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach
-from forerun.models.attention import RaggedStates, Rule, ragged
+from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
 from forerun.models.gpu_body import GpuBody
+from forerun.models.lean import LeanModules
 from forerun.models.rotary import RotaryWrites
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -52,29 +50,10 @@ class StaticStates(RaggedStates):
         self.looks_across = False
         self.layers: list[Any] = []
         self._reach, self._rules, self._plans = rows.reach, {}, {}
-        self._bias: tuple[Tensor, Tensor] | None = None
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         assert self._reach is not None
         return self._reach.longest, 0
-
-    def attend_biased(self, query: Tensor, layer: Layer, rule: Rule, scale: Scale, bias: Tensor) -> Tensor:
-        """The same for rows that only the device knows."""
-        slots, span = rule.reach.slots, bias.shape[-1]
-        rows = len(slots)
-        keys, values = (pool[:, :, :span].index_select(0, slots) for pool in layer.by_head)
-        out = F.scaled_dot_product_attention(
-            query.unflatten(0, (rows, -1)).transpose(1, 2), keys, values, self._added(bias, rows), scale=scale.factor
-        )
-        return out.transpose(1, 2).flatten(0, 1)
-
-    def _added(self, bias: Tensor, rows: int) -> Tensor:
-        """[R, H, T, S] bias and mask in one, made by the first layer that asks."""
-        if self._bias is None or self._bias[0] is not bias:
-            seen = torch.arange(bias.shape[-1], device=self.device) <= self.positions[:, None]
-            added = bias[0].masked_fill(~seen, -torch.inf).unflatten(1, (rows, -1)).transpose(0, 1)
-            self._bias = bias, added.contiguous()
-        return self._bias[1]
 
     def plan(self, mask: Tensor | None, group: int, bias: Tensor | None = None) -> NoReturn:
         raise UnsupportedModel("attention that no kernel covers cannot be part of a recorded pass; set compile=False")
@@ -90,6 +69,9 @@ class StaticPass:
         self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
         self._kept_starts: dict[tuple[int, int], Tensor] = {}
         self._rotary = RotaryWrites(scorer.model, scorer.kernels)
+        told = isinstance(scorer, Seq2SeqScorer)
+        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings()) if told else ()
+        self._lean = LeanModules(*parts)
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
         """`count` new tokens for each of `slots` [R], behind `past` [R] keys; no row will have more than `span`."""
@@ -145,7 +127,7 @@ class StaticPass:
         if isinstance(scorer, Seq2SeqScorer):
             states.across = scorer.directory.across(states, scorer.sources, rows.reach)
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
-        with ragged(scorer.model, states), self._rotary.during_pass():
+        with ragged(scorer.model, states), self._rotary.during_pass(), self._lean.during_pass():
             out = scorer.call(scorer.model, (), states, flat[None], rows.positions[None], **options)
         found: Tensor = out.logits[0]
         return found if keep is None or self._picks_logits else found[keep]

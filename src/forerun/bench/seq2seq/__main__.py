@@ -45,14 +45,28 @@ def main(arguments: list[str]) -> int:
 
 
 def table(record: Seq2SeqRecord) -> Table:
-    headings = ("", "batch", "encoder ms", "ms a token", "tokens a round", "drafts over it")
+    headings = (
+        "",
+        "batch",
+        "encoder ms",
+        "ms a token",
+        "drafts over it",
+        "from round 3",
+        "drafts over it",
+        "tokens a round",
+    )
     rows = []
     for m in record.measurements:
         kept = "" if m.way == THEIRS or m.tokens_per_round is None else f"{m.tokens_per_round:.2f}"
-        ratio = record.ratio(m.pair, m.batch, m.way)
-        cells = (f"{m.encoder_seconds * 1e3:.1f}", f"{m.milliseconds_a_token:.2f}", kept)
-        rows.append((f"{m.pair}, {m.way}", str(m.batch), *cells, "" if ratio is None else f"{ratio:.2f} x"))
-    return Table("Decoding after the encoder, temperature 1", headings, tuple(rows))
+        whole, steady = (ratio(m.pair, m.batch, m.way) for ratio in (record.ratio, record.steady_ratio))
+        cells = (f"{m.encoder_seconds * 1e3:.1f}", f"{m.milliseconds_a_token:.2f}", _times(whole))
+        later = "" if m.steady_milliseconds is None else f"{m.steady_milliseconds:.2f}"
+        rows.append((f"{m.pair}, {m.way}", str(m.batch), *cells, later, _times(steady), kept))
+    return Table("Decoding behind the encoder until all rows are finished, temperature 1", headings, tuple(rows))
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f} x"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Carrying out the measurement: encoder, recording and decoding apart, one record in the end."""
+"""Carrying out the measurement: encoder, recording and decoding apart, one record in the end.
+
+A call is everything behind the encoder: keys and values of the sources, the first round, all others.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -15,8 +18,10 @@ import torch
 from forerun.bench.listening import Listener
 from forerun.bench.records import Provenance, provenance, write
 from forerun.bench.seq2seq.pair import Pair, build
+from forerun.bench.trace import Trace, follow
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
+from forerun.engine import Stats
 
 KIND = "seq2seq"
 THEIR_TOKENS = 12  # transformers is there for comparison, and slow
@@ -30,17 +35,26 @@ class Measurement:
     pair: str
     batch: int
     way: str
-    seconds: tuple[float, ...]  # one entry a repeat
+    seconds: tuple[float, ...]  # of whole calls, one entry a repeat
     tokens: int  # new ones of all rows, of each repeat
     encoder_seconds: float
+    # Of each repeat, transformers' apart: seconds a token from the third round on until a row was finished, the mean
+    # over rows, which is BASS's measure; and the middle round.
+    latencies: tuple[float, ...] = ()
+    round_seconds: tuple[float, ...] = ()
     capture_seconds: float = 0.0  # all repeats together, not part of `seconds`
     tokens_per_round: float | None = None
     acceptance_rate: float | None = None
 
     @property
     def milliseconds_a_token(self) -> float:
-        """Of a row, whatever the batch."""
+        """Of a row, whatever the batch, until all are finished."""
         return 1e3 * median(self.seconds) * self.batch / self.tokens
+
+    @property
+    def steady_milliseconds(self) -> float | None:
+        """The same from the third round on, and until each row is finished."""
+        return 1e3 * median(self.latencies) if self.latencies else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +67,16 @@ class Seq2SeqRecord:
 
     def ratio(self, pair: str, batch: int, base: str = PLAIN) -> float | None:
         """How many times as fast drafts are as `base`."""
-        found = {m.way: m.milliseconds_a_token for m in self.measurements if (m.pair, m.batch) == (pair, batch)}
-        return found[base] / found[DRAFTS] if base in found and DRAFTS in found else None
+        return self._ratio(pair, batch, base, lambda m: m.milliseconds_a_token)
+
+    def steady_ratio(self, pair: str, batch: int, base: str = PLAIN) -> float | None:
+        """The same from the third round on."""
+        return self._ratio(pair, batch, base, lambda m: m.steady_milliseconds)
+
+    def _ratio(self, pair: str, batch: int, base: str, figure: Callable[[Measurement], float | None]) -> float | None:
+        found = {m.way: figure(m) for m in self.measurements if (m.pair, m.batch) == (pair, batch)}
+        theirs, ours = found.get(base), found.get(DRAFTS)
+        return None if theirs is None or ours is None else theirs / ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +85,7 @@ class Settings:
     batches: tuple[int, ...] = (1, 8)
     alpha: float = 0.87
     draft_length: int = 6
-    tokens: int = 48
+    tokens: int = 128
     repeats: int = 3
     compile: bool = True
 
@@ -91,7 +113,11 @@ def carry_out(
 
 def summary(record: Seq2SeqRecord) -> dict[str, Any]:
     places = dict.fromkeys((m.pair, m.batch) for m in record.measurements)
-    return {f"{pair}, batch {batch}: drafts over plain": record.ratio(pair, batch) for pair, batch in places}
+    found: dict[str, Any] = {}
+    for pair, batch in places:
+        found[f"{pair}, batch {batch}: drafts over plain"] = record.ratio(pair, batch)
+        found[f"{pair}, batch {batch}: drafts over plain from the third round on"] = record.steady_ratio(pair, batch)
+    return found
 
 
 def _measured(name: str, pair: Pair, batch: int, asked: Settings) -> list[Measurement]:
@@ -105,9 +131,16 @@ def _measured(name: str, pair: Pair, batch: int, asked: Settings) -> list[Measur
     }
 
     def ours(way: str) -> Callable[[int, int], Any]:
-        return lambda tokens, seed: decoders[way].generate(
-            encoder_outputs=states, max_new_tokens=tokens, temperature=1.0, seed=seed
-        )
+        decoder = decoders[way]
+
+        def call(tokens: int, seed: int) -> Trace:
+            return follow(
+                decoder,
+                decoder.stream(encoder_outputs=states, max_new_tokens=tokens, temperature=1.0, seed=seed),
+                wait=False,
+            )
+
+        return call
 
     def theirs(tokens: int, seed: int) -> Any:
         torch.manual_seed(seed)
@@ -122,14 +155,17 @@ def _repeated(
     pair: str, batch: int, way: str, run: Callable[[int, int], Any], seeds: Sequence[int], tokens: int, encoder: float
 ) -> Measurement:
     """Every seed once for nobody and once for the clock: how rows end decides which shapes have to be recorded."""
-    seconds, recorded, last = [], 0.0, None
     for seed in seeds:
         run(tokens, seed)
-        took, last = _timed(partial(run, tokens, seed))
-        capture = getattr(getattr(last, "stats", None), "capture_seconds", 0.0)
-        seconds.append(took - capture)
-        recorded += capture
-    return Measurement(pair, batch, way, tuple(seconds), batch * tokens, encoder, recorded, *_counts(last))
+    calls = [_timed(partial(run, tokens, seed)) for seed in seeds]
+    traces = [made for _, made in calls if isinstance(made, Trace)]
+    later = [trace for trace in traces if trace.rounds]
+    captured = [made.stats.capture_seconds if isinstance(made, Trace) else 0.0 for _, made in calls]
+    return Measurement(
+        pair, batch, way, tuple(took - lost for (took, _), lost in zip(calls, captured, strict=True)),
+        batch * tokens, encoder, tuple(fmean(trace.latencies()) for trace in later),
+        tuple(median(r.seconds for r in trace.rounds) for trace in later), sum(captured), *_counts(traces),
+    )  # fmt: skip
 
 
 def _transformers(model: Any, states: Any, tokens: int) -> Any:
@@ -140,9 +176,12 @@ def _transformers(model: Any, states: Any, tokens: int) -> Any:
     )
 
 
-def _counts(result: Any) -> tuple[float | None, float | None]:
-    stats = getattr(result, "stats", None)
-    return (None, None) if stats is None else (stats.tokens_per_round, stats.acceptance_rate)
+def _counts(traces: Sequence[Trace]) -> tuple[float | None, float | None]:
+    """Tokens a round and acceptance rate over all repeats."""
+    if not traces:
+        return None, None
+    total = Stats.total([trace.stats for trace in traces])
+    return total.tokens_per_round, total.acceptance_rate
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:

@@ -8,6 +8,7 @@ import torch
 
 from forerun import ops
 from forerun.drafters import DraftModel
+from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.runner import Runner
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer
@@ -54,6 +55,13 @@ def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Ca
     if static_pass.why_not(target) is not None:
         return None
     return runner_of(target, drafter, rule, clock)
+
+
+def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[], float]) -> DraftPasses | None:
+    """Recorded passes for rounds that go step by step, where the drafter is a model beside the target."""
+    if type(drafter) is not DraftModel or drafter.scorer.device != target.device:
+        return None
+    return DraftPasses(drafter, clock) if static_pass.why_not(drafter.scorer) is None else None
 
 
 def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Work = Callable[[], None]
+from forerun.engine.device.capture import Work, capture
 
 
 @dataclass(slots=True)
@@ -33,12 +33,13 @@ class Recorder:
         self.rehearse(work, state)
         torch.cuda.synchronize(self.device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            work()
+        try:
+            replay: Work = capture(work, self._pool).replay
+        except Exception:
+            self._pool = None  # torch takes the failed capture into it for one that goes on, and refuses the next
+            raise
         self.num_recordings += 1
         self.seconds += time.perf_counter() - started
-        replay: Work = graph.replay
         return replay
 
     def num_bytes(self) -> int:

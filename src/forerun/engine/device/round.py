@@ -50,6 +50,7 @@ class Round:
         self.kept = torch.zeros(seats.width * seats.size, KEPT, device=target.scorer.device)
         self._has_kept = False
         self._orders: dict[tuple[int, int], _Order] = {}
+        self._columns: dict[tuple[tuple[int, ...], bool], Tensor] = {}
         self._places: Tensor | None = None
         if ids is not None:  # made before anything is recorded
             self._places = ReducedLaw(PointMass(ids[:0, None], 1), ids, self.vocab_size).places
@@ -58,7 +59,7 @@ class Round:
         """K tokens for every row, and the logits they were drawn from.
 
         The first step takes two tokens, because after a fully kept draft the drafter is one key behind; the others
-        take the token before.
+        take the token before. Where a row has but one, the other lies before its beginning and is nobody's.
         """
         assert self.draft_pass is not None
         seats, number = self.seats, shape.drafted
@@ -71,6 +72,7 @@ class Round:
         for step, rows in enumerate([first, *others]):
             tokens = block[:, :2] if step == 0 else block[:, step + 1 : step + 2]
             logits = self._draft_logits(tokens, rows)
+            self._forbid(logits, logits if step == 0 else None, self.ids)
             self._draw(logits, step, number, None if uniforms is None else uniforms[step])
 
     def score(self, shape: Shape) -> None:
@@ -102,6 +104,7 @@ class Round:
         draft = Draft(tokens, lengths, self._law(tokens))
         order = self._order(seats.size, shape.scored)
         logits = self.logits.rows[: seats.size * shape.scored]
+        self._forbid(logits, logits[:: shape.scored])
         law = LogitLaw(logits, order.place[:, : number + 1], seats.params, order.first)
         verdict = ops.verify(law, draft, self.rule, seats.keys, seats.params.all_greedy)
         if seats.wants_logprobs:
@@ -113,6 +116,23 @@ class Round:
         assert self.draft_pass is not None
         logits = self.draft_pass.logits(tokens, rows, last_only=True)
         return fitted(logits, self.vocab_size) if self.ids is None else logits
+
+    def _forbid(self, logits: Tensor, first: Tensor | None, ids: Tensor | None = None) -> None:
+        """What may not be said gets no mass in `logits` [N, V]; `first` [R, V] are those of each row's next token."""
+        never, not_first = self.seats.bans.ids
+        if never:
+            logits.index_fill_(1, self._banned(never, ids), -torch.inf)
+        if not_first and first is not None:
+            columns, begins = self._banned(not_first, ids), self.seats.standing.position[:, None] == 0
+            first.index_copy_(1, columns, first.index_select(1, columns).masked_fill(begins, -torch.inf))
+
+    def _banned(self, tokens: tuple[int, ...], ids: Tensor | None) -> Tensor:
+        """Where these lie in the vocabulary, or among the `ids` a draft can say; made once, before it is recorded."""
+        if (key := (tokens, ids is None)) not in self._columns:
+            wanted = torch.tensor(tokens, device=self.seats.table.device)
+            wanted = wanted[wanted < self.vocab_size] if ids is None else torch.isin(ids, wanted).nonzero()[:, 0]
+            self._columns[key] = wanted
+        return self._columns[key]
 
     def _draw(self, logits: Tensor, step: int, number: int, uniforms: Tensor | None) -> None:
         """One token a row, written behind the others; a drafter that lost its mind still says something sayable."""

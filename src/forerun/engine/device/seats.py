@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.engine.bans import Bans
 from forerun.engine.row import Row
 from forerun.math.advance import HEAD, Standing
 from forerun.types import Keys, LawParams
@@ -52,6 +53,7 @@ class Seats:
         self.params = LawParams(settings[0], column["top_k"], settings[1], settings[2], **flags)
         self.logprobs = torch.zeros(size, width, dtype=torch.float64, device=device)
         self.wants_logprobs = False
+        self.bans = Bans()  # the same for all rows
         self.rows: tuple[Row, ...] = ()  # as they were seated; some may have finished since
         self._idle: set[int] = set()  # places of those that have
         self._last_asked: tuple[int, ...] = ()
@@ -62,14 +64,15 @@ class Seats:
         return [self.table, self.standing.block]
 
     @property
-    def flags(self) -> tuple[bool, ...]:
+    def flags(self) -> tuple[object, ...]:
         """What kernels are chosen by, so that it is part of a recording's shape."""
-        return (*(getattr(self.params, name) for name in FLAGS), self.wants_logprobs)
+        return (*(getattr(self.params, name) for name in FLAGS), self.wants_logprobs, self.bans.ids)
 
     def take(self, rows: Sequence[Row], seats: Sequence[Seat], nobody: Seat) -> None:
         """Seat `rows`, as the host knows them; nothing may be under way."""
         self.rows, self._idle = tuple(rows), set()
         self.wants_logprobs = any(row.request.logprobs is not None for row in rows)
+        self.bans = rows[0].bans or Bans()
         idle = self.size - len(rows)
         law = LawParams.stack([row.request.params for row in rows])
         columns = [_numbers(row, seat) for row, seat in zip(rows, seats, strict=True)]
@@ -125,7 +128,7 @@ def _numbers(row: Row, seat: Seat) -> list[int]:
     request = row.request
     return [
         seat.slot, seat.draft_slot, len(row.history) - 1, 1, row.stop.budget, request.seed, request.request_id,
-        row.round, len(row.output), row.history[-2], row.history[-1],
+        row.round, len(row.output), row.history[-2] if len(row.history) > 1 else 0, row.history[-1],
     ]  # fmt: skip
 
 

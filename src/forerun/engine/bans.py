@@ -1,0 +1,93 @@
+"""Ids a row may not say, where that is all it asks for: a device can forbid them by itself, round after round.
+
+Encoder-decoder models come with such lists in their configuration, Whisper with two, so nearly every row of theirs has
+processors that say no more than this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+
+from forerun.engine.request import Request
+
+FOREVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Bans:
+    """What is forbidden, and where in the output nothing else is asked for: from `since` on and before `until`."""
+
+    never: tuple[int, ...] = ()
+    not_first: tuple[int, ...] = ()  # as the first token of the output
+    since: int = 0
+    until: int = FOREVER
+
+    @property
+    def ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.never, self.not_first
+
+    def and_also(self, other: Bans) -> Bans:
+        return Bans(
+            tuple(sorted({*self.never, *other.never})),
+            tuple(sorted({*self.not_first, *other.not_first})),
+            max(self.since, other.since),
+            min(self.until, other.until),
+        )
+
+
+def bans_of(request: Request) -> Bans | None:
+    """All that a request does to the logits; None where it does more than forbid ids."""
+    if request.params.has_penalties or request.min_new_tokens:
+        return None
+    found = [_ban(processor, len(request.prompt)) for processor in request.processors]
+    known = [ban for ban in found if ban is not None]
+    return reduce(Bans.and_also, known, Bans()) if len(known) == len(found) else None
+
+
+def without_banned(processor: Any, seen: int, logits: Tensor) -> Tensor | None:
+    """`logits` [n, V] after `seen` tokens and on, as a processor leaves them that forbids ids; None for all others."""
+    kind = type(processor)
+    if kind is SuppressTokensLogitsProcessor:
+        place, ids = slice(None), processor.suppress_tokens
+    elif kind is SuppressTokensAtBeginLogitsProcessor:
+        first = processor.begin_index - seen
+        place, ids = slice(first, first + 1) if first >= 0 else slice(0), processor.begin_suppress_tokens
+    else:
+        return None
+    left = logits.clone()
+    left[place, ids[ids < logits.shape[1]].to(logits.device)] = -torch.inf
+    return left
+
+
+def _ban(processor: Any, prompt: int) -> Bans | None:
+    """What one processor forbids behind a prompt of so many tokens. Classes derived from these may do anything."""
+    kind = type(processor)
+    if kind is SuppressTokensLogitsProcessor:
+        return Bans(never=_ids(processor.suppress_tokens))
+    if kind is NoBadWordsLogitsProcessor and all(len(word) == 1 for word in processor.sequence_bias):
+        return Bans(never=tuple(sorted(word[0] for word in processor.sequence_bias)))
+    if kind is SuppressTokensAtBeginLogitsProcessor:
+        if processor.begin_index == prompt:
+            return Bans(not_first=_ids(processor.begin_suppress_tokens))
+        return Bans(since=processor.begin_index - prompt + 1)
+    if kind is ForcedBOSTokenLogitsProcessor:
+        return Bans(since=2 - prompt)
+    if kind is ForcedEOSTokenLogitsProcessor:
+        return Bans(until=processor.max_length - 1 - prompt)
+    return None
+
+
+def _ids(values: Any) -> tuple[int, ...]:
+    return tuple(sorted(set(values.tolist())))

@@ -1,0 +1,45 @@
+"""Capturing a CUDA graph so that a capture that fails leaves torch as it was.
+
+torch ends a capture on the device before it tidies up after it, so an error at the end leaves three things behind: the
+capture's stream is the current one, the allocator goes on waiting for the capture's end (and frees nothing that another
+stream has used), and the random generator refuses every draw outside of a capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+Work = Callable[[], None]
+
+_broken: list[Any] = []  # torch's allocators keep pointers to graphs whose capture failed: such a graph has to live on
+
+
+def capture(work: Work, pool: Any) -> Any:
+    """A `torch.cuda.CUDAGraph` of `work` on the current device, its memory taken from `pool`."""
+    graph: Any = torch.cuda.CUDAGraph()
+    try:
+        # The outer context brings the caller's stream back, which a failing `graph` forgets.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            work()
+    except Exception:
+        _broken.append(graph)
+        _tidy(pool)
+        raise
+    return graph
+
+
+def _tidy(pool: Any) -> None:
+    torch.cuda.synchronize()
+    with suppress(RuntimeError):  # the capture came to its end: then this was done, and what failed was the work alone
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
+    # The end of any capture is what makes the generator draw again, from where it stood.
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros(1, device="cuda")

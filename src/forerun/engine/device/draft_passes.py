@@ -1,0 +1,55 @@
+"""A draft model's passes as recorded work, for rounds that go step by step.
+
+Rows with penalties, processors or rules of their own are judged on the host, and so are their drafts drawn; the passes
+in between need nothing of the host but tokens, and launched one by one they cost more than the target's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from forerun.drafters import DraftModel
+from forerun.engine.device.room import POSITIONS
+from forerun.engine.device.runner import Runner
+from forerun.engine.row import Row
+from forerun.errors import ForerunWarning
+from forerun.types import Rule
+
+
+class DraftPasses:
+    """Lends one draft model recorded passes for the duration of a draft."""
+
+    def __init__(self, drafter: DraftModel, clock: Callable[[], float]) -> None:
+        self.drafter, self.scorer = drafter, drafter.scorer
+        self.runner = Runner(drafter.scorer, None, Rule.TOKEN, clock, may_fly=False)
+
+    @contextmanager
+    def lent(self, batch: Sequence[Row]) -> Iterator[None]:
+        self.drafter.score_last = partial(self._score_last, {row.number: row for row in batch})
+        try:
+            yield
+        finally:
+            self.drafter.score_last = None
+
+    def _score_last(self, known: Mapping[int, Row], rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
+        """What `Scorer.score_last` gives: [B, V]."""
+        if self.runner.is_grounded or max(map(len, blocks)) > POSITIONS[-1]:
+            return self.scorer.score_last(rows, blocks)
+        try:
+            logits = self.runner.score([known[row] for row in rows], blocks)
+        except Exception as error:
+            self.runner.is_grounded = True
+            what = f"a draft model's pass could not be recorded ({type(error).__name__}: {error})"
+            warnings.warn(f"{what}; it goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
+            return self.scorer.score_last(rows, blocks)
+        if len(logits) == len(blocks):
+            return logits
+        ends = torch.tensor(list(accumulate(map(len, blocks))), device=logits.device)
+        return logits[ends - 1]
