@@ -258,6 +258,10 @@ class BatchView:
     max_lengths: tuple[int, ...]  # room left in each row's budget and context: the answer may not exceed it
     # Whether the drafter both copies (deterministic drafts, as good as free) and draws (each token takes time).
     is_mixed: bool = False
+    # Lengths that rounds of these rows are recorded for: every draft between two of them takes as long as the longer,
+    # and so do the others beside it. Empty where each drafted token has its own price.
+    sizes: tuple[int, ...] = ()
+    turn: int = 0  # of the round that is asked for; its outcome has the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +280,17 @@ class RoundOutcome:
     ended: tuple[bool, ...]  # the row emitted a stop token or ran out of budget in this round
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic, where there were both kinds
     nodes: tuple[int, ...] | None = None  # tokens verified for each row where drafts were trees, else as `drafted`
+    steps: int | None = None  # of a recorded round: the draft length that all its rows were run with
+    turn: int = 0  # as in the view it was asked with
 
 
 class Policy(Protocol):
-    """How long the next draft should be. `is_fixed = True` says that its answers depend on no outcome."""
+    """How long the next draft should be.
+
+    `is_fixed = True` says that its answers depend on no outcome, `runs_ahead = True` that it may be asked for a round
+    while the one before it is still under way. Both are looked at before every round; without them it is asked when
+    the last outcome has been told.
+    """
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         """Draft length for each row, at most `view.max_lengths`."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine.following import Follows, Replayed
 from exactness.sampling import PLAIN, PROMPT, verdict
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
@@ -80,6 +81,15 @@ def test_same_tokens_as_step_by_step(number: int, rule: Rule) -> None:
     assert texts(made, requests(number)) == texts(engine(False, rule=rule), requests(number))
     assert made.runner is not None and made.runner.recorder.num_recordings >= 3
     assert texts(made, requests(number)) == texts(engine(False, rule=rule), requests(number)), "a replayed graph"
+
+
+@pytest.mark.parametrize("number", [1, 8])
+def test_same_tokens_where_lengths_follow_outcomes_and_rounds_run_ahead(number: int) -> None:
+    made, policy = engine(True), Follows()
+    made.policy = policy
+    found, slow = texts(made, requests(number)), engine(False)
+    slow.policy = Replayed(policy.drafted)
+    assert found == texts(slow, requests(number))
 
 
 def test_same_tokens_where_each_row_is_cut_in_its_own_way() -> None:

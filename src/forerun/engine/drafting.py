@@ -36,6 +36,11 @@ class DraftSide:
         """Whether lengths do not depend on what became of the rounds before."""
         return self.drafter is None or bool(getattr(self.policy, "is_fixed", False))
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether lengths may be asked for while the round before is still under way."""
+        return self.is_fixed or bool(getattr(self.policy, "runs_ahead", False))
+
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         """How much to draft for each row."""
         return self.policy.lengths(view) if self.drafter is not None else (0,) * len(view.rows)

@@ -19,6 +19,7 @@ from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
 from forerun.engine.commit import commit
 from forerun.engine.device.choose import draft_passes_of, runner_for
+from forerun.engine.device.room import SIZES
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
 from forerun.engine.laws import keys_of, law_of, tokens_of
@@ -67,6 +68,7 @@ class Engine:
         self._results: list[RowResult] = []
         self._free: list[int] = []  # row numbers that were used and are free again, the smallest first
         self._numbers = itertools.count()
+        self._turns = itertools.count(1)
         self.side = DraftSide(drafter, policy, target, rule)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
@@ -131,12 +133,14 @@ class Engine:
             return self._land(self.runner, batch)
         return self._round(batch)
 
-    def _view(self, batch: list[Row]) -> BatchView:
+    def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
             bool(getattr(self.drafter, "is_mixed", False)),
+            sizes,
+            next(self._turns),
         )
 
     def _round(self, batch: list[Row]) -> list[Progress]:
@@ -183,6 +187,7 @@ class Engine:
                 ended=_ended(progress),
                 copied=draft.cuttable or (draft.deterministic,) * len(batch),
                 nodes=tuple(len(block) - 1 for block in blocks),
+                turn=view.turn,
             )
         )
         self._retire()
@@ -192,7 +197,8 @@ class Engine:
         """Send a round to the device, if it is one that the device can run by itself."""
         if not runner.takes(batch):
             return False
-        lengths = self.side.lengths(self._view(batch))
+        view = self._view(batch, SIZES)
+        lengths = self.side.lengths(view)
         if runner.may_reach_an_end(batch, lengths):
             return False
         if runner.moves(batch, lengths):
@@ -202,7 +208,7 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths, self.side.is_fixed)
+            runner.launch(batch, lengths, view, self.side.is_fixed)
         except Exception as error:
             self._ground(runner, error)
             return False
@@ -216,7 +222,7 @@ class Engine:
 
     def _land(self, runner: Runner, batch: list[Row]) -> list[Progress]:
         """The oldest round in the air; another one follows it before anything that can wait is done."""
-        if self.ahead and self.side.is_fixed and not self._waiting and runner.is_needed(batch):
+        if self.ahead and self.side.runs_ahead and not self._waiting and runner.is_needed(batch):
             self._launch(runner, batch)
         landing = runner.land()
         kept = kept_of(landing.verdict, landing.blocks, None)
@@ -234,6 +240,8 @@ class Engine:
             score_seconds=landing.seconds[1],
             verify_seconds=landing.seconds[2],
             ended=_ended(progress),
+            steps=landing.drafted,
+            turn=landing.turn,
         )
         self.policy.observe(outcome)
         running = [row for row in batch if row.finish_reason is None]
@@ -343,32 +351,26 @@ class Engine:
         self.seconds.verify_seconds += verify
 
     def _retire(self) -> None:
-        """Let finished rows go, the last slots first: then nobody has to move."""
+        """Let finished rows go."""
         for row in [row for row in self._waiting if row.finish_reason is not None]:
             self._waiting.remove(row)
             self._results.append(row.result(self.clock()))
             if self.shelf.take(row.number) is None:
                 heappush(self._free, row.number)
             else:  # it had claimed a kept row
-                self._release(row.number)
+                self._leaving.append(row.number)
         done = [row for row in self._running.values() if row.finish_reason is not None]
         for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
             del self._running[row.number]
             self._results.append(row.result(self.clock()))
-            for number in self.shelf.put(row.number, row.history, row.error is not None, row.request.source):
-                self._release(number)
+            self._leaving += self.shelf.put(row.number, row.history, row.error is not None, row.request.source)
         if self.runner is not None and self.runner.is_flying and not self._running:
             self.runner.drop()
-            self._let_go()
-
-    def _release(self, number: int) -> None:
-        """Slots move when a row goes, so it stays for as long as a round is in the air."""
-        self._leaving.append(number)
-        if self.runner is None or not self.runner.is_flying:
+        if self.runner is None or not self.runner.is_flying:  # slots move when a row goes
             self._let_go()
 
     def _let_go(self) -> None:
-        """Rows that left, the last slots first: then nobody has to move."""
+        """Rows that left, the last slots first: then the keys of nobody who stays behind have to move."""
         going, self._leaving = sorted(self._leaving, key=self.target.cache.slot, reverse=True), []
         if going and self.runner is not None:
             self.runner.leave()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from forerun.errors import InvalidArgument
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.cost import DraftCost, Samples, ScoreCost
-from forerun.policy.plan import MARGIN, best_lengths
+from forerun.policy.plan import MARGIN, best_lengths, best_size
 from forerun.policy.trust import Trial, Trust
 from forerun.types import BatchView, Draft, RoundOutcome
 
@@ -27,12 +28,22 @@ UNSEEN = 255  # an evidence class nothing was seen of
 SPOKEN_MEMORY = 16.0
 
 
+@dataclass(slots=True)
+class Ask:
+    """What was asked for a round that nobody has heard of yet."""
+
+    lengths: dict[int, int] = field(default_factory=dict)  # by row
+    trial: Trial | None = None
+    proposed: int = 0  # longest draft shown to `trim`
+
+
 class CostModel:
     """Lengths that maximise expected tokens per second, from measured costs and followed acceptance.
 
     It starts with two plain rounds and a draft of one token, then compares. Where no length pays it decodes plainly and
     spends at most the share `exploration` of the time on trying again. Decisions depend on past rounds and on evidence
-    alone, so the law of the text is untouched. What was learnt outlives requests.
+    alone, so the law of the text is untouched. What was learnt outlives requests. Once it knows what drafts cost it may
+    be asked a round ahead (`runs_ahead`): it then answers from the rounds it has heard of.
     """
 
     def __init__(self, max_length: int = 16, exploration: float = 0.01) -> None:
@@ -48,26 +59,30 @@ class CostModel:
         self._asking = AskingValue()
         self._spoken = 1.0  # how often a row that was asked had a draft
         self._judges = False  # whether drafts come to `trim`, so that asking and verifying are two decisions
-        self._asked: tuple[int, ...] = ()
-        self._proposed = 0  # longest draft shown to `trim` in this round
-        self._trial: Trial | None = None
+        self._ask = Ask()  # the last one
+        self._asks: dict[int, Ask] = {}  # by turn: of rounds that are under way
         self._drafting: frozenset[int] = frozenset()  # requests asked in the round before
         self._mixed = False  # whether the drafter both copies and draws
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Not while it is finding out: what a trial taught is heard before the next round is decided on."""
+        return self._ask.trial is None and self._score.knows_drafts()
+
     def lengths(self, view: BatchView) -> tuple[int, ...]:
-        self._trial = None
-        self._proposed = 0
         self._mixed = view.is_mixed
-        self._asked = self._ask(view, tuple(min(room, self.max_length) for room in view.max_lengths))
-        return self._asked
+        self._ask = self._asks[view.turn] = Ask()
+        chosen = self._wanted(view, tuple(min(room, self.max_length) for room in view.max_lengths))
+        self._ask.lengths = dict(zip(view.rows, chosen, strict=True))
+        return chosen
 
     def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
         self._judges = not view.is_mixed
         proposed = draft.lengths.tolist()
         if draft.cuttable is not None:
             return self._trim_some(view, draft, proposed, draft.cuttable)
-        self._proposed = max(proposed, default=0)
+        self._ask.proposed = max(proposed, default=0)
         limits = zip(proposed, view.max_lengths, strict=True)
         room = tuple(min(length, most, self.max_length) for length, most in limits)
         if not any(room):
@@ -106,11 +121,16 @@ class CostModel:
         rows = len(outcome.rows)
         if not rows:
             return
-        self._learn_costs(outcome)
+        ask = self._asks.pop(outcome.turn, Ask())
+        self._asks = {turn: later for turn, later in self._asks.items() if turn > outcome.turn}  # others never ran
+        asked = frozenset(
+            request for row, request in zip(outcome.rows, outcome.request_ids, strict=True) if ask.lengths.get(row)
+        )
+        self._learn_costs(outcome, asked, ask.proposed)
         self._learn_acceptance(outcome)
         if self._score.knows_plain():
-            self._settle(outcome)
-        self._drafting = self._drew(outcome) if self._mixed else self._asked_requests(outcome)
+            self._settle(outcome, asked, ask.trial)
+        self._drafting = self._drew(outcome) if self._mixed else asked
         for request, ended in zip(outcome.request_ids, outcome.ended, strict=True):
             if ended:
                 self._acceptance.forget(request)
@@ -130,13 +150,14 @@ class CostModel:
             "allowance": self._trust.allowance,
         }
 
-    def _ask(self, view: BatchView, room: tuple[int, ...]) -> tuple[int, ...]:
+    def _wanted(self, view: BatchView, room: tuple[int, ...]) -> tuple[int, ...]:
         """Lengths to ask the drafter for."""
         none = (0,) * len(room)
         if not any(room) or not self._score.knows_plain():
             return none
         if not self._score.knows_drafts():
-            return tuple(min(1, most) for most in room) if self._begin_trial(FIRST_LOSS, 0) else none
+            first = TRIAL_LENGTH if view.sizes else 1  # a recording takes as long as many rounds: none for this alone
+            return tuple(min(first, most) for most in room) if self._begin_trial(FIRST_LOSS, 0) else none
         if self._judges:
             return room if self._worth_asking(len(room)) else none
         costs = self._draft.table(len(room), self.max_length)
@@ -165,7 +186,11 @@ class CostModel:
         rows = zip(view.request_ids, evidence, room, strict=True)
         survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
         score = self._score.table(len(room), sum(room))
-        lengths = best_lengths(survival, score, draft, spoken, self._margin(len(room), judged))
+        margin = self._margin(len(room), judged)
+        if view.sizes:
+            lengths = best_size(survival, score, draft, view.sizes, margin)
+        else:
+            lengths = best_lengths(survival, score, draft, spoken, margin)
         return lengths if any(lengths) else self._try(view, room, evidence, score, draft)
 
     def _try(
@@ -183,7 +208,8 @@ class CostModel:
         lengths = best_lengths([[TRIAL_HOPE ** (i + 1) for i in range(most)] for most in hopeful], score, draft)
         if not any(lengths):
             lengths = tuple(min(1, most) for most in hopeful)
-        worst = (score[sum(lengths)] - score[0] + draft[max(lengths)]) / score[0]
+        run = len(room) * max(lengths) if view.sizes else sum(lengths)
+        worst = (score[min(run, len(score) - 1)] - score[0] + draft[max(lengths)]) / score[0]
         kept = sum(rate**i for rate, length in zip(rates, lengths, strict=True) for i in range(1, length + 1))
         loss = max(worst - kept / len(room), worst / 4)
         if not self._begin_trial(loss, evidence[rates.index(max(rates))]):
@@ -196,7 +222,7 @@ class CostModel:
 
     def _begin_trial(self, loss: float, evidence: int) -> bool:
         trial = self._trust.trial(loss, evidence)
-        self._trial = trial or self._trial
+        self._ask.trial = trial or self._ask.trial
         return trial is not None
 
     def _drew(self, outcome: RoundOutcome) -> frozenset[int]:
@@ -204,24 +230,18 @@ class CostModel:
         columns = zip(outcome.request_ids, outcome.drafted, copied, strict=True)
         return frozenset(request for request, drafted, copy in columns if drafted and not copy)
 
-    def _asked_requests(self, outcome: RoundOutcome) -> frozenset[int]:
-        if len(self._asked) != len(outcome.rows):
-            return frozenset()
-        return frozenset(request for request, asked in zip(outcome.request_ids, self._asked, strict=True) if asked)
-
-    def _learn_costs(self, outcome: RoundOutcome) -> None:
-        rows, drafted, longest = len(outcome.rows), sum(outcome.drafted), max(outcome.drafted)
+    def _learn_costs(self, outcome: RoundOutcome, asked: frozenset[int], proposed: int) -> None:
+        rows, longest = len(outcome.rows), max(outcome.drafted)
         # A tree counts as long as it is deep: what is learnt is what a round with a tree of that depth takes.
         if outcome.scored <= 2 * rows * (max(outcome.nodes or outcome.drafted) + 1):  # more is a prompt that came along
-            self._score.add(rows, rows + drafted, outcome.score_seconds + outcome.verify_seconds)
-        asked = self._asked_requests(outcome)
+            self._score.add(rows, rows + _run(outcome), outcome.score_seconds + outcome.verify_seconds)
         if not asked:
             return
         if self._mixed:
             self._learn_drawn(outcome, asked)
             return
         self._asking.time(outcome.draft_seconds)
-        proposed = max(longest, self._proposed)
+        proposed = max(longest, proposed, outcome.steps or 0)
         if proposed:
             self._draft.add(rows, proposed, outcome.draft_seconds, steady=asked <= self._drafting)
         spoke = sum(map(bool, outcome.drafted)) / len(asked)
@@ -246,9 +266,9 @@ class CostModel:
             if drafted:  # a drafter with nothing to say was not wrong
                 self._acceptance.observe(request, kind, drafted, accepted, ended)
 
-    def _settle(self, outcome: RoundOutcome) -> None:
+    def _settle(self, outcome: RoundOutcome, asked: frozenset[int], trial: Trial | None) -> None:
         """Compare the round with the plain rounds it replaced."""
-        rows, drafted, asked = len(outcome.rows), sum(outcome.drafted), self._asked_requests(outcome)
+        rows, drafted = len(outcome.rows), sum(outcome.drafted)
         plain = self._score.plain(rows)
         won = sum(outcome.accepted) / rows - self._extra(outcome, plain)
         draft = outcome.draft_seconds / plain
@@ -260,19 +280,24 @@ class CostModel:
         if drafted or draft > CHEAP:
             tried = sum(min(a + 1, d) for a, d in zip(outcome.accepted, outcome.drafted, strict=True))
             self._trust.settle(won - draft, kept, tried)
-        if self._trial:
-            self._trust.conclude(self._trial, won - draft, kept)
+        if trial:
+            self._trust.conclude(trial, won - draft, kept)
         elapsed = (outcome.draft_seconds + outcome.score_seconds + outcome.verify_seconds) / plain
         self._trust.pass_time(min(elapsed, 4.0), 0.0 if drafted or draft > CHEAP else draft)
 
     def _extra(self, outcome: RoundOutcome, plain: float) -> float:
         """Plain rounds that scoring the drafts cost, without what only a warm-up or a hiccup explains."""
-        drafted = sum(outcome.drafted)
+        drafted = _run(outcome)
         if not drafted:
             return 0.0
         table = self._score.table(len(outcome.rows), drafted)
         believed = 1.5 * table[drafted] if drafted < len(table) else 2.2 * plain
         return min(outcome.score_seconds + outcome.verify_seconds, believed) / plain - 1
+
+
+def _run(outcome: RoundOutcome) -> int:
+    """Positions that were run for drafts, those included that stand behind the end of a shorter one."""
+    return sum(outcome.drafted) if outcome.steps is None else outcome.steps * len(outcome.rows)
 
 
 class AskingValue:

@@ -45,6 +45,26 @@ def best_lengths(
     return tuple(lengths)
 
 
+def best_size(
+    survival: Sequence[Sequence[float]],
+    score: Sequence[float],
+    draft: Sequence[float],
+    sizes: Sequence[int],
+    margin: float = MARGIN,
+) -> tuple[int, ...]:
+    """The same where a round takes as long as its longest draft, whatever the others have: one of `sizes` for all."""
+    rows, best = len(survival), 0
+    best_rate = margin * rows / score[0]
+    for size in sizes:
+        if size >= len(draft) or rows * size >= len(score):  # further than anybody has looked
+            break
+        gained = sum(sum(chances[:size]) for chances in survival)
+        rate = (rows + gained) / (draft[size] + score[rows * size])
+        if rate > best_rate:
+            best, best_rate = size, rate
+    return tuple(min(best, len(chances)) for chances in survival)
+
+
 def _longest_worth_trying(order: Sequence[tuple[float, int, int]], draft: Sequence[float]) -> Sequence[int]:
     """Every length up to 6 and a few beyond; the deepest alone where drafting is free."""
     deepest = max((place for _, place, _ in order), default=-1) + 1

@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 from forerun.bench.attention.cases import BATCHES, HEADS, LENGTHS, QUERIES, all_cases, to_sweep
+from forerun.bench.attention.record import AttentionRecord
 from forerun.bench.attention.report import remarks, tables
 from forerun.bench.attention.run import carry_out
-from forerun.bench.listening import Lines
-from forerun.bench.records import check_writable, default_path
-from forerun.bench.report import as_text
-from forerun.errors import ForerunError
-
-INTERRUPTED = 130
+from forerun.bench.command import measured
+from forerun.bench.listening import Listener
 
 
 def main(arguments: list[str]) -> int:
@@ -25,20 +22,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=Path, help="where to keep the record")
     chosen = parser.parse_args(arguments)
-    output = chosen.output or default_path(prefix="attention")
-    command = ["python", "-m", "forerun.bench.attention", *arguments]
-    try:
-        check_writable(output)
+
+    def measure(output: Path, listener: Listener, command: list[str]) -> AttentionRecord:
         cases = all_cases(BATCHES, QUERIES, LENGTHS, HEADS)
         swept = to_sweep(cases) if chosen.sweep else []
-        record = carry_out(cases, swept, max(chosen.repeats, 1), output, Lines(), command)
-    except ForerunError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    for table in tables(record):
-        print(as_text(table), end="\n\n")
-    print("\n".join(remarks(record)))
-    return 0 if record.complete else INTERRUPTED
+        return carry_out(cases, swept, max(chosen.repeats, 1), output, listener, command)
+
+    return measured("attention", arguments, chosen.output, measure, tables, remarks)
 
 
 if __name__ == "__main__":

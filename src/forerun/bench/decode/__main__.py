@@ -6,15 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from forerun.bench.command import measured
 from forerun.bench.decode.plan import make_plan
+from forerun.bench.decode.record import DecodeRecord
 from forerun.bench.decode.report import remarks, tables
 from forerun.bench.decode.run import carry_out
-from forerun.bench.listening import Lines
-from forerun.bench.records import check_writable, default_path
-from forerun.bench.report import as_text
-from forerun.errors import ForerunError
-
-INTERRUPTED = 130
+from forerun.bench.listening import Listener
 
 
 def main(arguments: list[str]) -> int:
@@ -27,18 +24,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--quick", action="store_true", help="two batch sizes, short texts")
     parser.add_argument("--output", type=Path, help="where to keep the record")
     chosen = parser.parse_args(arguments)
-    output = chosen.output or default_path(prefix="decode")
-    try:
-        check_writable(output)
+
+    def measure(output: Path, listener: Listener, command: list[str]) -> DecodeRecord:
         plan = make_plan(chosen.model, chosen.draft, quick=chosen.quick, most_seconds=chosen.seconds)
-        record = carry_out(plan, output, Lines(), ["python", "-m", "forerun.bench.decode", *arguments])
-    except ForerunError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    for table in tables(record):
-        print(as_text(table), end="\n\n")
-    print("\n".join(remarks(record)))
-    return 0 if record.complete else INTERRUPTED
+        return carry_out(plan, output, listener, command)
+
+    return measured("decode", arguments, chosen.output, measure, tables, remarks)
 
 
 if __name__ == "__main__":

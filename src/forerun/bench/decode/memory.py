@@ -24,7 +24,7 @@ class Memory:
     length: int  # of the drafts
     vocabulary: int
     peak: int  # of tensors, capturing included
-    held: int  # kept by the allocator after the call, graphs included
+    held: int  # by tensors after the call, and by graphs whether they run or not
     cache: int
 
     @property
@@ -33,33 +33,50 @@ class Memory:
 
 
 def measure_memory(target: Any, draft: Any, length: int, prompts: Sequence[Prompt], **options: Any) -> Memory:
-    """One call of a fresh decoder. Prompts should be short: reading a long one needs more than any round."""
+    """One call of a fresh decoder. Prompts should be short: reading a long one needs more than any round.
+
+    The first decoder of a model merges weights that are multiplied together, a layer at a time: what that needs for a
+    moment belongs to loading them.
+    """
     device = target.device
     _warm_libraries(target)
-    before, reserved = _cleared(device)
+    before = _cleared(device)
     drafter = DraftModel(draft)
     decoder = SpeculativeDecoder(target, drafter, policy=length, **options)
+    _cleared(device)
     ids = torch.tensor(prompts, device=device)
     decoder.generate(ids, max_new_tokens=TOKENS, temperature=1.0, seed=0, eos_token_id=[])
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     cache = decoder.engine.target.cache.num_bytes() + drafter.scorer.cache.num_bytes()
-    torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved(device) - reserved
+    runner = decoder.engine.runner
+    graphs = 0 if runner is None else runner.recorder.num_bytes()
+    held = torch.cuda.memory_allocated(device) - before + graphs
     return Memory(len(prompts), length, int(target.config.vocab_size), peak - cache, held - cache, cache)
 
 
-def _cleared(device: torch.device) -> tuple[int, int]:
-    """Bytes that tensors take, and that the allocator holds, before anything is done."""
+def _cleared(device: torch.device) -> int:
+    """Bytes that tensors take now; the peak is counted from here on."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    return torch.cuda.memory_allocated(device)
 
 
 @torch.inference_mode()
 def _warm_libraries(target: Any) -> None:
-    """Workspaces of matrix libraries are theirs, whoever multiplies."""
+    """Workspaces of matrix libraries are theirs, whoever multiplies: one a stream, and captures have their own."""
     head = target.get_output_embeddings().weight
-    torch.nn.functional.linear(head[:1], head[:64])
+    for stream in (torch.cuda.current_stream(target.device), _capture_stream()):
+        with torch.cuda.stream(stream):
+            for rows in (1, 64):
+                torch.nn.functional.linear(head[:rows], head[:64])
     torch.cuda.synchronize(target.device)
+
+
+def _capture_stream() -> torch.cuda.Stream:
+    """The one that `torch.cuda.graph` captures on where it is given none: made with the first of them."""
+    torch.cuda.graph(torch.cuda.CUDAGraph())
+    stream = torch.cuda.graph.default_capture_stream
+    assert stream is not None
+    return stream

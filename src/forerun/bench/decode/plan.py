@@ -65,7 +65,7 @@ def make_plan(
     plan = Plan(
         model=model or default_pair(place), draft=draft, device=place, dtype=dtype, batches=BATCHES,
         prompt_length=448 if on_gpu else 32, new_tokens=128 if on_gpu else 48, turns=4 if on_gpu else 2,
-        seconds_a_batch=6.0 if on_gpu else 5.0, most_seconds=150.0, alpha_tokens=1024 if on_gpu else 256,
+        seconds_a_batch=10.0 if on_gpu else 5.0, most_seconds=150.0, alpha_tokens=1024 if on_gpu else 256,
         memory_lengths=(1, 4, 8, 16), wide_lengths=(8,), peer_tokens=24 if on_gpu else 12, seed=seed,
     )  # fmt: skip
     if quick:

@@ -20,11 +20,14 @@ class Habits:
     _asked: Counter[tuple[Hashable, int]] = field(default_factory=Counter)
     _known: dict[Hashable, set[int]] = field(default_factory=dict)
 
-    def choose(self, kind: Hashable, wanted: int, roomy: int) -> int:
-        """`wanted` once it is a habit, until then the next larger size that is known, or else `roomy` from now on."""
+    def choose(self, kind: Hashable, wanted: int, roomy: int, meant: bool = False) -> int:
+        """`wanted` once it is a habit, until then the next larger size that is known, or else `roomy` from now on.
+
+        A size that is `meant` was chosen for its own sake and needs no habit.
+        """
         known = self._known.setdefault(kind, set())
         self._asked[kind, wanted] += 1
-        if self._asked[kind, wanted] > self.patience:
+        if meant or self._asked[kind, wanted] > self.patience:
             known.add(wanted)
         chosen = min((size for size in known if size >= wanted), default=roomy)
         known.add(chosen)

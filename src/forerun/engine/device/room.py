@@ -10,8 +10,8 @@ from forerun.models.scorer import Scorer
 
 # Scored for each row. Short ones are exact: each further position costs a batch of eight as much as eight rows.
 POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25, 33)
-# Drafts a policy may try before it has made up its mind; each is a recording.
-TRIED = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32)
+# Drafts that policies are offered, and that stand in for others; each is a recording.
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 SHORTEST_SPAN = 1024  # keys; recordings are made for rows up to that length, then up to twice that, and so on
 AHEAD = 4096  # the most keys that room is made for before anybody needs it
 IN_THE_AIR = 3 * POSITIONS[-1]  # keys that rounds may write past a row's end
@@ -29,7 +29,7 @@ def width(positions: int) -> int:
 
 def roomy(number: int) -> int:
     """The next of few draft lengths, while nobody knows which ones will be wanted again."""
-    return next((size for size in TRIED if size >= number), number)
+    return next((size for size in (0, *SIZES) if size >= number), number)
 
 
 def power(number: int) -> int:

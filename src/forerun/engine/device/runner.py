@@ -8,7 +8,7 @@ numbers. So a round of any other kind may come between two flights, but never be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -29,9 +29,11 @@ from forerun.engine.row import Row
 from forerun.math.advance import HEAD
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass
-from forerun.types import Rule, Verdict
+from forerun.types import BatchView, Rule, Verdict
 
 LANES = 3  # one to be read, two in the air
+SETTLED = 16  # rounds that rows sit among more empty places than need be before they move
+NEAR = 8  # tokens left, beside two drafts, below which lengths are the budget's rather than the policy's
 MARGIN = 64  # tokens before the end of a draft model's context, from where on rounds are run step by step
 
 
@@ -51,6 +53,7 @@ class Flight:
     rows: tuple[Row, ...]
     shape: Shape
     lane: Lane
+    turn: int  # of the view its lengths were asked with
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Landing:
     verdict: Verdict  # on the host
     logprobs: list[list[float]]  # of what each row emits, where it wants to know
     drafted: int  # K
+    turn: int
     seconds: list[float]  # drafting, scoring, verifying
 
 
@@ -94,6 +98,7 @@ class Runner:
         self._scored: list[int] = []  # rows of the last pass alone
         self._drafts, self._sizes = Habits(patience=64), Habits(patience=512)
         self._size = 0  # places that the coming rounds should have
+        self._spared = 0  # rounds that fewer places would have done for
 
     @property
     def is_flying(self) -> bool:
@@ -116,9 +121,17 @@ class Runner:
         return not self.is_grounded and (self._pass.has_hidden or not self.target.listeners)
 
     def moves(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
-        """Whether the coming round, for whose size this is asked once, needs other seats than the last one had."""
-        self._size = self._sizes.choose("rows", power(len(rows)), power(len(rows)))
-        return not self._are_seated(rows) or not self._seats_fit(max(lengths))
+        """Whether the coming round, for whose size this is asked once, needs other seats than the last one had.
+
+        Rows that stay where they are move to fewer places only once they have sat among empty ones for a while: nothing
+        can be in the air meanwhile, which costs what several rounds of fewer places save.
+        """
+        longest, places, is_seated = max(lengths), power(len(rows)), self._are_seated(rows)
+        size = self._sizes.choose((roomy(longest), self._places), places, places, meant=not is_seated)
+        taken = self._round.seats.size if is_seated and self._round is not None else 0
+        self._spared = self._spared + 1 if size < taken else 0
+        self._size = taken if 0 < self._spared <= SETTLED else size
+        return not is_seated or not self._seats_fit(longest)
 
     def may_reach_an_end(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
         """Whether such a round might come to where a row is told what to say, which no recording knows."""
@@ -134,13 +147,19 @@ class Runner:
         most = sum(flight.shape.drafted + 1 for flight in self.flights)
         return len(self.flights) < LANES - 1 and any(row.remaining > most for row in rows)
 
-    def launch(self, rows: Sequence[Row], lengths: Sequence[int], is_fixed: bool = False) -> None:
-        """Send a round off: nothing is waited for. Lengths that are fixed are recorded as they are at once."""
+    def launch(self, rows: Sequence[Row], lengths: Sequence[int], view: BatchView, is_fixed: bool = False) -> None:
+        """Send a round off: nothing is waited for.
+
+        Lengths that are fixed, or among those offered, are recorded at once; but near the end of all budgets every
+        round has another length, and none of them is.
+        """
         longest = max(lengths)
         turn = self._take_seats(rows, longest)
         seats = turn.seats
-        kind = (seats.size, seats.width, seats.flags)
-        number = self._drafts.choose(kind, longest, longest if is_fixed else roomy(longest))
+        kind = (seats.size, seats.width, seats.flags, self._places)
+        size = longest if is_fixed else roomy(longest)
+        meant = longest == size and max(view.max_lengths) >= 2 * longest + NEAR
+        number = self._drafts.choose(kind, longest, size, meant)
         count = bucket(number + 1)
         seats.excuse()
         seats.ask(lengths)
@@ -154,7 +173,7 @@ class Runner:
         if seats.wants_logprobs:
             lane.logprobs.copy_(seats.logprobs, non_blocking=True)
         lane.marks.set(3)
-        self.flights.append(Flight(seats.rows, shape, lane))
+        self.flights.append(Flight(seats.rows, shape, lane, view.turn))
 
     def land(self) -> Landing:
         """Wait for the oldest round in the air and read it."""
@@ -170,6 +189,7 @@ class Runner:
             Verdict(result[:, 0], result[:, 1], result[:, 2].bool()),
             flight.lane.logprobs[running].tolist() if any(row.request.logprobs is not None for row in rows) else [],
             flight.shape.drafted,
+            flight.turn,
             flight.lane.marks.seconds(),
         )
 
@@ -218,6 +238,11 @@ class Runner:
     @property
     def _scorers(self) -> list[Scorer]:
         return [self.target] if self.drafter is None else [self.target, self.drafter.scorer]
+
+    @property
+    def _places(self) -> Hashable:
+        """Where keys are: once they have moved, no recording of before is of use."""
+        return tuple(scorer.version for scorer in self._scorers)
 
     @property
     def _airborne(self) -> int:

@@ -1,0 +1,96 @@
+"""Rounds sent off before the last one was heard of, by a policy that learns: the tokens of those lengths, no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from engine.device_engines import GREEDY, SAMPLED, engine, requests, texts
+from engine.following import Follows, Replayed
+from forerun.cache.ragged import RaggedCache
+from forerun.config import SamplingParams
+from forerun.engine.device.habits import Habits
+from forerun.engine.row import Row
+from forerun.types import Rule
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.parametrize(("params", "number"), [(SAMPLED, 1), (SAMPLED, 5), (GREEDY, 3)])
+def test_same_tokens_as_step_by_step_with_the_same_lengths(params: SamplingParams, number: int, rule: Rule) -> None:
+    policy = Follows()
+    got = texts(engine(True, policy=policy, rule=rule), requests(number, params, new=40))
+    assert len({length for lengths in policy.drafted.values() for length in lengths}) > 3
+    assert got == texts(engine(False, policy=Replayed(policy.drafted), rule=rule), requests(number, params, new=40))
+
+
+def test_the_next_round_is_asked_for_before_the_last_is_heard_of() -> None:
+    def asked_early(policy: Follows) -> list[int]:
+        texts(engine(True, policy=policy), requests(3, new=40))
+        heard = [turn for what, turn in policy.events if what == "heard"]
+        assert heard == sorted(heard)
+        place = {event: i for i, event in enumerate(policy.events)}
+        return [later for turn, later in pairwise(heard) if place["asked", later] < place["heard", turn]]
+
+    ahead, waiting = asked_early(Follows()), asked_early(Follows(runs_ahead=False))
+    assert len(ahead) > 8 and not waiting
+
+
+def test_a_size_that_is_meant_is_recorded_at_once_and_others_are_stood_in_for() -> None:
+    habits = Habits(patience=2)
+    assert habits.choose("kind", 12, 12, meant=True) == 12
+    assert habits.choose("kind", 8, 8) == 12
+    assert habits.choose("kind", 8, 8, meant=True) == 8
+    assert habits.choose("kind", 5, 6) == 8
+    assert habits.choose("moved", 5, 6) == 6
+
+
+def test_rows_stay_among_empty_places_for_a_while() -> None:
+    """A smaller size that is known is no reason to stop rounds that are in the air, until it has been for long."""
+    made = engine(True, policy=2)
+    assert made.runner is not None
+    first = texts(made, requests(4, new=12))
+    texts(made, requests(1, new=12))
+    seen, launch = [], made.runner.launch
+
+    def counted(rows: Sequence[Row], *asked: Any) -> None:
+        launch(rows, *asked)
+        assert made.runner is not None and made.runner._round is not None
+        seen.append((len(rows), made.runner._round.seats.size))
+
+    made.runner.launch = counted  # type: ignore[method-assign]
+    *short, long = requests(4, new=12)
+    got = texts(made, [*short, replace(long, max_new_tokens=60)])
+    sizes = [size for _, size in seen]
+    moved = sizes.index(1)
+    assert set(sizes[:moved]) == {4} and set(sizes[moved:]) == {1}
+    assert seen.count((1, 4)) >= 10, "the last row has waited"
+    assert {i: got[i] for i in range(3)} == {i: first[i] for i in range(3)}
+    assert got[3][: len(first[3])] == first[3]
+
+
+def test_recordings_of_before_keys_moved_do_not_count_as_known() -> None:
+    made = engine(True, policy=2)
+    assert made.runner is not None
+    texts(made, requests(1, new=12))
+    before = made.runner._places
+    texts(made, requests(4, new=12))
+    assert made.runner._places != before
+    known = made.runner._sizes._known
+    assert 1 in known[2, before] and 1 not in known[2, made.runner._places] and 4 in known[2, made.runner._places]
+
+
+def test_rows_that_leave_together_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, copy = [], RaggedCache._copy
+
+    def counted(cache: RaggedCache, source: int, target: int, length: int) -> None:
+        copied.append((source, target))
+        copy(cache, source, target, length)
+
+    monkeypatch.setattr(RaggedCache, "_copy", counted)
+    made = engine(True, policy=2)
+    texts(made, requests(5, new=12))
+    assert made.target.cache.rows == () and not copied

@@ -1,0 +1,76 @@
+"""A device that runs recorded rounds: all rows at the length of the longest draft, and the next one sent off early."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from forerun.engine.device.room import SIZES, roomy
+from forerun.types import BatchView, Policy, RoundOutcome
+from policy.simulation import World, seconds_on
+
+
+@dataclass
+class RecordedWorld(World):
+    """Rounds as the engine sends them off; `left` is what the device knows, `known` what the host has heard."""
+
+    sizes: tuple[int, ...] = SIZES
+    always_waits: bool = False  # asks when everything has been heard, whatever the policy allows
+    turn: int = 0
+    late: int = 0  # rounds that were asked for before the last one was heard of
+    steps: list[int] = field(default_factory=list)  # of every round
+    _air: list[RoundOutcome] = field(default_factory=list)
+
+    def generate(self, policy: Policy, budgets: Sequence[int]) -> None:
+        left = {self.next_id + i: budget for i, budget in enumerate(budgets)}
+        known = dict(left)
+        self.next_id += len(budgets)
+        while left:
+            lengths = self.asked(policy, known)
+            self.hear(policy, known)
+            self.fly(lengths, left)
+        self.hear(policy, known)
+
+    def asked(self, policy: Policy, known: dict[int, int]) -> dict[int, int]:
+        """Ahead where the policy allows it and the drafter will have kept up, which it has not after a plain round."""
+        if self._air and not self.always_waits and getattr(policy, "runs_ahead", False):
+            lengths = self.ask(policy, known)
+            if self._air[-1].steps or not any(lengths.values()):
+                self.late += 1
+                return lengths
+        self.hear(policy, known)
+        return self.ask(policy, known)
+
+    def ask(self, policy: Policy, known: dict[int, int]) -> dict[int, int]:
+        self.turn += 1
+        view = BatchView(tuple(known), tuple(known), tuple(n - 1 for n in known.values()), False, self.sizes, self.turn)
+        lengths = policy.lengths(view)
+        assert all(0 <= n <= most for n, most in zip(lengths, view.max_lengths, strict=True))
+        return dict(zip(known, lengths, strict=True))
+
+    def hear(self, policy: Policy, known: dict[int, int]) -> None:
+        while self._air:
+            outcome = self._air.pop(0)
+            policy.observe(outcome)
+            for row, accepted, ended in zip(outcome.rows, outcome.accepted, outcome.ended, strict=True):
+                known[row] -= accepted + 1
+                if ended:
+                    del known[row]
+
+    def fly(self, lengths: dict[int, int], left: dict[int, int]) -> None:
+        rows, number = tuple(left), roomy(max(lengths.values()))
+        drafted = tuple(min(lengths[row], left[row] - 1) for row in rows)
+        accepted = tuple(min(self.keep(n, 0), left[row] - 1) for n, row in zip(drafted, rows, strict=True))
+        ended = tuple(left[row] <= n + 1 for n, row in zip(accepted, rows, strict=True))
+        draft = self.timed(self.draft_seconds * number)
+        score = self.timed(seconds_on(self.machine, len(rows), len(rows) * (number + 1)))
+        self.tokens += sum(accepted) + len(rows)
+        self.seconds += draft + score
+        self.steps.append(number)
+        scored = sum(drafted) + len(rows)
+        told = RoundOutcome(rows, rows, drafted, accepted, None, scored, draft, score, 0.0, ended)
+        self._air.append(replace(told, steps=number, turn=self.turn))
+        for row, n, done in zip(rows, accepted, ended, strict=True):
+            left[row] -= n + 1
+            if done:
+                del left[row]
