@@ -84,4 +84,5 @@ def read(path: Path) -> Seq2SeqRecord:
 
 
 def _measurement(entry: dict[str, Any]) -> Measurement:
-    return Measurement(**{name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()})
+    known: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in entry.items()}
+    return Measurement(**known)
