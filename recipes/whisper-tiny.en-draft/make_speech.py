@@ -1,6 +1,6 @@
 """Sentences spoken by machines, for a draft to learn from. Debian's espeak-ng and flite are needed for `speak`.
 
-python make_speech.py plan DATA plan.jsonl --count 9000    what is said, by whom: one window of at most 30 s a line
+python make_speech.py plan DATA plan.jsonl --count 15000    what is said, by whom: one window of at most 30 s a line
 python make_speech.py speak plan.jsonl speech              one WAV file a line
 python make_speech.py real DATA speech                     people too: the odd lines of the manifest
 python make_speech.py rank DATA ranked.json                tokens by how often such texts use them
@@ -22,11 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 WORDS_PER_SECOND = 2.6
-REPEATED = 6  # a few recordings of people among thousands by machines
 KINDS = {"books": 0.4, "web": 0.25, "encyclopedia": 0.2, "problems": 0.15}
 FLITE = ("slt", "rms")
-FLITE_SHARE = 0.3  # the clearer voices, and five times as slow to synthesise
-ESPEAK = ("en-us", "en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-029")
+FLITE_SHARE = 0.4  # the clearer voices, and five times as slow to synthesise
+ESPEAK = ("en-us", "en-us", "en-us", "en-gb", "en-gb-x-rp")
 VARIANTS = ("", "+m1", "+m2", "+m3", "+m4", "+m7", "+f1", "+f2", "+f3", "+f4", "+f5")
 SENTENCE = re.compile(r"(?<=[.!?])[\"']?\s+(?=[\"']?[A-Z])")
 PLAIN = re.compile(r"[A-Za-z0-9 ,.;:!?'\"$%()-]+")
@@ -71,7 +70,7 @@ def _text(chance: random.Random, passages: list[list[str]], words: float) -> str
 
 
 def _window(chance: random.Random, text: str) -> Window:
-    speed = chance.uniform(0.85, 1.2)
+    speed = chance.uniform(0.75, 1.1)  # faster, and the target no longer understands them
     if chance.random() < FLITE_SHARE:
         voice = chance.choice(FLITE)
         return Window("flite", voice, speed, chance.randint(*((150, 220) if voice == "slt" else (85, 130))), text)
@@ -182,8 +181,7 @@ def copy_recordings(data: Path, folder: Path) -> None:
     lines = (data / "speech/manifest.jsonl").read_text(encoding="utf-8").splitlines()
     for place in range(1, len(lines), 2):
         samples, rate = soundfile.read(data / "speech" / json.loads(lines[place])["audio"], dtype="int16")
-        for copy in range(REPEATED):  # each is disturbed in another way later
-            soundfile.write(folder / f"real-{place:03}-{copy}.wav", samples, rate, subtype="PCM_16")
+        soundfile.write(folder / f"real-{place:03}.wav", samples, rate, subtype="PCM_16")
 
 
 def main() -> None:
@@ -191,7 +189,7 @@ def main() -> None:
     parser.add_argument("step", choices=["plan", "speak", "real", "rank"])
     parser.add_argument("source", type=Path, help="the data folder, or the plan")
     parser.add_argument("output", type=Path, help="the plan, a folder for WAV files, or the list of tokens")
-    parser.add_argument("--count", type=int, default=9000)
+    parser.add_argument("--count", type=int, default=15000)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     if chosen.step == "speak":

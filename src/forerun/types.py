@@ -80,6 +80,7 @@ class Source:
     features: Tensor | None = None  # what the encoder takes for one row of its batch, such as [mels, frames]
     mask: Tensor | None = None  # [frames] of features that come padded, where the encoder asks for one
     states: Tensor | None = None  # [S, H] what an encoder has made of it already
+    worth: int | None = None  # states before what is only padding: drafts that borrow them read no further
 
     @property
     def is_text(self) -> bool:

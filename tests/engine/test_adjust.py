@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, NoRepeatNGramLogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 import forerun
 from engine.scripted import PROMPT, answer
 from forerun.drafters import DraftModel, PromptLookup
+from forerun.engine.bans import without_banned
 from forerun.errors import InvalidArgument
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -97,6 +104,19 @@ def test_processors_see_every_position(drafter: str, processor: Any) -> None:
     out = decoder_with(drafter).generate(*padded(), max_new_tokens=NEW, logits_processor=[processor])
     assert out.new_tokens == plain(logits_processor=LogitsProcessorList([processor]))
     assert out.new_tokens != plain()
+
+
+@pytest.mark.parametrize("at", (None, 0, 3, 4, 6, 7))
+def test_banned_tokens_at_all_positions_are_transformers_one_by_one(at: int | None) -> None:
+    """At every position or at one of them, which may be before or behind; ids the model does not have are nobody's."""
+    ids, history, drafted = [3, 90, 5, 400], [1, 2, 3], [4, 5, 6]
+    theirs = SuppressTokensLogitsProcessor(ids) if at is None else SuppressTokensAtBeginLogitsProcessor(ids, at)
+    logits = torch.randn(4, 97)
+    rows = [theirs(torch.tensor([[*history, *drafted[:i]]]), logits[i : i + 1].clone()) for i in range(4)]
+    ours = without_banned(theirs, len(history), logits)
+    assert ours is not None and torch.equal(ours, torch.cat(rows))
+    assert ours.isinf().any() == (at in (None, 3, 4, 6)) and not logits.isinf().any()
+    assert without_banned(NoNeighbours(), 3, logits) is None
 
 
 def test_good_drafts_survive_processors() -> None:

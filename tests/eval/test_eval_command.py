@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from forerun.errors import InvalidArgument
 from forerun.eval import record as records
 from forerun.eval.job import check_packages, sandbox_notes
 from forerun.eval.tasks import TASKS
-from forerun.eval.ways import PLAIN, SPECULATIVE, Asked, both
+from forerun.eval.ways import PLAIN, SPECULATIVE, Asked, Decoding, both
 from forerun.eval.windows import read, windows
 from forerun.models.scorer import Scorer
 from support.data import data_folder, needs
+from support.seq2seq import generated
 from support.tiny import draft_of, tiny_model
 
 SHORT = ("--max-new-tokens", "12", "--window", "64", "--limit", "3")
@@ -214,3 +217,57 @@ def test_coupled_decoding_draws_the_same_answers_both_ways(tmp_path: Path) -> No
             line["way"]: [row["answers"][0]["tokens"] for row in line["examples"]] for line in lines if "way" in line
         }
         assert (texts[PLAIN] == texts[SPECULATIVE]) == same
+
+
+class TestModelsWithAnEncoder:
+    """They read the document, behind the prefix their configuration names, and are asked nothing."""
+
+    @pytest.fixture
+    def t5(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        model = copy.deepcopy(tiny_model("t5_gated", vocab=VOCAB))
+        model.config.task_specific_params = {"summarization": {"prefix": "summarize: ", "num_beams": 4}}
+        models = {"t5": model, "small": draft_of(model)}
+        monkeypatch.setattr(forerun.loading, "load_model", lambda name, **where: (models[name], byte_tokenizer(None)))
+        return model
+
+    def run(self, tmp_path: Path, task: str, *more: str) -> Result:
+        data = small_data(tmp_path / "data")
+        drafts = ("--draft", "shared:small", "--policy", "3")
+        return evaluate(task, "-m", "t5", "--data", str(data), "-o", str(tmp_path / "r.json"), *drafts, *SHORT, *more)
+
+    def test_summaries_are_the_models_own_behind_its_prefix(self, t5: Any, tmp_path: Path) -> None:
+        pytest.importorskip("rouge_score")
+        result = self.run(tmp_path, "xsum")
+        assert result.exit_code == 0, result.output
+        finding = records.read(tmp_path / "r.json").findings[0]
+        assert finding.verdict == "same text" and finding.speeds[SPECULATIVE].rounds < finding.speeds[PLAIN].rounds
+        answers = [json.loads(line) for line in (tmp_path / "r.answers.jsonl").read_text().splitlines()]
+        said = [row["answers"][0]["tokens"] for entry in answers for row in entry.get("examples", [])]
+        documents = [example.text for example in TASKS["xsum"].read(tmp_path / "data").examples]
+        wanted, bare = ([self.own(t5, prefix + text) for text in documents] for prefix in ("summarize: ", ""))
+        assert said and all(tokens in wanted for tokens in said) and not any(tokens in bare for tokens in said)
+
+    def own(self, model: Any, text: str) -> list[int]:
+        ids = byte_tokenizer(None)(text, return_tensors="pt").input_ids
+        return [int(token) for token in generated(model, {"input_ids": ids}, max_new_tokens=12)[0, 1:]]
+
+    def test_texts_that_part_are_seen(self, t5: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("rouge_score")
+        answer = Decoding.answer
+
+        def wrong(self: Decoding, asked: Any, keywords: Any) -> Any:
+            made = answer(self, asked, keywords)
+            if self.name == PLAIN:
+                return made
+            rows = tuple(tuple(replace(w, tokens=(*w.tokens[:3], 5, *w.tokens[4:])) for w in p) for p in made.prompts)
+            return replace(made, prompts=rows)
+
+        monkeypatch.setattr(Decoding, "answer", wrong)
+        assert self.run(tmp_path, "xsum").exit_code == 0
+        agreement = records.read(tmp_path / "r.json").findings[0].agreement
+        assert agreement is not None and agreement.different == 3
+
+    def test_questions_for_causal_models_are_refused(self, t5: Any, tmp_path: Path) -> None:
+        result = self.run(tmp_path, "gsm8k")
+        assert result.exit_code != 0
+        assert "needs a causal model" in result.output and "xsum, cnn_dailymail" in result.output

@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import advance, attention, between, cache_write, random, skinny, skinny_device
+from forerun.kernels import advance, attention_device, between, cache_write, random, skinny, skinny_device
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
@@ -39,26 +39,29 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
     names = (
-        "IS_PART",
-        "PADDED",
-        "WINDOWED",
-        "CAPPED",
-        "HAS_SINKS",
-        "HAS_TREE",
-        "ACROSS",
-        "HAS_BIAS",
-        "UPCAST",
+        "IS_PART", "SHARED", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "HAS_BIAS", "UPCAST",
         "EARLY",
-    )
+    )  # fmt: skip
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
-        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, **dict.fromkeys(names, False), **flags,
+        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32, "QUERIES": block_queries,
+        **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     kinds = {
         **dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1",
         "bias_ptr": "*fp32",
     }  # fmt: skip
-    return compiled(attention._attend_kernel, constants, kinds, num_warps=4, num_stages=3)
+    return compiled(attention_device.attend_kernel, constants, kinds, num_warps=4, num_stages=3)
+
+
+def merge(**flags: bool) -> Any:
+    constants = {
+        "HEADS": 32, "GROUP": 4, "VALUE_SIZE": 80, "BLOCK_VALUE_SIZE": 128, "BLOCK_QUERIES": 32, "BLOCK_KEYS": 64,
+        "BLOCK_ROWS": 32, "BLOCK_PIECES": 16, "QUERIES": 20,
+        **dict.fromkeys(("SHARED", "WINDOWED", "CHAIN", "HAS_SINKS", "EARLY"), False), **flags,
+    }  # fmt: skip
+    kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"}
+    return compiled(attention_device.merge_kernel, constants, kinds, num_warps=1)
 
 
 def small_steps() -> list[Any]:
@@ -108,12 +111,9 @@ def main() -> None:
         attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),
         attend(1, 16, HAS_BIAS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
-        compiled(
-            attention._merge_kernel,
-            {"HEADS": 32, "VALUE_SIZE": 128, "BLOCK_VALUE_SIZE": 128, "BLOCK_SPLITS": 16, "WINDOWED": True,
-             "HAS_SINKS": True, "EARLY": True},
-            {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"},
-        ),
+        attend(4, 32, IS_PART=True, SHARED=True, EARLY=True),
+        merge(SHARED=True, EARLY=True),
+        merge(EARLY=True, WINDOWED=True, CHAIN=True, HAS_SINKS=True),
         compiled(
             cache_write._write_kernel,
             {"HEADS": 3, "SIZE": 80, "VALUE_SIZE": 48, "BLOCK_HEADS": 4, "BLOCK_SIZE": 128},

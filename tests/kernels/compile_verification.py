@@ -26,9 +26,8 @@ KINDS = {
 }  # fmt: skip
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 SMALL = replace(  # large tensors are unrolled, and compiling them takes half a minute
-    tuning.TUNING, groups=1024, hot=32, super=128, few=64, wide_hot=32, wide_super=128, wide_few=64, sample=512,
-    listed=1024, wide_block=1024, scan=1024,
-)  # fmt: skip
+    tuning.TUNING, groups=1024, hot=32, super=128, few=64, sample=512, listed=1024, scan=1024
+)
 seen: list[str] = []
 
 
@@ -72,9 +71,11 @@ def main() -> None:
     judge(Rule.TOKEN, cut, torch.bfloat16, False, SMALL)
     judge(Rule.BLOCK, replace(cut, top_k=50), torch.float16, True, SMALL)
     judge(Sigmoid(), plain, torch.float32, True, SMALL)
+    judge(Sigmoid(), plain, torch.float32, True, replace(SMALL, last_draws=False))
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
-    assert {f"{name}_kernel" for name in ("chunk", "threshold", "wide", "settle", "sum", "pick")} <= set(seen), seen
+    names = ("chunk", "threshold", "bracket", "wide", "settle", "sum", "pick")
+    assert {f"{name}_kernel" for name in names} <= set(seen), seen
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def nothing_is_read_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def poisoned(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         parts = real(*arguments)
-        if arguments[-1].splits > 1:
+        if arguments[-1].is_cut:
             for part in parts:
                 part.fill_(torch.nan)
         return parts
@@ -52,11 +52,13 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 def check(case: Case, form: Form, tuning: Tuning = SMALL) -> None:
+    """Rows that are cut: into shares, where their lengths are known and differ, and into chunks."""
     want = reference.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale)
-    got = kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale, form, tuning)
     assert want.isfinite().all()
-    assert got.dtype == case.query.dtype
-    close(got, want)
+    for reach in (case.reach, replace(case.reach, num_keys=None))[: 1 + (form is Form.KEYS)]:
+        got = kernel.attend_ragged(case.query, case.keys, case.values, reach, case.scale, form, tuning)
+        assert got.dtype == case.query.dtype
+        close(got, want)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -178,6 +180,28 @@ def test_a_key_of_the_row_is_read(form: Form) -> None:
     assert got[3:].isfinite().all()
 
 
+@pytest.mark.parametrize("places", [1, 2, 3, 5, 8])
+def test_shares_wherever_rows_begin_and_end(places: int) -> None:
+    """Shares that hold several rows, end with one, or are a piece of one; rows of one key and of whole blocks."""
+    rows = RaggedRows((4, 0, 2, 1, 3), (0, 14, 15, 59, 31), (1, 2, 1, 3, 1))
+    check(make_case(rows, heads=(2, 1)), Form.KEYS, replace(SMALL, resident=places / 132))
+
+
+def test_in_a_recording_a_row_has_the_same_bits_in_any_company() -> None:
+    """The control is the same row where the host knows the lengths: there it is cut where the others let it."""
+    alone, company = RaggedRows((0, 1), (72, 0), (2, 2)), RaggedRows((0, 1), (72, 31), (2, 2))
+    case = make_case(alone, heads=(2, 1))
+    case.keys[1], case.values[1] = torch.randn_like(case.keys[1]), torch.randn_like(case.values[1])
+    tuning = replace(SMALL, resident=3 / 132)
+
+    def first_row(rows: RaggedRows, num_keys: int | None) -> torch.Tensor:
+        reach = replace(reference.reach_of(rows, DEVICE), num_keys=num_keys)
+        return kernel.attend_ragged(case.query, case.keys, case.values, reach, case.scale, Form.KEYS, tuning)[:2]
+
+    assert torch.equal(first_row(alone, None), first_row(company, None))
+    assert not torch.equal(first_row(alone, 76), first_row(company, 107))
+
+
 @pytest.mark.parametrize("window", [0, 3, 25])
 def test_reference_agrees_with_the_masked_one(window: int) -> None:
     """The reference of the kernels is itself held to the one that takes any mask."""
@@ -201,8 +225,8 @@ class TestRule:
             (8.25, (512,), 64),  # one row of 32 heads, 264 programs at once: no chunk shorter than a block
             (33, (4096,), 128),
             (33, (4096,) * 8, 1024),  # all at once: 32 of 33 places
-            (33, (64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 640),  # 29 of 33; chunks of 576 would be 36
-            (8.25, (64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 896),  # in three rounds: none is long
+            (33, (64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 512),
+            (8.25, (64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 1024),  # in two rounds: none is long
             (33, (131072,), 2048),  # no more of them than the merging kernel takes
         ],
     )
@@ -218,6 +242,29 @@ class TestRule:
         assert shapes.choose_chunk(33, 4096, unknown, 64) == 256
         windowed = replace(unknown, window=1016)
         assert shapes.choose_chunk(33, 1024, windowed, 64) == 64
+
+    @pytest.mark.parametrize(
+        ("lengths", "shares", "pieces"),
+        [
+            ((64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 33, 10),  # as many as places; 66 blocks in shares of 7.9
+            ((64, 512), 11, 11),  # no more than key blocks, and a beginning for each row
+        ],
+    )
+    def test_shares(self, lengths: tuple[int, ...], shares: int, pieces: int) -> None:
+        rows = RaggedRows(tuple(range(len(lengths))), tuple(n - 8 for n in lengths), (8,) * len(lengths))
+        found = shapes.choose_shares(33, max(lengths), reference.reach_of(rows, DEVICE), 64)
+        assert found == (shares, pieces)
+
+    def test_who_is_divided_into_shares(self) -> None:
+        """Rows that differ, as far as the host knows; even ones are even already."""
+        spread, even = RaggedRows((0, 1), (100, 4000), (8, 8)), RaggedRows((0, 1), (4000, 4000), (8, 8))
+        keys = torch.zeros(2, 8, 4096, 128, dtype=torch.bfloat16)
+        query = torch.zeros(16, 32, 128, dtype=keys.dtype)
+        known, same = (reference.reach_of(rows, torch.device("cpu")) for rows in (spread, even))
+        for reach, is_shared in ((known, True), (same, False), (replace(known, num_keys=None), False)):
+            shape = shapes.choose_shape(query, keys, reach, Form.AUTO)
+            assert shape.form is Form.KEYS
+            assert (shape.shares > 0) is is_shared
 
     @pytest.mark.parametrize(
         ("filling", "span", "is_even", "form"),

@@ -17,14 +17,12 @@ from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
 
-SMALL = replace(TUNING, warps=1, groups=128, super=64, wide_super=64, sample=256, wide_block=1024, scan=1024)
-WAYS = {
-    "short": replace(SMALL, hot=256, wide_hot=256, listed=2048),
-    "wide": replace(SMALL, hot=1, wide_hot=1, listed=2048),
-    "in memory": replace(SMALL, hot=1, wide_hot=1, listed=16),
-}
+SMALL = replace(TUNING, warps=1, groups=128, super=64, sample=256, wide_warps=1, scan=1024, listed=2048)
+WAYS = {"as expected": SMALL, "in memory": replace(SMALL, hot=1, listed=16)}
 CUTS = {
     "top-k": SamplingParams(temperature=1.0, top_k=40),
+    "a large top-k": SamplingParams(temperature=1.0, top_k=700),
+    "a large top-k, then top-p": SamplingParams(temperature=0.9, top_k=300, top_p=0.7, min_p=0.001),
     "top-p": SamplingParams(temperature=1.0, top_p=0.8),
     "top-p of a warm law": SamplingParams(temperature=0.6, top_p=0.95),
     "top-k, then top-p": SamplingParams(temperature=1.0, top_k=60, top_p=0.7),
@@ -65,7 +63,7 @@ def test_masses_are_as_good_as_sums_in_float64(tail: float) -> None:
     peak = found.peak.double()
     mass = (found.mass * (peak - peak.amax(dim=1, keepdim=True)).exp()).sum(dim=1)
     want = (logits.double() - logits.double().amax(dim=1, keepdim=True)).exp().sum(dim=1)
-    torch.testing.assert_close(mass, want, rtol=1e-8 if INTERPRETED else 2e-7, atol=0)
+    torch.testing.assert_close(mass, want, rtol=3e-8 if INTERPRETED else 2e-7, atol=0)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -83,8 +81,8 @@ def test_the_same_tokens_are_kept(kind: str, way: str) -> None:
 def test_rows_of_all_kinds_side_by_side() -> None:
     params = LawParams.stack([*CUTS.values(), SamplingParams(temperature=0.0)], DEVICE)
     logits = torch.cat([rows("flat"), rows("peaked"), rows("tied"), rows("falling")])
-    logits = torch.cat([logits, logits[:1]])
-    kept, _ = kept_by_kernels(logits, params, "wide")
+    logits = torch.cat([logits, logits[:3]])
+    kept, _ = kept_by_kernels(logits, params, "as expected")
     assert torch.equal(kept[:-1], (warp(logits, params) > -torch.inf)[:-1])  # the greedy row is cut by nobody
 
 
@@ -95,11 +93,11 @@ def test_a_wrong_bracket_is_noticed(sampled: float, rest: float, top_p: float) -
     places = torch.arange(SMALL.sample) // 8 * (VOCAB // (SMALL.sample // 8)) + torch.arange(SMALL.sample) % 8
     logits[:, places.to(DEVICE)] += sampled - rest
     params = LawParams.stack([SamplingParams(temperature=1.0, top_p=top_p)] * 2, DEVICE)
-    kept, _ = kept_by_kernels(logits, params, "wide")
+    kept, _ = kept_by_kernels(logits, params, "as expected")
     assert torch.equal(kept, warp(logits, params) > -torch.inf)
 
 
-def test_top_k_everywhere_needs_no_second_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_top_k_everywhere_needs_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "wide_kernel", None)
     logits, params = rows("peaked"), LawParams.stack([CUTS["top-k, then top-p"]] * 2, DEVICE)
     for way in WAYS:

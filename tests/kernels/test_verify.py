@@ -65,9 +65,7 @@ def test_same_tokens(name: str, rule: Rule) -> None:
 
 def test_huge_vocabulary_with_a_thin_tail() -> None:
     """More tiles than one program takes, nearly all mass on one token, and draws that fall into the tail."""
-    round_ = make(40000, width=1, rows=2 if INTERPRETED else 512, scale=0.01)
-    for law in (round_.target, round_.draft.law):
-        law.logits[:, 17] += 9.0  # type: ignore[attr-defined]
+    round_ = make(40000, width=1, rows=2 if INTERPRETED else 512, scale=0.01, head=9.0)
     assert_same(round_.judged(), round_.expected())
     assert int(round_.judged().next_token.max()) > 17 or INTERPRETED
 
@@ -96,14 +94,14 @@ def test_tile_sizes_change_nothing() -> None:
         tiles=2,
         loop_programs=4,
         super=64,
-        wide_super=64,
         hot=64,
-        wide_hot=64,
+        wide_depth=4,
+        listed=4096,
         scan=1024,
     )
     for rule in (Rule.TOKEN, Rule.BLOCK):
         assert_same(round_.judged(rule, other), round_.judged(rule))
-    assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1, wide_hot=1)), round_.judged())  # the long way
+    assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1, listed=1)), round_.judged())  # the long way
 
 
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])

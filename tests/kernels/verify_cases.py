@@ -59,11 +59,17 @@ def make(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     round_to: float | None = None,
+    head: float = 0.0,
 ) -> Round:
-    """A ragged round whose draft was drawn from its own law; logits are made on the CPU, the same everywhere."""
+    """A ragged round whose draft was drawn from its own law; logits are made on the CPU, the same everywhere.
+
+    `head` is added to token 17 of every row: before anything is drawn, because laws remember their normalisers.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(rows, width + 1, vocab, generator=generator)
     drafted = logits[:, :width] + 0.5 * scale * torch.randn(rows, width, vocab, generator=generator)
+    for x in (logits, drafted) if head else ():
+        x[..., 17] += head
     if round_to is not None:
         logits, drafted = (round_to * (x / round_to).round() for x in (logits, drafted))
     logits, drafted = (x.to(DEVICE, dtype) for x in (logits, drafted))

@@ -43,6 +43,7 @@ class World:
     alpha: Callable[[int, int], float]
     draft_seconds: float = 0.0  # per token of the longest draft
     ask_seconds: float = 0.0  # per call of the drafter
+    compile_seconds: float = 0.0  # before the first draft of all
     judged: bool = False  # deterministic drafts, shown to `trim`
     say: Callable[[random.Random], tuple[int, int]] = lambda rng: (0, 99)
     noise: float = 0.05
@@ -75,6 +76,8 @@ class World:
         evidence = tuple(kind for kind, _ in said)
         drafted = tuple(min(a, supply) for a, (_, supply) in zip(asked, said, strict=True))
         draft_seconds = self.timed(self.ask_seconds + self.draft_seconds * max(drafted)) if any(asked) else 0.0
+        if any(drafted):
+            draft_seconds, self.compile_seconds = draft_seconds + self.compile_seconds, 0.0
         if self.judged and any(asked):
             kept = policy.trim(view, as_draft(drafted, evidence))
             assert all(0 <= k <= d for k, d in zip(kept, drafted, strict=True))

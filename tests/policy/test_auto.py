@@ -190,6 +190,25 @@ def test_warm_ups_do_not_make_a_useless_drafter_dear() -> None:
     assert 2 <= len(disturbed.verified) <= 6
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_compiler_at_the_first_draft_does_not_end_drafting(rows: int) -> None:
+    """Four seconds before a draft of milliseconds; the control is a drafter that takes seconds every time."""
+    world: dict[str, Any] = {"machine": GPU, "alpha": always(0.8)}
+    quick = run(CostModel(), rows, 3, draft_seconds=0.004, compile_seconds=4.0, **world)
+    slow = run(CostModel(), rows, 3, draft_seconds=4.0, **world)
+    assert len(quick.verified) > 50 * rows > 10 * rows > len(slow.verified)
+
+
+def test_rounds_that_ask_nobody_cost_no_credit() -> None:
+    """What the host takes between rounds is not the drafter's: it must not use up what its trials are paid from."""
+    policy = CostModel()
+    run(policy, 1, 1, machine=CPU, alpha=always(0.9), draft_seconds=0.0047)
+    before = policy.describe()["credit"]
+    for _ in range(30):
+        policy.observe(outcome((7,), policy.lengths(view(7, rooms=(0,))), (0,), draft_seconds=0.002))
+    assert policy.describe()["credit"] == before != 0
+
+
 def test_ragged_budgets_and_shrinking_batches() -> None:
     """Lengths stay inside every row's room (asserted in the simulation) and rows that leave cost nothing learnt."""
     world = World(CPU, always(0.9), draft_seconds=0.0047)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from forerun.engine import Engine, Request
 from forerun.errors import InvalidArgument
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
-from forerun.train.listening import MOST_TOKENS, Heard, batches, join, listen
+from forerun.train.listening import MOST_TOKENS, Heard, Thought, batches, join, listen, mixed
 from forerun.train.shallow import (
     EMBEDDING,
     ShallowDecoder,
@@ -116,8 +117,43 @@ def lesson() -> tuple[Teaching, float, float]:
     ids = common_tokens(ranked(), 40, always=[END])
     teaching = Teaching(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
     before = measure(teaching, heard()).loss
-    distil(teaching, heard(), ShallowOptions(seconds=4.0, learning_rate=3e-3, batch_size=WINDOWS), lambda *told: None)
+    parts = [(teaching.ask(heard()), 0.5), (heard(), 0.5)]  # what the target thinks is kept, or asked for
+    distil(teaching, parts, ShallowOptions(seconds=4.0, learning_rate=3e-3, batch_size=WINDOWS), lambda *told: None)
     return teaching, before, measure(teaching, heard()).loss
+
+
+def test_what_the_target_thinks_may_be_kept() -> None:
+    """Asked once or in every step, in batches of any size: the same figures; another window's thoughts give others."""
+    ids = common_tokens(ranked(), 40, always=[END])
+    teaching = Teaching(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
+    kept = teaching.ask(heard(), size=4)
+    assert kept.thought is not None and heard().thought is None
+    found, wanted = measure(teaching, kept, size=5), measure(teaching, heard())
+    assert asdict(found) == pytest.approx(asdict(wanted), abs=1e-5)
+    rolled = Thought(kept.thought.features.roll(1, 0), kept.thought.mass.roll(1, 0), kept.thought.sureness)
+    assert measure(teaching, replace(kept, thought=rolled)).loss > wanted.loss + 0.01
+
+
+def test_windows_the_target_is_unsure_of_can_be_left_out() -> None:
+    teaching = Teaching(target(), ShallowDecoder(target(), (1,), torch.arange(VOCAB)), "kl")
+    kept = teaching.ask(heard())
+    assert kept.thought is not None
+    row = int(kept.thought.sureness.argmin())
+    with torch.no_grad():
+        logits = target()(encoder_outputs=(kept.states[row : row + 1],), decoder_input_ids=kept.tokens[row : row + 1])
+    logs = logits.logits[0, :-1]
+    logs[:, target().generation_config.suppress_tokens] = -torch.inf
+    chosen = logs.log_softmax(-1).gather(1, kept.tokens[row, 1:, None])[:, 0][kept.judged[row]]
+    assert float(kept.thought.sureness[row]) == pytest.approx(float(chosen.mean()), abs=1e-4)
+    clear = kept.understood(float(kept.thought.sureness[row]))
+    assert len(clear) == WINDOWS - 1
+
+
+def test_batches_take_their_share_of_each_part() -> None:
+    marked = [replace(heard(), states=torch.full_like(heard().states, mark)) for mark in (1.0, 2.0)]
+    stream = mixed([(marked[0], 0.25), (marked[1], 0.75)], 4, torch.Generator().manual_seed(0), END)
+    for _, batch in zip(range(5), stream, strict=False):
+        assert sorted(batch.states[:, 0, 0].tolist()) == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_training_lowers_the_loss_and_leaves_the_target_alone() -> None:

@@ -14,10 +14,12 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 import forerun
 from forerun.check.chi_square import fit
 from forerun.errors import InvalidArgument
+from forerun.models.across import Sources
 from forerun.whisper import Hearing, Windows
+from forerun.whisper.hearing import worth_reading
 from support.sound import babble
 from support.tiny import draft_of
-from support.whisper import END, FIRST_TIME, VOCAB, Processor, tiny_whisper
+from support.whisper import END, FIRST_TIME, STEPS, VOCAB, Processor, tiny_whisper
 
 PROCESSOR = Processor()
 SHORT = (0.4, 1.0, 0.8, 0.1, 0.9, 0.5, 0.7, 0.3)
@@ -121,6 +123,34 @@ class Favour(LogitsProcessor):
         favoured = scores.clone()
         favoured[:, 3 + input_ids.shape[1] % 7] += 4.0
         return favoured
+
+
+def test_what_is_worth_reading_ends_with_the_sound() -> None:
+    """Forty hundredths of a second of a window of one, and a little; silence is not nothing; a full window is whole."""
+    made = heard((0.4, 1.0))["input_features"]
+    assert 20 <= worth_reading(made[0], 50) <= 24
+    assert worth_reading(made[1], 50) == 50
+    assert worth_reading(torch.zeros(8, 100), 50) == 2
+
+
+def test_drafts_skip_a_windows_padding_and_the_target_does_not() -> None:
+    model, hearing = tiny_whisper(), Hearing()
+    inside = windows(model)
+    inside.hearing = hearing
+    read: list[list[int]] = []
+    put = Sources.put
+
+    def noting(self: Sources, states: Any, layers: Any) -> None:
+        read.append([len(one) for one in states])
+        put(self, states, layers)
+
+    with pytest.MonkeyPatch.context() as patch, hearing.of(model):
+        patch.setattr(Sources, "put", noting)
+        theirs, ours = both(model, heard((0.4, 0.8)), inside)
+    assert ours == theirs
+    (targets, drafts) = read
+    assert targets == [STEPS, STEPS]
+    assert drafts[0] < 25 < drafts[1] < STEPS
 
 
 def test_processors_of_others_see_what_transformers_shows_them() -> None:

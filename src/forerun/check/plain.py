@@ -39,12 +39,18 @@ class Reading:
     """An encoder-decoder model in front of one source, called as a causal model is: with its decoder's tokens."""
 
     def __init__(self, model: PreTrainedModel, source: Sequence[int]) -> None:
-        self.model, self.device = model, model.device
+        self.model, self.device, self.dtype = model, model.device, model.dtype
         with torch.inference_mode():
             self.states = model.get_encoder()(input_ids=torch.tensor([list(source)], device=model.device))
 
     def __call__(self, input_ids: Tensor, **options: Any) -> Any:
         return self.model(encoder_outputs=self.states, decoder_input_ids=input_ids, **options)
+
+
+def decoder_start(model: PreTrainedModel) -> int:
+    """The token an encoder-decoder model's text begins with."""
+    config: Any = model.generation_config
+    return int(config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id)
 
 
 def greedy(model: PreTrainedModel, prompt: Sequence[int], max_new_tokens: int) -> list[int]:

@@ -186,9 +186,7 @@ def _judge(loaded: Loaded, prompt: Sequence[int]) -> tuple[Any, Sequence[int]]:
     """Who says what plain logits are, and what the text begins with."""
     if not loaded.has_encoder:
         return loaded.model, prompt
-    config = loaded.model.generation_config
-    start = config.decoder_start_token_id if config.decoder_start_token_id is not None else config.bos_token_id
-    return plain.Reading(loaded.model, prompt), [start]
+    return plain.Reading(loaded.model, prompt), [plain.decoder_start(loaded.model)]
 
 
 def comparison_table(comparison: Comparison) -> Table:

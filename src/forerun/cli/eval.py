@@ -212,7 +212,7 @@ def _evaluate(
     check_packages([task.task for task in found])
     path = output or default_path(prefix="eval")
     check_writable(path)
-    loaded = load(options, console)
+    loaded = load(options, console, encoder_decoder=True)
     ways = both(
         loaded.model,
         loaded.drafter,

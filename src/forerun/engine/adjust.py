@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import SequenceBiasLogitsProcessor
 
 from forerun import ops
+from forerun.engine.bans import without_banned
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
 from forerun.types import Adjuster
@@ -37,10 +38,12 @@ def adjuster(request: Request, output: Sequence[int]) -> Adjuster | None:
 
 
 def _processed(processor: LogitsProcessor, history: list[int], drafted: Sequence[int], logits: Tensor) -> Tensor:
-    """One processor at all positions: at once where it offers that, else one by one."""
+    """One processor at all positions: at once where it offers that or only forbids ids, else one by one."""
     if (along := getattr(processor, "along", None)) is not None:
         adjusted: Tensor = along(history, drafted, logits)
         return adjusted
+    if (left := without_banned(processor, len(history), logits)) is not None:
+        return left
     return torch.cat([_called(processor, [*history, *drafted[:i]], row[None]) for i, row in enumerate(logits)])
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import torch
+from torch import Tensor
 from transformers import (
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
@@ -52,6 +54,21 @@ def bans_of(request: Request) -> Bans | None:
     found = [_ban(processor, len(request.prompt)) for processor in request.processors]
     known = [ban for ban in found if ban is not None]
     return reduce(Bans.and_also, known, Bans()) if len(known) == len(found) else None
+
+
+def without_banned(processor: Any, seen: int, logits: Tensor) -> Tensor | None:
+    """`logits` [n, V] after `seen` tokens and on, as a processor leaves them that forbids ids; None for all others."""
+    kind = type(processor)
+    if kind is SuppressTokensLogitsProcessor:
+        place, ids = slice(None), processor.suppress_tokens
+    elif kind is SuppressTokensAtBeginLogitsProcessor:
+        first = processor.begin_index - seen
+        place, ids = slice(first, first + 1) if first >= 0 else slice(0), processor.begin_suppress_tokens
+    else:
+        return None
+    left = logits.clone()
+    left[place, ids[ids < logits.shape[1]].to(logits.device)] = -torch.inf
+    return left
 
 
 def _ban(processor: Any, prompt: int) -> Bans | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.bench.outputs import compare as compare_outputs
 from forerun.bench.records import provenance, write
+from forerun.check.plain import Reading, decoder_start
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.eval.journal import Journal
@@ -18,7 +19,7 @@ from forerun.eval.run import Judge, Listener, answer_all
 from forerun.eval.sandbox.run import run_program
 from forerun.eval.settings import Settings
 from forerun.eval.summary import Finding, summarise
-from forerun.eval.tasks import Task
+from forerun.eval.tasks import TASKS, Task
 from forerun.eval.ways import Decoding
 from forerun.eval.windows import Window, read, tolerance
 from forerun.models.scorer import Scorer
@@ -69,7 +70,8 @@ def carry_out(
     notes += [lossy for way in ways if (lossy := way.decoder.engine.lossy) is not None]
     if journal.resumed:
         notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
-    prepared = [prepare(task, tokenizer, scorer.context_length, settings) for task in found]
+    prefix = _prefix(target, tasks) if target.config.is_encoder_decoder else None
+    prepared = [prepare(task, tokenizer, scorer.context_length, settings, prefix) for task in found]
     complete = False
     try:
         answer_all(
@@ -93,6 +95,17 @@ def carry_out(
     return record
 
 
+def _prefix(target: Any, tasks: Sequence[Task]) -> str:
+    """What an encoder reads before a document that is to be summarised, by the model's own configuration."""
+    if unfit := [task.name for task in tasks if not task.reads_document]:
+        raise InvalidArgument(
+            f"task {unfit[0]!r} needs a causal model, and {type(target).__name__} has an encoder; of the tasks it can "
+            f"do {', '.join(name for name, task in TASKS.items() if task.reads_document)}"
+        )
+    known = getattr(target.config, "task_specific_params", None) or {}
+    return str(known.get("summarization", {}).get("prefix", ""))
+
+
 def _findings(prepared: Sequence[Prepared], journal: Journal, settings: Settings, dtype: Any) -> tuple[Finding, ...]:
     every = [
         summarise(task, journal, settings, len(prepared), lambda perplexity: tolerance(dtype, perplexity))
@@ -107,7 +120,10 @@ def _judge(target: Any, prepared: Sequence[Prepared], settings: Settings) -> Jud
         return None
 
     def judge(prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]) -> str:
-        found = compare_outputs(target, [prompt], [plain], [drafted])
+        if target.config.is_encoder_decoder:
+            found = compare_outputs(Reading(target, prompt), [[decoder_start(target)]], [plain], [drafted])
+        else:
+            found = compare_outputs(target, [prompt], [plain], [drafted])
         return "identical" if found.identical else "ties" if found.ties else "different"
 
     return judge

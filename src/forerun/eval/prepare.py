@@ -71,24 +71,30 @@ def spread(items: Sequence[Item], limit: int | None) -> list[Item]:
     return [items[place * len(items) // limit] for place in range(limit)]
 
 
-def prepare(found: Found, tokenizer: Any, context: int | None, settings: Settings) -> Prepared:
+def prepare(
+    found: Found, tokenizer: Any, context: int | None, settings: Settings, prefix: str | None = None
+) -> Prepared:
+    """`prefix` is what a model with an encoder reads before a document; None for a causal model."""
     task = found.task
     notes = bad_rows(found)
     if task.is_text:
         return _text(found, tokenizer, context, settings, notes)
     chat = getattr(tokenizer, "chat_template", None) is not None
     budget = settings.max_new_tokens or task.max_new_tokens
-    encoded = encode(tokenizer, [Question("", task.ask(example, chat)) for example in found.reading.examples])
+    texts = [task.ask(one, chat) if prefix is None else prefix + one.text for one in found.reading.examples]
+    encoded = encode(tokenizer, [Question("", text) for text in texts])
     pairs = [(index, *pair) for index, pair in enumerate(zip(found.reading.examples, encoded, strict=True))]
-    fitting = [pair for pair in pairs if context is None or len(pair[2]) + budget <= context]
+    beside = budget if prefix is None else 0  # an encoder's text is no part of the decoder's
+    fitting = [pair for pair in pairs if context is None or max(len(pair[2]) + beside, budget + 1) <= context]
     if not fitting:
         raise InvalidArgument(
             f"task {task.name!r}: no prompt leaves room for {budget} tokens in a context of {context}"
         )
     if len(fitting) < len(pairs):
+        added = f" and {budget} new tokens" if beside else ""
         notes.append(
-            f"{task.title}: {len(pairs) - len(fitting)} prompts left out, because they and {budget} new tokens exceed "
-            f"the context of {context}"
+            f"{task.title}: {len(pairs) - len(fitting)} prompts left out, because they{added} exceed the context of "
+            f"{context}"
         )
     kept = spread(fitting, settings.limit)
     return Prepared(
@@ -98,7 +104,7 @@ def prepare(found: Found, tokenizer: Any, context: int | None, settings: Setting
         examples=tuple(example for _, example, _ in kept),
         asked=tuple(Asked(index, tokens) for index, _, tokens in kept),
         windows=(),
-        keywords=_keywords(settings, budget, () if chat else task.stops),
+        keywords=_keywords(settings, budget, task.stops if prefix is None and not chat else ()),
         notes=tuple(notes),
     )
 

@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from forerun.kernels.attention_device import TURN
 from forerun.kernels.launching import multiprocessors, starts_early
 from forerun.math.attention import Form
 from forerun.math.ragged_attention import Reach
@@ -34,7 +35,6 @@ TUNING = Tuning()
 # Programs a multiprocessor: from FULL on nearly none is idle, from CROWDED on each has several.
 FULL, CROWDED = 0.9, 3.0
 LONG = 2048  # keys from which on a row that outlasts the others is worth cutting
-PARTLY = 0.75  # of a chunk, the last of a row: as good as a whole one where places are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,20 @@ class Shape:
     block_queries: int
     block_keys: int
     query_blocks: int  # a row
+    queries: int  # of a block, those that may exist
     splits: int  # programs that share a row's keys
     chunk: int  # keys of each of them
+    # Programs among which a key head's keys of all rows are divided evenly; 0: rows have chunks. Not where only the
+    # device knows how long rows are: in a recording a row's numbers must not depend on the others' lengths.
+    shares: int
+    pieces: int  # of a row, at most
+    block_rows: int  # a power of two, no less than rows
     early: bool = False  # whether what follows starts while chunks are still read
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a row may be read by several programs, so that what they leave must be merged."""
+        return self.shares > 0 or self.splits > 1
 
 
 def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
@@ -59,20 +70,25 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
     block_keys = min(max(tuning.block_bytes // (size * query.element_size()), 16), 128)
     blocks = -(-wanted // block_queries)
     rows, span = reach.slots.shape[0], reach.longest if form is Form.PAD else _span(reach)
+    places = tuning.resident * multiprocessors(query.device) / (heads * blocks)
     chunk = span
     if form in (Form.AUTO, Form.KEYS):
-        places = tuning.resident * multiprocessors(query.device) / (heads * blocks)
         chunk = choose_chunk(places, span, reach, block_keys, tuning)
     if form is Form.AUTO:
         filling = heads * rows * blocks / multiprocessors(query.device)
         saved = span - chunk - tuning.merging * (1 + wanted / 64)
         form = choose_form(filling, span, reach.is_even, saved)
+    span = reach.longest if form is Form.PAD else span
     if form is Form.KEYS:
         chunk = min(chunk, max(span - 1, 1))  # two chunks at least, whatever is gained by it
-    span = reach.longest if form is Form.PAD else span
     chunk = -(-(chunk if form is Form.KEYS else span) // block_keys) * block_keys
+    splits = pieces = -(-span // chunk)
+    shares = 0
+    if form is Form.KEYS and blocks == 1 and reach.is_even is False:
+        shares, pieces = choose_shares(places, span, reach, block_keys)
     early = tuning.early and starts_early(query.device)
-    return Shape(form, block_queries, block_keys, blocks, -(-span // chunk), chunk, early)
+    queries, block_rows = min(wanted, block_queries), max(32, power(rows))
+    return Shape(form, block_queries, block_keys, blocks, queries, splits, chunk, shares, pieces, block_rows, early)
 
 
 def choose_form(filling: float, span: int, is_even: bool | None, saved: float) -> Form:
@@ -93,15 +109,20 @@ def choose_chunk(places: float, span: int, reach: Reach, block_keys: int, tuning
     """Keys of a chunk: all chunks run at once, or in as few rounds as keep them short.
 
     `places` are chunks that the device runs at once for each key head. A last round that is nearly empty takes as long
-    as a full one: eight rows of 64 to 4096 keys in 232 programs take 29 us, in 288 (of 264 places) 34.
+    as a full one.
     """
     rows = reach.slots.shape[0]
-    is_known = reach.num_keys is not None and not reach.window
-    keys = reach.num_keys if is_known and reach.num_keys is not None else rows * span
-    partly = PARTLY * rows if is_known and not reach.is_even else 0.0
-    rounds = ceil((keys / tuning.most_chunk + partly) / places)
-    chunk = max(keys / (rounds * places - partly), span / MOST_SPLITS)
+    keys = rows * span if reach.num_keys is None else min(reach.num_keys, rows * span)
+    rounds = ceil(keys / tuning.most_chunk / places)
+    chunk = max(keys / (rounds * places), span / MOST_SPLITS)
     return -(-ceil(chunk) // block_keys) * block_keys
+
+
+def choose_shares(places: float, span: int, reach: Reach, block_keys: int) -> tuple[int, int]:
+    """Shares of all rows' keys, as many as there are places and no more than key blocks; of a row, at most so many."""
+    num_blocks = (reach.num_keys or 0) / block_keys
+    shares = max(min(int(places), int(num_blocks) + reach.slots.shape[0]), 1)
+    return shares, min(shares, ceil((span / block_keys + TURN.value) / max(num_blocks / shares, 1)) + 1)
 
 
 def _span(reach: Reach) -> int:

@@ -9,7 +9,6 @@ from triton.language.extra import cuda
 from forerun.kernels.law import NEGATIVE, divisor_of, exponential
 
 NOT_FOUND = tl.constexpr(2147483647)
-SPLITTER = tl.constexpr(3072.0)  # 1.5 * 2^11: adding it rounds a number below 1 to a multiple of 2^-12
 
 
 @triton.jit
@@ -34,15 +33,27 @@ def side_of(
 
 
 @triton.jit
-def sum_of(values):
-    """The float64 sum of float32 numbers in [0, 1], [N, LANES] with N <= 4096.
+def cuts_of(r, b, p_rows, p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p, HAS_DRAFT: tl.constexpr):
+    """Top-k, top-p and min-p of that row."""
+    top_k, top_p, min_p = p_top_k, p_top_p, p_min_p
+    if HAS_DRAFT:
+        drawn = r >= p_rows
+        top_k, top_p = tl.where(drawn, q_top_k, top_k), tl.where(drawn, q_top_p, top_p)
+        min_p = tl.where(drawn, q_min_p, min_p)
+    return tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b)
 
-    Converting every number to float64 takes as long as its exponential. Parts that are multiples of 2^-12 add up
-    exactly in float32, and what is left of each is so small that its sum's rounding does not count.
+
+@triton.jit
+def sum_of(values):
+    """The float64 sum of float32 numbers, [N, LANES] with N a power of two.
+
+    Converting every number to float64 takes as long as its exponential. The few of a lane are added in pairs, then
+    pairs of pairs: errors of either sign, which average out over the lanes, and none at all where numbers are equal.
     """
-    coarse = (values + SPLITTER) - SPLITTER
-    fine = tl.sum(values - coarse, axis=0)
-    return tl.sum(tl.sum(coarse, axis=0).to(tl.float64) + fine.to(tl.float64), axis=0)
+    for _ in tl.static_range(16):
+        if values.shape[0] > 1:
+            values = tl.sum(tl.reshape(values, [2, values.shape[0] // 2, values.shape[1]]), axis=0)
+    return tl.sum(tl.sum(values, axis=0).to(tl.float64), axis=0)
 
 
 @triton.jit
@@ -53,7 +64,6 @@ def chunk_kernel(
     peak_out, mass_out,  # [R, C]
     best_out,  # [R, C]
     groups_out,  # [R, G] the largest of each group
-    counters,  # [B] int32, set to 0 for whoever counts afterwards
     p_rows, num_chunks, extra,
     GROUP: tl.constexpr, LANES: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
     GROUPS: tl.constexpr, PDL: tl.constexpr,
@@ -87,5 +97,3 @@ def chunk_kernel(
             tl.store(best_out + r * num_chunks + c, first)
         if GROUPS:
             tl.store(groups_out + (r * num_chunks + c) * LANES + tl.arange(0, LANES), largest)
-        if (r < p_rows) & (i == 0) & (c == 0):
-            tl.store(counters + b, 0)

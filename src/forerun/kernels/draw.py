@@ -43,7 +43,7 @@ def sum_kernel(
     out,  # [B, 3 + P] int64: kept tokens, next token, finite, log-probabilities of what is emitted (float64 bits)
     split_peaks,  # [B, S * LOOPS] float32, the sigmoid rule's
     sums,  # [B, P or 1, T] float64, of tiles
-    counters,  # [B] int32, how many programs of a row are done
+    counters,  # [B] int32, how many programs of a row are done: 0 before and after
     num_tiles, num_splits,
     CHUNKS: tl.constexpr, KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, LOOPS: tl.constexpr,
     KIND: tl.constexpr, RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr,
@@ -56,8 +56,10 @@ def sum_kernel(
     """
     b, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, KP)
-    if PDL and not LAST:
+    if PDL and not (LAST and SUMMED):
         cuda.gdc_launch_dependents()
+    if PDL and not SUMMED:  # nothing of this verification came before
+        cuda.gdc_wait()
     length = tl.load(lengths + b)
     token = tl.load(tokens + b * tokens_stride + i, mask=i < positions - 1, other=0)
     key, request, turn = tl.load(seed + b), tl.load(request_id + b), tl.load(round_ + b)
@@ -74,7 +76,7 @@ def sum_kernel(
         peaks, masses, thresholds, bests, num_chunks, q_start, q_positions,
         CHUNKS, KIND, RULE, KEPT, REDUCED, SCALED, CUT, GREEDY, SUMMED,
     )  # fmt: skip
-    if PDL and EARLY:
+    if PDL and EARLY and SUMMED:
         cuda.gdc_wait()
     log_p, peak, shift, divisor, log_mass, threshold, best = target_side(
         b, i, length, token, known, x, heat, peaks, masses, thresholds, bests, num_chunks, positions,
@@ -140,6 +142,7 @@ def sum_kernel(
                     out, kept, positions, split_peaks, sums, num_tiles, num_splits,
                     KP, ALL, TILES, LOOPS, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
                 )  # fmt: skip
+                tl.store(counters + b, 0)
 
 
 @triton.jit
@@ -230,9 +233,11 @@ def conclude(
     refused = n < length
     log_mass_n = at(log_mass, i, n)
     if not SUMMED:
-        local = tl.load(split_peaks + b * num_splits * LOOPS + tile // TILES, mask=tile < num_tiles, other=NEGATIVE)
+        peaks = split_peaks + b * num_splits * LOOPS + tile // TILES
+        local = tl.load(peaks, mask=tile < num_tiles, other=NEGATIVE, cache_modifier=".cg")
         log_mass_n = tl.max(local, axis=0)
-        sum_ = tl.where(refused, sum_, sum_ * tl.exp((local - log_mass_n).to(tl.float64)))
+        if not refused:
+            sum_ *= tl.exp((local - log_mass_n).to(tl.float64))
     if GIVEN:
         u = tl.load(uniforms + b)
     else:
@@ -282,11 +287,13 @@ def finish(
         KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
     )  # fmt: skip
     entry, _ = pick_goal(value.to(tl.float64), rest)
-    log_p = log_probability(w, column, log_mass, threshold, best, CUT, GREEDY).to(tl.float64)
-    log_p = tl.sum(tl.where(tl.arange(0, TILE) == entry, log_p, 0.0), axis=0)
     head = out + b * (HEAD + positions)
-    if not SUMMED:
-        log_p = tl.where(refused, float("nan"), log_p - tl.log(total))
+    log_p = tl.full((), float("nan"), tl.float64)
+    if SUMMED:
+        log_p = _drawn_log(entry, w, column, log_mass, threshold, best, CUT, GREEDY)
+    else:
+        if not refused:
+            log_p = _drawn_log(entry, w, column, log_mass, threshold, best, CUT, GREEDY) - tl.log(total)
         tl.store(head + 2, (total - total == 0).to(tl.int64))
     tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
     tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))
@@ -297,6 +304,12 @@ def finish(
         tl.store(own + 2, threshold)
         tl.store(own + 3, best.to(tl.float32))
         tl.store(own + 4, log_p.to(tl.float32))
+
+
+@triton.jit
+def _drawn_log(entry, w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
+    log_p = log_probability(w, column, log_mass, threshold, best, CUT, GREEDY)
+    return at(log_p, tl.arange(0, TILE), entry).to(tl.float64)
 
 
 @triton.jit

@@ -55,7 +55,7 @@ def merged_summary(
 @triton.jit
 def score(z, alpha, beta):
     """The sigmoid of Wagner et al. instead of a probability: 0 below alpha, 1 above beta (`math.sigmoid`)."""
-    inside = 1.0 / (1.0 + tl.exp(-tl.div_rn(z - alpha, beta - alpha)))
+    inside = 1.0 / (1.0 + tl.exp((alpha - z) * (1.0 / (beta - alpha))))  # one division a kernel, not one a token
     return tl.where(z < alpha, 0.0, tl.where(z > beta, 1.0, inside))
 
 

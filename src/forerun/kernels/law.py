@@ -96,7 +96,10 @@ def pick(weights, u):
 def pick_goal(weights, goal):
     running = tl.cumsum(weights, axis=0)
     column = tl.arange(0, weights.shape[0])
-    last = tl.max(tl.where(weights > 0, column, 0), axis=0)
-    entry = tl.minimum(tl.sum((running <= goal).to(tl.int32), axis=0), last)
+    size: tl.constexpr = weights.shape[0]
+    # the first that passes, or else the last that weighs anything: one minimum, because every one costs a barrier
+    late = tl.where(weights > 0, 2 * size - column, 2 * size)
+    found = tl.min(tl.where(running > goal, column, late), axis=0)
+    entry = tl.where(found < size, found, 2 * size - found)
     before = tl.sum(tl.where(column == entry - 1, running, 0.0), axis=0)
     return entry, goal - before

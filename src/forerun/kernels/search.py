@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from forerun.kernels.law import NEGATIVE, warped
-from forerun.kernels.select import at_least, held
+from forerun.kernels.select import held
 
 SCAN_LEVELS = tl.constexpr(8)
 
@@ -58,7 +58,8 @@ def _search(row, vocab, shift, divisor, base, least, count, need, SCAN: tl.const
             w = warped(w, shift, divisor, SCALED)
             weight = tl.where(count, 1.0, tl.where(w >= least, tl.exp(w - base), 0.0))
             weight = tl.where(column < vocab, weight, 0.0).to(tl.float64)
-            reached += at_least(_key(w), weight, levels)
+            above = _key(w)[None, :] >= levels[:, None]
+            reached += tl.sum(tl.where(above, weight[None, :], 0.0), axis=1)
         enough = reached >= need
         low, high = tl.max(tl.where(enough, levels, low), axis=0), tl.min(tl.where(enough, high, levels), axis=0)
     return _value(low)

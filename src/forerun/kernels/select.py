@@ -1,4 +1,4 @@
-"""Which of the values a program holds is the last to be kept: no sorting, a few comparisons with many levels at once.
+"""Which of the values a program holds is the last to be kept: no sorting, but comparisons with a few levels at once.
 
 Device code. A *weight* is 1 where values are counted (top-k), and exp(value - peak) where mass is (top-p). The answer
 is the largest value such that the weights of all values at or above it reach what is needed.
@@ -9,75 +9,130 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from forerun.kernels.law import NEGATIVE, log_mass_of
+from forerun.kernels.law import COMPILED, NEGATIVE
 
-LEVELS = tl.constexpr(16)  # tried at once
-OTHERS = tl.constexpr(32)  # values that all are compared with at once
-ROUNDING = tl.constexpr(2e-5)  # more than a float32 sum of weights can be off, relatively
+ROUNDS = tl.constexpr(6)  # of four levels each: thousands of values become a handful
+OTHERS = tl.constexpr(64)  # values that all are compared with at once
+ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
 
 
 @triton.jit
 def held(p, base, mass):
     """The mass, relative to the peak, that the nucleus must hold: p times the total as `log_sum_exp` rounds it."""
-    return p * tl.exp(log_mass_of(base, mass).to(tl.float64) - base)
+    exact = tl.log(mass)
+    rounded = (base + exact.to(tl.float32)).to(tl.float64) - base  # see `law.log_mass_of`
+    error = rounded - exact  # so small that a square of it is all an exponential needs
+    return p * mass * (1.0 + error + 0.5 * error * error)
 
 
 @triton.jit
-def at_least(values, weights, levels):
-    """The weight of the values at or above each level."""
-    return tl.sum(tl.where(values[None, :] >= levels[:, None], weights[None, :], 0.0), axis=1)
+def floor_of(least, base):
+    """The threshold of min-p, -inf where there is none."""
+    floor = tl.full((), NEGATIVE, tl.float32)
+    if least > 0:
+        floor = base + tl.log(least).to(tl.float32)
+    return floor
+
+
+@triton.jit
+def places(wanted):
+    """Where each of [N, LANES] that is wanted would go if they stood one behind the other; how many they are.
+
+    With LANES as many as threads hold side by side, a column is one thread's own.
+    """
+    one = wanted.to(tl.int32)
+    columns = tl.sum(one, axis=0)
+    before = tl.cumsum(columns, axis=0) - columns
+    return before[None, :] + tl.cumsum(one, axis=0) - 1, tl.sum(columns, axis=0)
+
+
+@triton.jit
+def _add(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def four(x0, x1, x2, x3):
+    """A vector of four numbers."""
+    i = tl.arange(0, 4)
+    return tl.where(i < 2, tl.where(i == 0, x0, x1), tl.where(i == 2, x2, x3))
+
+
+@triton.jit
+def at_least(values, weights, x0, x1, x2, x3):
+    """The weight of the values at or above each of four levels: [4].
+
+    Four sums with one exchange between threads. A tensor of levels times values would be held by no thread.
+    """
+    s0, s1 = tl.where(values >= x0, weights, 0.0), tl.where(values >= x1, weights, 0.0)
+    s2, s3 = tl.where(values >= x2, weights, 0.0), tl.where(values >= x3, weights, 0.0)
+    if COMPILED:
+        s0, s1, s2, s3 = tl.reduce((s0, s1, s2, s3), 0, _add)
+    else:  # interpreted, a sum that is not the library's takes seconds
+        s0, s1, s2, s3 = tl.sum(s0, axis=0), tl.sum(s1, axis=0), tl.sum(s2, axis=0), tl.sum(s3, axis=0)
+    return four(s0, s1, s2, s3)
+
+
+@triton.jit
+def between(values, weights, low, high):
+    """Four levels evenly spaced between two, and the weight at or above each."""
+    step = (high - low) * 0.2
+    x0, x1, x2, x3 = low + step, low + 2 * step, low + 3 * step, low + 4 * step
+    return four(x0, x1, x2, x3), at_least(values, weights, x0, x1, x2, x3)
 
 
 @triton.jit
 def level_below(largest, weights, need, base):
     """A level that the answer certainly reaches, or -inf; `largest` are the largest values of disjoint groups.
 
-    They are values themselves: if enough of their weight lies at or above a level, so does the answer. First a level
-    for each power of two below the peak, then closer.
+    They are values themselves: if enough of their weight lies at or above a level, so does the answer. First far
+    apart, then closer.
     """
-    step = tl.arange(0, LEVELS)
-    levels = base - 0.25 * tl.exp2(step.to(tl.float32))
-    enough = at_least(largest, weights, levels) >= need
+    levels = four(base - 1.0, base - 4.0, base - 16.0, base - 64.0)
+    enough = at_least(largest, weights, base - 1.0, base - 4.0, base - 16.0, base - 64.0) >= need
     low = tl.max(tl.where(enough, levels, NEGATIVE), axis=0)
     high = tl.min(tl.where(enough, base, levels), axis=0)
-    levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
-    enough = at_least(largest, weights, levels) >= need
-    return tl.max(tl.where(enough, levels, low), axis=0)
+    for _ in range(2):
+        levels, found = between(largest, weights, low, high)
+        low, high = (
+            tl.max(tl.where(found >= need, levels, low), axis=0),
+            tl.min(tl.where(found < need, levels, high), axis=0),
+        )
+    return low
 
 
 @triton.jit
 def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.constexpr):
-    """Threshold and kept mass of few values in memory: each is compared with each."""
+    """Threshold and kept mass of few values in memory, their weights behind them: each is compared with each."""
     place = tl.arange(0, FEW)
-    w = tl.load(values + place, mask=place < num_values, other=NEGATIVE)
-    rank, reached = tl.zeros([FEW], tl.float32), tl.zeros([FEW], tl.float64)
+    there = place < num_values
+    w = tl.load(values + place, mask=there, other=NEGATIVE)
+    own = tl.load(values + FEW + place, mask=there, other=0.0).to(tl.float64)
+    rank, reached = tl.zeros([FEW], tl.float32), tl.zeros([FEW], tl.float32)
     for start in range(0, num_values, OTHERS):
         other = start + tl.arange(0, OTHERS)
-        there = other < num_values
-        v = tl.load(values + other, mask=there, other=NEGATIVE)
-        weight = tl.where(there, tl.exp(v - base), 0.0).to(tl.float64)
-        above = (v[:, None] >= w[None, :]) & there[:, None]  # this way round every sum is one thread's own
+        v = tl.load(values + other, mask=other < num_values, other=NEGATIVE)
+        weight = tl.load(values + FEW + other, mask=other < num_values, other=0.0)
+        above = v[:, None] >= w[None, :]  # this way round every sum is one thread's own
         rank += tl.sum(tl.where(above, 1.0, 0.0), axis=0)
         reached += tl.sum(tl.where(above, weight[:, None], 0.0), axis=0)
-    threshold = tl.where(counts, tl.max(tl.where(rank >= k, w, NEGATIVE), axis=0), NEGATIVE)
-    kept = (w >= threshold) & (w > NEGATIVE)
-    mass = tl.where(counts, tl.max(tl.where(kept, reached, 0.0), axis=0), mass)
-    nucleus = tl.max(tl.where(reached >= held(p, base, mass), w, NEGATIVE), axis=0)
-    threshold = tl.maximum(tl.maximum(threshold, tl.where(holds, nucleus, NEGATIVE)), floor)
-    kept = (w >= threshold) & (w > NEGATIVE)
-    return threshold, tl.max(tl.where(kept, reached, 0.0), axis=0)
+    threshold = tl.full((), NEGATIVE, tl.float32)
+    if counts:
+        threshold = tl.max(tl.where(there & (rank >= k), w, NEGATIVE), axis=0)
+        mass = tl.sum(tl.where(w >= threshold, own, 0.0), axis=0)
+    if holds:
+        nucleus = tl.max(tl.where(there & (reached >= held(p, base, mass)), w, NEGATIVE), axis=0)
+        threshold = tl.maximum(threshold, nucleus)
+    threshold = tl.maximum(threshold, floor)
+    return threshold, tl.sum(tl.where(w >= threshold, own, 0.0), axis=0)
 
 
 @triton.jit
-def just_short(values, weights, above, need, low, high, ROUNDS: tl.constexpr):
-    """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high` on.
-
-    `above` is the weight of values that are not held here, all of them larger.
-    """
-    step = tl.arange(0, LEVELS)
+def just_short(values, weights, need, low, high):
+    """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high`
+    on. A float32 sum of at most `need` is off by a little of it."""
     for _ in range(ROUNDS):
-        levels = low + (high - low) * ((step + 1).to(tl.float32) / (LEVELS + 1))
-        reached = above + at_least(values, weights, levels)
+        levels, reached = between(values, weights, low, high)
         low, high = (
             tl.max(tl.where(reached >= need * (1 + ROUNDING), levels, low), axis=0),
             tl.min(tl.where(reached < need * (1 - ROUNDING), levels, high), axis=0),
@@ -86,9 +141,9 @@ def just_short(values, weights, above, need, low, high, ROUNDS: tl.constexpr):
 
 
 @triton.jit
-def last_kept(values, weights, above, need, high):
+def last_kept(values, weights, need, high):
     """The answer and the weight from it on, in float64: from `high` downwards, value by value."""
-    reached = above + tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
+    reached = tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
     value = high
     while (reached < need) & (value > NEGATIVE):
         value = tl.max(tl.where(values < value, values, NEGATIVE), axis=0)
@@ -97,21 +152,23 @@ def last_kept(values, weights, above, need, high):
 
 
 @triton.jit
-def cut_values(w, base, mass, counts, k, holds, p, floor, low, high, above, ROUNDS: tl.constexpr):
-    """Threshold and kept mass where `w` are all values from `low` to `high`, and above that there is a mass `above`."""
-    weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
+def cut_values(w, weights, base, mass, counts, k, holds, p, need, floor, low, high, above):
+    """Threshold and kept mass where `w` are all values from `low` to `high`, and above that there is a mass `above`,
+    of `need` in all (unless top-k comes first, before which nobody knows)."""
     threshold = low
     if counts:
         ones = tl.where(w > NEGATIVE, 1.0, 0.0)
-        need = k.to(tl.float64)
-        top = just_short(w, ones, 0.0, need.to(tl.float32), low, high, ROUNDS)
-        threshold, _ = last_kept(w, ones, 0.0, need, top)
+        number = k.to(tl.float64)
+        top = just_short(w, ones, number.to(tl.float32), low, high)
+        threshold, _ = last_kept(w, ones, number, top)
         weights = tl.where(w >= threshold, weights, 0.0)
         mass = tl.sum(weights.to(tl.float64), axis=0)
-    if holds:
         need = held(p, base, mass)
-        top = just_short(w, weights, above.to(tl.float32), need.to(tl.float32), threshold, high, ROUNDS)
-        threshold, mass = last_kept(w, weights, above, need, top)
+    if holds:
+        rest = need - above
+        top = just_short(w, weights, rest.to(tl.float32), threshold, high)
+        threshold, mass = last_kept(w, weights, rest, top)
+        mass += above
     if floor > threshold:
         threshold = floor
         mass = above + tl.sum(tl.where(w >= floor, weights, 0.0).to(tl.float64), axis=0)

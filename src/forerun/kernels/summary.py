@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.kernels.chunks import chunk_kernel
 from forerun.kernels.threshold import threshold_kernel
 from forerun.kernels.tuning import Tuning, overlapping
-from forerun.kernels.wide import settle_kernel, wide_kernel
+from forerun.kernels.wide import APART, bracket_kernel, settle_kernel, wide_kernel
 from forerun.types import LawParams
 
 
@@ -58,7 +58,6 @@ class Summaries:
     mass: Tensor  # [R, C] float64, relative to the peak, of what is kept
     threshold: Tensor  # [R] float32, after warping; only meaningful where something is cut
     best: Tensor  # [R, C] int32, only where some row is greedy
-    counters: Tensor  # [B] int32, all 0
 
     @property
     def chunks(self) -> int:
@@ -96,10 +95,11 @@ class _Work:
         self.is_wide = any(side.may_be_wide for side in sides)
         self.vocab = vocab = max(side.vocab for side in sides)
         self.warps, self.group = tuning.warps, tuning.depth
-        if self.is_cut:
+        self.has_groups = self.is_cut and not self.is_wide
+        if self.has_groups:
             self.group = max(8, triton.next_power_of_2(triton.cdiv(vocab, tuning.groups)))
         elif self.rows * vocab >= tuning.many:
-            self.warps, self.group = tuning.many_warps, tuning.many_depth
+            self.warps, self.group = tuning.many_warps * target.logits.element_size() // 4, tuning.many_depth
         # of 16 bytes a thread, so that what lies LANES apart is one thread's own
         self.lanes = self.warps * 32 * 16 // target.logits.element_size()
         self.block = self.lanes * self.group
@@ -112,63 +112,72 @@ class _Work:
         peak = torch.empty(shape, dtype=torch.float32, device=device)
         mass = torch.empty(shape, dtype=torch.float64, device=device)
         best = torch.empty(shape if self.greedy else (1, 1), dtype=torch.int32, device=device)
-        counters = torch.empty(self.batch, dtype=torch.int32, device=device)
-        self.groups = torch.empty(self.rows if self.is_cut else 1, self.num_groups, device=device)
+        self.groups = torch.empty(self.rows if self.has_groups else 1, self.num_groups, device=device)
         pdl = overlapping(device, self.tuning)["PDL"]  # of those that follow; this one waits for all that is before it
         chunk_kernel[(self.rows, self.num_chunks)](
             *self._sides(lengths),
-            peak, mass, best, self.groups, counters,
+            peak, mass, best, self.groups,
             self.target_rows, self.num_chunks, extra,
             GROUP=self.group, LANES=self.lanes, HAS_DRAFT=self.has_draft, SCALED=self.scaled, GREEDY=self.greedy,
-            GROUPS=self.is_cut, PDL=pdl, num_warps=self.warps,
+            GROUPS=self.has_groups, PDL=pdl, num_warps=self.warps,
         )  # fmt: skip
-        return Summaries(peak, mass, peak, best, counters)
+        return Summaries(peak, mass, peak, best)
 
     def thresholds(self, sums: Summaries, lengths: Tensor, extra: int) -> Summaries:
-        """The short way first; rows for which it is too short are cut by all programs together."""
-        device, wide, tuning = lengths.device, self.is_wide, self.tuning
-        hot, few, super_groups = tuning.hot, tuning.few, tuning.super
-        if wide:
-            hot, few, super_groups = tuning.wide_hot, tuning.wide_few, tuning.wide_super
-        own = self._cuts(sums, device)
-        state = torch.empty(self.rows, dtype=torch.int32, device=device)
-        bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
-        arrived = torch.empty(self.rows, dtype=torch.int32, device=device)
-        groups = torch.empty(self.rows, hot, dtype=torch.int32, device=device)
-        values = torch.empty(self.rows, few, dtype=torch.float32, device=device)
-        given, cuts, shared = self._sides(lengths), self._parameters(), self._flags(device)
-        threshold_kernel[(self.rows,)](
-            *given, *cuts, sums.peak, sums.mass, sums.best, self.groups, groups, values, state, bracket, arrived,
-            own.peak, own.mass, own.threshold, own.best,
-            self.target_rows, self.num_chunks, self.num_groups, extra,
-            CHUNKS=triton.next_power_of_2(self.num_chunks), SUPER=super_groups, HOT=hot, GROUP=self.group,
-            DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, super_groups)), LANES=self.lanes, FEW=few,
-            SAMPLE=self.tuning.sample, SCAN=self.tuning.scan, GREEDY=self.greedy, WIDE=wide, **shared,
-            num_warps=self.tuning.threshold_warps,
-        )  # fmt: skip
-        if wide:
-            size, block = self.tuning.listed, self.tuning.wide_block
-            chunks = triton.cdiv(self.vocab, block)
-            above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
-            listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
-            found = (state, bracket, arrived, above, listed)
-            wide_kernel[(self.rows, chunks)](
-                *given, *found, own.peak, self.target_rows, chunks, extra,
-                BLOCK=block, SIZE=size, **shared, num_warps=self.tuning.wide_warps,
-            )  # fmt: skip
-            settle_kernel[(self.rows,)](
-                *given, *cuts, *found, own.peak, own.mass, own.threshold, self.target_rows, chunks, extra,
-                CHUNKS=triton.next_power_of_2(chunks), SIZE=size, SCAN=self.tuning.scan, **shared,
-                num_warps=self.tuning.settle_warps,
-            )  # fmt: skip
+        own = self._cuts(lengths.device)
+        (self._wide if self.is_wide else self._short)(sums, own, lengths, extra)
         return own
 
-    def _cuts(self, sums: Summaries, device: torch.device) -> Summaries:
+    def _short(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
+        """Every row has a small top-k."""
+        device, tuning = lengths.device, self.tuning
+        groups = torch.empty(self.rows, tuning.hot, dtype=torch.int32, device=device)
+        values = torch.empty(self.rows, 2 * tuning.few, dtype=torch.float32, device=device)
+        threshold_kernel[(self.rows,)](
+            *self._sides(lengths), *self._parameters(), sums.peak, sums.mass, sums.best, self.groups, groups, values,
+            own.peak, own.mass, own.threshold, own.best,
+            self.target_rows, self.num_chunks, self.num_groups, extra,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), SUPER=tuning.super, HOT=tuning.hot, GROUP=self.group,
+            DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, tuning.super)), LANES=self.lanes,
+            FEW=tuning.few, SCAN=tuning.scan, GREEDY=self.greedy, **self._flags(device),
+            num_warps=tuning.threshold_warps,
+        )  # fmt: skip
+
+    def _wide(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
+        """A row may keep any number of tokens."""
+        device, tuning, size = lengths.device, self.tuning, self.tuning.listed
+        lanes = tuning.wide_warps * 32 * 16 // self.target.logits.element_size()
+        chunks = triton.cdiv(self.vocab, tuning.wide_depth * lanes)
+        state = torch.empty(self.rows, dtype=torch.int32, device=device)
+        bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
+        need = torch.empty(self.rows, dtype=torch.float64, device=device)
+        arrived = torch.empty(self.rows, APART.value, dtype=torch.int32, device=device)
+        above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
+        listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
+        given, cuts, shared = self._sides(lengths), self._parameters(), self._flags(device)
+        bracket_kernel[(self.rows,)](
+            *given, *cuts, sums.peak, sums.mass, sums.best, state, bracket, need, arrived,
+            own.peak, own.mass, own.threshold, own.best, self.target_rows, self.num_chunks, extra,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), SAMPLE=tuning.sample, GREEDY=self.greedy, **shared,
+            num_warps=tuning.bracket_warps,
+        )  # fmt: skip
+        wide_kernel[(self.rows, chunks)](
+            *given, state, bracket, arrived, above, listed, own.peak, self.target_rows, chunks, extra,
+            DEPTH=tuning.wide_depth, LANES=lanes, SIZE=size, **shared, num_warps=tuning.wide_warps,
+        )  # fmt: skip
+        settle_kernel[(self.rows,)](
+            *given, *cuts, state, bracket, need, arrived, above, listed, own.peak, own.mass, own.threshold,
+            self.target_rows, chunks, extra,
+            CHUNKS=triton.next_power_of_2(chunks), SIZE=size, SCAN=tuning.scan, **shared,
+            num_warps=tuning.settle_warps,
+        )  # fmt: skip
+
+    def _cuts(self, device: torch.device) -> Summaries:
         peak = torch.empty(self.rows, 1, dtype=torch.float32, device=device)
         mass = torch.empty(self.rows, 1, dtype=torch.float64, device=device)
         threshold = torch.empty(self.rows, dtype=torch.float32, device=device)
         best = torch.empty(self.rows if self.greedy else 1, 1, dtype=torch.int32, device=device)
-        return Summaries(peak, mass, threshold, best, sums.counters)
+        return Summaries(peak, mass, threshold, best)
 
     def _flags(self, device: torch.device) -> dict[str, Any]:
         return {"HAS_DRAFT": self.has_draft, "SCALED": self.scaled} | overlapping(device, self.tuning)

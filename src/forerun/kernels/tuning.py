@@ -18,7 +18,7 @@ class Tuning:
     warps: int = 4  # of such a program
     many: int = 1 << 25  # logits from which on the device is full whatever a program takes, and those two are
     many_depth: int = 8
-    many_warps: int = 8
+    many_warps: int = 8  # of float32; half as many of halves
     sum_programs: int = 512  # a program sums more than one tile of 1024 only where there were more programs than this
     few_warps: int = 8
     tiles: int = 4  # from so many tiles a program on it takes its share in turns, so many at once
@@ -29,17 +29,15 @@ class Tuning:
     overlap: bool = True  # launches begin while those before them still run (compute capability 9.0 and later)
     groups: int = 8192  # of a row, at most
     hot: int = 256  # groups whose entries one program holds to cut them
-    super: int = 256  # groups of groups, whose largest entries give a first guess at the threshold
+    super: int = 512  # groups of groups, whose largest entries give a first guess at the threshold
     few: int = 256  # values compared with each other
-    wide_hot: int = 1024  # the same three where top-k does not promise that few tokens are kept
-    wide_super: int = 4096
-    wide_few: int = 1024
-    threshold_warps: int = 8
-    sample: int = 4096  # entries that estimate where a wide nucleus ends
-    wide_block: int = 4096  # read at once by a program of those that cut a row together
-    wide_warps: int = 8
+    threshold_warps: int = 4  # so many that a thread holds four groups of groups
+    sample: int = 4096  # entries that estimate where a nucleus ends
+    bracket_warps: int = 16  # of the program that does so
+    wide_depth: int = 8  # entries a lane of the second pass over the logits reads at once, 16 bytes a thread and step
+    wide_warps: int = 4
+    listed: int = 8192  # entries near the end of a nucleus; with more the row is searched in memory
     settle_warps: int = 16  # of the program that cuts the row in the end
-    listed: int = 8192  # entries near the end of a wide nucleus; with more the row is searched in memory
     scan: int = 4096  # read at once while doing so
 
 

@@ -15,6 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
+from forerun.kernels.counters import counters
 from forerun.kernels.draw import HEAD, pick_kernel, sum_kernel
 from forerun.kernels.judge import BLOCK_RULE, GREEDY_RULE, LOGITS, NO_DRAFT, SIGMOID, TOKEN
 from forerun.kernels.law import TILE
@@ -99,8 +100,7 @@ class Job:
         self.num_tiles = triton.cdiv(target.vocab, TILE.value)
         self.parts = self.positions if rule == BLOCK_RULE.value else 1  # positions at which sums are wanted
         self.tiles, self.loops, self.splits = self._division()
-        # the pass over the logits sets the counters to 0; a program that also draws takes more registers
-        self.last_draws = tuning.last_draws and self.summed and self.loops == 1
+        self.last_draws = tuning.last_draws and self.loops == 1  # a program that also draws takes more registers
         self.summaries = self._summaries()
 
     def _division(self) -> tuple[int, int, int]:
@@ -118,22 +118,21 @@ class Job:
     def _summaries(self) -> Summaries:
         if not self.summed:  # any tensors: nothing of them is read
             logits = self.target.logits
-            return Summaries(logits[:1], logits[:1], logits[:1], logits[:1], logits[:1])
+            return Summaries(logits[:1], logits[:1], logits[:1], logits[:1])
         every = self.proposal.logits if self.proposal.kept is None else None
         return summarise(self.target, self.draft.lengths, every, self.tuning)
 
     def run(self) -> Tensor:
-        """Two launches, or three; more where something is cut."""
+        """Two launches, or three; more where something is cut. The sigmoid rule takes one where nothing is."""
         device = self.target.logits.device
         out = torch.empty(self.batch, HEAD.value + self.positions, dtype=torch.int64, device=device)
         sums = torch.empty(self.batch * self.parts * self.num_tiles, dtype=torch.float64, device=device)
         num_peaks = 0 if self.summed else self.batch * self.splits * self.loops
         peaks = torch.empty(num_peaks, dtype=torch.float32, device=device)
-        given = (*self._inputs(), out, peaks, sums, self.summaries.counters, self.num_tiles, self.splits)
+        given = (*self._inputs(), out, peaks, sums, counters(self.batch, device), self.num_tiles, self.splits)
         options, overlap = self._options(), overlapping(device, self.tuning)
         warps = self.tuning.loop_warps if self.tiles > 2 else self.tuning.few_warps
-        early = overlap if self.summed else {"PDL": False}
-        sum_kernel[(self.batch, self.splits, self.parts)](*given, **options, **early, num_warps=warps)
+        sum_kernel[(self.batch, self.splits, self.parts)](*given, **options, **overlap, num_warps=warps)
         if self.rule != GREEDY_RULE.value and not self.last_draws:
             pick_kernel[(self.batch,)](*given, **options, **overlap, num_warps=self.tuning.pick_warps)
         return out

@@ -98,7 +98,8 @@ class Seq2SeqScorer(Scorer):
             return
         if not waiting:
             return
-        states = self.encoder.run(waiting) if self._borrowed is None else [self._borrowed(s) for s in waiting]
+        borrowed = self._borrowed
+        states = self.encoder.run(waiting) if borrowed is None else [borrowed(s)[: s.worth] for s in waiting]
         self.sources.put(states, self._projections, self.kernels)
         if self.keeps_states:
             self._states.update(zip(waiting, states, strict=True))

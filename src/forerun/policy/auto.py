@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -243,7 +244,8 @@ class CostModel:
         self._asking.time(outcome.draft_seconds)
         proposed = max(longest, proposed, outcome.steps or 0)
         if proposed:
-            self._draft.add(rows, proposed, outcome.draft_seconds, steady=asked <= self._drafting)
+            plain = self._score.plain(rows) if self._score.knows_plain() else math.inf
+            self._draft.add(rows, proposed, outcome.draft_seconds, asked <= self._drafting, plain)
         spoke = sum(map(bool, outcome.drafted)) / len(asked)
         self._spoken += (min(spoke, 1.0) - self._spoken) / SPOKEN_MEMORY
 
@@ -257,7 +259,8 @@ class CostModel:
         self._drawn = evidence[drawn[0]]
         longest = max(outcome.drafted[i] for i in drawn)
         steady = {outcome.request_ids[i] for i in drawn} <= self._drafting
-        self._draft.add(len(outcome.rows), longest, outcome.draft_seconds, steady=steady)
+        plain = self._score.plain(len(outcome.rows)) if self._score.knows_plain() else math.inf
+        self._draft.add(len(outcome.rows), longest, outcome.draft_seconds, steady, plain)
 
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
         evidence = outcome.evidence or (0,) * len(outcome.rows)
@@ -277,6 +280,8 @@ class CostModel:
         if asked:
             self._asking.add(won)
         kept = sum(outcome.accepted) / rows
+        if not asked and not self._mixed:
+            draft = 0.0  # nobody was asked: what passed there is the host's, not the drafter's
         if drafted or draft > CHEAP:
             tried = sum(min(a + 1, d) for a, d in zip(outcome.accepted, outcome.drafted, strict=True))
             self._trust.settle(won - draft, kept, tried)

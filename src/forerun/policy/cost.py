@@ -11,6 +11,7 @@ Known = dict[int, tuple[float, float]]  # bucket -> (x, seconds)
 WINDOW = 9  # samples a point remembers: the median ignores a hiccup and follows a growing context
 TRUSTED = 3  # samples: the first of a shape is often a warm-up, and a bucket holds several shapes
 PLAUSIBLE = 1.25  # times what as many plain rounds would cost: a first sample below that was no warm-up
+WARM_UP = 0.6  # plain rounds a drafted token: a first draft that took longer is taken for a warm-up
 GENTLE_SLOPE = 0.1  # of a plain round per position and row: growth assumed beyond the first jump until measured
 
 
@@ -105,13 +106,22 @@ class DraftCost:
 
     def __init__(self) -> None:
         self._tables: dict[int, dict[int, Samples]] = {}
+        self._guessed: set[tuple[int, int]] = set()  # rows and lengths of which only a warm-up was seen
 
-    def add(self, rows: int, longest: int, seconds: float, steady: bool) -> None:
-        """`steady`: every drafting row also drafted in the round before, so nobody had to catch up."""
-        table = self._tables.setdefault(_near(rows), {})
-        samples = table.setdefault(longest, Samples())
-        if steady and not samples.trusted:
+    def add(self, rows: int, longest: int, seconds: float, steady: bool, plain: float = math.inf) -> None:
+        """`steady`: every drafting row also drafted in the round before, so nobody had to catch up.
+
+        The first draft of all may have waited for a compiler, seconds for what takes milliseconds: beyond what a draft
+        worth trying takes, in plain rounds of `plain` seconds, it is a guess until the next one.
+        """
+        shape = _near(rows), longest
+        samples = self._tables.setdefault(shape[0], {}).setdefault(longest, Samples())
+        if (steady and not samples.trusted) or shape in self._guessed:
             samples.values.clear()
+        self._guessed.discard(shape)
+        if not samples.values and not steady and seconds > WARM_UP * plain * longest:
+            self._guessed.add(shape)
+            seconds = WARM_UP * plain * longest
         if steady or not samples.trusted:
             samples.add(longest, seconds, believable=steady)
 

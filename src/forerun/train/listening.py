@@ -19,6 +19,18 @@ MOST_TOKENS = 150  # of a window's transcript; half a minute of fast speech has 
 
 
 @dataclass(frozen=True, slots=True)
+class Thought:
+    """What the target makes of every position of its transcripts, kept so that it is asked once and not every step."""
+
+    features: Tensor  # [N, L - 1, H] what its head reads there
+    mass: Tensor  # [N, L - 1] logsumexp of its logits over all tokens it may say
+    sureness: Tensor  # [N] mean log-probability of what it wrote
+
+    def pick(self, rows: Tensor, width: int) -> Thought:
+        return Thought(self.features[rows, :width], self.mass[rows, :width], self.sureness[rows])
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
     """Windows of speech and their transcripts."""
 
@@ -26,6 +38,7 @@ class Heard:
     tokens: Tensor  # [N, L] int64: prefix, transcript and its end; the end repeated as padding
     first: Tensor  # [N] where the transcript begins
     lengths: Tensor  # [N] prefix and transcript together, the end included
+    thought: Thought | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -33,7 +46,9 @@ class Heard:
     def pick(self, rows: Tensor) -> Heard:
         """Some windows, cut to the longest of them."""
         lengths = self.lengths[rows]
-        return Heard(self.states[rows], self.tokens[rows, : int(lengths.max())], self.first[rows], lengths)
+        width = int(lengths.max())
+        thought = None if self.thought is None else self.thought.pick(rows, width - 1)
+        return Heard(self.states[rows], self.tokens[rows, :width], self.first[rows], lengths, thought)
 
     @property
     def judged(self) -> Tensor:
@@ -45,13 +60,26 @@ class Heard:
         """Without the windows whose transcript never ended: the target went in circles there."""
         return self.pick((self.lengths - self.first < MOST_TOKENS).nonzero()[:, 0])
 
+    def understood(self, least: float) -> Heard:
+        """Without the windows the target was unsure of: what it guessed there teaches nothing."""
+        assert self.thought is not None, "the target has not been asked"
+        return self.pick((self.thought.sureness > least).nonzero()[:, 0])
+
 
 def join(parts: Sequence[Heard], end: int) -> Heard:
     width = max(part.tokens.shape[1] for part in parts)
     tokens = torch.cat([F.pad(part.tokens, (0, width - part.tokens.shape[1]), value=end) for part in parts])
     columns = ([getattr(part, name) for part in parts] for name in ("states", "first", "lengths"))
     states, first, lengths = (torch.cat(column) for column in columns)
-    return Heard(states, tokens, first, lengths)
+    thoughts = [part.thought for part in parts if part.thought is not None]
+    thought = _join_thoughts(thoughts, width - 1) if len(thoughts) == len(parts) else None
+    return Heard(states, tokens, first, lengths, thought)
+
+
+def _join_thoughts(parts: Sequence[Thought], width: int) -> Thought:
+    features = torch.cat([F.pad(part.features, (0, 0, 0, width - part.features.shape[1])) for part in parts])
+    mass = torch.cat([F.pad(part.mass, (0, width - part.mass.shape[1])) for part in parts])
+    return Thought(features, mass, torch.cat([part.sureness for part in parts]))
 
 
 @torch.no_grad()
@@ -121,6 +149,18 @@ def _plain_settings(target: PreTrainedModel, timestamps: bool, most_tokens: int)
 
 def _end(target: PreTrainedModel) -> int:
     return int(target.generation_config.eos_token_id)
+
+
+def mixed(parts: Sequence[tuple[Heard, float]], size: int, generator: torch.Generator, end: int) -> Iterator[Heard]:
+    """Batches without end, of each part the share of `size` beside it; a small part is met more often."""
+    streams = [_over_and_over(part, max(round(size * share), 1), generator) for part, share in parts]
+    for some in zip(*streams, strict=False):
+        yield some[0] if len(some) == 1 else join(some, end)
+
+
+def _over_and_over(heard: Heard, size: int, generator: torch.Generator) -> Iterator[Heard]:
+    while True:
+        yield from batches(heard, size, generator)
 
 
 def batches(heard: Heard, size: int, generator: torch.Generator) -> Iterator[Heard]:

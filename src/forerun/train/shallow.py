@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
 from forerun.math.losses import TeacherLaw, parse_loss
 from forerun.train.head_loss import Judgement, Positions, judge
-from forerun.train.listening import Heard, batches
+from forerun.train.listening import Heard, Thought, join, mixed
 from forerun.train.schedule import Schedule
 from forerun.train.writing import BACKENDS
 
@@ -34,9 +34,9 @@ EMBEDDING = "decoder.embed_tokens.weight"  # the target's, and not trained
 class ShallowOptions:
     layers: tuple[int, ...] = (3,)  # which of the target's decoder layers the draft begins with
     loss: str = "kl+tv"
-    batch_size: int = 96
-    seconds: float = 60.0
-    learning_rate: float = 1e-3
+    batch_size: int = 256
+    seconds: float = 150.0
+    learning_rate: float = 1.5e-3
     warm_up: float = 0.03
     seed: int = 0
 
@@ -89,29 +89,44 @@ class Teaching:
         self.head: Tensor = target.get_output_embeddings().weight.detach()
         self.small = self.head[student.ids].float()
         self.silenced = torch.tensor(sorted(target.generation_config.suppress_tokens or ()), device=self.head.device)
+        self.silenced_here = torch.isin(student.ids, self.silenced)
 
     def judge(self, batch: Heard, measure: bool = False) -> Judgement:
+        thought = batch.thought or self._think(batch)
         judged, tokens = batch.judged, batch.tokens[:, :-1]
-        with sdpa_kernel(BACKENDS):
-            features = self._features(tokens, batch.states)[judged]
-            with self._precision():
-                hidden = self.student(tokens, batch.states)[judged]
+        features, mass = thought.features[judged], thought.mass[judged]
+        with sdpa_kernel(BACKENDS), self._precision():
+            hidden = self.student(tokens, batch.states)[judged]
         weights = torch.ones(1, len(hidden), device=hidden.device)
-        positions = Positions(hidden.float()[None], weights, None, lambda part: self._law(features[part]))
+        positions = Positions(hidden.float()[None], weights, None, lambda part: self._law(features[part], mass[part]))
         return judge(positions, self.small, self.loss, CHUNK, measure)
 
-    @torch.no_grad()
-    def _features(self, tokens: Tensor, states: Tensor) -> Tensor:
-        hidden: Tensor = self.target.get_decoder()(
-            input_ids=tokens, encoder_hidden_states=states, use_cache=False
-        ).last_hidden_state
-        return hidden
+    def ask(self, heard: Heard, size: int = 256) -> Heard:
+        """The same windows with the target's thoughts, so that it need not run again: it is most of a step's work."""
+        parts = [heard.pick(rows) for rows in _groups(heard, size)]
+        return join([replace(part, thought=self._think(part)) for part in parts], _end(self.target))
 
-    def _law(self, features: Tensor) -> TeacherLaw:
+    @torch.no_grad()
+    def _think(self, batch: Heard) -> Thought:
+        with sdpa_kernel(BACKENDS):
+            features: Tensor = self.target.get_decoder()(
+                input_ids=batch.tokens[:, :-1], encoder_hidden_states=batch.states, use_cache=False
+            ).last_hidden_state
+        chosen = torch.zeros(batch.tokens[:, 1:].shape, device=features.device)
+        mass = torch.zeros_like(chosen)
+        for place in batch.judged.nonzero().split(CHUNK):
+            row, column = place.unbind(1)
+            logits = (features[row, column].to(self.head.dtype) @ self.head.T).float()
+            logits[:, self.silenced] = -torch.inf
+            mass[row, column] = logits.logsumexp(-1)
+            chosen[row, column] = logits.gather(1, batch.tokens[row, column + 1, None])[:, 0]
+        return Thought(features, mass, (chosen - mass).sum(1) / batch.judged.sum(1))
+
+    def _law(self, features: Tensor, mass: Tensor) -> TeacherLaw:
         """Of what decoding really draws from: tokens that Whisper's settings silence have no mass."""
-        logits = (features.to(self.head.dtype) @ self.head.T).float()
-        logits[:, self.silenced] = -torch.inf
-        return TeacherLaw.from_logits(logits[:, self.student.ids], logits.logsumexp(-1))
+        logits = (features.to(self.head.dtype) @ self.small.to(self.head.dtype).T).float()
+        logits[:, self.silenced_here] = -torch.inf
+        return TeacherLaw.from_logits(logits, mass)
 
     def _precision(self) -> AbstractContextManager[Any]:
         on_gpu = self.head.device.type == "cuda"
@@ -142,6 +157,10 @@ def measure(teaching: Teaching, heard: Heard, size: int = 64) -> Measured:
     )
 
 
+def _end(target: PreTrainedModel) -> int:
+    return int(target.generation_config.eos_token_id)
+
+
 def _groups(heard: Heard, size: int) -> Sequence[Tensor]:
     groups: Sequence[Tensor] = torch.arange(len(heard), device=heard.tokens.device).split(size)
     return groups
@@ -150,33 +169,35 @@ def _groups(heard: Heard, size: int) -> Sequence[Tensor]:
 Report = Callable[[int, float, float], None]  # step, progress from 0 to 1, loss
 
 
-def distil(teaching: Teaching, heard: Heard, options: ShallowOptions, report: Report) -> int:
-    """Train for `options.seconds`; the number of steps taken."""
+def distil(teaching: Teaching, parts: Sequence[tuple[Heard, float]], options: ShallowOptions, report: Report) -> int:
+    """Train for `options.seconds` on batches with so much of each part; the number of steps taken."""
     student = teaching.student.train()
     trained = list(student.own().values())
     student.requires_grad_(False)
     for weight in trained:
         weight.requires_grad_(True)
-    optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    optimizer = torch.optim.AdamW(
+        trained, lr=options.learning_rate, weight_decay=0.02, betas=(0.9, 0.98), fused=trained[0].is_cuda
+    )
     schedule = Schedule(None, options.seconds, options.warm_up)
     generator = torch.Generator().manual_seed(options.seed)
     begun, step = time.perf_counter(), 0
-    while True:
-        for batch in batches(heard, options.batch_size, generator):
-            progress = schedule.progress(step, time.perf_counter() - begun)
-            if progress >= 1:
-                student.eval()
-                return step
-            for group in optimizer.param_groups:
-                group["lr"] = options.learning_rate * schedule.factor(progress)
-            loss = teaching.judge(batch).loss
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            nn.utils.clip_grad_norm_(trained, 1.0)
-            optimizer.step()
-            step += 1
-            if step % 50 == 0:
-                report(step, progress, float(loss.detach()))
+    for batch in mixed(parts, options.batch_size, generator, _end(teaching.target)):
+        progress = schedule.progress(step, time.perf_counter() - begun)
+        if progress >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = options.learning_rate * schedule.factor(progress)
+        loss = teaching.judge(batch).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        step += 1
+        if step % 50 == 0:
+            report(step, progress, float(loss.detach()))
+    student.eval()
+    return step
 
 
 def save(student: ShallowDecoder, target: PreTrainedModel, folder: Path, provenance: dict[str, Any]) -> None:

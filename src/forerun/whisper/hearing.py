@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+AFTERWARDS = 1 / 30  # of a window, one second: where a draft finds that nobody speaks any more
+FAINT = 1e-3  # above the quietest value, which padding has everywhere
 
 
 @dataclass(slots=True)
@@ -44,3 +48,13 @@ class Hearing:
         if self.features is not None and self.features.is_cuda:  # a GPU is asked to finish before the clock is read
             torch.cuda.synchronize(self.features.device)
         return time.perf_counter()
+
+
+def worth_reading(features: Tensor, num_states: int) -> int:
+    """How many of a window's states a draft needs: those up to the last sound in `features` [mels, frames], and a few.
+
+    A window is padded to thirty seconds. The target reads it all, or its text would be another.
+    """
+    heard = (features.amax(0) > features.min() + FAINT).nonzero()
+    share = (int(heard[-1]) + 1) / features.shape[1] if len(heard) else 0.0
+    return min(math.ceil((share + AFTERWARDS) * num_states), num_states)

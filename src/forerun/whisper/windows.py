@@ -27,7 +27,7 @@ from forerun.result import GenerateResult, with_seconds
 from forerun.stream import Stream
 from forerun.types import Source
 from forerun.whisper.asked import Asked, refuse_strange
-from forerun.whisper.hearing import Hearing
+from forerun.whisper.hearing import Hearing, worth_reading
 from forerun.whisper.row import RowRules
 
 NUMBERS = 2**31  # request ids below are windows, those above listen for silence
@@ -96,7 +96,8 @@ class Windows:
         features = self.hearing.features if self.hearing is not None else None
         if features is None or len(features) != len(states):
             return [Source(states=row) for row in states]
-        return [Source(states=row, features=read) for row, read in zip(states, features, strict=True)]
+        pairs = zip(states, features, strict=True)
+        return [Source(states=row, features=read, worth=worth_reading(read, len(row))) for row, read in pairs]
 
     def _requests(
         self, asked: Asked, prompts: Sequence[list[int]], rows: Sequence[RowRules], sources: Sequence[Source]

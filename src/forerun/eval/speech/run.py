@@ -55,7 +55,7 @@ def evaluate(
     for size in batch_sizes:
         ways = [_Way(name, Transcriber(model, processor, decoder, GREEDY)) for name, decoder in decoders.items()]
         for way in ways:
-            _warm_up(way.transcriber, clips[0])
+            _warm_up(way.transcriber, clips[:size])
         for turn, start in enumerate(range(0, len(clips), size)):
             for place in range(len(ways)):
                 ways[(place + turn) % len(ways)].take(clips[start : start + size], on_audio)
@@ -63,8 +63,9 @@ def evaluate(
             yield _found(way, ways[0], size, recordings)
 
 
-def _warm_up(transcriber: Transcriber, clip: Clip) -> None:
-    transcriber.batch([replace(clip, samples=clip.samples[: WARM_UP * RATE])])
+def _warm_up(transcriber: Transcriber, clips: Sequence[Clip]) -> None:
+    """As many rows as will be timed: compilers and policies know batches by their size."""
+    transcriber.batch([replace(clip, samples=clip.samples[: WARM_UP * RATE]) for clip in clips])
     transcriber.restart()
 
 

@@ -70,6 +70,7 @@ XSUM = Task(
     max_new_tokens=64,
     stops=("\n",),
     needs="rouge_score",
+    reads_document=True,
 )
 CNN_DAILYMAIL = Task(
     name="cnn_dailymail",
@@ -87,4 +88,5 @@ CNN_DAILYMAIL = Task(
     max_new_tokens=128,
     stops=("\n\n",),
     needs="rouge_score",
+    reads_document=True,
 )

@@ -88,6 +88,8 @@ class Task:
     runs_code: bool = False
     needs: str | None = None
     """A package that scores it."""
+    reads_document: bool = False
+    """What is asked is what to make of a document, so that an encoder can read it and no question is needed."""
     is_text: bool = False
     """A text to read instead of questions to answer."""
 

@@ -1,0 +1,382 @@
+"""Device code of `kernels.attention`: which keys a program reads, what it makes of them, how pieces are merged.
+
+Everything here is said of one block of one key head's queries: new tokens and the heads of a group are one axis, query
+m is head m % GROUP of token m // GROUP.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
+# What changes from pass to pass must not have a kernel compiled anew for every kind of number.
+CHANGING = ("window", "longest", "chunk", "splits", "shares", "batch", "query_blocks", "tree_token", "distances")
+UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
+
+
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
+def attend_kernel(
+    out_ptr,  # [N, Hq, Dv]
+    part_ptr,  # [Hk, query blocks, pieces, Q, Dv] float32, weighted values of each piece of a row that is cut
+    mass_ptr,  # [Hk, query blocks, pieces, Q, 2] float32, its maximum (times log2 e) and sum
+    q_ptr,  # [N, Hq, D]
+    k_ptr,  # [R, Hk, C, D]
+    v_ptr,  # [R, Hk, C, Dv]
+    slots_ptr,  # [B] int32
+    lengths_ptr,  # [B] int32
+    starts_ptr,  # [B + 1] int32
+    sinks_ptr,  # [Hq]
+    tree_ptr,  # [N, W] bool
+    bias_ptr,  # [Hq, L] float32
+    q_token,
+    q_head,
+    k_slot,
+    k_head,
+    k_place,
+    v_slot,
+    v_head,
+    v_place,
+    tree_token,
+    factor,
+    softcap,
+    window,
+    longest,
+    chunk,
+    splits,
+    shares,
+    batch,
+    query_blocks,
+    distances,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_VALUE_SIZE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    IS_PART: tl.constexpr,
+    SHARED: tl.constexpr,
+    PADDED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HAS_TREE: tl.constexpr,
+    ACROSS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One program per (key head, row and block of its queries, chunk of its keys), or per share of all rows' keys."""
+    if EARLY:  # the next kernel may start, and waits for the results itself
+        tl.extra.cuda.gdc_launch_dependents()
+    key_head = tl.program_id(0)
+    block = tl.program_id(1) % query_blocks
+    first_piece = (key_head * query_blocks + block) * (2 * shares if SHARED else batch * splits)
+    CHAIN: tl.constexpr = not (HAS_TREE or ACROSS)
+    if SHARED:
+        share = tl.program_id(1) // query_blocks
+        r = tl.arange(0, BLOCK_ROWS)
+        starts, counts, lengths, lows, highs = spans(
+            r, r < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, PADDED, WINDOWED, CHAIN
+        )
+        slots = tl.load(slots_ptr + r, mask=r < batch, other=0)
+        begins, ends, total, num_shares = divided(lows, highs, shares, BLOCK_KEYS)
+        at = total * share // num_shares
+        until = tl.where(share < num_shares, total * (share + 1) // num_shares, 0)
+        while at < until:
+            own = r == tl.sum((ends <= at).to(tl.int32), 0)
+            begin, end = taken(begins, own), taken(ends, own)
+            upto = tl.minimum(until, end)
+            low = taken(lows, own)
+            high = tl.minimum(low + (upto - begin - TURN) * BLOCK_KEYS, taken(highs, own))
+            attend_piece(
+                out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
+                q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
+                distances, key_head, block, taken(starts, own), taken(counts, own), taken(lengths, own),
+                taken(slots, own).to(tl.int64), low + tl.maximum(at - begin - TURN, 0) * BLOCK_KEYS, high,
+                first_piece + share * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end),
+                HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
+                True, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
+            )  # fmt: skip
+            at = upto
+    else:
+        row = tl.program_id(1) // query_blocks
+        split = tl.program_id(2)
+        start, count, length, low, high = spans(
+            row, row < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, PADDED, WINDOWED,
+            CHAIN,
+        )  # fmt: skip
+        slot = tl.load(slots_ptr + row).to(tl.int64)
+        begin = low + split * chunk
+        if begin >= high:
+            return
+        attend_piece(
+            out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
+            q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
+            distances, key_head, block, start, count, length, slot, begin, tl.minimum(high, begin + chunk),
+            first_piece + row * splits + split, high - low <= chunk,
+            HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
+            IS_PART, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
+        )  # fmt: skip
+
+
+@triton.jit
+def spans(
+    row, there, block, lengths_ptr, starts_ptr, window, longest,
+    GROUP: tl.constexpr, BLOCK_QUERIES: tl.constexpr, PADDED: tl.constexpr, WINDOWED: tl.constexpr, CHAIN: tl.constexpr,
+):  # fmt: skip
+    """Of one row or several: first token, new tokens, keys, and [low, high) of the keys that this block's queries see.
+
+    Nothing (low = high) where a row has no such queries.
+    """
+    start = tl.load(starts_ptr + row, mask=there, other=0)
+    count = tl.load(starts_ptr + row + 1, mask=there, other=0) - start
+    length = tl.load(lengths_ptr + row, mask=there, other=0)
+    past = length - count
+    low = past * 0
+    high = length
+    first_token = 0
+    if CHAIN:
+        first_token = (block * BLOCK_QUERIES) // GROUP
+        last_token = tl.minimum((block * BLOCK_QUERIES + BLOCK_QUERIES - 1) // GROUP, count - 1)
+        high = tl.maximum(past + last_token, 0) + 1
+    if WINDOWED:
+        low = tl.maximum(past + first_token - window + 1, 0)
+    if PADDED:
+        high = past * 0 + longest
+    high = tl.where(block * BLOCK_QUERIES < count * GROUP, high, low)
+    return start, count, length, low, high
+
+
+@triton.jit
+def divided(lows, highs, shares, BLOCK_KEYS: tl.constexpr):
+    """Key blocks of all rows one after the other, in equal shares: where rows begin and end, how many, how many shares.
+
+    A row counts TURN blocks more than it has.
+    """
+    costs = tl.where(highs > lows, tl.cdiv(highs - lows, BLOCK_KEYS) + TURN, 0)
+    ends = tl.cumsum(costs, 0)
+    total = tl.sum(costs, 0)
+    return ends - costs, ends, total, tl.maximum(tl.minimum(shares, total), 1)
+
+
+@triton.jit
+def share_of(at, total, num_shares):
+    """The share that holds block `at`: the last that begins at it or before."""
+    return tl.cdiv((at + 1) * num_shares, total) - 1
+
+
+@triton.jit
+def taken(numbers, own):
+    return tl.sum(tl.where(own, numbers, 0), 0)
+
+
+@triton.jit
+def attend_piece(
+    out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
+    q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
+    distances, key_head, block, start, count, length, slot, low, high, piece, is_whole,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_VALUE_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, QUERIES: tl.constexpr,
+    IS_PART: tl.constexpr, PADDED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_TREE: tl.constexpr, ACROSS: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Keys [low, high) of one row: the result where these are all that its queries see, else a piece of it."""
+    past = length - count
+    m = block * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
+    is_query = m < count * GROUP
+    token = m // GROUP
+    head = key_head * GROUP + m % GROUP
+    d = tl.arange(0, BLOCK_SIZE)
+    e = tl.arange(0, BLOCK_VALUE_SIZE)
+    q_place = (start + token).to(tl.int64) * q_token + head * q_head
+    q = tl.load(q_ptr + q_place[:, None] + d[None, :], mask=is_query[:, None] & (d < SIZE)[None, :], other=0.0)
+    if UPCAST:
+        q = q.to(tl.float32)
+
+    position = tl.maximum(past + token, 0)  # what lies before the row's beginning sees its first key
+    if HAS_TREE:
+        depth = tl.zeros([BLOCK_QUERIES], dtype=tl.int32)
+        for other in range(count):
+            is_kin = tl.load(tree_ptr + (start + token).to(tl.int64) * tree_token + other, mask=is_query, other=0)
+            depth += is_kin.to(tl.int32)
+        position = past + depth - 1
+
+    peak = tl.full([BLOCK_QUERIES], float("-inf"), dtype=tl.float32)
+    mass = tl.zeros([BLOCK_QUERIES], dtype=tl.float32)
+    mixed = tl.zeros([BLOCK_QUERIES, BLOCK_VALUE_SIZE], dtype=tl.float32)
+    k_row = k_ptr + slot * k_slot + key_head * k_head
+    v_row = v_ptr + slot * v_slot + key_head * v_head
+
+    for first in range(low, high, BLOCK_KEYS):
+        n = first + tl.arange(0, BLOCK_KEYS)
+        is_key = n < high
+        k = tl.load(
+            k_row + n.to(tl.int64)[:, None] * k_place + d[None, :],
+            mask=is_key[:, None] & (d < SIZE)[None, :],
+            other=0.0,
+        )
+        if UPCAST:
+            k = k.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
+        if CAPPED:
+            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (-2.0 * LOG2E / softcap))) - 1.0)
+        if HAS_BIAS:
+            far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), distances - 1)
+            scores += tl.load(bias_ptr + head[:, None] * distances + far, mask=is_query[:, None], other=0.0)
+        scores = scores * LOG2E
+        if HAS_TREE:
+            kin = (n - past)[None, :]
+            among_new = (kin >= 0) & (kin < count) & is_query[:, None]
+            place = (start + token).to(tl.int64)[:, None] * tree_token + kin
+            sees = (kin < 0) | (tl.load(tree_ptr + place, mask=among_new, other=0).to(tl.int32) != 0)
+            if WINDOWED:
+                sees = sees & ((kin >= 0) | (n[None, :] > position[:, None] - window))
+        elif ACROSS:
+            sees = (n < length)[None, :]
+        else:
+            sees = n[None, :] <= position[:, None]
+            if WINDOWED:
+                sees = sees & (n[None, :] > position[:, None] - window)
+        scores = tl.where(sees & is_key[None, :], scores, float("-inf"))
+
+        higher = tl.maximum(peak, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no infinity minus itself
+        shrink = tl.exp2(peak - base)
+        shares = tl.exp2(scores - base[:, None])
+        mass = mass * shrink + tl.sum(shares, 1)
+        mixed = mixed * shrink[:, None]
+        v = tl.load(
+            v_row + n.to(tl.int64)[:, None] * v_place + e[None, :],
+            mask=is_key[:, None] & (e < VALUE_SIZE)[None, :],
+            other=0.0,
+        )
+        if PADDED:  # what lies past a row's keys may be anything, and nothing times NaN is NaN
+            v = tl.where((n < length)[:, None], v, 0.0)
+        if UPCAST:
+            mixed = tl.dot(shares, v.to(tl.float32), mixed, input_precision="ieee")
+        else:
+            mixed = tl.dot(shares.to(v.dtype), v, mixed, input_precision="ieee")
+        peak = higher
+
+    if IS_PART:
+        if is_whole:
+            finish(out_ptr, sinks_ptr, peak, mass, mixed, start + token, head, is_query, HEADS, VALUE_SIZE, HAS_SINKS)
+        else:
+            place = piece.to(tl.int64) * QUERIES + tl.arange(0, BLOCK_QUERIES)
+            is_out = is_query[:, None] & (e < VALUE_SIZE)[None, :]
+            tl.store(part_ptr + place[:, None] * VALUE_SIZE + e[None, :], mixed, mask=is_out)
+            tl.store(mass_ptr + place * 2, peak, mask=is_query)
+            tl.store(mass_ptr + place * 2 + 1, mass, mask=is_query)
+    else:
+        finish(out_ptr, sinks_ptr, peak, mass, mixed, start + token, head, is_query, HEADS, VALUE_SIZE, HAS_SINKS)
+
+
+@triton.jit
+def finish(
+    out_ptr, sinks_ptr, peak, mass, mixed, token, head, is_query,
+    HEADS: tl.constexpr, VALUE_SIZE: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
+    """What several queries have seen [Q, Dv], divided by its mass."""
+    e = tl.arange(0, mixed.shape[1])
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head, mask=is_query, other=0.0).to(tl.float32) * LOG2E
+        top = tl.maximum(peak, sink)
+        mixed = mixed * tl.exp2(peak - top)[:, None]
+        mass = mass * tl.exp2(peak - top) + tl.exp2(sink - top)
+    place = token.to(tl.int64) * HEADS + head
+    made = (mixed / mass[:, None]).to(out_ptr.dtype.element_ty)
+    is_out = is_query[:, None] & (e < VALUE_SIZE)[None, :]
+    tl.store(out_ptr + place[:, None] * VALUE_SIZE + e[None, :], made, mask=is_out)
+
+
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
+def merge_kernel(
+    out_ptr,  # [N, Hq, Dv]
+    part_ptr,  # [Hk, query blocks, pieces, Q, Dv] float32
+    mass_ptr,  # [Hk, query blocks, pieces, Q, 2] float32
+    lengths_ptr,  # [B] int32
+    starts_ptr,  # [B + 1] int32
+    sinks_ptr,  # [Hq]
+    window,
+    longest,
+    chunk,
+    splits,
+    shares,
+    batch,
+    query_blocks,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    VALUE_SIZE: tl.constexpr,
+    BLOCK_VALUE_SIZE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_PIECES: tl.constexpr,
+    QUERIES: tl.constexpr,
+    SHARED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CHAIN: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """One program per (query head, new token, row). Which pieces there are is worked out again: no other is read."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0)
+    token = tl.program_id(1)
+    row = tl.program_id(2)
+    m = token * GROUP + head % GROUP
+    block = m // BLOCK_QUERIES
+    start = tl.load(starts_ptr + row)
+    count = tl.load(starts_ptr + row + 1) - start
+    if SHARED:
+        r = tl.arange(0, BLOCK_ROWS)
+        _, _, _, lows, highs = spans(
+            r, r < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, False, WINDOWED, CHAIN
+        )
+        begins, ends, total, num_shares = divided(lows, highs, shares, BLOCK_KEYS)
+        begin, end = taken(begins, r == row), taken(ends, r == row)
+        first = share_of(begin, total, num_shares)
+        num_pieces = share_of(end - 1, total, num_shares) - first + 1
+    else:
+        _, _, _, low, high = spans(
+            row, row < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, False, WINDOWED,
+            CHAIN,
+        )  # fmt: skip
+        first = row * splits
+        num_pieces = tl.cdiv(high - low, chunk)
+    if EARLY:  # before anyone leaves: this kernel may not end before the pieces are there
+        tl.extra.cuda.gdc_wait()
+    if (token >= count) | (num_pieces <= 1):
+        return
+    first_piece = (head // GROUP * query_blocks + block) * (2 * shares if SHARED else batch * splits)
+    e = tl.arange(0, BLOCK_VALUE_SIZE)
+    peak = tl.full([1], float("-inf"), dtype=tl.float32)
+    mass = tl.zeros([1], dtype=tl.float32)
+    mixed = tl.zeros([1, BLOCK_VALUE_SIZE], dtype=tl.float32)
+    for begun in range(0, num_pieces, BLOCK_PIECES):
+        i = begun + tl.arange(0, BLOCK_PIECES)
+        piece = first + i
+        if SHARED:  # a share's first piece is the end of a row, its second the beginning of one
+            piece = piece * 2 + (i == 0).to(tl.int32)
+        place = (first_piece + piece).to(tl.int64) * QUERIES + m % BLOCK_QUERIES
+        peaks = tl.load(mass_ptr + place * 2, mask=i < num_pieces, other=float("-inf"))
+        masses = tl.load(mass_ptr + place * 2 + 1, mask=i < num_pieces, other=0.0)
+        is_part = (i < num_pieces)[:, None] & (e < VALUE_SIZE)[None, :]
+        parts = tl.load(part_ptr + place[:, None] * VALUE_SIZE + e[None, :], mask=is_part, other=0.0)
+        higher = tl.maximum(peak, tl.max(peaks, 0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(peaks - base)
+        shrink = tl.exp2(peak - base)
+        mass = mass * shrink + tl.sum(weights * masses, 0)
+        mixed = mixed * shrink[:, None] + tl.sum(parts * weights[:, None], 0)[None, :]
+        peak = higher
+    is_query = tl.full([1], 1, dtype=tl.int1)
+    one = tl.zeros([1], dtype=tl.int32)
+    finish(
+        out_ptr, sinks_ptr, peak, mass, mixed, one + start + token, one + head, is_query, HEADS, VALUE_SIZE, HAS_SINKS
+    )
