@@ -64,7 +64,7 @@ def test_same_tokens(name: str, rule: Rule) -> None:
 
 
 def test_huge_vocabulary_with_a_thin_tail() -> None:
-    """More tiles than one program takes, nearly all mass on one token, and draws that fall into the tail."""
+    """More tiles than one program takes, one token that outweighs thousands, and draws that fall into the tail."""
     round_ = make(40000, width=1, rows=2 if INTERPRETED else 512, scale=0.01, head=9.0)
     assert_same(round_.judged(), round_.expected())
     assert int(round_.judged().next_token.max()) > 17 or INTERPRETED

@@ -75,7 +75,8 @@ def chunk_kernel(
         p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
         q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions, HAS_DRAFT,
     )  # fmt: skip
-    if PDL:
+    if PDL:  # in this order: those that follow read logits before they wait
+        cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     length = tl.load(lengths + b)
     source = tl.load(index + b * index_stride + i)

@@ -56,10 +56,10 @@ def sum_kernel(
     """
     b, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, KP)
-    if PDL and not (LAST and SUMMED):
-        cuda.gdc_launch_dependents()
     if PDL and not SUMMED:  # nothing of this verification came before
         cuda.gdc_wait()
+    if PDL and not (LAST and SUMMED):
+        cuda.gdc_launch_dependents()
     length = tl.load(lengths + b)
     token = tl.load(tokens + b * tokens_stride + i, mask=i < positions - 1, other=0)
     key, request, turn = tl.load(seed + b), tl.load(request_id + b), tl.load(round_ + b)

@@ -43,14 +43,20 @@ def warped(w, shift, divisor, SCALED: tl.constexpr):
 
 
 @triton.jit
-def merged(peaks, masses, divisor, AXIS: tl.constexpr):
-    """Peak and mass of a row from those of its chunks, along AXIS. NaN in a chunk makes the row's NaN."""
+def peak_of(peaks, AXIS: tl.constexpr):
+    """Of a row, from those of its chunks. NaN in a chunk makes the row's NaN."""
     bad = tl.max((peaks != peaks).to(tl.int32), axis=AXIS)
+    return tl.where(bad > 0, float("nan"), tl.max(tl.where(peaks != peaks, NEGATIVE, peaks), axis=AXIS))
+
+
+@triton.jit
+def merged(peaks, masses, divisor, AXIS: tl.constexpr):
+    """Peak and mass of a row from those of its chunks, along AXIS."""
     clean = tl.where(peaks != peaks, NEGATIVE, peaks)
     top = tl.max(clean, axis=AXIS, keep_dims=True)
     below = (clean - tl.where(top == NEGATIVE, 0.0, top)).to(tl.float64) / divisor
     mass = tl.sum(masses * tl.exp(below), axis=AXIS)
-    return tl.where(bad > 0, float("nan"), tl.max(clean, axis=AXIS)), mass
+    return peak_of(peaks, AXIS), mass
 
 
 @triton.jit

@@ -113,13 +113,12 @@ class _Work:
         mass = torch.empty(shape, dtype=torch.float64, device=device)
         best = torch.empty(shape if self.greedy else (1, 1), dtype=torch.int32, device=device)
         self.groups = torch.empty(self.rows if self.has_groups else 1, self.num_groups, device=device)
-        pdl = overlapping(device, self.tuning)["PDL"]  # of those that follow; this one waits for all that is before it
         chunk_kernel[(self.rows, self.num_chunks)](
             *self._sides(lengths),
             peak, mass, best, self.groups,
             self.target_rows, self.num_chunks, extra,
             GROUP=self.group, LANES=self.lanes, HAS_DRAFT=self.has_draft, SCALED=self.scaled, GREEDY=self.greedy,
-            GROUPS=self.has_groups, PDL=pdl, num_warps=self.warps,
+            GROUPS=self.has_groups, **overlapping(device, self.tuning), num_warps=self.warps,
         )  # fmt: skip
         return Summaries(peak, mass, peak, best)
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from forerun.kernels.chunks import NOT_FOUND, cuts_of, side_of
-from forerun.kernels.law import NEGATIVE, divisor_of, merged, warped
+from forerun.kernels.law import NEGATIVE, divisor_of, merged, peak_of, warped
 from forerun.kernels.search import cut_in_memory
 from forerun.kernels.select import cut_few, floor_of, level_below, places
 
@@ -52,7 +52,7 @@ def threshold_kernel(
         chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
         chunk_mass = tl.load(masses + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
         divisor, plain = divisor_of(heat)
-        peak, mass = merged(chunk_peak, chunk_mass, divisor, 0)
+        peak, mass = peak_of(chunk_peak, 0), tl.full((), 0.0, tl.float64)
         if GREEDY:
             ids = tl.load(bests + r * num_chunks + chunk, mask=chunk < num_chunks, other=NOT_FOUND)
             tl.store(best_out + r, tl.min(tl.where(chunk_peak == peak, ids, NOT_FOUND), axis=0))
@@ -60,6 +60,8 @@ def threshold_kernel(
         usable = (heat > 0) & (peak - peak == 0)
         counts, holds = usable & (k > 0) & (k < vocab), usable & (p < 1.0)
         threshold = tl.full((), NEGATIVE, tl.float32)
+        if not counts:  # nobody asks for the whole row's mass where top-k comes first
+            _, mass = merged(chunk_peak, chunk_mass, divisor, 0)
         if usable:
             largest = warped(largest, shift, divisor, SCALED)
             some = tl.max(largest, axis=0)

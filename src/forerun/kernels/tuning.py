@@ -29,15 +29,15 @@ class Tuning:
     overlap: bool = True  # launches begin while those before them still run (compute capability 9.0 and later)
     groups: int = 8192  # of a row, at most
     hot: int = 256  # groups whose entries one program holds to cut them
-    super: int = 512  # groups of groups, whose largest entries give a first guess at the threshold
+    super: int = 1024  # groups of groups, whose largest entries give a first guess at the threshold
     few: int = 256  # values compared with each other
-    threshold_warps: int = 4  # so many that a thread holds four groups of groups
+    threshold_warps: int = 8  # so many that a thread holds four groups of groups
     sample: int = 4096  # entries that estimate where a nucleus ends
-    bracket_warps: int = 16  # of the program that does so
-    wide_depth: int = 8  # entries a lane of the second pass over the logits reads at once, 16 bytes a thread and step
+    bracket_warps: int = 4  # of the program that does so
+    wide_depth: int = 4  # entries a lane of the second pass over the logits reads at once, 16 bytes a thread and step
     wide_warps: int = 4
     listed: int = 8192  # entries near the end of a nucleus; with more the row is searched in memory
-    settle_warps: int = 16  # of the program that cuts the row in the end
+    settle_warps: int = 8  # of the program that cuts the row in the end
     scan: int = 4096  # read at once while doing so
 
 

@@ -27,12 +27,13 @@ class Times:
     graph: float | None = None  # replayed from a CUDA graph; None where it cannot be captured
 
 
-def times(work: Callable[[], object], capture: bool = True) -> Times:
+def times(work: Callable[[], object], graph: float | None = None) -> Times:
+    """`graph` is what `graph_time` found, before anything was profiled in this process."""
     for _ in range(3):
         work()
     torch.cuda.synchronize()
     kernels, launches = _profiled(work)
-    return Times(kernels, launches, _wall(work), graph_time(work) if capture else None)
+    return Times(kernels, launches, _wall(work), graph)
 
 
 def graph_time(work: Callable[[], object]) -> float:
