@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from forerun import DraftModel, SpeculativeDecoder
+from forerun.bench.records import provenance
 from forerun.bench.seq2seq.__main__ import main
 from forerun.bench.seq2seq.pair import SHAPES, build
+from forerun.bench.seq2seq.record import DRAFTS, PLAIN, THEIRS, Measurement, Seq2SeqRecord, read
+from forerun.bench.seq2seq.report import remarks
+from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
 
 
@@ -45,7 +51,33 @@ def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ends = ("", " from the third round on")
     assert set(found["summary"]) == {f"t5-mini, batch {b}: drafts over plain{end}" for b in (1, 2) for end in ends}
     assert all(m["latencies"] or m["way"] == "transformers" for m in found["measurements"])
-    assert "t5-mini, drafts" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "t5-mini, 2" in shown and "24 new tokens a row" in shown
+    again = CliRunner().invoke(cli, ["bench", "show", str(output)])
+    assert again.exit_code == 0 and "t5-mini, 2" in again.output
+
+
+def test_the_command_measures_the_same(tmp_path: Path) -> None:
+    output = tmp_path / "record.json"
+    asked = ["--pairs", "whisper-mini", "--batch-sizes", "2", "--tokens", "9", "--repeats", "1", "--device", "cpu"]
+    made = CliRunner().invoke(cli, ["bench", "seq2seq", *asked, "--output", str(output)])
+    assert made.exit_code == 0 and "whisper-mini, 2" in made.output
+    assert read(output).places == [("whisper-mini", 2)] and read(output).complete
+
+
+def test_goals_are_named_where_they_were_set(tmp_path: Path) -> None:
+    made = [
+        Measurement("t5-xxl", 1, way, (seconds,), 100, 0.1)
+        for way, seconds in ((PLAIN, 0.5), (DRAFTS, 0.2), (THEIRS, 9.0))
+    ]
+    origin = provenance(torch.device("cpu"), [])
+    settings = {"tokens": 100, "draft_length": 6, "repeats": 1}
+    record = Seq2SeqRecord(origin, settings, tuple(made), True)
+    assert not any("goal" in line for line in remarks(record)), "none was set for a CPU"
+    on_gpu = replace(record, provenance=replace(origin, machine=replace(origin.machine, gpu="some GPU")))
+    assert "t5-xxl, batch 1: 2.50x plain (goal reached: 2.0x)" in remarks(on_gpu)
+    slower = replace(on_gpu, measurements=(made[0], replace(made[1], seconds=(0.4,))))
+    assert "t5-xxl, batch 1: 1.25x plain (goal missed: 2.0x)" in remarks(slower)
 
 
 def test_unknown_pairs_are_named() -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from forerun.cache.ragged import GRAIN, RaggedCache
+from forerun.cache.ragged import GRAIN, RaggedCache, ranges
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
 from support.recompute import check, recomputed
@@ -183,3 +183,12 @@ def test_bookkeeping() -> None:
         cache.rewind(3, 3)
     with pytest.raises(AssertionError, match="already"):
         cache.admit(3)
+
+
+@pytest.mark.parametrize("counts", [(), (0,), (3, 0, 2), (200, 1), (64, 65, 300)])
+def test_ranges_one_after_the_other(counts: tuple[int, ...]) -> None:
+    """Short and long ones are made in two ways."""
+    starts = [7 * i for i in range(len(counts))]
+    made = ranges(starts, counts)
+    assert made.tolist() == [start + i for start, count in zip(starts, counts, strict=True) for i in range(count)]
+    assert not len(made) or made.dtype is torch.int64

@@ -54,14 +54,14 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
     return compiled(attention_device.attend_kernel, constants, kinds, num_warps=4, num_stages=3)
 
 
-def merge(**flags: bool) -> Any:
+def merge(each: int, pieces: int, warps: int, **flags: bool) -> Any:
     constants = {
         "HEADS": 32, "GROUP": 4, "VALUE_SIZE": 80, "BLOCK_VALUE_SIZE": 128, "BLOCK_QUERIES": 32, "BLOCK_KEYS": 64,
-        "BLOCK_ROWS": 32, "BLOCK_PIECES": 16, "QUERIES": 20,
+        "BLOCK_ROWS": 32, "BLOCK_PIECES": pieces, "QUERIES": 20, "EACH": each,
         **dict.fromkeys(("SHARED", "WINDOWED", "CHAIN", "HAS_SINKS", "EARLY"), False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"}
-    return compiled(attention_device.merge_kernel, constants, kinds, num_warps=1)
+    return compiled(attention_device.merge_kernel, constants, kinds, num_warps=warps)
 
 
 def small_steps() -> list[Any]:
@@ -112,8 +112,8 @@ def main() -> None:
         attend(1, 16, HAS_BIAS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         attend(4, 32, IS_PART=True, SHARED=True, EARLY=True),
-        merge(SHARED=True, EARLY=True),
-        merge(EARLY=True, WINDOWED=True, CHAIN=True, HAS_SINKS=True),
+        merge(2, 16, 1, SHARED=True, EARLY=True),
+        merge(1, 64, 2, EARLY=True, WINDOWED=True, CHAIN=True, HAS_SINKS=True),
         compiled(
             cache_write._write_kernel,
             {"HEADS": 3, "SIZE": 80, "VALUE_SIZE": 48, "BLOCK_HEADS": 4, "BLOCK_SIZE": 128},

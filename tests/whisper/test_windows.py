@@ -140,9 +140,9 @@ def test_drafts_skip_a_windows_padding_and_the_target_does_not() -> None:
     read: list[list[int]] = []
     put = Sources.put
 
-    def noting(self: Sources, states: Any, layers: Any) -> None:
+    def noting(self: Sources, states: Any, layers: Any, *rest: Any) -> None:
         read.append([len(one) for one in states])
-        put(self, states, layers)
+        put(self, states, layers, *rest)
 
     with pytest.MonkeyPatch.context() as patch, hearing.of(model):
         patch.setattr(Sources, "put", noting)

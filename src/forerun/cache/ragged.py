@@ -20,6 +20,7 @@ from forerun.types import RaggedRows
 
 GRAIN = 64  # capacities are multiples of this
 GROWTH = 1.5  # a full pool grows by half, so that copying stays a constant share of writing
+LONG = 64  # numbers of a range from which on a tensor of its own is made faster than a list
 
 
 @dataclass(slots=True)
@@ -194,7 +195,9 @@ class RaggedCache:
 
 def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
     """`counts[i]` numbers from `starts[i]` on, one range after the other: [N] int64."""
-    spans = (range(start, start + count) for start, count in zip(starts, counts, strict=True))
+    spans = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+    if spans and sum(counts) > LONG * len(spans):
+        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
     return torch.tensor([number for span in spans for number in span])
 
 

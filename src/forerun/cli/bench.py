@@ -31,6 +31,7 @@ BENCHES = {
     "cpu": LazyCommand("forerun.cli.bench_cpu:cpu", "Time steps of a few tokens on the CPU, beside the floors."),
     "decode": LazyCommand("forerun.cli.bench_decode:decode", "Time whole rounds of a pair, plainly and with drafts."),
     "kernels": LazyCommand("forerun.cli.bench_kernels:kernels", "Time verification on a GPU, logits to tokens."),
+    "seq2seq": LazyCommand("forerun.cli.bench_seq2seq:seq2seq", "Time encoder-decoder pairs, plainly and with drafts."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
 # By the kind of a record: who reads it, and who prints what was read.
@@ -42,6 +43,7 @@ SHOWN = {
     "eval": ("forerun.eval.record:read", "forerun.cli.eval:show_eval"),
     "kernels": ("forerun.bench.kernels.record:read", "forerun.cli.bench_kernels:show_kernels"),
     "plan": ("forerun.plan.record:read", "forerun.cli.plan:show_plan"),
+    "seq2seq": ("forerun.bench.seq2seq.record:read", "forerun.cli.bench_seq2seq:show_seq2seq"),
 }
 SPEED = ("forerun.bench.records:read", "forerun.cli.bench:show_speed")
 

@@ -21,7 +21,7 @@ from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach, check_bias
 
 LARGEST_SIZE = 256  # of a head
-MOST_PIECES = 64  # merged at a time
+MOST_MERGED = 8192  # numbers of pieces that a merging program holds at a time
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -98,16 +98,20 @@ def _launch(
 
 
 def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape) -> None:
-    batch, heads, size = reach.slots.shape[0], out.shape[1], out.shape[2]
-    merge_kernel[(heads, reach.most_tokens, batch)](
+    batch, heads, size = reach.slots.shape[0], out.shape[1], power(out.shape[2])
+    group = heads // parts[0].shape[0]
+    # Sums over pieces stay within a thread, and one warp waits for no other, as long as its registers hold them.
+    pieces = min(triton.next_power_of_2(shape.pieces), MOST_MERGED // size)
+    is_small = pieces * size <= MOST_MERGED // 4
+    each = 2 if group % 2 == 0 and is_small else 1
+    merge_kernel[(heads // each, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
         reach.window, reach.longest, shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks,
-        HEADS=heads, GROUP=heads // parts[0].shape[0], VALUE_SIZE=size, BLOCK_VALUE_SIZE=power(size),
-        BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,
-        BLOCK_PIECES=min(triton.next_power_of_2(shape.pieces), MOST_PIECES), QUERIES=shape.queries,
+        HEADS=heads, GROUP=group, VALUE_SIZE=out.shape[2], BLOCK_VALUE_SIZE=size, BLOCK_QUERIES=shape.block_queries,
+        BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows, BLOCK_PIECES=pieces, QUERIES=shape.queries,
         SHARED=shape.shares > 0, WINDOWED=reach.window > 0, CHAIN=reach.tree is None and not reach.across,
-        HAS_SINKS=scale.sinks is not None, EARLY=shape.early,
-        num_warps=1 if shape.pieces <= 16 else 4, **({"launch_pdl": True} if shape.early else {}),
+        HAS_SINKS=scale.sinks is not None, EARLY=shape.early, EACH=each,
+        num_warps=1 if is_small else 2, **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 
 

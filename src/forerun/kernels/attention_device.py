@@ -322,15 +322,16 @@ def merge_kernel(
     CHAIN: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     EARLY: tl.constexpr,
+    EACH: tl.constexpr,
 ):
-    """One program per (query head, new token, row). Which pieces there are is worked out again: no other is read."""
+    """One program per (EACH query heads, new token, row). Which pieces there are is worked out again."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    head = tl.program_id(0)
+    head = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    key_head = tl.program_id(0) * EACH // GROUP
     token = tl.program_id(1)
     row = tl.program_id(2)
-    m = token * GROUP + head % GROUP
-    block = m // BLOCK_QUERIES
+    block = (token * GROUP + tl.program_id(0) * EACH % GROUP) // BLOCK_QUERIES
     start = tl.load(starts_ptr + row)
     count = tl.load(starts_ptr + row + 1) - start
     if SHARED:
@@ -353,30 +354,29 @@ def merge_kernel(
         tl.extra.cuda.gdc_wait()
     if (token >= count) | (num_pieces <= 1):
         return
-    first_piece = (head // GROUP * query_blocks + block) * (2 * shares if SHARED else batch * splits)
+    first_piece = (key_head * query_blocks + block) * (2 * shares if SHARED else batch * splits)
+    query = (token * GROUP + head % GROUP) % BLOCK_QUERIES
     e = tl.arange(0, BLOCK_VALUE_SIZE)
-    peak = tl.full([1], float("-inf"), dtype=tl.float32)
-    mass = tl.zeros([1], dtype=tl.float32)
-    mixed = tl.zeros([1, BLOCK_VALUE_SIZE], dtype=tl.float32)
-    for begun in range(0, num_pieces, BLOCK_PIECES):
+    peak = tl.full([EACH], float("-inf"), dtype=tl.float32)
+    mass = tl.zeros([EACH], dtype=tl.float32)
+    mixed = tl.zeros([EACH, BLOCK_VALUE_SIZE], dtype=tl.float32)
+    for begun in tl.range(0, num_pieces, BLOCK_PIECES, num_stages=1):
         i = begun + tl.arange(0, BLOCK_PIECES)
         piece = first + i
         if SHARED:  # a share's first piece is the end of a row, its second the beginning of one
             piece = piece * 2 + (i == 0).to(tl.int32)
-        place = (first_piece + piece).to(tl.int64) * QUERIES + m % BLOCK_QUERIES
-        peaks = tl.load(mass_ptr + place * 2, mask=i < num_pieces, other=float("-inf"))
-        masses = tl.load(mass_ptr + place * 2 + 1, mask=i < num_pieces, other=0.0)
-        is_part = (i < num_pieces)[:, None] & (e < VALUE_SIZE)[None, :]
-        parts = tl.load(part_ptr + place[:, None] * VALUE_SIZE + e[None, :], mask=is_part, other=0.0)
+        place = (first_piece + piece).to(tl.int64)[:, None] * QUERIES + query[None, :]
+        is_there = (i < num_pieces)[:, None] & (head >= 0)[None, :]
+        peaks = tl.load(mass_ptr + place * 2, mask=is_there, other=float("-inf"))
+        masses = tl.load(mass_ptr + place * 2 + 1, mask=is_there, other=0.0)
+        is_part = is_there[:, :, None] & (e < VALUE_SIZE)[None, None, :]
+        parts = tl.load(part_ptr + place[:, :, None] * VALUE_SIZE + e[None, None, :], mask=is_part, other=0.0)
         higher = tl.maximum(peak, tl.max(peaks, 0))
         base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(peaks - base)
+        weights = tl.exp2(peaks - base[None, :])
         shrink = tl.exp2(peak - base)
         mass = mass * shrink + tl.sum(weights * masses, 0)
-        mixed = mixed * shrink[:, None] + tl.sum(parts * weights[:, None], 0)[None, :]
+        mixed = mixed * shrink[:, None] + tl.sum(parts * weights[:, :, None], 0)
         peak = higher
-    is_query = tl.full([1], 1, dtype=tl.int1)
-    one = tl.zeros([1], dtype=tl.int32)
-    finish(
-        out_ptr, sinks_ptr, peak, mass, mixed, one + start + token, one + head, is_query, HEADS, VALUE_SIZE, HAS_SINKS
-    )
+    tokens = start + token + tl.zeros([EACH], dtype=tl.int32)
+    finish(out_ptr, sinks_ptr, peak, mass, mixed, tokens, head, head >= 0, HEADS, VALUE_SIZE, HAS_SINKS)

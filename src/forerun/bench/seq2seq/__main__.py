@@ -8,9 +8,10 @@ from pathlib import Path
 
 from forerun.bench.listening import Lines
 from forerun.bench.records import check_writable, default_path
-from forerun.bench.report import Table, as_text
+from forerun.bench.report import as_text
 from forerun.bench.seq2seq.pair import SHAPES
-from forerun.bench.seq2seq.run import THEIRS, Seq2SeqRecord, Settings, carry_out
+from forerun.bench.seq2seq.report import remarks, tables
+from forerun.bench.seq2seq.run import Settings, carry_out
 from forerun.errors import ForerunError
 from forerun.loading.load import choose_device
 
@@ -40,33 +41,8 @@ def main(arguments: list[str]) -> int:
     except ForerunError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    print(as_text(table(record)))
+    print("\n".join([*map(as_text, tables(record)), *remarks(record)]))
     return 0
-
-
-def table(record: Seq2SeqRecord) -> Table:
-    headings = (
-        "",
-        "batch",
-        "encoder ms",
-        "ms a token",
-        "drafts over it",
-        "from round 3",
-        "drafts over it",
-        "tokens a round",
-    )
-    rows = []
-    for m in record.measurements:
-        kept = "" if m.way == THEIRS or m.tokens_per_round is None else f"{m.tokens_per_round:.2f}"
-        whole, steady = (ratio(m.pair, m.batch, m.way) for ratio in (record.ratio, record.steady_ratio))
-        cells = (f"{m.encoder_seconds * 1e3:.1f}", f"{m.milliseconds_a_token:.2f}", _times(whole))
-        later = "" if m.steady_milliseconds is None else f"{m.steady_milliseconds:.2f}"
-        rows.append((f"{m.pair}, {m.way}", str(m.batch), *cells, later, _times(steady), kept))
-    return Table("Decoding behind the encoder until all rows are finished, temperature 1", headings, tuple(rows))
-
-
-def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f"{ratio:.2f} x"
 
 
 if __name__ == "__main__":

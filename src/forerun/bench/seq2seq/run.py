@@ -1,13 +1,10 @@
-"""Carrying out the measurement: encoder, recording and decoding apart, one record in the end.
-
-A call is everything behind the encoder: keys and values of the sources, the first round, all others.
-"""
+"""Carrying out the measurement: encoder, recording and decoding apart, one record in the end."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -16,67 +13,16 @@ from typing import Any
 import torch
 
 from forerun.bench.listening import Listener
-from forerun.bench.records import Provenance, provenance, write
+from forerun.bench.records import provenance, write
 from forerun.bench.seq2seq.pair import Pair, build
+from forerun.bench.seq2seq.record import DRAFTS, PLAIN, THEIRS, Measurement, Seq2SeqRecord
+from forerun.bench.seq2seq.report import summary
 from forerun.bench.trace import Trace, follow
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
 from forerun.engine import Stats
 
-KIND = "seq2seq"
 THEIR_TOKENS = 12  # transformers is there for comparison, and slow
-PLAIN, DRAFTS, THEIRS = "plain", "drafts", "transformers"
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """One way of decoding one batch; the encoder and the recording of graphs are measured apart."""
-
-    pair: str
-    batch: int
-    way: str
-    seconds: tuple[float, ...]  # of whole calls, one entry a repeat
-    tokens: int  # new ones of all rows, of each repeat
-    encoder_seconds: float
-    # Of each repeat, transformers' apart: seconds a token from the third round on until a row was finished, the mean
-    # over rows, which is BASS's measure; and the middle round.
-    latencies: tuple[float, ...] = ()
-    round_seconds: tuple[float, ...] = ()
-    capture_seconds: float = 0.0  # all repeats together, not part of `seconds`
-    tokens_per_round: float | None = None
-    acceptance_rate: float | None = None
-
-    @property
-    def milliseconds_a_token(self) -> float:
-        """Of a row, whatever the batch, until all are finished."""
-        return 1e3 * median(self.seconds) * self.batch / self.tokens
-
-    @property
-    def steady_milliseconds(self) -> float | None:
-        """The same from the third round on, and until each row is finished."""
-        return 1e3 * median(self.latencies) if self.latencies else None
-
-
-@dataclass(frozen=True, slots=True)
-class Seq2SeqRecord:
-    provenance: Provenance
-    settings: dict[str, Any]
-    measurements: tuple[Measurement, ...]
-    complete: bool
-    kind: str = KIND
-
-    def ratio(self, pair: str, batch: int, base: str = PLAIN) -> float | None:
-        """How many times as fast drafts are as `base`."""
-        return self._ratio(pair, batch, base, lambda m: m.milliseconds_a_token)
-
-    def steady_ratio(self, pair: str, batch: int, base: str = PLAIN) -> float | None:
-        """The same from the third round on."""
-        return self._ratio(pair, batch, base, lambda m: m.steady_milliseconds)
-
-    def _ratio(self, pair: str, batch: int, base: str, figure: Callable[[Measurement], float | None]) -> float | None:
-        found = {m.way: figure(m) for m in self.measurements if (m.pair, m.batch) == (pair, batch)}
-        theirs, ours = found.get(base), found.get(DRAFTS)
-        return None if theirs is None or ours is None else theirs / ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +40,31 @@ def carry_out(
     asked: Settings, device: torch.device, output: Path, tell: Listener, command: Sequence[str]
 ) -> Seq2SeqRecord:
     """Everything asked for; the record is written after every pair and batch, so that an interrupt leaves the rest."""
-    began, found = provenance(device, command), []
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     settings = {name: getattr(asked, name) for name in asked.__slots__} | {"dtype": str(dtype), "temperature": 1.0}
+    record = Seq2SeqRecord(provenance(device, command), settings, (), False)
+    number = len(asked.pairs) * len(asked.batches)
+    tell.starting("building", number)
+    try:
+        for found in _all(asked, device, dtype, tell):
+            record = replace(record, measurements=(*record.measurements, *found))
+            record = replace(record, complete=len(record.places) == number)
+            write(record, output, summary(record))
+            tell.advance()
+    except KeyboardInterrupt:
+        pass
+    return record
+
+
+def _all(asked: Settings, device: torch.device, dtype: torch.dtype, tell: Listener) -> Iterator[list[Measurement]]:
+    """One pair and batch after the other; one pair is in memory at a time."""
     for name in asked.pairs:
         tell.starting(f"building {name}")
         pair = build(name, asked.alpha, device=device, dtype=dtype)
         for batch in asked.batches:
             tell.starting(f"{name}, batch {batch}")
-            found += _measured(name, pair, batch, asked)
-            record = Seq2SeqRecord(
-                began, settings, tuple(found), name == asked.pairs[-1] and batch == asked.batches[-1]
-            )
-            write(record, output, summary(record))
+            yield _measured(name, pair, batch, asked)
         del pair
-    return record
-
-
-def summary(record: Seq2SeqRecord) -> dict[str, Any]:
-    places = dict.fromkeys((m.pair, m.batch) for m in record.measurements)
-    found: dict[str, Any] = {}
-    for pair, batch in places:
-        found[f"{pair}, batch {batch}: drafts over plain"] = record.ratio(pair, batch)
-        found[f"{pair}, batch {batch}: drafts over plain from the third round on"] = record.steady_ratio(pair, batch)
-    return found
 
 
 def _measured(name: str, pair: Pair, batch: int, asked: Settings) -> list[Measurement]:
