@@ -11,6 +11,7 @@ from forerun import ops
 from forerun.config import SamplingParams
 from forerun.kernels import sample, verify
 from forerun.math.laws import LogitLaw
+from forerun.math.sigmoid import Sigmoid
 from forerun.types import Rule
 from kernels.verify_cases import assert_same, make
 from support.triton_cpu import INTERPRETED  # before any kernel
@@ -58,6 +59,24 @@ def test_at_most_three_launches(vocab: int) -> None:
         torch.cuda.synchronize()
     own = [event.name for event in profile.events() if "CUDA" in str(event.device_type)]
     assert len(own) <= 3, own
+
+
+def test_the_sigmoid_rule_is_one_launch_captured_or_not() -> None:
+    """Nothing sets its counters; graphs that are replayed in turn with other calls find them at 0 all the same."""
+    round_ = make(32000, rows=4, scale=3.0)
+    rule = Sigmoid(-10.0, 10.0)
+    first = verify.verify_packed(round_.target, round_.draft, rule, round_.keys)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        verify.verify_packed(round_.target, round_.draft, rule, round_.keys)
+        torch.cuda.synchronize()
+    assert len([event for event in profile.events() if "CUDA" in str(event.device_type)]) == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        packed = [verify.verify_packed(round_.target, round_.draft, rule, round_.keys) for _ in range(2)]
+    for _ in range(3):
+        graph.replay()
+        again = verify.verify_packed(round_.target, round_.draft, rule, round_.keys)
+        assert all(torch.equal(each, first) for each in (*packed, again))
 
 
 def test_repetition_gives_the_same_bits() -> None:
