@@ -30,6 +30,13 @@ pytestmark = [pytest.mark.gpu] if ON_GPU else []
 Texts = dict[int, tuple[int, ...]]
 
 
+@pytest.fixture(autouse=True)
+def with_kernels(monkeypatch: MonkeyPatch) -> None:
+    """Without them nothing that draws can be recorded on a GPU."""
+    if ON_GPU:
+        monkeypatch.setenv("FORERUN_KERNELS", "auto")
+
+
 def texts(family: str, drafter: str, on_device: bool, params: SamplingParams, rule: Rule = Rule.TOKEN) -> Texts:
     """Seven rows that begin and end at different times; two read the same source."""
     model, draft = tiny_model(family), draft_of(tiny_model(family))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from forerun import ops
+from forerun.config import Kernels, kernels
 from forerun.drafters import DraftModel
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.runner import Runner
@@ -22,6 +23,8 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
     """What keeps whole rounds of an engine from being recorded, in words; None where nothing does."""
     if rule not in RULES:
         return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged step by step"
+    if target.device.type == "cuda" and kernels() is Kernels.OFF:  # torch's own draws and judgements wait for the host
+        return "FORERUN_KERNELS=off leaves drawing and judging to torch"
     if drafter is None:
         return None
     if type(drafter) is not DraftModel:
