@@ -25,6 +25,7 @@ from forerun.eval.speech.report import headline, tables
 from forerun.eval.speech.run import evaluate
 from forerun.eval.speech.words import Words, count
 from forerun.loading import whisper
+from forerun.speech.audio import RATE
 from forerun.speech.transcribe import Transcriber
 from support.data import data_folder, needs
 from support.whisper import Processor, tiny_whisper
@@ -131,6 +132,18 @@ def test_a_way_that_says_something_else_is_seen(folder: Path, monkeypatch: pytes
     first, second = evaluate(model, Processor(), decoders, find(folder).recordings, (3,))
     assert (first.identical, second.identical) == (5, 3)
     assert second.total != first.total
+
+
+def test_short_and_long_recordings_are_no_batch(tmp_path: Path) -> None:
+    """A batch of the list as it stands would have both kinds."""
+    window = Processor().feature_extractor.n_samples / RATE
+    for name, seconds in (("a", 0.3), ("b", 1.5 * window), ("c", 0.4)):
+        tone(tmp_path / "speech" / f"{name}.wav", 300, seconds)
+    rows = [{"audio": f"{name}.wav", "text": "some words"} for name in "abc"]
+    (tmp_path / "speech/manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    model = tiny_whisper()
+    found = list(evaluate(model, Processor(), ways(model), find(tmp_path).recordings, (3,)))
+    assert [(one.identical, one.files) for one in found] == [(3, 3)] * 3
 
 
 def record_of(found: list[WayFound]) -> SpeechRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -69,3 +70,11 @@ def test_the_model_is_as_it_was() -> None:
         assert "forward" in body[0].__dict__ and "forward" not in body[1].__dict__
         raise RuntimeError("in the middle")
     assert "forward" not in body[0].__dict__ and "forward" in wrapped.__dict__
+
+
+def test_a_norm_that_somebody_watches_is_called() -> None:
+    model = copy.deepcopy(tiny_model("whisper"))
+    layer = model.model.decoder.layers[0]
+    plain = len(LeanModules(model.model.decoder)._leaner)
+    layer.final_layer_norm.register_forward_hook(lambda *given: None)
+    assert len(LeanModules(model.model.decoder)._leaner) == plain - 1

@@ -16,7 +16,7 @@ from forerun.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.eval.speech.record import SpeechRecord
+    from forerun.eval.speech.record import SpeechRecord, WayFound
     from forerun.eval.speech.recordings import Listed
 
 TASK = "asr"
@@ -86,19 +86,23 @@ def _carry_out(listed: Listed, source: str, path: Path, options: dict[str, Any],
     ways = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), SPECULATIVE: loaded.decoder()}
     origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
     work = total([recording.path for recording in recordings]) * len(sizes) * len(ways)
-    found, complete = [], False
+    found: list[WayFound] = []
+
+    def stored(complete: bool) -> SpeechRecord:
+        whole = tuple(found[: len(found) // len(ways) * len(ways)])
+        record = SpeechRecord(origin, _settings(options, sizes, source), complete, whole, _notes(loaded))
+        if whole:
+            write(record, path, summary(record))
+        return record
+
     with seconds_bar(console, f"transcribing {len(recordings)} files {len(ways)} ways", work) as tell:
         try:
             for one in evaluate(loaded.model, processor, ways, recordings, sizes, tell):
                 found.append(one)
-            complete = True
+                stored(complete=False)
         except KeyboardInterrupt:
-            pass
-    whole = tuple(found[: len(found) // len(ways) * len(ways)])
-    record = SpeechRecord(origin, _settings(options, sizes, source), complete, whole, _notes(loaded))
-    if whole:
-        write(record, path, summary(record))
-    return record
+            return stored(complete=False)
+    return stored(complete=True)
 
 
 def _model(options: dict[str, Any]) -> str:

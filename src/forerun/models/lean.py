@@ -52,8 +52,12 @@ def _is_plain(module: nn.Module) -> bool:
     """Whether neither it nor the norms that its layer takes upon itself are anything but transformers'."""
     norms = [child for name, child in module.named_children() if name.endswith("layer_norm")]
     return "forward" not in module.__dict__ and all(
-        type(norm) is nn.LayerNorm and "forward" not in norm.__dict__ for norm in norms
+        type(norm) is nn.LayerNorm and "forward" not in norm.__dict__ and not _is_watched(norm) for norm in norms
     )
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _product(module: nn.Linear, x: Tensor) -> Tensor:

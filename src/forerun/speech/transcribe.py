@@ -106,9 +106,14 @@ class Transcriber:
         if self.windows is not None:
             self.windows.stats, self.windows.num_sampled = Stats(), 0
 
+    @property
+    def window(self) -> int:
+        """Samples that the model hears at once, which is thirty seconds."""
+        return int(self.processor.feature_extractor.n_samples)
+
     def is_long(self, clip: Clip) -> bool:
-        """Whether it takes more than one window of the model's, which is thirty seconds."""
-        return len(clip.samples) > int(self.processor.feature_extractor.n_samples)
+        """Whether it takes more than one window."""
+        return len(clip.samples) > self.window
 
     def batch(self, clips: Sequence[Clip], on_audio: OnAudio = nothing) -> list[Transcript]:
         """Recordings that all fit one window, or all do not, as one ragged batch."""

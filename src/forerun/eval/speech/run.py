@@ -56,16 +56,24 @@ def evaluate(
         ways = [_Way(name, Transcriber(model, processor, decoder, GREEDY)) for name, decoder in decoders.items()]
         for way in ways:
             _warm_up(way.transcriber, clips[:size])
-        for turn, start in enumerate(range(0, len(clips), size)):
+        for turn, batch in enumerate(_batches(clips, size, ways[0].transcriber.is_long)):
             for place in range(len(ways)):
-                ways[(place + turn) % len(ways)].take(clips[start : start + size], on_audio)
+                ways[(place + turn) % len(ways)].take(batch, on_audio)
         for way in ways:
             yield _found(way, ways[0], size, recordings)
 
 
+def _batches(clips: Sequence[Clip], size: int, is_long: Callable[[Clip], bool]) -> Iterator[Sequence[Clip]]:
+    """Those that fit one window and longer ones apart: they are decoded differently."""
+    for wanted in (False, True):
+        group = [clip for clip in clips if is_long(clip) == wanted]
+        yield from (group[start : start + size] for start in range(0, len(group), size))
+
+
 def _warm_up(transcriber: Transcriber, clips: Sequence[Clip]) -> None:
     """As many rows as will be timed: compilers and policies know batches by their size."""
-    transcriber.batch([replace(clip, samples=clip.samples[: WARM_UP * RATE]) for clip in clips])
+    most = min(WARM_UP * RATE, transcriber.window)
+    transcriber.batch([replace(clip, samples=clip.samples[:most]) for clip in clips])
     transcriber.restart()
 
 
