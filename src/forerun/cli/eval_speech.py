@@ -83,14 +83,16 @@ def _carry_out(listed: Listed, source: str, path: Path, options: dict[str, Any],
     recordings = spread(listed.recordings, options["limit"])
     sizes = (options["batch_size"],) if options["batch_size"] else BATCH_SIZES
     loaded, processor = load_pair(options, console)
-    ways = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), SPECULATIVE: loaded.decoder()}
+    drafting = loaded.decoder()
+    ways = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), SPECULATIVE: drafting}
+    notes = () if drafting.engine.lossy is None else (drafting.engine.lossy,)
     origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
     work = total([recording.path for recording in recordings]) * len(sizes) * len(ways)
     found: list[WayFound] = []
 
     def stored(complete: bool) -> SpeechRecord:
         whole = tuple(found[: len(found) // len(ways) * len(ways)])
-        record = SpeechRecord(origin, _settings(options, sizes, source), complete, whole, _notes(loaded))
+        record = SpeechRecord(origin, _settings(options, sizes, source), complete, whole, notes)
         if whole:
             write(record, path, summary(record))
         return record
@@ -117,11 +119,6 @@ def _settings(options: dict[str, Any], sizes: tuple[int, ...], source: str) -> d
 
     named = {name: without_folders(str(options[name])) for name in ("model", "draft", "policy", "rule")}
     return {**named, "batch_sizes": list(sizes), "limit": options["limit"], "data": source}
-
-
-def _notes(loaded: Any) -> tuple[str, ...]:
-    lossy = loaded.decoder().engine.lossy
-    return () if lossy is None else (lossy,)
 
 
 def _show(record: SpeechRecord, path: Path, form: str, console: Console) -> None:
