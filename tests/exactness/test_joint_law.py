@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from pytest import MonkeyPatch
@@ -54,18 +55,18 @@ def test_plain_decoding() -> None:
     assert not verdict(Loop("model", Constant(0)).sample(NUMBER, max_new_tokens=4), law(3))
 
 
-FAULTS: list[tuple[Rule, Callable[[MonkeyPatch], None]]] = [
+FAULTS: list[Any] = [
     (Rule.TOKEN, controls.correct_from_target),
     (Rule.BLOCK, controls.correct_from_target),
     (Rule.TOKEN, controls.bonus_from_row_before),
-    (Rule.BLOCK, controls.bonus_from_row_before),
+    pytest.param(Rule.BLOCK, controls.bonus_from_row_before, marks=pytest.mark.slow),
     (Rule.TOKEN, controls.no_bonus_keeps_draft),
     (Rule.TOKEN, controls.one_round),
-    (Rule.BLOCK, controls.one_round),
+    pytest.param(Rule.BLOCK, controls.one_round, marks=pytest.mark.slow),
     (Rule.COUPLED, controls.one_position),
     (Rule.TOKEN, lambda patch: controls.shared_noise(patch, Stream.ACCEPT)),
     (Rule.TOKEN, lambda patch: controls.shared_noise(patch, Stream.FINAL)),
-    (Rule.BLOCK, lambda patch: controls.shared_noise(patch, Stream.ACCEPT)),
+    pytest.param(Rule.BLOCK, lambda patch: controls.shared_noise(patch, Stream.ACCEPT), marks=pytest.mark.slow),
 ]
 
 

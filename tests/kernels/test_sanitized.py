@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 LISTED = (HERE / "sanitized.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_every_test_is_found() -> None:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", f"@{HERE / 'sanitized.txt'}"]
     done = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, check=False)

@@ -89,7 +89,7 @@ def learnt_rate(make: Callable[[], Policy], rows: int, **world: Any) -> tuple[fl
 
 
 @pytest.mark.parametrize("alpha", [0.3, pytest.param(0.6, marks=pytest.mark.slow), 0.9])
-@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("rows", [1, pytest.param(4, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("name", MACHINES)
 def test_near_the_best_constant(name: str, judged: bool, rows: int, alpha: float) -> None:
