@@ -45,8 +45,8 @@ def _answers(model: Any, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]
     ("policy", "rows", "kernels"), [("auto", 4, "off"), (4, 10, "off"), (4, 1, "off"), (4, 10, "on")]
 )
 def test_real_questions(embedded: tuple[Any, Any], policy: Any, rows: int, kernels: str) -> None:
-    if kernels == "on" and missing() is not None:
-        pytest.skip("no compiled kernels here")
+    if kernels == "on" and (reason := missing()) is not None:
+        pytest.skip(f"needs the compiled CPU kernels: {reason}")
     model, tokenizer = embedded
     prompts = questions(tokenizer)
     wanted = _answers(model, tuple(map(tuple, prompts)))

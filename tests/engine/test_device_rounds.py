@@ -278,7 +278,7 @@ def test_a_row_that_has_finished_keeps_its_seat_and_stays_where_it_is() -> None:
     assert made.target.cache.rows == ()
 
 
-def test_rows_that_leave_together_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_aborted_together_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for the round in the air, then the last slot goes first: no place is filled with another row's keys."""
     made, moved = engine(True), []
     numbers = [made.add(request) for request in requests(3)]
