@@ -5,22 +5,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from forerun.bench.command import measured
+from forerun.bench.kernels.record import KernelRecord
 from forerun.bench.kernels.report import remarks, tables
 from forerun.bench.kernels.run import carry_out
-from forerun.bench.listening import Lines
-from forerun.bench.records import default_path
+from forerun.bench.listening import Listener
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str]) -> int:
     files = [Path(word) for word in arguments if not word.startswith("--")]
-    output = files[0] if files else default_path(prefix="kernels")
-    record = carry_out(output, Lines(), ["python", "-m", "forerun.bench.kernels", *arguments], "--sweep" in arguments)
-    for table in tables(record):
-        print(f"\n{table.title}\n" + " | ".join(table.headings))
-        for row in table.rows:
-            print(" | ".join(row))
-    print("\n" + "\n".join(remarks(record)))
+
+    def measure(output: Path, listener: Listener, command: list[str]) -> KernelRecord:
+        return carry_out(output, listener, command, "--sweep" in arguments)
+
+    return measured("kernels", arguments, files[0] if files else None, measure, tables, remarks)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -6,13 +6,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from forerun.bench.listening import Lines
-from forerun.bench.records import check_writable, default_path
-from forerun.bench.report import as_text
+from forerun.bench.command import measured
+from forerun.bench.listening import Listener
 from forerun.bench.seq2seq.pair import SHAPES
+from forerun.bench.seq2seq.record import Seq2SeqRecord
 from forerun.bench.seq2seq.report import remarks, tables
 from forerun.bench.seq2seq.run import Settings, carry_out
-from forerun.errors import ForerunError
 from forerun.loading.load import choose_device
 
 
@@ -29,20 +28,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
     parser.add_argument("--output", type=Path, help="where to keep the record")
     chosen = parser.parse_args(arguments)
-    output = chosen.output or default_path(prefix="seq2seq")
     asked = Settings(
         tuple(chosen.pairs), tuple(chosen.batches), chosen.alpha, chosen.draft_length, chosen.tokens,
         max(chosen.repeats, 1), not chosen.no_compile,
     )  # fmt: skip
-    try:
-        check_writable(output)
-        command = ["python", "-m", "forerun.bench.seq2seq", *arguments]
-        record = carry_out(asked, choose_device(chosen.device), output, Lines(), command)
-    except ForerunError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return 2
-    print("\n".join([*map(as_text, tables(record)), *remarks(record)]))
-    return 0
+
+    def measure(output: Path, listener: Listener, command: list[str]) -> Seq2SeqRecord:
+        return carry_out(asked, choose_device(chosen.device), output, listener, command)
+
+    return measured("seq2seq", arguments, chosen.output, measure, tables, remarks)
 
 
 if __name__ == "__main__":
