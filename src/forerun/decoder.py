@@ -59,18 +59,18 @@ class SpeculativeDecoder:
         self.target = target
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
-        self.drafter = _drafter(drafter, target)
         use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
         scorer = scorer_of(target, _choice(Form, attention, "attention"), use=use)
         self.engine = Engine(
             scorer,
-            self.drafter,
+            _drafter(drafter, target),
             self.policy,
             rule=parse(rule),
             tokenizer=tokenizer,
             keep_rows=keep_rows,
             compile=compile,
         )
+        self.drafter = self.engine.drafter
 
     @property
     def recorded(self) -> str:

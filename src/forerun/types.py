@@ -237,6 +237,8 @@ class DraftContext:
 class Drafter(Protocol):
     """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`.
 
+    Then `fresh()` should give its like without that state: every engine works with one of its own, so that a drafter
+    may be given to several. Without `fresh` they all work with the very same object.
     Behind an encoder-decoder model `read(row, source)` follows `admit` for one that wants to know the row's `Source`.
     One that proposes trees says so with `makes_trees = True`; `max_lengths` bounds their depth.
     """

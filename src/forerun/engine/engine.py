@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun import ops
+from forerun.drafters.fresh import fresh
 from forerun.engine.adjust import adjuster
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
@@ -43,6 +44,8 @@ class Engine:
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
+
+    `engine.drafter` is a fresh one of the drafter that was given, so that several engines may be given the same.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Engine:
         compile: bool = True,
         ahead: bool = True,
     ) -> None:
+        drafter = None if drafter is None else fresh(drafter)
         self.target, self.drafter, self.rule = target, drafter, rule
         self.tokenizer, self.join_tokens, self.clock = tokenizer, join_tokens, clock
         self.shelf = Shelf(keep_rows)
