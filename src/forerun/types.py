@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from forerun.config import SamplingParams
+from forerun.config import Kernels, SamplingParams
 
 SMALL_TOP_K = 128  # so few tokens, and those that tie with them, need no search of the vocabulary
 
@@ -232,6 +232,7 @@ class DraftContext:
     device: torch.device
     # Room for a deterministic draft, which the policy may cut once it has seen it; None: as in `max_lengths`.
     copy_lengths: tuple[int, ...] | None = None
+    kernels: Kernels | None = None  # whether they may draw, as the decoder chose; None: as $FORERUN_KERNELS says
 
 
 class Drafter(Protocol):

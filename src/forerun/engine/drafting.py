@@ -31,7 +31,7 @@ class DraftSide:
         self.drafter, self.policy, self.target, self.rule = drafter, policy, target, rule
         self.passes: DraftPasses | None = None  # of a draft model, where they can be recorded
         self._warned = self._warned_of_sharing = False
-        self._rows: set[int] = set()  # that the drafter was told of and has not let go
+        self._rows: set[int] = set()  # that a drafter which is nobody's own was told of
         _SIDES.add(self)
         if getattr(drafter, "makes_trees", False):
             _check_trees(target, rule)
@@ -67,6 +67,7 @@ class DraftSide:
             vocab_size=self.target.vocab_size,
             device=self.target.device,
             copy_lengths=copies,
+            kernels=self.target.kernels,
         )
         try:
             with self.passes.lent(batch) if self.passes is not None else nullcontext():
@@ -86,12 +87,12 @@ class DraftSide:
 
     def tell(self, verb: str, *arguments: Any) -> None:
         """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""
+        if verb == "release":
+            self._rows.discard(arguments[0])
         if (method := getattr(self.drafter, verb, None)) is not None:
-            if verb == "admit":
+            if verb == "admit" and not hasattr(self.drafter, "fresh"):
                 self._check_shared()
                 self._rows.add(arguments[0])
-            elif verb == "release":
-                self._rows.discard(arguments[0])
             try:
                 method(*arguments)
             except Exception as error:

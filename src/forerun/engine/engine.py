@@ -108,7 +108,8 @@ class Engine:
             number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
-        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output), bans_of(request))
+        adjust = adjuster(request, output, self.target.kernels)
+        row = Row(number, request, list(request.prompt), output, stop, adjust, bans_of(request))
         self._waiting.append(row)
         return number
 
@@ -166,7 +167,7 @@ class Engine:
         scored = self.clock()
         law = law_of(batch, blocks, logits, params, trees)
         if trees is None:
-            verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
+            verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy, self.target.kernels)
         else:
             verdict = ops.verify_tree(law, draft, keys)
         kept = kept_of(verdict, blocks, trees)
