@@ -39,8 +39,9 @@ class SpeculativeDecoder:
     is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless, or a lossy one of
     `forerun.rules` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
     for torch, in passes, draws and judgements alike: "auto" (on a CPU where they measure faster), "on", "off", or None
-    for what $FORERUN_KERNELS says when the decoder is made; drafters follow the target. `compile` says whether rounds on a CUDA device may be recorded as graphs, which costs a
-    moment once a shape (`result.stats.capture_seconds`) and most of the host's time in every round after it.
+    for what $FORERUN_KERNELS says when the decoder is made; drafters follow the target. `compile` says whether rounds
+    on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.capture_seconds`) and
+    saves most of the host's time in every round after it.
     """
 
     def __init__(
