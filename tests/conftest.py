@@ -16,28 +16,20 @@ from support.data import lack_of
 from support.stories import CHECKPOINT, VOCABULARY, Stories, load_stories
 from support.tiny import disturbed_models
 
-# Files that have Numba compile the CPU's kernels: half a minute, once where all of them are one worker's.
-COMPILED = {
-    "test_cpu", "test_cpu_across", "test_cpu_attention", "test_cpu_product", "test_doctor_cpu", "test_fused",
-    "test_fused_whisper", "test_kernels", "test_kernels_option", "test_products",
-}  # fmt: skip
-
 
 def pytest_configure() -> None:
     os.environ.setdefault("FORERUN_KERNELS", "off")  # chosen by timing otherwise; tests that mean them ask for them
     torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests go to one worker: those that share models, oracles or compiled code, which each worker makes anew.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What `--dist loadgroup` means here; the other ways are xdist's own."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from support.workers import ByGroup
 
-    Tests of the laws share next to nothing. They come last, one by one, so that no worker waits for another.
-    """
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None and item.path.parent.name != "exactness":
-            name = "compiled" if item.path.stem in COMPILED else f"{item.path.parent.name} {item.path.stem}"
-            item.add_marker(pytest.mark.xdist_group(name))
+    return ByGroup(config, log)
 
 
 @pytest.fixture(autouse=True)
