@@ -44,7 +44,6 @@ class Engine:
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
-
     `engine.drafter` is a fresh one of the drafter that was given, so that several engines may be given the same.
     """
 
@@ -62,9 +61,8 @@ class Engine:
         compile: bool = True,
         ahead: bool = True,
     ) -> None:
-        drafter = None if drafter is None else fresh(drafter)
-        self.target, self.drafter, self.rule = target, drafter, rule
-        self.tokenizer, self.join_tokens, self.clock = tokenizer, join_tokens, clock
+        drafter = self.drafter = None if drafter is None else fresh(drafter)
+        self.target, self.rule, self.tokenizer, self.join_tokens, self.clock = target, rule, tokenizer, join_tokens, clock
         self.shelf = Shelf(keep_rows)
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
         self._waiting: list[Row] = []
