@@ -62,8 +62,8 @@ class Engine:
         ahead: bool = True,
     ) -> None:
         drafter = self.drafter = None if drafter is None else fresh(drafter)
-        self.target, self.rule, self.tokenizer, self.join_tokens, self.clock = target, rule, tokenizer, join_tokens, clock
-        self.shelf = Shelf(keep_rows)
+        self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
+        self.join_tokens, self.shelf = join_tokens, Shelf(keep_rows)
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
