@@ -17,13 +17,11 @@ from torch import Tensor
 from forerun.errors import InvalidArgument
 from forerun.kernels.attention_device import attend_kernel, merge_kernel
 from forerun.kernels.attention_shape import TUNING, Shape, Tuning, choose_shape, power
-from forerun.kernels.launching import multiprocessors
 from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach, check_bias
 
 LARGEST_SIZE = 256  # of a head
 MOST_MERGED = 8192  # numbers of pieces that a merging program holds at a time
-MERGING_AT_ONCE = 8  # merging programs of one warp that a multiprocessor has room for while rows are still read
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -105,9 +103,8 @@ def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale
     # Sums over pieces stay within a thread, and one warp waits for no other, as long as its registers hold them.
     pieces = min(triton.next_power_of_2(shape.pieces), MOST_MERGED // size)
     is_small = pieces * size <= MOST_MERGED // 4
-    # Two heads a program are one start for two, but a longer chain of loads.
-    is_crowded = heads * reach.most_tokens * batch > MERGING_AT_ONCE * multiprocessors(out.device)
-    each = 2 if group % 2 == 0 and is_small and is_crowded else 1
+    # Which shares a row's pieces are in takes long enough to find out that it is done for two heads at once.
+    each = 2 if shape.shares and group % 2 == 0 and is_small else 1
     merge_kernel[(heads // each, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
         reach.window, reach.longest, shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks,
