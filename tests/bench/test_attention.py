@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +15,10 @@ pytest.importorskip("triton")
 from bench.fakes import ORIGIN
 from forerun import kernels
 from forerun.bench.attention import __main__ as plain
-from forerun.bench.attention import cases, plot, record, report, run, sweep
+from forerun.bench.attention import cases, compiling, plot, record, report, run, sweep
 from forerun.bench.attention.cases import SDPA, Case, Inputs, all_cases
 from forerun.bench.attention.record import AttentionRecord, Timing
+from forerun.bench.compiling import compile_apart
 from forerun.bench.records import write
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import ForerunError, InvalidArgument
@@ -122,6 +123,7 @@ class TestRun:
         monkeypatch.setattr(cases, "COLD_BYTES", 1)
         monkeypatch.setattr(run, "need_gpu", lambda: torch.device("cpu"))
         monkeypatch.setattr(run, "copy_bandwidth", lambda: 1e12)
+        monkeypatch.setattr(run, "compile_all", lambda cases: None)
         monkeypatch.setattr(run, "seconds_a_call", self.clock)
         monkeypatch.setattr(sweep, "seconds_a_call", self.clock)
 
@@ -151,10 +153,60 @@ class TestRun:
         assert not found.complete and len(found.measurements) == 1
         assert INTERRUPTED == 130
 
+    def test_whatever_stops_it_every_case_that_ended_is_stored(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(calls: Sequence[Callable[[], object]], repeats: int) -> tuple[float, ...]:
+            measured.append(1)
+            if len(measured) > len(cases.TITLES) + 1:
+                raise MemoryError
+            return (1.0,)
+
+        measured: list[int] = []
+        monkeypatch.setattr(run, "seconds_a_call", broken)
+        first, second = Case(1, 1, 2, 1, 5, 9), Case(1, 1, 2, 2, 5, 9)
+        with pytest.raises(MemoryError):
+            run.carry_out([first, second], [], 1, tmp_path / "r.json", Silent(), ["forerun"])
+        found = record.read(tmp_path / "r.json")
+        assert found.cases() == [first] and len(found.measurements) == len(cases.TITLES) and not found.complete
+
     def test_without_triton(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kernels, "TRITON_DEVICES", set())
         with pytest.raises(ForerunError, match="nothing to measure"):
             run.carry_out([EQUAL], [], 1, tmp_path / "r.json", Silent(), ["forerun"])
+
+
+class TestCompiling:
+    def test_no_two_jobs_share_a_kernel(self) -> None:
+        asked = all_cases((8, 1, 16), (8, 1), cases.LENGTHS, cases.HEADS)
+        found = compiling.jobs(asked)
+        assert len(found) == 2 * 2 * 4, "heads, new tokens; PAD, SPLIT, chunks, shares"
+        assert {(way, case) for way, alike in found for case in alike} == {
+            (str(way), case) for way in (Form.PAD, Form.SPLIT, Form.KEYS) for case in asked
+        }
+
+    def test_parts_make_the_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        called: list[tuple[str, Case]] = []
+
+        def noted(case: Case, inputs: Inputs, way: str) -> list[Callable[[], object]]:
+            return [lambda: called.append((way, case))]
+
+        monkeypatch.setattr(compiling, "need_gpu", lambda: torch.device("cpu"))
+        monkeypatch.setattr(compiling, "calls", noted)
+        asked = all_cases((1, 2), (1, 2), ((8, 8), (4, 8)), ((2, 1),))
+        for part in range(3):
+            compiling.compile_some(part, 3, [astuple(case) for case in asked])
+        assert len(called) == len(set(called)) == 3 * len(asked)
+
+    def test_processes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        body = "from pathlib import Path\ndef note(part, parts, word, pairs):\n"
+        (tmp_path / "noting.py").write_text(body + "    (Path(word) / f'{part} of {parts}').write_text(str(pairs))\n")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr("os.cpu_count", lambda: 2)
+        compile_apart("noting", "note", str(tmp_path), [(1, 2)])
+        assert {p.name: p.read_text() for p in tmp_path.glob("* of *")} == dict.fromkeys(
+            ("0 of 2", "1 of 2"), "[(1, 2)]"
+        )
 
 
 class TestCommand:

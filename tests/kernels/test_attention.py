@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from forerun.errors import InvalidArgument
 from forerun.kernels import attention as kernel
+from forerun.kernels import attention_device
 from forerun.kernels import attention_shape as shapes
 from forerun.kernels.attention_shape import TUNING, Tuning
 from forerun.math import attention as dense
@@ -182,9 +183,24 @@ def test_a_key_of_the_row_is_read(form: Form) -> None:
 
 @pytest.mark.parametrize("places", [1, 2, 3, 5, 8])
 def test_shares_wherever_rows_begin_and_end(places: int) -> None:
-    """Shares that hold several rows, end with one, or are a piece of one; rows of one key and of whole blocks."""
+    """Shares that hold several rows, end with one, or are a piece of one; rows of one key and of whole blocks.
+
+    Two heads of an even group are merged by one program, the three of an odd one by three.
+    """
     rows = RaggedRows((4, 0, 2, 1, 3), (0, 14, 15, 59, 31), (1, 2, 1, 3, 1))
-    check(make_case(rows, heads=(2, 1)), Form.KEYS, replace(SMALL, resident=places / 132))
+    check(make_case(rows, heads=(2 + places % 2, 1)), Form.KEYS, replace(SMALL, resident=places / 132))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("how", [{}, {"sinks": True, "window": 20, "softcap": 3.0}, {"distances": 7}])
+def test_blocks_with_more_keys_than_queries(form: Form, how: dict[str, Any]) -> None:
+    """Weights are then summed place by place, and over places at the end."""
+    case = make_case(heads=(2, 1), **how)
+    tuning = replace(SMALL, block_bytes=32 * shapes.power(case.query.shape[-1]) * case.query.element_size())
+    shape = shapes.choose_shape(case.query, case.keys, case.reach, form, tuning)
+    assert (shape.block_queries, shape.block_keys) == (16, 32)
+    assert shape.block_queries * shape.block_keys <= attention_device.MOST_UNSUMMED.value
+    check(case, form, tuning)
 
 
 def test_in_a_recording_a_row_has_the_same_bits_in_any_company() -> None:

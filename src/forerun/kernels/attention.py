@@ -103,7 +103,8 @@ def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale
     # Sums over pieces stay within a thread, and one warp waits for no other, as long as its registers hold them.
     pieces = min(triton.next_power_of_2(shape.pieces), MOST_MERGED // size)
     is_small = pieces * size <= MOST_MERGED // 4
-    each = 2 if group % 2 == 0 and is_small else 1
+    # Which shares a row's pieces are in takes long enough to find out that it is done for two heads at once.
+    each = 2 if shape.shares and group % 2 == 0 and is_small else 1
     merge_kernel[(heads // each, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
         reach.window, reach.longest, shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks,

@@ -9,6 +9,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
+MOST_UNSUMMED = tl.constexpr(2048)  # weights of a block that are summed by place first: sixteen registers a thread
 # What changes from pass to pass must not have a kernel compiled anew for every kind of number.
 CHANGING = ("window", "longest", "chunk", "splits", "shares", "batch", "query_blocks", "tree_token", "distances")
 UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
@@ -206,7 +207,12 @@ def attend_piece(
         position = past + depth - 1
 
     peak = tl.full([BLOCK_QUERIES], float("-inf"), dtype=tl.float32)
-    mass = tl.zeros([BLOCK_QUERIES], dtype=tl.float32)
+    # Where warps share a query's keys, their sum is an exchange between warps: once, at the end, if registers hold it.
+    SUM_LAST: tl.constexpr = BLOCK_QUERIES < BLOCK_KEYS and BLOCK_QUERIES * BLOCK_KEYS <= MOST_UNSUMMED
+    if SUM_LAST:
+        mass = tl.zeros([BLOCK_QUERIES, BLOCK_KEYS], dtype=tl.float32)
+    else:
+        mass = tl.zeros([BLOCK_QUERIES], dtype=tl.float32)
     mixed = tl.zeros([BLOCK_QUERIES, BLOCK_VALUE_SIZE], dtype=tl.float32)
     k_row = k_ptr + slot * k_slot + key_head * k_head
     v_row = v_ptr + slot * v_slot + key_head * v_head
@@ -221,13 +227,15 @@ def attend_piece(
         )
         if UPCAST:
             k = k.to(tl.float32)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * factor
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if CAPPED:
-            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (-2.0 * LOG2E / softcap))) - 1.0)
+            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (factor * -2.0 * LOG2E / softcap))) - 1.0)
         if HAS_BIAS:
+            if not CAPPED:
+                scores = scores * factor
             far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), distances - 1)
             scores += tl.load(bias_ptr + head[:, None] * distances + far, mask=is_query[:, None], other=0.0)
-        scores = scores * LOG2E
+        scores = scores * (LOG2E if CAPPED or HAS_BIAS else factor * LOG2E)
         if HAS_TREE:
             kin = (n - past)[None, :]
             among_new = (kin >= 0) & (kin < count) & is_query[:, None]
@@ -247,7 +255,10 @@ def attend_piece(
         base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no infinity minus itself
         shrink = tl.exp2(peak - base)
         shares = tl.exp2(scores - base[:, None])
-        mass = mass * shrink + tl.sum(shares, 1)
+        if SUM_LAST:
+            mass = mass * shrink[:, None] + shares
+        else:
+            mass = mass * shrink + tl.sum(shares, 1)
         mixed = mixed * shrink[:, None]
         v = tl.load(
             v_row + n.to(tl.int64)[:, None] * v_place + e[None, :],
@@ -262,6 +273,8 @@ def attend_piece(
             mixed = tl.dot(shares.to(v.dtype), v, mixed, input_precision="ieee")
         peak = higher
 
+    if SUM_LAST:
+        mass = tl.sum(mass, 1)
     if IS_PART:
         if is_whole:
             finish(out_ptr, sinks_ptr, peak, mass, mixed, start + token, head, is_query, HEADS, VALUE_SIZE, HAS_SINKS)

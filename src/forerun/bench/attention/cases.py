@@ -112,13 +112,15 @@ class Inputs:
     rows: RaggedRows
 
     @classmethod
-    def of(cls, case: Case, device: torch.device) -> Inputs:
+    def of(cls, case: Case, device: torch.device, layers: int | None = None) -> Inputs:
+        """As many layers as make their keys cold, if no number is given."""
+
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, device=device, dtype=torch.bfloat16)
 
         capacity = -(-case.longest // 64) * 64
         pool = (case.batch, capacity, case.key_heads, SIZE)
-        keys, values = (tuple(random(*pool).transpose(1, 2) for _ in range(case.layers)) for _ in range(2))
+        keys, values = (tuple(random(*pool).transpose(1, 2) for _ in range(layers or case.layers)) for _ in range(2))
         rows = case.rows
         mask = torch.zeros(rows.num_tokens, case.longest, dtype=torch.bool, device=device)
         for row, length in enumerate(case.lengths):

@@ -10,12 +10,13 @@ import torch
 
 from forerun import kernels
 from forerun.bench.attention.cases import TITLES, Case, Inputs, calls
+from forerun.bench.attention.compiling import compile_all
 from forerun.bench.attention.record import AttentionRecord, Timing, Trial
 from forerun.bench.attention.report import summary
 from forerun.bench.attention.timing import need_gpu, seconds_a_call
 from forerun.bench.kernels.timing import copy_bandwidth
 from forerun.bench.listening import Listener
-from forerun.bench.records import provenance, write
+from forerun.bench.records import Provenance, provenance, write
 from forerun.errors import ForerunError
 
 
@@ -23,8 +24,27 @@ from forerun.errors import ForerunError
 class Found:
     """What has been measured so far."""
 
+    origin: Provenance
+    output: Path
+    repeats: int
+    bandwidth: float
     timings: list[Timing] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
+
+    def store(self, complete: bool = False) -> AttentionRecord:
+        """After every case: whoever is stopped keeps what there is."""
+        record = AttentionRecord(
+            provenance=self.origin,
+            settings={"repeats": self.repeats},
+            titles={str(way): title for way, title in TITLES.items()},
+            copy_bytes_per_second=self.bandwidth,
+            complete=complete,
+            measurements=tuple(self.timings),
+            trials=tuple(self.trials),
+        )
+        if record.measurements or record.trials:
+            write(record, self.output, summary(record))
+        return record
 
 
 def carry_out(
@@ -34,33 +54,20 @@ def carry_out(
     device = need_gpu()
     if reason := kernels.triton_missing(device.type):
         raise ForerunError(f"there is nothing to measure: {reason}")
+    origin = provenance(device, command)
+    listener.starting("compiling")
+    compile_all(cases)
     listener.starting("what a copy reads and writes")
-    bandwidth, found, complete = copy_bandwidth(), Found(), True
+    found = Found(origin, output, repeats, copy_bandwidth())
     try:
-        _measure(cases, swept, repeats, device, listener, found)
+        _measure(cases, swept, device, listener, found)
     except KeyboardInterrupt:
-        complete = False
-    record = AttentionRecord(
-        provenance=provenance(device, command),
-        settings={"repeats": repeats},
-        titles={str(way): title for way, title in TITLES.items()},
-        copy_bytes_per_second=bandwidth,
-        complete=complete,
-        measurements=tuple(found.timings),
-        trials=tuple(found.trials),
-    )
-    if record.measurements or record.trials:
-        write(record, output, summary(record))
-    return record
+        return found.store()
+    return found.store(complete=True)
 
 
 def _measure(
-    cases: Sequence[Case],
-    swept: Sequence[Case],
-    repeats: int,
-    device: torch.device,
-    listener: Listener,
-    found: Found,
+    cases: Sequence[Case], swept: Sequence[Case], device: torch.device, listener: Listener, found: Found
 ) -> None:
     from forerun.bench.attention.sweep import num_choices, trials
 
@@ -69,19 +76,21 @@ def _measure(
     for case in cases:
         listener.starting(case.title)
         inputs = Inputs.of(case, device)
-        _ways(case, inputs, repeats, listener, found.timings)
+        _ways(case, inputs, listener, found)
+        found.store()
     for case in swept:
         listener.starting(f"other choices: {case.title}")
         inputs = Inputs.of(case, device)
-        found.trials.extend(trials(case, inputs, repeats, listener.advance))
+        found.trials.extend(trials(case, inputs, found.repeats, listener.advance))
+        found.store()
 
 
-def _ways(case: Case, inputs: Inputs, repeats: int, listener: Listener, timings: list[Timing]) -> None:
+def _ways(case: Case, inputs: Inputs, listener: Listener, found: Found) -> None:
     expected: torch.Tensor | None = None
     for way in TITLES:
         own = calls(case, inputs, way)
         made = own[0]().float()
         expected = made if expected is None else expected
         deviation = float((made - expected).abs().max())
-        timings.append(Timing(case, str(way), seconds_a_call(own, repeats), deviation))
+        found.timings.append(Timing(case, str(way), seconds_a_call(own, found.repeats), deviation))
         listener.advance()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import torch
 
+from forerun.bench.compiling import compile_apart
 from forerun.bench.kernels.cases import CASES, RULES, SIGMOID, Case, Inputs, inputs
 from forerun.bench.kernels.record import KernelRecord, Measurement
 from forerun.bench.kernels.report import summary
@@ -62,7 +60,7 @@ def carry_out(output: Path, listener: Listener, command: Sequence[str], sweep: b
     check_device()
     origin = provenance("cuda", command)
     listener.starting("compiling")
-    compile_all(sweep)
+    compile_apart(__name__, "compile_some", sweep)
     listener.starting("copying, to know what memory can do")
     bandwidth, made, swept = copy_bandwidth(), [], {}
     complete = False
@@ -88,20 +86,6 @@ def carry_out(output: Path, listener: Listener, command: Sequence[str], sweep: b
     if made:
         write(record, output, summary(record))
     return record
-
-
-def compile_all(sweep: bool) -> None:
-    """In several processes, which leave what they compile in Triton's cache: one after the other takes minutes."""
-    parts = max(1, min(8, (os.cpu_count() or 1) // 2))
-    code = "from forerun.bench.kernels.run import compile_some; compile_some({}, {}, {})"
-    source = str(Path(__file__).parents[3])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-    started = [
-        subprocess.Popen([sys.executable, "-c", code.format(part, parts, sweep)], env=environment)
-        for part in range(parts)
-    ]
-    for process in started:
-        process.wait()
 
 
 @torch.inference_mode()
