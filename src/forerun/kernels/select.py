@@ -103,6 +103,18 @@ def once(values, place, there):
 
 
 @triton.jit
+def _reaches(v, w):
+    """1.0 where `v` >= `w`, else 0.0: one instruction. Left to itself the compiler packs such answers into bits."""
+    if COMPILED:
+        number = tl.inline_asm_elementwise(
+            "set.ge.f32.f32 $0, $1, $2;", "=f,f,f", [v, w], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        number = (v >= w).to(tl.float32)
+    return number
+
+
+@triton.jit
 def level_below(largest, num_largest, k, MOST: tl.constexpr, TRIED: tl.constexpr):
     """A level that at least `k` values reach, or -inf; `largest` are the largest values of disjoint groups, in memory.
 
@@ -111,7 +123,7 @@ def level_below(largest, num_largest, k, MOST: tl.constexpr, TRIED: tl.constexpr
     place, tried = tl.arange(0, MOST), tl.arange(0, TRIED) * (MOST // TRIED)
     every = once(largest, place, place < num_largest)
     levels = tl.load(largest + tried, mask=tried < num_largest, other=NEGATIVE)
-    number = tl.sum((every[:, None] >= levels[None, :]).to(tl.float32), axis=0)
+    number = tl.sum(_reaches(every[:, None], levels[None, :]), axis=0)
     return tl.max(tl.where(number >= k, levels, NEGATIVE), axis=0)
 
 
@@ -144,7 +156,7 @@ def _ranked(values, num_values, w, base, OTHERS: tl.constexpr):
         v = once(values, other, other < num_values)
         weight = tl.exp(v - base)
         most = (weight + 256.0) - 256.0
-        above = (v[:, None] >= w[None, :]).to(tl.float32)  # this way round every sum is one thread's own
+        above = _reaches(v[:, None], w[None, :])  # this way round every sum is one thread's own
         rank += tl.sum(above, axis=0)
         coarse += tl.sum(above * most[:, None], axis=0)
         fine += tl.sum(above * (weight - most)[:, None], axis=0)

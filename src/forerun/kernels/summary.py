@@ -106,7 +106,9 @@ class _Work:
         self.num_chunks = triton.cdiv(vocab, self.block)
         self.num_groups = self.num_chunks * self.lanes
         # of a chunk: those of all chunks are more than half of what is asked for, and at most that
-        self.num_supers = min(self.lanes, tuning.super // triton.next_power_of_2(self.num_chunks)) * self.has_groups
+        self.num_supers = self.has_groups * min(
+            self.lanes, max(1, tuning.super // triton.next_power_of_2(self.num_chunks))
+        )
         self.groups: Tensor | None = None
         self.supers: Tensor | None = None
 

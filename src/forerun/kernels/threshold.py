@@ -80,7 +80,7 @@ def threshold_kernel(
                 _scatter(few, place, w, (w > NEGATIVE) & (place < FEW))
                 tl.debug_barrier()
             if num_values <= FEW // 2:
-                threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW // 2, FEW // 2)
+                threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW // 2, FEW // 4)
             elif num_values <= FEW:
                 threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW, FEW // 4)
             else:
