@@ -13,6 +13,10 @@ NEGATIVE = tl.constexpr(float("-inf"))
 TINY = tl.constexpr(1.1754943508222875e-38)
 HUGE = tl.constexpr(3.4028234663852886e38)
 TILE = tl.constexpr(1024)  # math.laws.TILE
+PART = tl.constexpr(128)  # of a tile
+PARTS = tl.constexpr(8)
+LANES = tl.constexpr(32)  # of a warp: vectors of that length need no barriers, because every warp has them for itself
+EACH = tl.constexpr(4)  # entries of a part that a lane has
 LOG2_E = tl.constexpr(1.4426950408889634)
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
@@ -97,25 +101,27 @@ def log_probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GRE
 
 
 @triton.jit
-def pick(weights, u):
-    """The first entry at which the running sum of float64 `weights` passes u times their total: `math.laws._pick`.
+def pick_among(weights, goal, NUMBER: tl.constexpr):
+    """The first entry at which the running sum of float64 weights passes `goal`, and what of that is left inside it.
 
-    Returns it, what of the goal is left inside it, and the total.
+    `math.laws._pick` for `weights` that are a tuple of NUMBER vectors: what stands at one place of all of them are
+    neighbours. Past the end, where only rounding can carry a goal, it is the last entry that weighs anything.
     """
-    weights = tl.where((weights == weights) & (weights < float("inf")), weights, 0.0)
-    goal = u * tl.sum(weights, axis=0)
-    entry, left = pick_goal(weights, goal)
-    return entry, left, tl.sum(weights, axis=0)
-
-
-@triton.jit
-def pick_goal(weights, goal):
-    running = tl.cumsum(weights, axis=0)
-    column = tl.arange(0, weights.shape[0])
-    size: tl.constexpr = weights.shape[0]
-    # the first that passes, or else the last that weighs anything: one minimum, because every one costs a barrier
-    late = tl.where(weights > 0, 2 * size - column, 2 * size)
-    found = tl.min(tl.where(running > goal, column, late), axis=0)
-    entry = tl.where(found < size, found, 2 * size - found)
-    before = tl.max(tl.where(running <= goal, running, 0.0), axis=0)
-    return entry, tl.maximum(goal - before, 0.0)
+    place = tl.arange(0, weights[0].shape[0])
+    own = weights[0]
+    for j in tl.static_range(1, NUMBER):
+        own += weights[j]
+    size: tl.constexpr = weights[0].shape[0] * NUMBER
+    running, before = tl.cumsum(own, axis=0) - own, tl.zeros_like(own)
+    found = tl.full(place.shape, size, tl.int32)
+    for j in tl.static_range(NUMBER):
+        running += weights[j]
+        found = tl.minimum(found, tl.where(running > goal, place * NUMBER + j, size))
+        before = tl.where(running <= goal, running, before)
+    entry, rest = tl.min(found, axis=0), goal - tl.max(before, axis=0)
+    if entry == size:
+        last = tl.zeros_like(found)
+        for j in tl.static_range(NUMBER):
+            last = tl.where(weights[j] > 0, place * NUMBER + j, last)
+        entry, rest = tl.max(last, axis=0), tl.full((), float("inf"), tl.float64)  # nothing inside it passes either
+    return entry, rest

@@ -115,15 +115,12 @@ def _reaches(v, w):
 
 
 @triton.jit
-def level_below(largest, num_largest, k, MOST: tl.constexpr, TRIED: tl.constexpr):
-    """A level that at least `k` values reach, or -inf; `largest` are the largest values of disjoint groups, in memory.
+def level_below(largest, levels, k):
+    """Of `levels` the largest that at least `k` values reach, or -inf; `largest` are those of disjoint groups of values.
 
-    They are values themselves, and so are the levels tried, which therefore lie some ranks apart whatever the values.
+    They are values themselves. Where the levels are some of them, they lie a few ranks apart whatever the values.
     """
-    place, tried = tl.arange(0, MOST), tl.arange(0, TRIED) * (MOST // TRIED)
-    every = once(largest, place, place < num_largest)
-    levels = tl.load(largest + tried, mask=tried < num_largest, other=NEGATIVE)
-    number = tl.sum(_reaches(every[:, None], levels[None, :]), axis=0)
+    number = tl.sum(_reaches(largest[:, None], levels[None, :]), axis=0)
     return tl.max(tl.where(number >= k, levels, NEGATIVE), axis=0)
 
 

@@ -14,7 +14,9 @@ from triton.language.extra import cuda
 from forerun.kernels.chunks import NOT_FOUND, cuts_of, side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, merged, peak_of, warped
 from forerun.kernels.search import cut_in_memory
-from forerun.kernels.select import cut_few, floor_of, level_below, places
+from forerun.kernels.select import cut_few, floor_of, level_below, once, places
+
+TRIED = tl.constexpr(16)  # of so many runs of groups one gives a level
 
 
 @triton.jit(do_not_specialize=["num_groups"])
@@ -52,6 +54,9 @@ def threshold_kernel(
         largest = tl.load(groups + r * num_groups + group, mask=group < num_groups, other=NEGATIVE)
         chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
         chunk_mass = tl.load(masses + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
+        run, tried = tl.arange(0, SUPERS), tl.arange(0, SUPERS // TRIED) * TRIED
+        some = once(supers + r * num_supers, run, run < num_supers)
+        levels = tl.load(supers + r * num_supers + tried, mask=tried < num_supers, other=NEGATIVE)
         divisor, plain = divisor_of(heat)
         peak, mass = peak_of(chunk_peak, 0), tl.full((), 0.0, tl.float64)
         if GREEDY:
@@ -65,8 +70,7 @@ def threshold_kernel(
             _, mass = merged(chunk_peak, chunk_mass, divisor, 0)
         if usable:
             largest = warped(largest, shift, divisor, SCALED)
-            wanted = tl.where(counts, k, NOT_FOUND)
-            level = level_below(supers + r * num_supers, num_supers, wanted, SUPERS, SUPERS // 16)
+            level = level_below(some, levels, tl.where(counts, k, NOT_FOUND))
             level = warped(level, shift, divisor, SCALED)
             floor = floor_of(least, base)
             num_values = FEW + 1
