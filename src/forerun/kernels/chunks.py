@@ -64,10 +64,9 @@ def chunk_kernel(
     peak_out, mass_out,  # [R, C]
     best_out,  # [R, C]
     groups_out,  # [R, G] the largest of each group
-    supers_out,  # [R, C * SUPERS] and of each run of groups
     p_rows, num_chunks, extra,
     GROUP: tl.constexpr, LANES: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
-    SUPERS: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row and chunk of GROUP x LANES entries; a group is what lies LANES apart."""
     r, c = tl.program_id(0), tl.program_id(1)
@@ -97,7 +96,5 @@ def chunk_kernel(
         if GREEDY:
             first = tl.min(tl.min(tl.where(x == peak, column, NOT_FOUND), axis=0), axis=0)
             tl.store(best_out + r * num_chunks + c, first)
-        if SUPERS:
+        if GROUPS:
             tl.store(groups_out + (r * num_chunks + c) * LANES + tl.arange(0, LANES), largest)
-            runs = tl.max(tl.reshape(largest, [SUPERS, LANES // SUPERS]), axis=1)
-            tl.store(supers_out + (r * num_chunks + c) * SUPERS + tl.arange(0, SUPERS), runs)

@@ -115,11 +115,14 @@ def _reaches(v, w):
 
 
 @triton.jit
-def level_below(largest, levels, k):
-    """Of `levels` the largest that at least `k` values reach, or -inf; `largest` are those of disjoint groups of values.
+def level_below(largest, k):
+    """A level that at least `k` values reach, or -inf; `largest` [N] are the largest values of disjoint groups.
 
-    They are values themselves. Where the levels are some of them, they lie a few ranks apart whatever the values.
+    They are values themselves, and so are the levels that are tried: whatever the values, those lie a few ranks apart,
+    closer together where k is small (of eight values the largest among the smaller ones of four pairs).
     """
+    halves = tl.min(tl.reshape(largest, [largest.shape[0] // 8, 4, 2]), axis=2)
+    levels = tl.max(halves, axis=1)
     number = tl.sum(_reaches(largest[:, None], levels[None, :]), axis=0)
     return tl.max(tl.where(number >= k, levels, NEGATIVE), axis=0)
 

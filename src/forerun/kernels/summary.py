@@ -105,27 +105,20 @@ class _Work:
         self.block = self.lanes * self.group
         self.num_chunks = triton.cdiv(vocab, self.block)
         self.num_groups = self.num_chunks * self.lanes
-        # of a chunk: those of all chunks are more than half of what is asked for, and at most that
-        self.num_supers = self.has_groups * min(
-            self.lanes, max(1, tuning.super // triton.next_power_of_2(self.num_chunks))
-        )
         self.groups: Tensor | None = None
-        self.supers: Tensor | None = None
 
     def chunks(self, lengths: Tensor, extra: int) -> Summaries:
         device, shape = lengths.device, (self.rows, self.num_chunks)
         peak = torch.empty(shape, dtype=torch.float32, device=device)
         mass = torch.empty(shape, dtype=torch.float64, device=device)
         best = torch.empty(shape if self.greedy else (1, 1), dtype=torch.int32, device=device)
-        kept_rows = self.rows if self.has_groups else 1
-        self.groups = torch.empty(kept_rows, self.num_groups, device=device)
-        self.supers = torch.empty(kept_rows, self.num_chunks * self.num_supers, device=device)
+        self.groups = torch.empty(self.rows if self.has_groups else 1, self.num_groups, device=device)
         chunk_kernel[(self.rows, self.num_chunks)](
             *self._sides(lengths),
-            peak, mass, best, self.groups, self.supers,
+            peak, mass, best, self.groups,
             self.target_rows, self.num_chunks, extra,
             GROUP=self.group, LANES=self.lanes, HAS_DRAFT=self.has_draft, SCALED=self.scaled, GREEDY=self.greedy,
-            SUPERS=self.num_supers, **overlapping(device, self.tuning), num_warps=self.warps,
+            GROUPS=self.has_groups, **overlapping(device, self.tuning), num_warps=self.warps,
         )  # fmt: skip
         return Summaries(peak, mass, peak, best)
 
@@ -137,14 +130,14 @@ class _Work:
     def _short(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
         """Every row has a small top-k."""
         device, tuning = lengths.device, self.tuning
-        wide = max(32 * tuning.threshold_warps, triton.next_power_of_2(self.num_groups) // 32)
+        wide = max(tuning.super, triton.next_power_of_2(self.num_groups) // 32)
         groups = torch.empty(self.rows, tuning.hot, dtype=torch.int32, device=device)
         values = torch.empty(self.rows, tuning.few, dtype=torch.float32, device=device)
         threshold_kernel[(self.rows,)](
-            *self._sides(lengths), *self._parameters(), sums.peak, sums.mass, sums.best, self.groups, self.supers,
-            groups, values, own.peak, own.mass, own.threshold, own.best,
-            self.target_rows, self.num_chunks, self.num_groups, self.num_chunks * self.num_supers, extra,
-            CHUNKS=triton.next_power_of_2(self.num_chunks), SUPERS=tuning.super, HOT=tuning.hot, GROUP=self.group,
+            *self._sides(lengths), *self._parameters(), sums.peak, sums.mass, sums.best, self.groups, groups, values,
+            own.peak, own.mass, own.threshold, own.best,
+            self.target_rows, self.num_chunks, self.num_groups, extra,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), HOT=tuning.hot, GROUP=self.group,
             DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, wide)), WIDE=wide, LANES=self.lanes,
             FEW=tuning.few, SCAN=tuning.scan, GREEDY=self.greedy, **self._flags(device),
             num_warps=tuning.threshold_warps,

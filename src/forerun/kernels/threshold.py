@@ -14,9 +14,7 @@ from triton.language.extra import cuda
 from forerun.kernels.chunks import NOT_FOUND, cuts_of, side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, merged, peak_of, warped
 from forerun.kernels.search import cut_in_memory
-from forerun.kernels.select import cut_few, floor_of, level_below, once, places
-
-TRIED = tl.constexpr(16)  # of so many runs of groups one gives a level
+from forerun.kernels.select import cut_few, floor_of, level_below, places
 
 
 @triton.jit(do_not_specialize=["num_groups"])
@@ -25,12 +23,12 @@ def threshold_kernel(
     p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
     q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
     p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
-    peaks, masses, bests, groups, supers,
+    peaks, masses, bests, groups,
     hot_groups,  # [R, HOT] int32, scratch
     values,  # [R, FEW] float32, scratch
     peak_out, mass_out, threshold_out, best_out,  # [R]
-    p_rows, num_chunks, num_groups, num_supers, extra,
-    CHUNKS: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr, SUPERS: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
+    p_rows, num_chunks, num_groups, extra,
+    CHUNKS: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr,
     GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -54,9 +52,6 @@ def threshold_kernel(
         largest = tl.load(groups + r * num_groups + group, mask=group < num_groups, other=NEGATIVE)
         chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
         chunk_mass = tl.load(masses + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
-        run, tried = tl.arange(0, SUPERS), tl.arange(0, SUPERS // TRIED) * TRIED
-        some = once(supers + r * num_supers, run, run < num_supers)
-        levels = tl.load(supers + r * num_supers + tried, mask=tried < num_supers, other=NEGATIVE)
         divisor, plain = divisor_of(heat)
         peak, mass = peak_of(chunk_peak, 0), tl.full((), 0.0, tl.float64)
         if GREEDY:
@@ -70,8 +65,7 @@ def threshold_kernel(
             _, mass = merged(chunk_peak, chunk_mass, divisor, 0)
         if usable:
             largest = warped(largest, shift, divisor, SCALED)
-            level = level_below(some, levels, tl.where(counts, k, NOT_FOUND))
-            level = warped(level, shift, divisor, SCALED)
+            level = level_below(tl.max(largest, axis=0), tl.where(counts, k, NOT_FOUND))
             floor = floor_of(least, base)
             num_values = FEW + 1
             hot, few = hot_groups + r * HOT, values + r * FEW

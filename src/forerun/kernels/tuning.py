@@ -29,7 +29,7 @@ class Tuning:
     overlap: bool = True  # launches begin while those before them still run (compute capability 9.0 and later)
     groups: int = 8192  # of a row, at most
     hot: int = 256  # groups whose entries one program holds to cut them
-    super: int = 512  # groups of groups, at most, whose largest entries give a level below the threshold
+    super: int = 256  # groups of groups, whose largest entries give a level below the threshold
     few: int = 256  # values compared with each other
     threshold_warps: int = 4  # half as many threads as values compared: each then holds whole sums
     sample: int = 4096  # entries that estimate where a nucleus ends
