@@ -1,4 +1,4 @@
-"""Drawing the next token: sums over tiles of what is left, then the tile, then the token. Device code of `verify`."""
+"""Drawing the next token: sums over parts of what is left, then the part, then the token. Device code of `verify`."""
 
 from __future__ import annotations
 
@@ -24,19 +24,9 @@ from forerun.kernels.judge import (
     target_logits,
     target_side,
 )
-from forerun.kernels.law import (
-    EACH,
-    LANES,
-    NEGATIVE,
-    PART,
-    PARTS,
-    TILE,
-    log_probability,
-    pick_among,
-    probability,
-    warped,
-)
+from forerun.kernels.law import NEGATIVE, TILE, log_probability, warped
 from forerun.kernels.philox import FINAL, uniform
+from forerun.kernels.pick import EACH, LANES, PART, PARTS, part_sums, pick_among, pick_from_p, pick_part, summed
 
 HEAD = tl.constexpr(3)  # entries of a result before the log-probabilities
 
@@ -129,9 +119,7 @@ def sum_kernel(
                 column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
                 inside = column < p_vocab
                 row = tl.load(p_start + column, mask=inside, other=NEGATIVE).to(tl.float32)
-                y, own, wanted = draft_row(
-                    column, inside & refused, q_first, q_vocab, places, pointed, KIND, REDUCED
-                )
+                y, own, wanted = draft_row(column, inside & refused, q_first, q_vocab, places, pointed, KIND, REDUCED)
                 w = warped(row, shift_n, divisor, SCALED)
                 if not SUMMED:
                     if not refused:  # the sigmoid rule's bonus: relative to the peak of these tiles
@@ -215,41 +203,6 @@ def pick_kernel(
 
 
 @triton.jit
-def part_sums(values, TILES: tl.constexpr):
-    """Float64 sums of parts of [TILES, TILE] weights; of four neighbours in float32, whose rounding averages out."""
-    fours = tl.sum(tl.reshape(values, [TILES, PARTS, PART // 4, 4]), axis=3)
-    return tl.sum(fours.to(tl.float64), axis=2)
-
-
-@triton.jit
-def _summed(sums, num_tiles, ALL: tl.constexpr):
-    """The sums of all parts [num_tiles, PARTS]: a tuple of PARTS vectors [ALL]."""
-    tile = tl.arange(0, ALL)
-    found = ()
-    for j in tl.static_range(PARTS):
-        found += (tl.load(sums + tile * PARTS + j, mask=tile < num_tiles, other=0.0, cache_modifier=".cg"),)
-    return found
-
-
-@triton.jit
-def _pick_part(sums, scale, u):
-    """The part in which u falls, counted through all tiles, what of the goal is left inside it, and the total.
-
-    Sums of a tile are multiplied by its `scale`; a tile with NaN or infinity in it counts as empty.
-    """
-    own = sums[0]
-    for j in tl.static_range(1, PARTS):
-        own += sums[j]
-    whole = (own == own) & (own < float("inf"))
-    weights = ()
-    for j in tl.static_range(PARTS):
-        weights += (tl.where(whole, sums[j] * scale, 0.0),)
-    total = tl.sum(tl.where(whole, own * scale, 0.0), axis=0)
-    part, rest = pick_among(weights, u * total, PARTS)
-    return part, rest, total
-
-
-@triton.jit
 def conclude(
     b, i, n, length, log_p, log_q, finite, final, key, request, turn, uniforms,
     p_logits, p_row, p_stride, p_vocab, shift, divisor, log_mass, threshold, best,
@@ -274,7 +227,7 @@ def conclude(
         n = block_count(i, length, weights, tl.sum(every, axis=1), key, request, turn)
         weight, row = at(weights, i, n), b * positions + n
         store_head(b, i, n, finite, log_p, out, positions)
-    parts = _summed(sums + row * num_tiles * PARTS, num_tiles, ALL)
+    parts = summed(sums + row * num_tiles * PARTS, num_tiles, ALL)
     refused = n < length
     log_mass_n, scale = at(log_mass, i, n), tl.full([ALL], 1.0, tl.float64)
     if not SUMMED:
@@ -287,12 +240,12 @@ def conclude(
         u = tl.load(uniforms + b)
     else:
         u = at(final, i, n)
-    part, rest, total = _pick_part(parts, scale, u)
+    part, rest, total = pick_part(parts, scale, u)
     sparse = (b * sparse_positions + n) * num_sparse
     finish(
-        b, n, u, part, rest, total, refused, p_logits + at(p_row, i, n) * p_stride, at(shift, i, n), divisor, log_mass_n,
-        at(threshold, i, n), at(best, i, n), p_vocab, q_logits + at(q_row, i, n) * q_stride, at(q_shift, i, n),
-        q_divisor, at(q_log_mass, i, n), at(q_threshold, i, n), at(q_best, i, n), q_vocab, places,
+        b, n, u, part, rest, total, refused, p_logits + at(p_row, i, n) * p_stride, at(shift, i, n), divisor,
+        log_mass_n, at(threshold, i, n), at(best, i, n), p_vocab, q_logits + at(q_row, i, n) * q_stride,
+        at(q_shift, i, n), q_divisor, at(q_log_mass, i, n), at(q_threshold, i, n), at(q_best, i, n), q_vocab, places,
         at(point, i, n), pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
         out, kept, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
     )  # fmt: skip
@@ -319,7 +272,7 @@ def finish(
     """Draw the token inside the part that was picked. Where rounding left nothing after a refusal, draw from p."""
     nothing = refused & (total <= 0.0)
     if nothing:
-        part, rest = _pick_from_p(p_row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+        part, rest = pick_from_p(p_row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
     refused = refused & (total > 0.0)
     first = part * PART + tl.arange(0, LANES) * EACH
     loaded = ()
@@ -368,47 +321,3 @@ def _drawn_log(
     """log p of the token that was drawn; its logit has just been read."""
     w = warped(tl.load(row + token).to(tl.float32), shift, divisor, SCALED)
     return log_probability(w, token, log_mass, threshold, best, CUT, GREEDY).to(tl.float64)
-
-
-@triton.jit
-def _pick_from_p(
-    row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED: tl.constexpr, CUT: tl.constexpr,
-    GREEDY: tl.constexpr,
-):  # fmt: skip
-    """The part of p in which u falls, one tile after the other, then its parts: as good as never needed."""
-    total = tl.full((), 0.0, tl.float64)
-    for start in range(0, vocab, TILE):
-        total += _span_sum(row, start, shift, divisor, log_mass, threshold, best, vocab, TILE, SCALED, CUT, GREEDY)
-    first, rest = _pick_span(
-        row, 0, vocab, u * total, shift, divisor, log_mass, threshold, best, vocab, TILE, SCALED, CUT, GREEDY
-    )
-    first, rest = _pick_span(
-        row, first, first + TILE, rest, shift, divisor, log_mass, threshold, best, vocab, PART, SCALED, CUT, GREEDY
-    )
-    return first // PART, rest
-
-
-@triton.jit
-def _pick_span(
-    row, first, end, goal, shift, divisor, log_mass, threshold, best, vocab, SPAN: tl.constexpr, SCALED: tl.constexpr,
-    CUT: tl.constexpr, GREEDY: tl.constexpr,
-):  # fmt: skip
-    """Where between two columns a span begins in which the goal falls, and what of it is left there."""
-    before, found, rest = tl.full((), 0.0, tl.float64), tl.full((), 0, tl.int32) + first, goal
-    for start in range(first, end, SPAN):
-        own = _span_sum(row, start, shift, divisor, log_mass, threshold, best, vocab, SPAN, SCALED, CUT, GREEDY)
-        here = (own > 0) & (before <= goal)
-        found, rest = tl.where(here, start, found), tl.where(here, goal - before, rest)
-        before += own
-    return found, rest
-
-
-@triton.jit
-def _span_sum(
-    row, start, shift, divisor, log_mass, threshold, best, vocab, SPAN: tl.constexpr, SCALED: tl.constexpr,
-    CUT: tl.constexpr, GREEDY: tl.constexpr,
-):  # fmt: skip
-    column = start + tl.arange(0, SPAN)
-    x = tl.load(row + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
-    p = probability(warped(x, shift, divisor, SCALED), column, log_mass, threshold, best, CUT, GREEDY)
-    return tl.sum(tl.where(column < vocab, p, 0.0).to(tl.float64), axis=0)

@@ -13,10 +13,6 @@ NEGATIVE = tl.constexpr(float("-inf"))
 TINY = tl.constexpr(1.1754943508222875e-38)
 HUGE = tl.constexpr(3.4028234663852886e38)
 TILE = tl.constexpr(1024)  # math.laws.TILE
-PART = tl.constexpr(128)  # of a tile
-PARTS = tl.constexpr(8)
-LANES = tl.constexpr(32)  # of a warp: vectors of that length need no barriers, because every warp has them for itself
-EACH = tl.constexpr(4)  # entries of a part that a lane has
 LOG2_E = tl.constexpr(1.4426950408889634)
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
@@ -98,30 +94,3 @@ def log_probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GRE
     if GREEDY:
         log_p = tl.where(best >= 0, tl.where(column == best, 0.0, NEGATIVE), log_p)
     return log_p
-
-
-@triton.jit
-def pick_among(weights, goal, NUMBER: tl.constexpr):
-    """The first entry at which the running sum of float64 weights passes `goal`, and what of that is left inside it.
-
-    `math.laws._pick` for `weights` that are a tuple of NUMBER vectors: what stands at one place of all of them are
-    neighbours. Past the end, where only rounding can carry a goal, it is the last entry that weighs anything.
-    """
-    place = tl.arange(0, weights[0].shape[0])
-    own = weights[0]
-    for j in tl.static_range(1, NUMBER):
-        own += weights[j]
-    size: tl.constexpr = weights[0].shape[0] * NUMBER
-    running, before = tl.cumsum(own, axis=0) - own, tl.zeros_like(own)
-    found = tl.full(place.shape, size, tl.int32)
-    for j in tl.static_range(NUMBER):
-        running += weights[j]
-        found = tl.minimum(found, tl.where(running > goal, place * NUMBER + j, size))
-        before = tl.where(running <= goal, running, before)
-    entry, rest = tl.min(found, axis=0), goal - tl.max(before, axis=0)
-    if entry == size:
-        last = tl.zeros_like(found)
-        for j in tl.static_range(NUMBER):
-            last = tl.where(weights[j] > 0, place * NUMBER + j, last)
-        entry, rest = tl.max(last, axis=0), tl.full((), float("inf"), tl.float64)  # nothing inside it passes either
-    return entry, rest

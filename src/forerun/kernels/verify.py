@@ -18,7 +18,8 @@ from torch import Tensor
 from forerun.kernels.counters import counters
 from forerun.kernels.draw import HEAD, pick_kernel, sum_kernel
 from forerun.kernels.judge import BLOCK_RULE, GREEDY_RULE, LOGITS, NO_DRAFT, SIGMOID, TOKEN
-from forerun.kernels.law import PARTS, TILE
+from forerun.kernels.law import TILE
+from forerun.kernels.pick import PARTS
 from forerun.kernels.proposal import DTYPES, Proposal, logits_of, proposal_of
 from forerun.kernels.summary import Logits, Summaries, summarise
 from forerun.kernels.tuning import TUNING, Tuning, overlapping
