@@ -1,4 +1,4 @@
-"""Drawing the next token: sums over parts of what is left, then the part, then the token. Device code of `verify`."""
+"""Drawing the next token: sums over tiles of what is left, then the tile, then the token. Device code of `verify`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from forerun.kernels.judge import (
     target_logits,
     target_side,
 )
-from forerun.kernels.law import NEGATIVE, TILE, log_probability, warped
+from forerun.kernels.law import NEGATIVE, TILE, log_probability, pick, pick_goal, probability, warped
 from forerun.kernels.philox import FINAL, uniform
-from forerun.kernels.pick import EACH, LANES, PART, PARTS, part_sums, pick_among, pick_from_p, pick_part, summed
 
 HEAD = tl.constexpr(3)  # entries of a result before the log-probabilities
 
@@ -44,7 +43,7 @@ def sum_kernel(
     seed, request_id, round_, uniforms, alpha, beta,
     out,  # [B, 3 + P] int64: kept tokens, next token, finite, log-probabilities of what is emitted (float64 bits)
     split_peaks,  # [B, S * LOOPS] float32, the sigmoid rule's
-    sums,  # [B, P or 1, T, PARTS] float64, of the parts of tiles
+    sums,  # [B, P or 1, T] float64, of tiles
     counters,  # [B] int32, how many programs of a row are done: 0 before and after
     num_tiles, num_splits,
     CHUNKS: tl.constexpr, KP: tl.constexpr, ALL: tl.constexpr, TILES: tl.constexpr, LOOPS: tl.constexpr,
@@ -131,8 +130,7 @@ def sum_kernel(
                     pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
                     KIND, RULE, SCALED, CUT, GREEDY,
                 )  # fmt: skip
-                part = tile[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
-                tl.store(sums + place * PARTS + part, part_sums(value, TILES), mask=part < num_tiles * PARTS)
+                tl.store(sums + place + tile, tile_sums(value, TILES), mask=tile < num_tiles)
         if LAST:
             tl.debug_barrier()  # the count is one thread's; what the others stored comes before it
             programs = num_splits
@@ -203,6 +201,15 @@ def pick_kernel(
 
 
 @triton.jit
+def tile_sums(values, TILES: tl.constexpr):
+    """Float64 sums of [TILES, TILE] weights; of each four neighbours in float32, whose rounding averages out."""
+    if values.dtype == tl.float32:
+        fours = tl.reshape(values, [TILES, TILE // 4, 4])
+        values = tl.sum(fours, axis=2).to(tl.float64)
+    return tl.sum(values, axis=1)
+
+
+@triton.jit
 def conclude(
     b, i, n, length, log_p, log_q, finite, final, key, request, turn, uniforms,
     p_logits, p_row, p_stride, p_vocab, shift, divisor, log_mass, threshold, best,
@@ -216,36 +223,34 @@ def conclude(
     """All sums of a row are there: under the block rule decide what is kept, then draw."""
     tile = tl.arange(0, ALL)
     weight = tl.full((), 1.0, tl.float64)
-    row = b
     if RULE == BLOCK_RULE:
         place = (b * positions + i[:, None]) * num_tiles + tile[None, :]
         there = (i <= length)[:, None] & (tile < num_tiles)[None, :]
-        every = tl.zeros([KP, ALL], tl.float64)
-        for j in tl.static_range(PARTS):
-            every += tl.load(sums + place * PARTS + j, mask=there, other=0.0, cache_modifier=".cg")
+        every = tl.load(sums + place, mask=there, other=0.0, cache_modifier=".cg")
         weights = block_weights(i, length, log_p, log_q, KP)
         n = block_count(i, length, weights, tl.sum(every, axis=1), key, request, turn)
-        weight, row = at(weights, i, n), b * positions + n
+        weight = at(weights, i, n)
+        sum_ = tl.sum(tl.where((i == n)[:, None], every, 0.0), axis=0)
         store_head(b, i, n, finite, log_p, out, positions)
-    parts = summed(sums + row * num_tiles * PARTS, num_tiles, ALL)
+    else:
+        sum_ = tl.load(sums + b * num_tiles + tile, mask=tile < num_tiles, other=0.0, cache_modifier=".cg")
     refused = n < length
-    log_mass_n, scale = at(log_mass, i, n), tl.full([ALL], 1.0, tl.float64)
+    log_mass_n = at(log_mass, i, n)
     if not SUMMED:
         peaks = split_peaks + b * num_splits * LOOPS + tile // TILES
         local = tl.load(peaks, mask=tile < num_tiles, other=NEGATIVE, cache_modifier=".cg")
         log_mass_n = tl.max(local, axis=0)
         if not refused:
-            scale = tl.exp((local - log_mass_n).to(tl.float64))
+            sum_ *= tl.exp((local - log_mass_n).to(tl.float64))
     if GIVEN:
         u = tl.load(uniforms + b)
     else:
         u = at(final, i, n)
-    part, rest, total = pick_part(parts, scale, u)
     sparse = (b * sparse_positions + n) * num_sparse
     finish(
-        b, n, u, part, rest, total, refused, p_logits + at(p_row, i, n) * p_stride, at(shift, i, n), divisor,
-        log_mass_n, at(threshold, i, n), at(best, i, n), p_vocab, q_logits + at(q_row, i, n) * q_stride,
-        at(q_shift, i, n), q_divisor, at(q_log_mass, i, n), at(q_threshold, i, n), at(q_best, i, n), q_vocab, places,
+        b, n, u, sum_, refused, p_logits + at(p_row, i, n) * p_stride, at(shift, i, n), divisor, log_mass_n,
+        at(threshold, i, n), at(best, i, n), p_vocab, q_logits + at(q_row, i, n) * q_stride, at(q_shift, i, n),
+        q_divisor, at(q_log_mass, i, n), at(q_threshold, i, n), at(q_best, i, n), q_vocab, places,
         at(point, i, n), pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
         out, kept, positions, KIND, RULE, REDUCED, SCALED, CUT, GREEDY, SUMMED, GIVEN,
     )  # fmt: skip
@@ -263,47 +268,39 @@ def store_head(b, i, n, finite, log_p, out, positions):
 
 @triton.jit
 def finish(
-    b, n, u, part, rest, total, refused, p_row, shift, divisor, log_mass, threshold, best, vocab,
+    b, n, u, sums, refused, p_row, shift, divisor, log_mass, threshold, best, vocab,
     q_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
     point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta, out, kept, positions,
     KIND: tl.constexpr, RULE: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
     GREEDY: tl.constexpr, SUMMED: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """Draw the token inside the part that was picked. Where rounding left nothing after a refusal, draw from p."""
+    """Draw: the tile from the sums, then the token inside it. Where rounding left nothing after a refusal, from p."""
+    tile, rest, total = pick(sums, u)
     nothing = refused & (total <= 0.0)
     if nothing:
-        part, rest = pick_from_p(p_row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+        tile, rest = _pick_tile(p_row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
     refused = refused & (total > 0.0)
-    first = part * PART + tl.arange(0, LANES) * EACH
-    loaded = ()
-    for j in tl.static_range(EACH):
-        inside = first + j < vocab
-        x = tl.load(p_row + first + j, mask=inside, other=NEGATIVE).to(tl.float32)
-        y, own, wanted = draft_row(first + j, inside & refused, q_row, q_vocab, places, is_point, KIND, REDUCED)
-        loaded += ((x, y, own, wanted),)
-    tl.debug_barrier()  # or the compiler would look at some before it asks for the others
-    weights = ()
-    for j in tl.static_range(EACH):
-        x, y, own, wanted = loaded[j]
-        value = left_over(
-            first + j, first + j < vocab, x, warped(x, shift, divisor, SCALED), divisor, log_mass, threshold, best,
-            refused, y, own, wanted, q_shift, q_divisor, q_log_mass, q_threshold, q_best,
-            point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta,
-            KIND, RULE, SCALED, CUT, GREEDY,
-        )  # fmt: skip
-        weights += (value.to(tl.float64),)
-    entry, _ = pick_among(weights, rest, EACH)
-    token = part * PART + entry
+    column = tile * TILE + tl.arange(0, TILE)
+    inside = column < vocab
+    x = tl.load(p_row + column, mask=inside, other=NEGATIVE).to(tl.float32)
+    y, own, wanted = draft_row(column, inside & refused, q_row, q_vocab, places, is_point, KIND, REDUCED)
+    w = warped(x, shift, divisor, SCALED)
+    value = left_over(
+        column, inside, x, w, divisor, log_mass, threshold, best, refused,
+        y, own, wanted, q_shift, q_divisor, q_log_mass, q_threshold, q_best,
+        point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta,
+        KIND, RULE, SCALED, CUT, GREEDY,
+    )  # fmt: skip
+    entry, _ = pick_goal(value.to(tl.float64), rest)
     head = out + b * (HEAD + positions)
     log_p = tl.full((), float("nan"), tl.float64)
     if SUMMED:
-        log_p = _drawn_log(token, p_row, shift, divisor, log_mass, threshold, best, SCALED, CUT, GREEDY)
+        log_p = _drawn_log(entry, w, column, log_mass, threshold, best, CUT, GREEDY)
     else:
         if not refused:
-            log_p = _drawn_log(token, p_row, shift, divisor, log_mass, threshold, best, SCALED, CUT, GREEDY)
-            log_p -= tl.log(total)
+            log_p = _drawn_log(entry, w, column, log_mass, threshold, best, CUT, GREEDY) - tl.log(total)
         tl.store(head + 2, (total - total == 0).to(tl.int64))
-    tl.store(head + 1, token.to(tl.int64))
+    tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
     tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))
     if GIVEN:  # a draft's own draw: what its verification needs of the row
         kept += b * KEPT_WIDTH
@@ -315,9 +312,36 @@ def finish(
 
 
 @triton.jit
-def _drawn_log(
-    token, row, shift, divisor, log_mass, threshold, best, SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr
-):
-    """log p of the token that was drawn; its logit has just been read."""
-    w = warped(tl.load(row + token).to(tl.float32), shift, divisor, SCALED)
-    return log_probability(w, token, log_mass, threshold, best, CUT, GREEDY).to(tl.float64)
+def _drawn_log(entry, w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
+    log_p = log_probability(w, column, log_mass, threshold, best, CUT, GREEDY)
+    return at(log_p, tl.arange(0, TILE), entry).to(tl.float64)
+
+
+@triton.jit
+def _pick_tile(
+    row, u, shift, divisor, log_mass, threshold, best, vocab, SCALED: tl.constexpr, CUT: tl.constexpr,
+    GREEDY: tl.constexpr,
+):  # fmt: skip
+    """The tile of p in which u falls, one tile after the other: as good as never needed."""
+    total = tl.full((), 0.0, tl.float64)
+    for start in range(0, vocab, TILE):
+        total += _tile_sum(row, start, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+    goal, before = u * total, tl.full((), 0.0, tl.float64)
+    tile, rest = tl.full((), 0, tl.int32), goal
+    for start in range(0, vocab, TILE):
+        own = _tile_sum(row, start, shift, divisor, log_mass, threshold, best, vocab, SCALED, CUT, GREEDY)
+        here = (own > 0) & (before <= goal)
+        tile, rest = tl.where(here, start // TILE, tile), tl.where(here, goal - before, rest)
+        before += own
+    return tile, rest
+
+
+@triton.jit
+def _tile_sum(
+    row, start, shift, divisor, log_mass, threshold, best, vocab, SCALED: tl.constexpr, CUT: tl.constexpr,
+    GREEDY: tl.constexpr,
+):  # fmt: skip
+    column = start + tl.arange(0, TILE)
+    x = tl.load(row + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
+    p = probability(warped(x, shift, divisor, SCALED), column, log_mass, threshold, best, CUT, GREEDY)
+    return tl.sum(tl.where(column < vocab, p, 0.0).to(tl.float64), axis=0)

@@ -120,11 +120,13 @@ def left_over(
     """Weights at `column` to draw the next token from: p, or after a refusal the positive part of weight * p - q."""
     z = warped(y, q_shift, q_divisor, SCALED)
     if RULE == SIGMOID:
-        q = score(sigmoid_logit(y, z, q_divisor, q_threshold, SCALED, CUT), alpha, beta)
-        left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta)
-        left = tl.maximum(left - tl.where(wanted & (q == q), q, 0.0), 0.0)
-        # both, because loads that only one branch needs would be put off until it is taken
-        value = tl.where(refused, left, probability(w, column, log_mass, threshold, best, CUT, GREEDY))
+        value = tl.zeros_like(w)
+        if refused:
+            q = score(sigmoid_logit(y, z, q_divisor, q_threshold, SCALED, CUT), alpha, beta)
+            left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta)
+            value = tl.maximum(left - tl.where(wanted & (q == q), q, 0.0), 0.0)
+        else:
+            value = probability(w, column, log_mass, threshold, best, CUT, GREEDY)
     else:
         p = probability(w, column, log_mass, threshold, best, CUT, GREEDY)
         value = p

@@ -94,3 +94,27 @@ def log_probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GRE
     if GREEDY:
         log_p = tl.where(best >= 0, tl.where(column == best, 0.0, NEGATIVE), log_p)
     return log_p
+
+
+@triton.jit
+def pick(weights, u):
+    """The first entry at which the running sum of float64 `weights` passes u times their total: `math.laws._pick`.
+
+    Returns it, what of the goal is left inside it, and the total, which is NaN if any weight is.
+    """
+    total = tl.sum(weights, axis=0)
+    entry, left = pick_goal(weights, u * total)
+    return entry, left, total
+
+
+@triton.jit
+def pick_goal(weights, goal):
+    running = tl.cumsum(weights, axis=0)
+    column = tl.arange(0, weights.shape[0])
+    size: tl.constexpr = weights.shape[0]
+    # the first that passes, or else the last that weighs anything: one minimum, because every one costs a barrier
+    late = tl.where(weights > 0, 2 * size - column, 2 * size)
+    found = tl.min(tl.where(running > goal, column, late), axis=0)
+    entry = tl.where(found < size, found, 2 * size - found)
+    before = tl.max(tl.where(running <= goal, running, 0.0), axis=0)
+    return entry, tl.where(found < size, goal - before, float("inf"))  # past the end nothing inside passes either

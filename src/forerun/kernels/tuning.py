@@ -31,7 +31,7 @@ class Tuning:
     hot: int = 256  # groups whose entries one program holds to cut them
     super: int = 256  # groups of groups, whose largest entries give a level below the threshold
     few: int = 256  # values compared with each other
-    threshold_warps: int = 4  # half as many threads as values compared: each then holds whole sums
+    threshold_warps: int = 4  # a thread for each of 128 values, as many as are compared as a rule
     sample: int = 4096  # entries that estimate where a nucleus ends
     bracket_warps: int = 4  # of the program that does so
     wide_depth: int = 4  # entries a lane of the second pass over the logits reads at once, 16 bytes a thread and step

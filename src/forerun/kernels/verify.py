@@ -19,7 +19,6 @@ from forerun.kernels.counters import counters
 from forerun.kernels.draw import HEAD, pick_kernel, sum_kernel
 from forerun.kernels.judge import BLOCK_RULE, GREEDY_RULE, LOGITS, NO_DRAFT, SIGMOID, TOKEN
 from forerun.kernels.law import TILE
-from forerun.kernels.pick import PARTS
 from forerun.kernels.proposal import DTYPES, Proposal, logits_of, proposal_of
 from forerun.kernels.summary import Logits, Summaries, summarise
 from forerun.kernels.tuning import TUNING, Tuning, overlapping
@@ -127,7 +126,7 @@ class Job:
         """Two launches, or three; more where something is cut. The sigmoid rule takes one where nothing is."""
         device = self.target.logits.device
         out = torch.empty(self.batch, HEAD.value + self.positions, dtype=torch.int64, device=device)
-        sums = torch.empty(self.batch * self.parts * self.num_tiles * PARTS.value, dtype=torch.float64, device=device)
+        sums = torch.empty(self.batch * self.parts * self.num_tiles, dtype=torch.float64, device=device)
         num_peaks = 0 if self.summed else self.batch * self.splits * self.loops
         peaks = torch.empty(num_peaks, dtype=torch.float32, device=device)
         given = (*self._inputs(), out, peaks, sums, counters(self.batch, device), self.num_tiles, self.splits)
