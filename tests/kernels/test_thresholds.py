@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forerun.config import SamplingParams
-from forerun.kernels import summary
+from forerun.kernels import summary, threshold
 from forerun.kernels.summary import Logits, summarise
 from forerun.kernels.tuning import TUNING
 from forerun.math.laws import log_sum_exp, warp
@@ -103,3 +103,20 @@ def test_small_top_k_everywhere_needs_no_second_pass(monkeypatch: pytest.MonkeyP
     for way in WAYS:
         kept, _ = kept_by_kernels(logits, params, way)
         assert torch.equal(kept, warp(logits, params) > -torch.inf)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a compiled kernel cannot be taken apart")
+def test_only_ties_are_searched_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact either way, but a hundred times slower: any small top-k of any distribution must go the short way."""
+    generator = torch.Generator().manual_seed(2)
+    flat = torch.randn(3, 9000, generator=generator)
+    logits = torch.stack([flat[0], 30.0 * flat[1].exp(), flat[2].sort(descending=True)[0]])
+    params = LawParams.stack([SamplingParams(temperature=0.8, top_k=k) for k in (128, 50, 1)])
+    index, nothing = torch.arange(3).unsqueeze(-1), torch.zeros(3, dtype=torch.int64)
+    monkeypatch.setattr(threshold, "cut_in_memory", None)
+    for order in (logits, logits.flip(0)):
+        found = summarise(Logits(order, index, params), nothing, None, TUNING)
+        cooled = warp(order, replace(params, any_top_k=False))
+        assert (cooled >= found.threshold.unsqueeze(-1)).sum(-1).tolist() == [128, 50, 1]
+    with pytest.raises(Exception, match="NoneType"):
+        summarise(Logits(torch.zeros_like(logits), index, params), nothing, None, TUNING)

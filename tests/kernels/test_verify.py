@@ -146,6 +146,17 @@ def test_broken_logits_are_flagged_and_hurt_nobody_else() -> None:
     assert broken.judged().next_token[3:].tolist() == want.next_token[3:].tolist()
 
 
+def test_the_sigmoid_rule_notices_broken_logits_where_it_draws() -> None:
+    round_ = make(1200, rows=2)
+    nothing = replace(round_.draft, lengths=torch.zeros_like(round_.draft.lengths))  # so that it draws from p
+    rows = round_.target.logits.view(2, -1, 1200)
+    rows[1, 0, 1100] = torch.nan
+    broken = Round(LogitLaw.dense(rows, round_.params), nothing, round_.keys, round_.params)
+    got, want = broken.judged(Sigmoid()), broken.expected(Sigmoid())
+    assert got.finite.tolist() == want.finite.tolist() == [True, False]
+    assert got.next_token[0] == want.next_token[0] and 0 <= got.next_token[1] < 1200
+
+
 def test_nan_in_the_drafts_law_refuses_and_takes_nothing_away() -> None:
     round_ = make(600)
     drafted = round_.draft.law.logits.clone()  # type: ignore[attr-defined]

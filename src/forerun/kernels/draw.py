@@ -18,6 +18,7 @@ from forerun.kernels.judge import (
     block_count,
     block_weights,
     count_kept,
+    draft_row,
     draft_side,
     left_over,
     target_logits,
@@ -66,7 +67,7 @@ def sum_kernel(
     p_row, known, x, heat = target_logits(
         b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, positions
     )
-    odds = acceptance(i, key, request, turn, RULE)
+    odds, final = acceptance(i, key, request, turn, RULE), uniform(key, request, turn, i.to(tl.int64), FINAL)
     EARLY: tl.constexpr = KEPT or not SUMMED or (KIND != LOGITS and KIND != MIXED)  # the draft waits for no summaries
     if PDL and not EARLY:
         cuda.gdc_wait()
@@ -101,21 +102,23 @@ def sum_kernel(
         tl.store(out + b * (HEAD + positions) + 1, at(best, i, n).to(tl.int64))
         tl.store(out + b * (HEAD + positions) + HEAD + n, tl.full((), 0, tl.int64))
     else:
+        refused = n < length
+        # here and not where they are needed: whoever draws needs them again
+        p_start, q_first = p_logits + at(p_row, i, n) * p_stride, q_logits + at(q_row, i, n) * q_stride
+        shift_n, log_mass_n, threshold_n = at(shift, i, n), at(log_mass, i, n), at(threshold, i, n)
+        best_n, point_n, q_shift_n = at(best, i, n), at(point, i, n), at(q_shift, i, n)
+        q_log_mass_n, q_threshold_n, q_best_n = at(q_log_mass, i, n), at(q_threshold, i, n), at(q_best, i, n)
         if n <= length:
-            refused = n < length
             place = b * num_tiles
             if RULE == BLOCK_RULE:
                 place = (b * positions + n) * num_tiles
             sparse = (b * sparse_positions + n) * num_sparse
-            p_start, q_first = p_logits + at(p_row, i, n) * p_stride, q_logits + at(q_row, i, n) * q_stride
-            shift_n, log_mass_n, threshold_n = at(shift, i, n), at(log_mass, i, n), at(threshold, i, n)
-            best_n, point_n, q_shift_n = at(best, i, n), at(point, i, n), at(q_shift, i, n)
-            q_log_mass_n, q_threshold_n, q_best_n = at(q_log_mass, i, n), at(q_threshold, i, n), at(q_best, i, n)
             for step in range(LOOPS):
                 tile = (s * LOOPS + step) * TILES + tl.arange(0, TILES)
                 column = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
                 inside = column < p_vocab
                 row = tl.load(p_start + column, mask=inside, other=NEGATIVE).to(tl.float32)
+                y, own, wanted = draft_row(column, inside & refused, q_first, q_vocab, places, pointed, KIND, REDUCED)
                 w = warped(row, shift_n, divisor, SCALED)
                 if not SUMMED:
                     if not refused:  # the sigmoid rule's bonus: relative to the peak of these tiles
@@ -123,9 +126,9 @@ def sum_kernel(
                     tl.store(split_peaks + b * num_splits * LOOPS + s * LOOPS + step, log_mass_n)
                 value = left_over(
                     column, inside, row, w, divisor, log_mass_n, threshold_n, best_n, refused,
-                    q_first, q_shift_n, q_divisor, q_log_mass_n, q_threshold_n, q_best_n, q_vocab, places, point_n,
+                    y, own, wanted, q_shift_n, q_divisor, q_log_mass_n, q_threshold_n, q_best_n, point_n,
                     pointed, sparse_ids + sparse, sparse_probs + sparse, num_sparse, weight, alpha, beta,
-                    KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
+                    KIND, RULE, SCALED, CUT, GREEDY,
                 )  # fmt: skip
                 tl.store(sums + place + tile, tile_sums(value, TILES), mask=tile < num_tiles)
         if LAST:
@@ -135,7 +138,7 @@ def sum_kernel(
                 programs = num_splits * positions
             if tl.atomic_add(counters + b, 1) == programs - 1:
                 conclude(
-                    b, i, n, length, log_p, log_q, finite, key, request, turn, uniforms,
+                    b, i, n, length, log_p, log_q, finite, final, key, request, turn, uniforms,
                     p_logits, p_row, p_stride, p_vocab, shift, divisor, log_mass, threshold, best,
                     q_logits, q_row, q_stride, q_vocab, q_shift, q_divisor, q_log_mass, q_threshold, q_best, places,
                     point, pointed, sparse_ids, sparse_probs, num_sparse, sparse_positions, alpha, beta,
@@ -167,6 +170,7 @@ def pick_kernel(
     p_row, known, x, heat = target_logits(
         b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, positions
     )
+    final = uniform(key, request, turn, i.to(tl.int64), FINAL)
     EARLY: tl.constexpr = KEPT or not SUMMED or (KIND != LOGITS and KIND != MIXED)
     if PDL and not EARLY:
         cuda.gdc_wait()
@@ -187,7 +191,7 @@ def pick_kernel(
     if RULE != BLOCK_RULE:
         n = tl.load(out + b * (HEAD + positions)).to(tl.int32)
     conclude(
-        b, i, n, length, log_p, log_q, finite, key, request, turn, uniforms,
+        b, i, n, length, log_p, log_q, finite, final, key, request, turn, uniforms,
         p_logits, p_row, p_stride, p_vocab, shift, divisor, log_mass, threshold, best,
         q_logits, q_row, q_stride, q_vocab, q_shift, q_divisor, q_log_mass, q_threshold, q_best, places,
         point, pointed, sparse_ids, sparse_probs, num_sparse, sparse_positions, alpha, beta,
@@ -207,7 +211,7 @@ def tile_sums(values, TILES: tl.constexpr):
 
 @triton.jit
 def conclude(
-    b, i, n, length, log_p, log_q, finite, key, request, turn, uniforms,
+    b, i, n, length, log_p, log_q, finite, final, key, request, turn, uniforms,
     p_logits, p_row, p_stride, p_vocab, shift, divisor, log_mass, threshold, best,
     q_logits, q_row, q_stride, q_vocab, q_shift, q_divisor, q_log_mass, q_threshold, q_best, places,
     point, pointed, sparse_ids, sparse_probs, num_sparse, sparse_positions, alpha, beta,
@@ -241,7 +245,7 @@ def conclude(
     if GIVEN:
         u = tl.load(uniforms + b)
     else:
-        u = uniform(key, request, turn, n.to(tl.int64), FINAL)
+        u = at(final, i, n)
     sparse = (b * sparse_positions + n) * num_sparse
     finish(
         b, n, u, sum_, refused, p_logits + at(p_row, i, n) * p_stride, at(shift, i, n), divisor, log_mass_n,
@@ -279,12 +283,13 @@ def finish(
     column = tile * TILE + tl.arange(0, TILE)
     inside = column < vocab
     x = tl.load(p_row + column, mask=inside, other=NEGATIVE).to(tl.float32)
+    y, own, wanted = draft_row(column, inside & refused, q_row, q_vocab, places, is_point, KIND, REDUCED)
     w = warped(x, shift, divisor, SCALED)
     value = left_over(
         column, inside, x, w, divisor, log_mass, threshold, best, refused,
-        q_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
+        y, own, wanted, q_shift, q_divisor, q_log_mass, q_threshold, q_best,
         point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta,
-        KIND, RULE, REDUCED, SCALED, CUT, GREEDY,
+        KIND, RULE, SCALED, CUT, GREEDY,
     )  # fmt: skip
     entry, _ = pick_goal(value.to(tl.float64), rest)
     head = out + b * (HEAD + positions)
@@ -298,12 +303,12 @@ def finish(
     tl.store(head + 1, (tile * TILE + entry).to(tl.int64))
     tl.store(head + HEAD + n, log_p.to(tl.int64, bitcast=True))
     if GIVEN:  # a draft's own draw: what its verification needs of the row
-        own = kept + b * KEPT_WIDTH
-        tl.store(own, shift)
-        tl.store(own + 1, log_mass)
-        tl.store(own + 2, threshold)
-        tl.store(own + 3, best.to(tl.float32))
-        tl.store(own + 4, log_p.to(tl.float32))
+        kept += b * KEPT_WIDTH
+        tl.store(kept, shift)
+        tl.store(kept + 1, log_mass)
+        tl.store(kept + 2, threshold)
+        tl.store(kept + 3, best.to(tl.float32))
+        tl.store(kept + 4, log_p.to(tl.float32))
 
 
 @triton.jit

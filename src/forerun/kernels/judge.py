@@ -9,7 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from forerun.kernels.law import NEGATIVE, divisor_of, log_mass_of, log_probability, merged, probability, warped
+from forerun.kernels.law import (
+    NEGATIVE,
+    divisor_of,
+    exponential,
+    inverse,
+    log_mass_of,
+    log_probability,
+    merged,
+    probability,
+    warped,
+)
 from forerun.kernels.philox import ACCEPT, uniform
 
 NO_DRAFT = tl.constexpr(0)
@@ -55,7 +65,7 @@ def merged_summary(
 @triton.jit
 def score(z, alpha, beta):
     """The sigmoid of Wagner et al. instead of a probability: 0 below alpha, 1 above beta (`math.sigmoid`)."""
-    inside = 1.0 / (1.0 + tl.exp((alpha - z) * (1.0 / (beta - alpha))))  # one division a kernel, not one a token
+    inside = inverse(1.0 + exponential((alpha - z) * (1.0 / (beta - alpha))))  # one division a kernel, not one a token
     return tl.where(z < alpha, 0.0, tl.where(z > beta, 1.0, inside))
 
 
@@ -78,33 +88,40 @@ def sigmoid_logit(x, w, divisor, threshold, SCALED: tl.constexpr, CUT: tl.conste
 
 @triton.jit
 def draft_row(
-    column, wanted, q_row, q_shift, q_divisor, q_vocab, places, REDUCED: tl.constexpr, SCALED: tl.constexpr
+    column, wanted, q_row, q_vocab, places, is_point, KIND: tl.constexpr, REDUCED: tl.constexpr
 ):  # fmt: skip
-    """The draft's logits at `column` where wanted, raw and warped, its places for them, and where it has any."""
+    """The draft's logits at `column` where wanted, its places for them, and where it has any.
+
+    Asked for beside the target's, before either is looked at: one trip to memory instead of two.
+    """
     place = column
-    if REDUCED:
-        place = tl.load(places + column, mask=wanted, other=-1)
-        wanted = wanted & (place >= 0)
-    else:
-        wanted = wanted & (column < q_vocab)
-    y = tl.load(q_row + place, mask=wanted, other=NEGATIVE).to(tl.float32)
-    return y, warped(y, q_shift, q_divisor, SCALED), place, wanted
+    y = tl.full(column.shape, NEGATIVE, tl.float32)
+    if KIND == LOGITS or KIND == MIXED:
+        if KIND == MIXED:
+            wanted = wanted & (is_point == 0)
+        if REDUCED:
+            place = tl.load(places + column, mask=wanted, other=-1)
+            wanted = wanted & (place >= 0)
+        else:
+            wanted = wanted & (column < q_vocab)
+        y = tl.load(q_row + place, mask=wanted, other=NEGATIVE).to(tl.float32)
+    return y, place, wanted
 
 
 @triton.jit
 def left_over(
     column, inside, x, w, divisor, log_mass, threshold, best,  # x logits of the target's row, w the same warped
     refused,  # whether q is to be taken away at all
-    q_row, q_shift, q_divisor, q_log_mass, q_threshold, q_best, q_vocab, places,
+    y, place, wanted,  # `draft_row`
+    q_shift, q_divisor, q_log_mass, q_threshold, q_best,
     point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta,
-    KIND: tl.constexpr, RULE: tl.constexpr, REDUCED: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr,
-    GREEDY: tl.constexpr,
+    KIND: tl.constexpr, RULE: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
     """Weights at `column` to draw the next token from: p, or after a refusal the positive part of weight * p - q."""
+    z = warped(y, q_shift, q_divisor, SCALED)
     if RULE == SIGMOID:
         value = tl.zeros_like(w)
         if refused:
-            y, z, place, wanted = draft_row(column, inside, q_row, q_shift, q_divisor, q_vocab, places, REDUCED, SCALED)
             q = score(sigmoid_logit(y, z, q_divisor, q_threshold, SCALED, CUT), alpha, beta)
             left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta)
             value = tl.maximum(left - tl.where(wanted & (q == q), q, 0.0), 0.0)
@@ -116,12 +133,6 @@ def left_over(
         if KIND != NO_DRAFT:
             q = tl.zeros_like(p)
             if KIND == LOGITS or KIND == MIXED:
-                wanted = inside & refused
-                if KIND == MIXED:
-                    wanted = wanted & (is_point == 0)
-                y, z, place, wanted = draft_row(
-                    column, wanted, q_row, q_shift, q_divisor, q_vocab, places, REDUCED, SCALED
-                )
                 q = probability(z, place, q_log_mass, q_threshold, q_best, CUT, GREEDY)
                 q = tl.where(wanted & (q == q), q, 0.0)
             if KIND == POINTS or KIND == MIXED:

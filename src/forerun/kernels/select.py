@@ -12,7 +12,6 @@ import triton.language as tl
 from forerun.kernels.law import COMPILED, NEGATIVE
 
 ROUNDS = tl.constexpr(6)  # of four levels each: thousands of values become a handful
-OTHERS = tl.constexpr(64)  # values that all are compared with at once
 ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
 
 
@@ -96,49 +95,89 @@ def between(values, weights, low, high):
 
 
 @triton.jit
-def level_below(largest, weights, need, base):
-    """A level that the answer certainly reaches, or -inf; `largest` are the largest values of disjoint groups.
-
-    They are values themselves: if enough of their weight lies at or above a level, so does the answer. First far
-    apart, then closer.
-    """
-    levels = four(base - 1.0, base - 4.0, base - 16.0, base - 64.0)
-    enough = at_least(largest, weights, base - 1.0, base - 4.0, base - 16.0, base - 64.0) >= need
-    low = tl.max(tl.where(enough, levels, NEGATIVE), axis=0)
-    high = tl.min(tl.where(enough, base, levels), axis=0)
-    for _ in range(2):
-        levels, found = between(largest, weights, low, high)
-        low, high = (
-            tl.max(tl.where(found >= need, levels, low), axis=0),
-            tl.min(tl.where(found < need, levels, high), axis=0),
-        )
-    return low
+def once(values, place, there):
+    """Values in memory, as a maximum with a row of nothing: so that what comes of them is computed once and handed
+    round, and not read and computed anew by every thread that needs it."""
+    there = there[None, :] & (tl.arange(0, 2)[:, None] == 0)
+    return tl.max(tl.load(values + place[None, :], mask=there, other=NEGATIVE), axis=0)
 
 
 @triton.jit
-def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.constexpr):
-    """Threshold and kept mass of few values in memory, their weights behind them: each is compared with each."""
-    place = tl.arange(0, FEW)
-    there = place < num_values
-    w = tl.load(values + place, mask=there, other=NEGATIVE)
-    own = tl.load(values + FEW + place, mask=there, other=0.0).to(tl.float64)
-    rank, reached = tl.zeros([FEW], tl.float32), tl.zeros([FEW], tl.float32)
+def _reaches(v, w):
+    """1.0 where `v` >= `w`, else 0.0: one instruction. Left to itself the compiler packs such answers into bits."""
+    if COMPILED:
+        number = tl.inline_asm_elementwise(
+            "set.ge.f32.f32 $0, $1, $2;", "=f,f,f", [v, w], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        number = (v >= w).to(tl.float32)
+    return number
+
+
+@triton.jit
+def level_below(largest, k):
+    """A level that at least `k` values reach, or -inf; `largest` [N] are the largest values of disjoint groups.
+
+    They are values themselves, and so are the levels that are tried: whatever the values, those lie a few ranks apart,
+    closer together where k is small (of eight values the largest among the smaller ones of four pairs).
+    """
+    halves = tl.min(tl.reshape(largest, [largest.shape[0] // 8, 4, 2]), axis=2)
+    levels = tl.max(halves, axis=1)
+    number = tl.sum(_reaches(largest[:, None], levels[None, :]), axis=0)
+    return tl.max(tl.where(number >= k, levels, NEGATIVE), axis=0)
+
+
+@triton.jit
+def _last_and_least(value, reached, other_value, other_reached):
+    return tl.maximum(value, other_value), tl.minimum(reached, other_reached)
+
+
+@triton.jit
+def _last_of(enough, w, reached):
+    """The largest value that has enough, and what it reaches: the least of those, because both are in one order."""
+    value, least = tl.where(enough, w, NEGATIVE), tl.where(enough, reached, float("inf"))
+    if COMPILED:  # one exchange between threads
+        value, least = tl.reduce((value, least), 0, _last_and_least)
+    else:
+        value, least = tl.max(value, axis=0), tl.min(least, axis=0)
+    return value, least
+
+
+@triton.jit
+def _ranked(values, num_values, w, base, OTHERS: tl.constexpr):
+    """How many values in memory are at or above each of `w`, and their mass in float64.
+
+    Every weight is cut in two float32 numbers: multiples of 2^-15, whose sums are exact, and the little that is left.
+    """
+    rank = tl.zeros(w.shape, tl.float32)
+    coarse, fine = rank, rank
     for start in range(0, num_values, OTHERS):
         other = start + tl.arange(0, OTHERS)
-        v = tl.load(values + other, mask=other < num_values, other=NEGATIVE)
-        weight = tl.load(values + FEW + other, mask=other < num_values, other=0.0)
-        above = v[:, None] >= w[None, :]  # this way round every sum is one thread's own
-        rank += tl.sum(tl.where(above, 1.0, 0.0), axis=0)
-        reached += tl.sum(tl.where(above, weight[:, None], 0.0), axis=0)
+        v = once(values, other, other < num_values)
+        weight = tl.exp(v - base)
+        most = (weight + 256.0) - 256.0
+        above = _reaches(v[:, None], w[None, :])  # this way round every sum is one thread's own
+        rank += tl.sum(above, axis=0)
+        coarse += tl.sum(above * most[:, None], axis=0)
+        fine += tl.sum(above * (weight - most)[:, None], axis=0)
+    return rank, coarse.to(tl.float64) + fine
+
+
+@triton.jit
+def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.constexpr, OTHERS: tl.constexpr):
+    """Threshold and kept mass of few values in memory: each is compared with each, OTHERS at once."""
+    place = tl.arange(0, FEW)
+    w = tl.load(values + place, mask=place < num_values, other=NEGATIVE)
+    rank, reached = _ranked(values, num_values, w, base, OTHERS)
     threshold = tl.full((), NEGATIVE, tl.float32)
     if counts:
-        threshold = tl.max(tl.where(there & (rank >= k), w, NEGATIVE), axis=0)
-        mass = tl.sum(tl.where(w >= threshold, own, 0.0), axis=0)
+        threshold, mass = _last_of(rank >= k, w, reached)
     if holds:
-        nucleus = tl.max(tl.where(there & (reached >= held(p, base, mass)), w, NEGATIVE), axis=0)
-        threshold = tl.maximum(threshold, nucleus)
-    threshold = tl.maximum(threshold, floor)
-    return threshold, tl.sum(tl.where(w >= threshold, own, 0.0), axis=0)
+        nucleus, least = _last_of(reached >= held(p, base, mass), w, reached)
+        threshold, mass = tl.maximum(threshold, nucleus), tl.minimum(mass, least)
+    if floor > threshold:
+        threshold, mass = floor, tl.max(tl.where(w >= floor, reached, 0.0), axis=0)
+    return threshold, mass
 
 
 @triton.jit

@@ -130,14 +130,15 @@ class _Work:
     def _short(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
         """Every row has a small top-k."""
         device, tuning = lengths.device, self.tuning
+        wide = max(tuning.super, triton.next_power_of_2(self.num_groups) // 32)
         groups = torch.empty(self.rows, tuning.hot, dtype=torch.int32, device=device)
-        values = torch.empty(self.rows, 2 * tuning.few, dtype=torch.float32, device=device)
+        values = torch.empty(self.rows, tuning.few, dtype=torch.float32, device=device)
         threshold_kernel[(self.rows,)](
             *self._sides(lengths), *self._parameters(), sums.peak, sums.mass, sums.best, self.groups, groups, values,
             own.peak, own.mass, own.threshold, own.best,
             self.target_rows, self.num_chunks, self.num_groups, extra,
-            CHUNKS=triton.next_power_of_2(self.num_chunks), SUPER=tuning.super, HOT=tuning.hot, GROUP=self.group,
-            DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, tuning.super)), LANES=self.lanes,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), HOT=tuning.hot, GROUP=self.group,
+            DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, wide)), WIDE=wide, LANES=self.lanes,
             FEW=tuning.few, SCAN=tuning.scan, GREEDY=self.greedy, **self._flags(device),
             num_warps=tuning.threshold_warps,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from forerun.kernels.search import cut_in_memory
 from forerun.kernels.select import cut_few, floor_of, level_below, places
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_groups"])
 def threshold_kernel(
     lengths,
     p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
@@ -25,10 +25,10 @@ def threshold_kernel(
     p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
     peaks, masses, bests, groups,
     hot_groups,  # [R, HOT] int32, scratch
-    values,  # [R, 2, FEW] float32, scratch: values, and their weights
+    values,  # [R, FEW] float32, scratch
     peak_out, mass_out, threshold_out, best_out,  # [R]
     p_rows, num_chunks, num_groups, extra,
-    CHUNKS: tl.constexpr, DEEP: tl.constexpr, SUPER: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
+    CHUNKS: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr,
     GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -47,7 +47,8 @@ def threshold_kernel(
         cuda.gdc_wait()
     if i < length + extra:
         chunk = tl.arange(0, CHUNKS)
-        group = tl.arange(0, DEEP)[:, None] * SUPER + tl.arange(0, SUPER)[None, :]
+        # where rows begin the compiler does not know, so it reads numbers one by one: a column is one thread's own
+        group = tl.arange(0, DEEP)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
         largest = tl.load(groups + r * num_groups + group, mask=group < num_groups, other=NEGATIVE)
         chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
         chunk_mass = tl.load(masses + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
@@ -64,24 +65,22 @@ def threshold_kernel(
             _, mass = merged(chunk_peak, chunk_mass, divisor, 0)
         if usable:
             largest = warped(largest, shift, divisor, SCALED)
-            some = tl.max(largest, axis=0)
-            weights = tl.where(counts, tl.where(some > NEGATIVE, 1.0, 0.0), tl.exp(some - base))
-            need = tl.where(counts, k.to(tl.float64), p * mass * 1.0001)  # rounding must not raise the level
-            level = level_below(some, weights, need.to(tl.float32), base)
+            level = level_below(tl.max(largest, axis=0), tl.where(counts, k, NOT_FOUND))
             floor = floor_of(least, base)
             num_values = FEW + 1
-            hot, few = hot_groups + r * HOT, values + r * 2 * FEW
+            hot, few = hot_groups + r * HOT, values + r * FEW
             slot, num_hot = places(largest >= level)
-            tl.store(hot + slot, group, mask=(largest >= level) & (slot < HOT))
+            _scatter(hot, slot, group, (largest >= level) & (slot < HOT))
             tl.debug_barrier()  # for all threads to read
             if (level > NEGATIVE) & (num_hot <= HOT):
                 w = _entries(row, hot, num_hot, vocab, shift, divisor, level, HOT, GROUP, LANES, SCALED)
                 place, num_values = places(w > NEGATIVE)
-                tl.store(few + place, w, mask=(w > NEGATIVE) & (place < FEW))
-                tl.store(few + FEW + place, tl.exp(w - base), mask=(w > NEGATIVE) & (place < FEW))
+                _scatter(few, place, w, (w > NEGATIVE) & (place < FEW))
                 tl.debug_barrier()
-            if num_values <= FEW:
-                threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW)
+            if num_values <= FEW // 2:
+                threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW // 2, FEW // 4)
+            elif num_values <= FEW:
+                threshold, mass = cut_few(few, num_values, base, mass, counts, k, holds, p, floor, FEW, FEW // 4)
             else:
                 threshold, mass = cut_in_memory(
                     row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
@@ -92,6 +91,13 @@ def threshold_kernel(
 
 
 @triton.jit
+def _scatter(start, place, values, wanted):
+    """Store [N, LANES] where they belong. Turned round, because of addresses it knows nothing of the compiler spreads
+    the first axis over the threads, and would have to move everything if that were not the lanes."""
+    tl.store(tl.trans(start + place), tl.trans(values), mask=tl.trans(wanted))
+
+
+@triton.jit
 def _entries(
     row, hot, num_hot, vocab, shift, divisor, level, HOT: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr,
     SCALED: tl.constexpr,
@@ -99,7 +105,7 @@ def _entries(
     """All entries at or above `level`, which lie in the groups listed in `hot`, and -inf: [GROUP, HOT]."""
     place = tl.arange(0, HOT)
     group = tl.load(hot + place, mask=place < num_hot, other=0)
-    column = (group // LANES * GROUP * LANES + group % LANES)[None, :] + tl.arange(0, GROUP)[:, None] * LANES
-    w = tl.load(row + column, mask=(place < num_hot)[None, :] & (column < vocab), other=NEGATIVE).to(tl.float32)
+    column = (group // LANES * GROUP * LANES + group % LANES)[:, None] + tl.arange(0, GROUP)[None, :] * LANES
+    w = tl.load(row + column, mask=(place < num_hot)[:, None] & (column < vocab), other=NEGATIVE).to(tl.float32)
     w = warped(w, shift, divisor, SCALED)
-    return tl.where(w >= level, w, NEGATIVE)
+    return tl.trans(tl.where(w >= level, w, NEGATIVE))

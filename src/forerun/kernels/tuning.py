@@ -29,9 +29,9 @@ class Tuning:
     overlap: bool = True  # launches begin while those before them still run (compute capability 9.0 and later)
     groups: int = 8192  # of a row, at most
     hot: int = 256  # groups whose entries one program holds to cut them
-    super: int = 1024  # groups of groups, whose largest entries give a first guess at the threshold
+    super: int = 256  # groups of groups, whose largest entries give a level below the threshold
     few: int = 256  # values compared with each other
-    threshold_warps: int = 8  # so many that a thread holds four groups of groups
+    threshold_warps: int = 4  # a thread for each of 128 values, as many as are compared as a rule
     sample: int = 4096  # entries that estimate where a nucleus ends
     bracket_warps: int = 4  # of the program that does so
     wide_depth: int = 4  # entries a lane of the second pass over the logits reads at once, 16 bytes a thread and step
