@@ -17,7 +17,7 @@ from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
 
-SMALL = replace(TUNING, warps=1, groups=128, super=64, sample=256, wide_warps=1, scan=1024, listed=2048)
+SMALL = replace(TUNING, warps=1, groups=128, super=64, sample=256, wide_warps=1, scan=1024, listed=2048, listed_few=512)
 WAYS = {"as expected": SMALL, "in memory": replace(SMALL, hot=1, listed=16)}
 CUTS = {
     "top-k": SamplingParams(temperature=1.0, top_k=40),
