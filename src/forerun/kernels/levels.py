@@ -1,7 +1,8 @@
-"""How much of what a program holds lies at or above each of eight levels, and what that says of where an answer lies.
+"""How much of what a program holds lies at or above each of eight levels. Device code.
 
-Device code. Eight sums take one exchange between threads. A tensor of levels times values would be held by no thread,
-and a vector of eight numbers would be exchanged between threads again: what belongs to one level is a number by itself.
+The eight sums are one vector, so that they take one exchange between threads, and what is made of them one instruction
+for all eight. Levels come twice, as eight numbers and as a vector: both by the same rounding (`tl.fma`), or a value
+might lie between the two.
 """
 
 from __future__ import annotations
@@ -10,11 +11,6 @@ import triton
 import triton.language as tl
 
 from forerun.kernels.law import COMPILED
-
-
-@triton.jit
-def _add(a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7):
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7
 
 
 @triton.jit
@@ -31,28 +27,33 @@ def _is_from(values, level):
 
 @triton.jit
 def reached(values, weights, levels):
-    """The weight of the values at or above each of eight levels; [N, THREADS, M], a thread's own first and last."""
-    parts, sums = (), ()
+    """The weight of the values at or above each of eight levels, [8]; of [N, THREADS, M], a thread's own first and
+    last."""
+    parts = ()
     for j in tl.static_range(8):
         parts = parts + (tl.sum(tl.sum(weights * _is_from(values, levels[j]), axis=2), axis=0),)
-    if COMPILED:
-        sums = tl.reduce(parts, 0, _add)
-    else:  # interpreted, a sum that is not the library's takes seconds
-        for j in tl.static_range(8):
-            sums = sums + (tl.sum(parts[j], axis=0),)
-    return sums
+    even = tl.join(tl.join(parts[0], parts[4]), tl.join(parts[2], parts[6]))
+    odd = tl.join(tl.join(parts[1], parts[5]), tl.join(parts[3], parts[7]))
+    return tl.sum(tl.reshape(tl.join(even, odd), [values.shape[1], 8]), axis=0)
 
 
 @triton.jit
 def spaced(low, high):
-    """Eight levels evenly spaced between two."""
+    """Eight levels evenly spaced between two: as numbers, and as a vector."""
     levels, step = (), (high - low) * (1 / 9)
     for j in tl.static_range(8):
-        levels = levels + (low + (j + 1) * step,)
-    return levels
+        levels = levels + (tl.fma(step, j + 1.0, low),)
+    return levels, tl.fma(step + tl.zeros([8], tl.float32), tl.arange(0, 8) + 1.0, low + tl.zeros([8], tl.float32))
 
 
 @triton.jit
-def closer(low, high, level, reaches, misses):
-    """Two levels around an answer after a look at a third, which the answer surely reaches, or surely does not."""
-    return tl.where(reaches, tl.maximum(low, level), low), tl.where(misses, tl.minimum(high, level), high)
+def around(low, guess, high):
+    """Eight levels around a guess, four on either side, each four times as far from it as the one before."""
+    levels, up, down = (), high - guess, low - guess
+    for j in tl.static_range(4):
+        levels = levels + (tl.fma(up, 2.0 ** (2 * j - 7), guess),)
+    for j in tl.static_range(4):
+        levels = levels + (tl.fma(down, 2.0 ** (2 * j - 7), guess),)
+    j = tl.arange(0, 8)
+    part = (1 << (2 * (j % 4))).to(tl.float32) / 128.0
+    return levels, tl.fma(tl.where(j < 4, up, down), part, guess + tl.zeros([8], tl.float32))

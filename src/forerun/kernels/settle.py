@@ -14,13 +14,14 @@ from triton.language.extra import cuda
 from forerun.kernels.bracket import APART, DONE
 from forerun.kernels.chunks import cuts_of, side_of
 from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of
-from forerun.kernels.levels import closer, reached, spaced
+from forerun.kernels.levels import around, reached
 from forerun.kernels.search import cut_in_memory
 from forerun.kernels.select import floor_of, held
 
 ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
-ROUNDS = tl.constexpr(4)  # of eight levels each: thousands of values become one or two
-FEW_ROUNDS = tl.constexpr(3)  # for hundreds
+TURNS = tl.constexpr(3)  # of eight levels each: thousands of values become one or two
+MOST_TURNS = tl.constexpr(6)  # where values do not lie evenly
+MANY = tl.constexpr(8.0)  # values left
 
 
 @triton.jit
@@ -32,8 +33,8 @@ def settle_kernel(
     brackets, arrived, above, listed,
     peaks, masses, thresholds,  # [R]; the mass is the whole row's, and what is kept after this
     p_rows, num_chunks, extra,
-    CHUNKS: tl.constexpr, SIZE: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr, THREADS: tl.constexpr,
-    HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    CHUNKS: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr,
+    THREADS: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row; nothing to do where the row is done."""
     r = tl.program_id(0)
@@ -58,19 +59,15 @@ def settle_kernel(
         counts, holds, floor = (k > 0) & (k < vocab), p < 1.0, floor_of(least, base)
         need, over = tl.where(holds, held(p, base, mass), float("inf")), tl.sum(overs, axis=0)
         threshold, kept, lies = floor, over, (counts == 0) & (floor >= high)  # above the list, if it lies there
-        fits = (within <= SIZE) & tl.where(counts, within >= k, over < need)
+        fits = (within <= MOST) & tl.where(counts, within >= k, over < need)
         if fits & (lies == 0):
             if within <= FEW:
                 w = tl.where(place < within, few, NEGATIVE)
-                threshold, kept, lies = _cut(
-                    w, base, counts, k, holds, p, need, floor, low, high, over, FEW_ROUNDS, THREADS
-                )
+                threshold, kept, lies = _cut(w, base, counts, k, holds, p, need, floor, low, high, over, THREADS)
             else:
                 every = tl.arange(0, SIZE)
                 many = tl.load(listed + r * SIZE + every, mask=every < within, other=NEGATIVE)
-                threshold, kept, lies = _cut(
-                    many, base, counts, k, holds, p, need, floor, low, high, over, ROUNDS, THREADS
-                )
+                threshold, kept, lies = _cut(many, base, counts, k, holds, p, need, floor, low, high, over, THREADS)
         if (fits & lies) == 0:
             threshold, kept = cut_in_memory(
                 row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
@@ -80,26 +77,26 @@ def settle_kernel(
 
 
 @triton.jit
-def _cut(
-    w, base, counts, k, holds, p, need, floor, low, high, over, NARROWED: tl.constexpr, THREADS: tl.constexpr
-):  # fmt: skip
+def _cut(w, base, counts, k, holds, p, need, floor, low, high, over, THREADS: tl.constexpr):
     """Threshold, kept mass, and whether it lies there at all: `w` are all values from `low` to `high`, and above that
     there is a mass `over`, of `need` in all (unless top-k comes first, before which nobody knows)."""
     weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
-    lies = counts | (over + tl.sum(weights, axis=0) * 0.99999 >= need)  # a little less than there is, however rounded
+    total = tl.sum(weights, axis=0)
+    lies = counts | (over + total * 0.99999 >= need)  # a little less than there is, however rounded
     threshold, mass = low, over
     if lies:
         if counts:
             ones = tl.where(w > NEGATIVE, 1.0, 0.0)
             number = k.to(tl.float64)
-            top = _just_short(w, ones, number.to(tl.float32), low, high, NARROWED, THREADS)
+            all_ones = tl.sum(ones, axis=0)
+            top = _just_short(w, ones, number.to(tl.float32), all_ones, low, high, base, True, THREADS)
             threshold, _ = _last_kept(w, ones, number, top)
             weights = tl.where(w >= threshold, weights, 0.0)
             mass = tl.sum(weights.to(tl.float64), axis=0)
-            need = held(p, base, mass)
+            total, need = mass.to(tl.float32), held(p, base, mass)
         if holds:
             rest = need - over
-            top = _just_short(w, weights, rest.to(tl.float32), threshold, high, NARROWED, THREADS)
+            top = _just_short(w, weights, rest.to(tl.float32), total, threshold, high, base, False, THREADS)
             threshold, mass = _last_kept(w, weights, rest, top)
             mass += over
         if floor > threshold:
@@ -109,18 +106,26 @@ def _cut(
 
 
 @triton.jit
-def _just_short(values, weights, need, low, high, NARROWED: tl.constexpr, THREADS: tl.constexpr):
+def _just_short(values, weights, need, total, low, high, base, ONES: tl.constexpr, THREADS: tl.constexpr):
     """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high`
-    on. A float32 sum of at most `need` is off by a little of it."""
+    on; from `low` on it is `total`. A float32 sum of at most `need` is off by a little of it.
+
+    In between weight grows evenly, more or less, so that the answer is likely to lie where a line reaches `need`.
+    """
     N: tl.constexpr = max(values.shape[0] // (4 * THREADS), 1)
     M: tl.constexpr = values.shape[0] // (N * THREADS)
     values, weights = tl.reshape(values, [N, THREADS, M]), tl.reshape(weights, [N, THREADS, M])
-    for _ in range(NARROWED):
-        levels = spaced(low, high)
-        sums = reached(values, weights, levels)
-        for j in tl.static_range(8):
-            enough, short = sums[j] >= need * (1 + ROUNDING), sums[j] < need * (1 - ROUNDING)
-            low, high = closer(low, high, levels[j], enough, short)
+    from_low, from_high, turn, one = total, tl.zeros_like(total), 0, tl.zeros_like(total)
+    while (turn < TURNS) | ((turn < MOST_TURNS) & (from_low - from_high > MANY * one)):
+        share = tl.minimum(tl.maximum((need - from_high) / (from_low - from_high), 0.0), 1.0)
+        numbers, levels = around(low, high - share * (high - low), high)
+        sums = reached(values, weights, numbers)
+        enough, short = sums >= need * (1 + ROUNDING), sums < need * (1 - ROUNDING)
+        low = tl.maximum(low, tl.max(tl.where(enough, levels, NEGATIVE), axis=0))
+        high = tl.minimum(high, tl.min(tl.where(short, levels, float("inf")), axis=0))
+        from_low = tl.minimum(from_low, tl.min(tl.where(enough, sums, float("inf")), axis=0))
+        from_high = tl.maximum(from_high, tl.max(tl.where(short, sums, 0.0), axis=0))
+        turn, one = turn + 1, tl.where(ONES, 1.0, tl.exp(low - base))
     return high
 
 

@@ -146,7 +146,9 @@ class _Work:
 
     def _wide(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
         """A row may keep any number of tokens."""
-        device, tuning, size = lengths.device, self.tuning, self.tuning.listed
+        device, tuning = lengths.device, self.tuning
+        cutting = 32 * tuning.settle_warps  # threads, of which each takes something
+        size, few = max(tuning.listed, cutting), max(min(tuning.listed_few, tuning.listed), cutting)
         vector, threads = 16 // self.target.logits.element_size(), 32 * tuning.wide_warps
         depth = min(tuning.wide_bits, self.block // threads) // vector
         block = depth * threads * vector
@@ -160,7 +162,7 @@ class _Work:
             *given, *cuts, sums.peak, sums.mass, sums.best, bracket, arrived,
             own.peak, own.mass, own.threshold, own.best, self.target_rows, self.num_chunks, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), SAMPLE=tuning.sample,
-            THREADS=32 * tuning.bracket_warps, GREEDY=self.greedy, **shared,
+            THREADS=32 * tuning.bracket_warps, ROUNDS=tuning.bracket_rounds, GREEDY=self.greedy, **shared,
             num_warps=tuning.bracket_warps,
         )  # fmt: skip
         wide_kernel[(self.rows, chunks)](
@@ -172,8 +174,8 @@ class _Work:
         settle_kernel[(self.rows,)](
             *given, *cuts, bracket, arrived, above, listed, own.peak, own.mass, own.threshold,
             self.target_rows, chunks, extra,
-            CHUNKS=triton.next_power_of_2(chunks), SIZE=size, FEW=min(tuning.listed_few, size), SCAN=tuning.scan,
-            THREADS=32 * tuning.settle_warps, **shared, num_warps=tuning.settle_warps,
+            CHUNKS=triton.next_power_of_2(chunks), SIZE=size, MOST=tuning.listed, FEW=few, SCAN=tuning.scan,
+            THREADS=cutting, **shared, num_warps=tuning.settle_warps,
         )  # fmt: skip
 
     def _cuts(self, device: torch.device) -> Summaries:
