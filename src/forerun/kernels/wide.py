@@ -77,7 +77,7 @@ def wide_kernel(
 
 @triton.jit
 def _inside(w, low, high):
-    """Which of what a thread holds lies from `low` to below `high`: [THREADS, DEPTH, VECTOR] become a word of bits each."""
+    """Which of what a thread holds lies from `low` to below `high`: [THREADS, DEPTH, VECTOR] become [THREADS] bits."""
     depth: tl.constexpr = w.shape[1]
     vector: tl.constexpr = w.shape[2]
     entry = tl.arange(0, depth)[None, :, None] * vector + tl.arange(0, vector)[None, None, :]
