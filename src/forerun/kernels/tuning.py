@@ -38,7 +38,7 @@ class Tuning:
     wide_bits: int = 32  # entries that a thread of the second pass over the logits holds, at most 32
     wide_warps: int = 2
     listed: int = 8192  # entries near the end of a nucleus; with more the row is searched in memory
-    listed_few: int = 1024  # of them are cut in less time
+    listed_few: int = 2048  # of them are cut in less time
     settle_warps: int = 16  # of the program that cuts the row in the end
     scan: int = 4096  # read at once while doing so
 
