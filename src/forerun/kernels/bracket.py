@@ -53,6 +53,7 @@ def bracket_kernel(
     below, top, factor = _sampled(row, vocab, used, divisor, SAMPLE, THREADS, SCALED)
     weights = tl.where(below < float("inf"), tl.where(counts, 1.0, exponential(-below)), 0.0)
     first, depths = _depths()
+    each = 1.0 / vocab  # a product later is shorter than a division
     sums, all_of_it = reached(below, weights, first), tl.sum(tl.sum(tl.sum(weights, axis=2), axis=0), axis=0)
     if PDL:
         cuda.gdc_wait()
@@ -78,11 +79,11 @@ def bracket_kernel(
                     goal = peak / divisor
                 left = ((1.0 - p) * mass).to(tl.float32) * exponential(goal - top)  # in the sample's own unit
                 near, deep = top - goal - 1.0, top - goal + 104.0  # how far below the sample's top the bracket lies
-                near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, vocab)
+                near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, each)
                 for _ in range(ROUNDS):
                     levels, depths = spaced(near, deep)
                     sums = reached(below, weights, levels)
-                    near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, vocab)
+                    near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, each)
                 seen = all_of_it > 0  # or the whole row is looked through: only few entries of it can be there
                 low = tl.where(seen, top - deep - goal + base, base - 104.0)
                 high = tl.where(seen & (counts == 0), top - near - goal + base, base + 1.0)
@@ -119,13 +120,13 @@ def _depths():
 
 
 @triton.jit
-def _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, vocab):
+def _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, each):
     """The bracket after a look at eight levels: whether there is surely less mass than `left` below, or surely more;
     or surely, or surely not, k entries above. No entry below a level weighs more than one at it, which bounds the
     mean of squares, and so the variance of the estimate."""
     found = factor * tl.where(counts, all_of_it - sums, sums)
     most = tl.where(counts, 1.0, exponential(-depths))
-    spread = SURE * tl.sqrt(factor * found * tl.maximum(most - found / vocab, 0.0))
+    spread = SURE * tl.sqrt(factor * found * tl.maximum(most - found * each, 0.0))
     reaches = tl.where(counts, found - spread >= k, found + spread <= left)
     misses = tl.where(counts, found + spread < k, found - spread >= left)
     deep = tl.minimum(deep, tl.min(tl.where(reaches, depths, float("inf")), axis=0))
