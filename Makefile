@@ -49,7 +49,8 @@ check: $(VENV)/.dev  ## Lint, format, types, layers
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports --no-cache
 
-# One thread a worker: two workers with two threads each on two cores are slower than this.
+# One thread a worker: two workers with two threads each on two cores are slower than this. Tests that share models or
+# compiled code share a worker (tests/support/workers.py).
 test: check  ## All checks, then all tests but a few slow ones
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
 

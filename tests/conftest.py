@@ -22,6 +22,16 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What `--dist loadgroup` means here; the other ways are xdist's own."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from support.workers import ByGroup
+
+    return ByGroup(config, log)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     random.seed(0)

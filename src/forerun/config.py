@@ -69,13 +69,15 @@ class Kernels(StrEnum):
     OFF = "off"
 
 
-def kernels() -> Kernels:
-    """What $FORERUN_KERNELS asks for, `auto` without it."""
-    asked = os.environ.get("FORERUN_KERNELS", Kernels.AUTO)
+def kernels(asked: Kernels | None = None) -> Kernels:
+    """What was asked for; where nothing was, what $FORERUN_KERNELS says, and `auto` without it."""
+    if asked is not None:
+        return asked
+    found = os.environ.get("FORERUN_KERNELS", Kernels.AUTO)
     try:
-        return Kernels(asked)
+        return Kernels(found)
     except ValueError:
-        raise InvalidArgument(f"FORERUN_KERNELS={asked!r}: choose one of {', '.join(Kernels)}") from None
+        raise InvalidArgument(f"FORERUN_KERNELS={found!r}: choose one of {', '.join(Kernels)}") from None
 
 
 def cache_folder() -> Path:

@@ -38,9 +38,10 @@ class SpeculativeDecoder:
     "auto": prompt lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy`
     is "auto", a draft length, or a policy object; `rule` is one of `Rule`, all of them lossless, or a lossy one of
     `forerun.rules` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
-    for torch: "auto" (on a CPU where they measure faster), "on", "off", or None for what $FORERUN_KERNELS says;
-    drafters follow the target. `compile` says whether rounds on a CUDA device may be recorded as graphs, which costs a
-    moment once a shape (`result.stats.capture_seconds`) and most of the host's time in every round after it.
+    for torch, in passes, draws and judgements alike: "auto" (on a CPU where they measure faster), "on", "off", or None
+    for what $FORERUN_KERNELS says when the decoder is made; drafters follow the target. `compile` says whether rounds
+    on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.capture_seconds`) and
+    saves most of the host's time in every round after it.
     """
 
     def __init__(
@@ -59,18 +60,18 @@ class SpeculativeDecoder:
         self.target = target
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
-        self.drafter = _drafter(drafter, target)
         use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
         scorer = scorer_of(target, _choice(Form, attention, "attention"), use=use)
         self.engine = Engine(
             scorer,
-            self.drafter,
+            _drafter(drafter, target),
             self.policy,
             rule=parse(rule),
             tokenizer=tokenizer,
             keep_rows=keep_rows,
             compile=compile,
         )
+        self.drafter = self.engine.drafter
 
     @property
     def recorded(self) -> str:

@@ -1,6 +1,7 @@
 """The one place that chooses between a kernel and its reference.
 
-A kernel has its reference's name and signature and goes behind the same function.
+A kernel has its reference's name and signature and goes behind the same function. `use` is the choice of the decoder
+that calls, for all of a round alike; where it is None, nobody chose, and $FORERUN_KERNELS does.
 """
 
 from __future__ import annotations
@@ -211,9 +212,16 @@ def _has_skinny(x: Tensor, weight: Tensor, gated: bool = False) -> bool:
     return kernel.why_not(x, weight, gated) is None
 
 
-def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
+def verify(
+    target: TargetLaw,
+    draft: Draft,
+    rule: Rule | Judge,
+    keys: Keys,
+    all_greedy: bool = False,
+    use: Kernels | None = None,
+) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
-    if _on_gpu(draft.lengths):
+    if _on_gpu(draft.lengths, use):
         from forerun.kernels import verify as kernel
 
         if isinstance(target, laws_reference.LogitLaw) and kernel.supports(target, draft, rule, all_greedy):
@@ -226,9 +234,9 @@ def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
     return tree_reference.verify_tree(target, draft, keys)
 
 
-def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
+def sample(logits: Tensor, params: LawParams, uniforms: Tensor, use: Kernels | None = None) -> Sample:
     """A draft's tokens from its logits, one a row; see `forerun.math.sample.sample`."""
-    if _on_gpu(logits):
+    if _on_gpu(logits, use):
         from forerun.kernels import sample as kernel
 
         if kernel.supports(logits):
@@ -236,36 +244,38 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor) -> Sample:
     return sample_reference.sample(logits, params, uniforms)
 
 
-def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
+def draft_uniforms(keys: Keys, width: int, rule: object, use: Kernels | None = None) -> Tensor:
     """The numbers a draft is drawn with; see `forerun.math.random.draft_uniforms`."""
-    if _on_gpu(keys.seed) and width:
+    if _on_gpu(keys.seed, use) and width:
         from forerun.kernels import random as kernel
 
         return kernel.draft_uniforms(keys, width, rule)
     return random_reference.draft_uniforms(keys, width, rule)
 
 
-def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:
+def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int, use: Kernels | None = None) -> Tensor:
     """Draft lengths within what a budget has left; see `forerun.math.advance.draft_lengths`."""
-    if _on_gpu(asked):
+    if _on_gpu(asked, use):
         from forerun.kernels import advance as kernel
 
         return kernel.draft_lengths(asked, budget, position, most)
     return advance_reference.draft_lengths(asked, budget, position, most)
 
 
-def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+def lay_out(
+    slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int, use: Kernels | None = None
+) -> Layout:
     """Where new tokens of several passes go; see `forerun.math.advance.lay_out`."""
-    if _on_gpu(slots):
+    if _on_gpu(slots, use):
         from forerun.kernels import advance as kernel
 
         return kernel.lay_out(slots, past, count, number, capacity, limit)
     return advance_reference.lay_out(slots, past, count, number, capacity, limit)
 
 
-def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int, use: Kernels | None = None) -> None:
     """Rows to the end of what they gained; see `forerun.math.advance.advance`."""
-    if _on_gpu(drafted):
+    if _on_gpu(drafted, use):
         from forerun.kernels import advance as kernel
 
         return kernel.advance(standing, drafted, verdict, vocab_size)
@@ -280,9 +290,10 @@ def adjust(
     params: SamplingParams,
     forbid: Sequence[int] = (),
     min_new_tokens: int = 0,
+    use: Kernels | None = None,
 ) -> Tensor:
     """Bias and penalties along a draft; see `forerun.math.penalties.adjust`."""
-    if _on_gpu(logits):
+    if _on_gpu(logits, use):
         from forerun.kernels import penalties as kernel
 
         if kernel.supports(logits):
@@ -290,9 +301,9 @@ def adjust(
     return penalties_reference.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
 
 
-def _on_gpu(tensor: Tensor) -> bool:
+def _on_gpu(tensor: Tensor, use: Kernels | None) -> bool:
     """Whether Triton's kernels may be used for what lies where `tensor` does."""
-    return tensor.is_cuda and kernels_asked() is not Kernels.OFF and kernels.triton_missing("cuda") is None
+    return tensor.is_cuda and kernels_asked(use) is not Kernels.OFF and kernels.triton_missing("cuda") is None
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from forerun.config import SamplingParams
+from forerun.config import Kernels, SamplingParams
 
 SMALL_TOP_K = 128  # so few tokens, and those that tie with them, need no search of the vocabulary
 
@@ -232,11 +232,14 @@ class DraftContext:
     device: torch.device
     # Room for a deterministic draft, which the policy may cut once it has seen it; None: as in `max_lengths`.
     copy_lengths: tuple[int, ...] | None = None
+    kernels: Kernels | None = None  # whether they may draw, as the decoder chose; None: as $FORERUN_KERNELS says
 
 
 class Drafter(Protocol):
     """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`.
 
+    Then `fresh()` should give its like without that state: every engine works with one of its own, so that a drafter
+    may be given to several. Without `fresh` they all work with the very same object.
     Behind an encoder-decoder model `read(row, source)` follows `admit` for one that wants to know the row's `Source`.
     One that proposes trees says so with `makes_trees = True`; `max_lengths` bounds their depth.
     """

@@ -244,7 +244,7 @@ class TestRun:
             raise torch.OutOfMemoryError("no memory\nfor this")
 
         monkeypatch.setattr(run, "measure_alpha", broken)
-        record = run.carry_out(small(), tmp_path / "d.json", Lines(), [])
+        record = run.carry_out(small(batches=(1,)), tmp_path / "d.json", Lines(), [])
         assert record.notes == ("alpha failed (OutOfMemoryError: no memory)",) and record.peers and record.complete
 
     def test_what_would_be_late_is_left_out(self, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from forerun import kernels
 from forerun.config import Kernels
 from forerun.drafters import FeatureHead, ParallelHeads
 from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.models.scorer import Scorer
 from support.heads import head_of
 from support.pairwise import pairwise_cases
 from support.ties import check_greedy
@@ -100,35 +102,23 @@ def test_drafters_follow_their_target() -> None:
         FeatureHead(head_of(model)),
         forerun.Chain(forerun.PromptLookup(), forerun.DraftModel(draft_of(model))),
     ]
-    scorers = (
-        lambda: made[0].scorer,
-        lambda: made[1].scorer,
-        lambda: made[2].trunk.body,
-        lambda: made[3].drafters[1].scorer,
+    scorers: tuple[Callable[[Any], Scorer], ...] = (
+        lambda bound: bound.scorer,
+        lambda bound: bound.scorer,
+        lambda bound: bound.trunk.body,
+        lambda bound: bound.drafters[1].scorer,
     )
     for use in ("on", "off", "on"):
         for drafter, scorer in zip(made, scorers, strict=True):
-            forerun.SpeculativeDecoder(model, drafter, kernels=use)
-            assert scorer().kernels == use, drafter
-            assert (scorer().body is not None) == (use == "on"), drafter
-
-
-@needs_kernels
-def test_a_draft_model_keeps_its_rows_when_its_kernels_change() -> None:
-    """Rows in flight behind another decoder still have their keys."""
-    drafter = forerun.DraftModel(draft_of(tiny_model("llama")))
-    drafter.admit(0, ())
-    drafter.scorer.feed([0], [[1, 2, 3]])
-    forerun.SpeculativeDecoder(tiny_model("llama"), drafter, kernels="on")
-    assert drafter.scorer.length(0) == 3
+            found = scorer(forerun.SpeculativeDecoder(model, drafter, kernels=use).drafter)
+            assert found.kernels == use, drafter
+            assert (found.body is not None) == (use == "on"), drafter
 
 
 @needs_kernels
 def test_weights_in_training_do_not_disturb_a_score() -> None:
     """A score is not part of anybody's gradient, whichever product the head takes."""
     import copy
-
-    from forerun.models.scorer import Scorer
 
     model = copy.deepcopy(tiny_model("llama")).requires_grad_(True)
     for use in Kernels.ON, Kernels.OFF:

@@ -85,10 +85,12 @@ FACTORS = {
     "rule": ("token", "block", "coupled"),
     "drafter": ("model", "lookup", "exit"),
 }
-# On a GPU every case compiles kernels: all pairs there, all triples here.
+PAIRS = [tuple(case.values()) for case in pairwise_cases(FACTORS)]
+TRIPLES = [case for case in product(*FACTORS.values()) if case not in PAIRS]
 EVERYWHERE = [
-    *(pytest.param(*case, "cpu") for case in product(*FACTORS.values())),
-    *(pytest.param(*case.values(), "cuda", marks=on_gpu) for case in pairwise_cases(FACTORS)),
+    *(pytest.param(*case, "cpu") for case in PAIRS),
+    *(pytest.param(*case, "cpu", marks=pytest.mark.slow) for case in TRIPLES),
+    *(pytest.param(*case, "cuda", marks=on_gpu) for case in PAIRS),
 ]
 
 

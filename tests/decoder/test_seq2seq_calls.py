@@ -300,10 +300,9 @@ def test_a_draft_reads_the_source_itself_though_the_targets_states_are_given() -
         states = model.get_encoder()(**inputs("t5")).last_hidden_state
     runs = []
     for given in ({}, {"encoder_outputs": states}):
-        drafter = forerun.DraftModel(draft)
-        ours = forerun.SpeculativeDecoder(model, drafter, policy=3)
+        ours = forerun.SpeculativeDecoder(model, forerun.DraftModel(draft), policy=3)
         out = ours.generate(**inputs("t5"), **given, max_new_tokens=NEW, temperature=1.0, seed=2)
-        assert drafter.scorer.encoder.calls == 1
+        assert ours.drafter.scorer.encoder.calls == 1
         runs.append(out.new_tokens)
     assert runs[0] == runs[1]
 

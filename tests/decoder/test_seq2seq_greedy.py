@@ -91,7 +91,7 @@ def test_good_drafts_are_kept(family: str, shares_encoder: bool) -> None:
     out = decoder.generate(**batch_of(family, rows_of(family)), max_new_tokens=NEW)
     assert out.stats.acceptance_rate > 0.99
     assert decoder.engine.target.encoder.calls == 1
-    assert drafter.scorer.encoder.calls == (0 if shares_encoder else 1)
+    assert decoder.drafter.scorer.encoder.calls == (0 if shares_encoder else 1)
 
 
 @pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)

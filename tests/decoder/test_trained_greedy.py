@@ -122,8 +122,7 @@ def test_causal_drafts_share_what_they_say(shares: tuple[str, ...], reduced: boo
     """Parts that are the target's are its own tensors; the rest is what was saved, and so are the laws."""
     model = tiny_model("llama")
     drafter = DraftModel.load(save(tmp_path / "draft", "causal", "llama", reduced, shares))
-    forerun.SpeculativeDecoder(model, drafter)
-    draft = drafter.scorer.model
+    draft = forerun.SpeculativeDecoder(model, drafter).drafter.scorer.model
     own = draft_of(model)
     for part, getter in (("embedding", "get_input_embeddings"), ("head", "get_output_embeddings")):
         source = model if part in shares else own
@@ -141,8 +140,7 @@ def test_a_tied_draft_stays_tied(tmp_path: Path) -> None:
     tensors = {name: w for name, w in draft_of(model).state_dict().items() if name != "lm_head.weight"}
     save_drafter(tmp_path / "d", DrafterManifest("causal", 0, describe_target(model)), model.config, tensors)
     drafter = DraftModel.load(tmp_path / "d")
-    forerun.SpeculativeDecoder(model, drafter)
-    draft = drafter.scorer.model
+    draft = forerun.SpeculativeDecoder(model, drafter).drafter.scorer.model
     assert torch.equal(draft.get_output_embeddings().weight, tensors["model.embed_tokens.weight"])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from functools import lru_cache
 from typing import Any
@@ -368,12 +369,25 @@ def test_heads_beside_early_exit() -> None:
 
 
 def test_a_second_target_is_heard_instead_of_the_first() -> None:
-    model = tiny_model("llama")
-    drafter = FeatureHead(head_of(model))
-    first, second = engine_of(drafter), engine_of(drafter)
-    assert not first.target.listeners
-    second.add(Request(prompt=tuple(TEXT[:8]), max_new_tokens=12))
-    assert list(finish(second)[0]) == plain_greedy(model, TEXT[:8], 12)
+    first, second = (Scorer(tiny_model("llama")) for _ in range(2))
+    drafter = FeatureHead(head_of(first.model))
+    drafter.bind(first)
+    drafter.bind(second)
+    assert (len(first.listeners), len(second.listeners)) == (0, 1)
+
+
+def test_a_target_outlives_who_listened_to_it() -> None:
+    """A scorer may serve one engine after the other; the ears of those that went would be told for ever."""
+    target = Scorer(tiny_model("llama"))
+    drafter = FeatureHead(head_of(target.model))
+    for _ in range(3):
+        made = Engine(target, drafter, Constant(3))
+        made.add(Request(prompt=tuple(TEXT[:8]), max_new_tokens=12))
+        assert list(finish(made)[0]) == plain_greedy(target.model, TEXT[:8], 12)
+        assert len(target.listeners) == 1
+        del made
+        gc.collect()
+    assert not target.listeners
 
 
 def test_a_head_in_training_is_not_touched() -> None:

@@ -59,7 +59,7 @@ def engine(
     chosen = Constant(policy) if isinstance(policy, int) else policy
     made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead)
     if on_device:
-        made.runner = runner_of(target, guesser, rule, made.clock)
+        made.runner = runner_of(target, made.drafter, rule, made.clock)
     return made
 
 

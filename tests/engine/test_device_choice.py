@@ -1,4 +1,4 @@
-"""What keeps whole rounds from being recorded."""
+"""What keeps whole rounds, or anything at all, from being recorded."""
 
 from __future__ import annotations
 
@@ -8,22 +8,34 @@ from typing import Any
 import pytest
 import torch
 
-from forerun.engine.device.choose import why_not
+from forerun.config import Kernels
+from forerun.engine.device import choose
+from forerun.engine.device.choose import describe, runner_for, why_not, why_nothing
 from forerun.types import Rule
 
-ON_A_GPU: Any = SimpleNamespace(device=torch.device("cuda"))
+
+def on_a_gpu(use: Kernels) -> Any:
+    return SimpleNamespace(device=torch.device("cuda"), kernels=use)
 
 
-@pytest.mark.parametrize("asked", ("auto", "on"))
-def test_plain_rounds_are_recorded(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORERUN_KERNELS", asked)
-    assert why_not(ON_A_GPU, None, Rule.TOKEN) is None
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(choose.kernels, "triton_missing", lambda device: None)
+    monkeypatch.setattr(choose.static_pass, "why_not", lambda scorer: None)
 
 
-def test_drawing_by_torch_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORERUN_KERNELS", "off")
-    assert "FORERUN_KERNELS=off" in (why_not(ON_A_GPU, None, Rule.TOKEN) or "")
+@pytest.mark.usefixtures("a_gpu")
+@pytest.mark.parametrize("environment", ("auto", "off"))
+def test_the_decoders_choice_counts_and_not_the_environment(environment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_KERNELS", environment)
+    for use in (Kernels.AUTO, Kernels.ON):
+        assert why_nothing(on_a_gpu(use)) is None
+        assert why_not(on_a_gpu(use), None, Rule.TOKEN) is None
+    off = on_a_gpu(Kernels.OFF)
+    assert runner_for(off, None, Rule.TOKEN, lambda: 0.0) is None
+    assert describe(None, off, None, Rule.TOKEN) == "nothing: kernels='off' leaves drawing and judging to torch"
 
 
 def test_rules_judged_step_by_step() -> None:
-    assert "coupled" in (why_not(ON_A_GPU, None, Rule.COUPLED) or "")
+    assert "coupled" in (why_not(on_a_gpu(Kernels.AUTO), None, Rule.COUPLED) or "")

@@ -76,7 +76,7 @@ def test_same_tokens_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.importorskip("support.triton_cpu")
     asked = [replace(request, prompt=(3, *request.prompt), max_new_tokens=6) for request in requests(2)]
     want = texts(engine(False, policy=2), asked)
-    monkeypatch.setattr(ops, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(ops, "_on_gpu", lambda tensor, use: True)
     assert texts(engine(True, policy=2), asked) == want
 
 

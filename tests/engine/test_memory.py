@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
+import pytest
 import torch
 
 from forerun import DraftModel, PromptLookup, SpeculativeDecoder
 from support.tiny import draft_of, tiny_model
 
 VOCAB, ROWS, LENGTH = 3001, 4, 4
+
+
+@pytest.fixture(autouse=True)
+def only_what_is_new() -> Iterator[None]:
+    """What earlier tests left is not looked through, again and again."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def big_tensors(at_least: int) -> list[torch.Size]:

@@ -97,8 +97,8 @@ def shared_noise(patch: MonkeyPatch, stream: Stream) -> None:
 def relaxed_penalties(patch: MonkeyPatch) -> None:
     """Penalties of the round's start for all its positions."""
 
-    def frozen(request: Any, output: Sequence[int]) -> Adjuster | None:
-        right = adjust.adjuster(request, output)
+    def frozen(request: Any, output: Sequence[int], *others: Any) -> Adjuster | None:
+        right = adjust.adjuster(request, output, *others)
         if right is None:
             return None
         return lambda logits, drafted, first: torch.cat([right(row[None], (), 0) for row in logits])

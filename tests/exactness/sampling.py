@@ -6,7 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -63,9 +63,16 @@ class Watched:
         self.policy.observe(outcome)
 
 
+class RecallingDraft(DraftModel):
+    """Its scorer remembers, and what it remembers is for every engine."""
+
+    def fresh(self) -> Self:
+        return self
+
+
 def draft_model(model: PreTrainedModel, stop_below: float | None = None) -> DraftModel:
     """A draft model behind a scorer that remembers."""
-    drafter = DraftModel(model, stop_below=stop_below)
+    drafter = RecallingDraft(model, stop_below=stop_below)
     drafter.scorer = RecallingScorer(model)
     return drafter
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 import torch
 from pytest import MonkeyPatch
@@ -69,29 +71,31 @@ def test_token_rule_keyed_by_position_would_do(monkeypatch: MonkeyPatch) -> None
 
 
 def recorded(patch: MonkeyPatch, rounds: int) -> dict[str, Tensor]:
-    """First and second number of each stream in every round of one long row."""
-    found: dict[str, list[Tensor]] = {"draft": [], "accept": [], "final": []}
+    """First and second number of each stream in every round of long rows, one row behind the other."""
+    found: dict[str, dict[int, list[Tensor]]] = {name: defaultdict(list) for name in ("draft", "accept", "final")}
     noise_of, draft_uniforms = verify.noise_of, drafting.draft_uniforms
+
+    def keep(stream: str, keys: Keys, made: Tensor) -> None:
+        if made.shape[1] >= 2 + (stream == "final"):  # the same rounds for all three: their numbers stand side by side
+            for row, pair in zip(keys.request_id.tolist(), made[:, :2], strict=True):
+                found[stream][row].append(pair)
 
     def noise(keys: Keys, width: int, rule: Rule) -> verify.Noise:
         made = noise_of(keys, width, rule)
-        if width >= 2:  # the same rounds for all three, so that numbers of one round stand side by side
-            found["accept"].append(made.accept[0, :2])
-            found["final"].append(made.final[0, :2])
+        keep("accept", keys, made.accept)
+        keep("final", keys, made.final)
         return made
 
     def draft(keys: Keys, width: int, rule: Rule) -> Tensor:
         made = draft_uniforms(keys, width, rule)
-        if width >= 2:
-            found["draft"].append(made[0, :2])
+        keep("draft", keys, made)
         return made
 
     patch.setattr(verify, "noise_of", noise)
     patch.setattr(drafting, "draft_uniforms", draft)
     loop = scripted(Rule.TOKEN)
-    for start in range(0, rounds, 20):  # rows of more than 20 rounds, one after the other: four tokens a round at most
-        loop.run(loop.requests(1, max_new_tokens=90, seed=start), rows=1)
-    return {name: torch.stack(pairs)[:rounds] for name, pairs in found.items()}
+    loop.run(loop.requests(rounds // 20, max_new_tokens=90))  # of 20 rounds and more each: four tokens a round at most
+    return {name: torch.cat([torch.stack(row[:20]) for row in rows.values()]) for name, rows in found.items()}
 
 
 def correlation(a: Tensor, b: Tensor) -> float:

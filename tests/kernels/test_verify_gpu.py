@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forerun import ops
-from forerun.config import SamplingParams
+from forerun.config import Kernels, SamplingParams
 from forerun.kernels import sample, verify
 from forerun.math.laws import LogitLaw
 from forerun.math.sigmoid import Sigmoid
@@ -91,11 +91,14 @@ def test_ops_choose_the_kernel_and_can_be_told_not_to(monkeypatch: pytest.Monkey
     called: list[str] = []
     monkeypatch.setattr(verify, "verify", lambda *a: called.append("verify"))
     monkeypatch.setattr(sample, "sample", lambda *a: called.append("sample"))
-    for asked in ("off", "auto"):
-        monkeypatch.setenv("FORERUN_KERNELS", asked)
-        ops.verify(round_.target, round_.draft, Rule.TOKEN, round_.keys)
-        ops.sample(round_.target.logits[:4], round_.params, torch.rand(4, dtype=torch.float64, device="cuda"))
-    assert called == ["verify", "sample"]
+    numbers = torch.rand(4, dtype=torch.float64, device="cuda")
+    off, auto = Kernels.OFF, Kernels.AUTO
+    for environment, use, wanted in (("off", None, 0), ("auto", None, 1), ("off", auto, 1), ("on", off, 0)):
+        monkeypatch.setenv("FORERUN_KERNELS", environment)
+        called.clear()
+        ops.verify(round_.target, round_.draft, Rule.TOKEN, round_.keys, use=use)
+        ops.sample(round_.target.logits[:4], round_.params, numbers, use)
+        assert called == ["verify", "sample"] * wanted, (environment, use)
 
 
 def test_offsets_beyond_32_bits() -> None:

@@ -156,7 +156,6 @@ def test_embedded_is_the_default(source: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.xdist_group("embedded")
 class TestSmolLM2:
     """Facts about the real model; skipped where its wheel is not installed."""
 

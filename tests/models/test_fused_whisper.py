@@ -17,8 +17,6 @@ from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Source
 from support.whisper import NO_TIMES, START, STEPS, VOCAB, tiny_whisper
 
-pytestmark = pytest.mark.xdist_group("fused whisper")  # compiled once, not once a worker
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:

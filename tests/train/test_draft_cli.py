@@ -21,8 +21,6 @@ from forerun.train.processes import Processes
 from forerun.train.shards import Manifest, Sequence_, ShardWriter
 from train.texts import markov_target, memory, small, written_by
 
-pytestmark = pytest.mark.xdist_group("draft cli")  # one training run for all of them
-
 TRAIN = ("--steps", "12", "--batch-tokens", "512", "--max-length", "64", "--hold-out", "6", "--evaluate-every", "6",
          "--learning-rate", "0.02", "--device", "cpu", "--offline")  # fmt: skip
 

@@ -19,7 +19,7 @@ RULE_HELP = (
 KERNELS = click.Choice(["auto", "on", "off"])
 KERNELS_HELP = (
     "Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never. "
-    "On a GPU Triton kernels, unless 'off'. Numbers agree up to rounding."
+    "On a GPU Triton kernels for passes, draws and verification, unless 'off'. Numbers agree up to rounding."
 )
 
 

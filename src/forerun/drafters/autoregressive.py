@@ -123,7 +123,7 @@ def _draw(
         places = logits.argmax(dim=-1)
         return places, None if stop_below is None else _plain_chances(logits, places) >= stop_below, None
     params = context.params.select(members)
-    drawn = ops.sample(logits, params, context.uniforms[members, position])
+    drawn = ops.sample(logits, params, context.uniforms[members, position], context.kernels)
     if stop_below is None:
         return drawn.tokens, None, drawn.kept
     chances = drawn.log_q.exp()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
+from forerun.drafters.fresh import fresh
 from forerun.errors import InvalidArgument
 from forerun.math.laws import MixedLaw, PointMass, logits_at, logits_of
 from forerun.types import Draft, DraftContext, Drafter, Law, Siblings, Source, TreeShape
@@ -34,6 +36,12 @@ class Chain:
         for drafter in drafters:  # a chain in a chain is spelt out, so that evidence classes stay apart
             parts += drafter.drafters if isinstance(drafter, Chain) else [drafter]
         self.drafters: tuple[Drafter, ...] = tuple(parts)
+
+    def fresh(self) -> Self:
+        """A chain of fresh ones."""
+        twin = copy.copy(self)
+        twin.drafters = tuple(map(fresh, self.drafters))
+        return twin
 
     @property
     def is_mixed(self) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.drafters.autoregressive import ScoreLast, check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
@@ -35,7 +35,8 @@ class DraftModel:
     After a fully kept draft its cache is one key behind, and after rounds without drafts many: each draft begins by
     taking in whatever the rows have gained since. For an encoder-decoder target it is a smaller model of the family,
     which reads the source with an encoder of its own, or a decoder that `shares_encoder` with the target, as
-    Distil-Whisper's do: its own encoder is never run.
+    Distil-Whisper's do: its own encoder is never run. It may be given to any number of decoders: each works with a
+    `fresh` one, which shares the model's weights.
     """
 
     def __init__(
@@ -67,6 +68,17 @@ class DraftModel:
         model, tokenizer = load_model(folder, **{"encoder_decoder": True, **loading})
         return cls(model, tokenizer=tokenizer, stop_below=stop_below, form=form)
 
+    def fresh(self) -> Self:
+        """The same model with rows of its own."""
+        twin = copy.copy(self)
+        twin.score_last = None
+        if self._folder is None:
+            twin._run_with(self.scorer.model, self.scorer.kernels)
+        else:  # its model is made of the target's parts
+            twin.ids = None
+            twin.__dict__.pop("scorer", None)
+        return twin
+
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         """Refuse a target that speaks other tokens; take from it what a trained draft shares with it."""
         if self._folder is None:
@@ -75,7 +87,7 @@ class DraftModel:
             if self.shares_encoder:
                 self._borrow_from(target)
             elif self.scorer.kernels is not target.kernels:
-                self._run_with(self.scorer.model, target.kernels, self.scorer.cache)
+                self._run_with(self.scorer.model, target.kernels)
         else:
             model, self.ids = self._folder.beside(target.model)
             self._run_with(model, target.kernels)
@@ -133,8 +145,8 @@ class DraftModel:
         for row, length in zip(rows, lengths, strict=True):
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
-    def _run_with(self, model: PreTrainedModel, use: Kernels | None = None, cache: RaggedCache | None = None) -> None:
-        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True)
+    def _run_with(self, model: PreTrainedModel, use: Kernels | None = None) -> None:
+        self.scorer: Scorer = scorer_of(model, self.form, use=use, is_draft=True)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:
@@ -142,7 +154,7 @@ class DraftModel:
         assert isinstance(target, Seq2SeqScorer)
         target.keeps_states = True
         model = self.scorer.model
-        self.scorer = Seq2SeqScorer(model, self.form, self.scorer.cache, use=target.kernels, borrowed=target.states_of)
+        self.scorer = Seq2SeqScorer(model, self.form, use=target.kernels, borrowed=target.states_of)
 
     def _count_embeddings(self, model: PreTrainedModel) -> None:
         body = model.get_decoder() if isinstance(self.scorer, Seq2SeqScorer) else model

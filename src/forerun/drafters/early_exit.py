@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -31,6 +31,12 @@ class EarlyExit:
         self.num_layers = num_layers
         self.stop_below = stop_below
         self.scorer: Scorer | None = None
+
+    def fresh(self) -> Self:
+        """The same for another target."""
+        twin = copy.copy(self)
+        twin.scorer = None
+        return twin
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         """Called once by the engine with the target whose layers are used."""

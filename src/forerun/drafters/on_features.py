@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -43,6 +44,12 @@ class OnFeatures:
         """From the folder that training wrote."""
         trunk = Trunk.load(folder, cls.kind, form)
         return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
+
+    def fresh(self) -> Self:
+        """The same head with rows of its own."""
+        twin = copy.copy(self)
+        twin.trunk = self.trunk.fresh()
+        return twin
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         if isinstance(target, Seq2SeqScorer):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import torch
 
@@ -86,8 +88,13 @@ class PromptLookup:
         self.orders = range(min_ngram, max_ngram + 1)
         self.max_tokens = max_tokens
         self.newest, self.source = newest, source
-        self._indexes: dict[int, _Index] = {}
-        self._sources: dict[int, tuple[int, ...]] = {}
+        self._forget()
+
+    def fresh(self) -> Self:
+        """The same with texts of its own."""
+        twin = copy.copy(self)
+        twin._forget()
+        return twin
 
     def propose(self, context: DraftContext) -> Draft:
         """Continue each row as it was continued the last time it ended this way."""
@@ -129,6 +136,10 @@ class PromptLookup:
         """Forget `row`."""
         self._indexes.pop(row, None)
         self._sources.pop(row, None)
+
+    def _forget(self) -> None:
+        self._indexes: dict[int, _Index] = {}
+        self._sources: dict[int, tuple[int, ...]] = {}
 
     def _look_up(self, row: int, history: Sequence[int], room: int, vocab_size: int) -> tuple[list[int], int]:
         """The copied continuation and the length of the match behind it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
+from forerun.drafters.fresh import fresh
 from forerun.errors import InvalidArgument
 from forerun.types import Draft, DraftContext, Drafter, LawParams
 
@@ -24,6 +26,12 @@ class TopK:
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise InvalidArgument(f"k={k!r}: must be an integer >= 1")
         self.inner, self.k = inner, k
+
+    def fresh(self) -> Self:
+        """The same around a fresh one."""
+        twin = copy.copy(self)
+        twin.inner = fresh(self.inner)
+        return twin
 
     def propose(self, context: DraftContext) -> Draft:
         return self.inner.propose(replace(context, params=_cut(context.params, self.k)))

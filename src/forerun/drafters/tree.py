@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from forerun.drafters.chain import Chain
+from forerun.drafters.fresh import fresh
 from forerun.drafters.growth import grow_tree, num_draws
 from forerun.drafters.steps import CanBranch
 from forerun.errors import InvalidArgument
@@ -44,6 +46,12 @@ class Tree:
         if siblings not in tuple(Siblings):
             raise InvalidArgument(f"siblings={siblings!r}: choose one of {', '.join(Siblings)}")
         self.inner, self.nodes, self.width, self.siblings = inner, nodes, width, Siblings(siblings)
+
+    def fresh(self) -> Self:
+        """The same around a fresh one."""
+        twin = copy.copy(self)
+        twin.inner = fresh(self.inner)
+        return twin
 
     def propose(self, context: DraftContext) -> Draft:
         steps = self.inner.steps(context)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class Trunk:
         self.ids = None if ids is None else ids.long()
         self.features = Features()
         self._target: Scorer | None = None
+        self._ear: weakref.finalize[[Features], Trunk] | None = None  # takes itself off the target's list
 
     @classmethod
     def load(cls, folder: str | Path, kind: str, form: Form) -> Trunk:
@@ -58,15 +60,19 @@ class Trunk:
             raise InvalidArgument(f"drafter {str(folder)!r}: weights do not fit config.json: {error}") from error
         return cls(head, ids, manifest.target, form)
 
+    def fresh(self) -> Trunk:
+        return Trunk(self.head, self.ids, self.made_for, self.form)
+
     def bind(self, target: Scorer) -> None:
         """Listen to `target` from now on, with its embedding and head; a wrong one is refused."""
         check_target(self.made_for, target.model)
         check_plain(target.model)
         self._weight = self._draft_head(target)
-        if self._target is not None:
-            self._target.listeners.remove(self.features)
+        if self._ear is not None:
+            self._ear()
         self._target, self.features = target, Features()
         target.listeners.append(self.features)
+        self._ear = weakref.finalize(self, target.listeners.remove, self.features)  # a scorer may outlive its decoders
         head = self.head if _is_like(self.head, target) else _cast(self.head, target)
         self._fuse, self._block = head.fuse.weight.detach(), head.block
         self.body = Scorer(head.body, self.form, headless=True, use=target.kernels)

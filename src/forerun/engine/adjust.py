@@ -11,13 +11,14 @@ from torch import Tensor
 from transformers import SequenceBiasLogitsProcessor
 
 from forerun import ops
+from forerun.config import Kernels
 from forerun.engine.bans import without_banned
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
 from forerun.types import Adjuster
 
 
-def adjuster(request: Request, output: Sequence[int]) -> Adjuster | None:
+def adjuster(request: Request, output: Sequence[int], use: Kernels | None = None) -> Adjuster | None:
     """The row's adjuster, or None where the model's logits are used as they are. `output` is read when it is called."""
     if not (request.params.has_penalties or request.min_new_tokens or request.processors):
         return None
@@ -27,7 +28,7 @@ def adjuster(request: Request, output: Sequence[int]) -> Adjuster | None:
         before = [*output, *drafted[:first]]
         logits = ops.adjust(
             logits, request.prompt, before, drafted[first:], request.params,
-            forbid=forbid, min_new_tokens=request.min_new_tokens,
+            forbid=forbid, min_new_tokens=request.min_new_tokens, use=use,
         )  # fmt: skip
         history = [*request.prompt, *before]
         for processor in request.processors:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -20,6 +21,8 @@ from forerun.models.scorer import Scorer
 from forerun.rules import AnyRule
 from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, Rule
 
+_SIDES: WeakSet[DraftSide] = WeakSet()  # of all engines, to notice when two of them share what they should not
+
 
 class DraftSide:
     """Asks policy and drafter. A drafter that fails costs its draft, never the round."""
@@ -27,7 +30,9 @@ class DraftSide:
     def __init__(self, drafter: Drafter | None, policy: Policy, target: Scorer, rule: AnyRule) -> None:
         self.drafter, self.policy, self.target, self.rule = drafter, policy, target, rule
         self.passes: DraftPasses | None = None  # of a draft model, where they can be recorded
-        self._warned = False
+        self._warned = self._warned_of_sharing = False
+        self._rows: set[int] = set()  # that a drafter which is nobody's own was told of
+        _SIDES.add(self)
         if getattr(drafter, "makes_trees", False):
             _check_trees(target, rule)
 
@@ -62,6 +67,7 @@ class DraftSide:
             vocab_size=self.target.vocab_size,
             device=self.target.device,
             copy_lengths=copies,
+            kernels=self.target.kernels,
         )
         try:
             with self.passes.lent(batch) if self.passes is not None else nullcontext():
@@ -81,11 +87,27 @@ class DraftSide:
 
     def tell(self, verb: str, *arguments: Any) -> None:
         """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""
+        if verb == "release":
+            self._rows.discard(arguments[0])
         if (method := getattr(self.drafter, verb, None)) is not None:
+            if verb == "admit" and not hasattr(self.drafter, "fresh"):
+                self._check_shared()
+                self._rows.add(arguments[0])
             try:
                 method(*arguments)
             except Exception as error:
                 self._warn(error)
+
+    def _check_shared(self) -> None:
+        """Engines number their rows alike: one that keeps state by these numbers mixes up what two of them say."""
+        others = [side for side in _SIDES if side is not self and side.drafter is self.drafter and side._rows]
+        if others and not self._warned_of_sharing:
+            self._warned_of_sharing = True
+            warnings.warn(
+                f"{type(self.drafter).__name__} keeps rows of two decoders and cannot tell them apart, so drafts get "
+                "worse; make a second one, or give the class a method fresh() that returns one without rows",
+                ForerunWarning, stacklevel=4,
+            )  # fmt: skip
 
     def _num_draws(self, longest: int) -> int:
         ask = getattr(self.drafter, "num_draws", None)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forerun import ops
+from forerun.drafters.fresh import fresh
 from forerun.engine.adjust import adjuster
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, standing
@@ -43,6 +44,7 @@ class Engine:
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
+    `engine.drafter` is a fresh one of the drafter that was given, so that several engines may be given the same.
     """
 
     def __init__(
@@ -59,9 +61,9 @@ class Engine:
         compile: bool = True,
         ahead: bool = True,
     ) -> None:
-        self.target, self.drafter, self.rule = target, drafter, rule
-        self.tokenizer, self.join_tokens, self.clock = tokenizer, join_tokens, clock
-        self.shelf = Shelf(keep_rows)
+        drafter = self.drafter = None if drafter is None else fresh(drafter)
+        self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
+        self.join_tokens, self.shelf = join_tokens, Shelf(keep_rows)
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
@@ -104,7 +106,8 @@ class Engine:
             number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
-        row = Row(number, request, list(request.prompt), output, stop, adjuster(request, output), bans_of(request))
+        adjust = adjuster(request, output, self.target.kernels)
+        row = Row(number, request, list(request.prompt), output, stop, adjust, bans_of(request))
         self._waiting.append(row)
         return number
 
@@ -162,7 +165,7 @@ class Engine:
         scored = self.clock()
         law = law_of(batch, blocks, logits, params, trees)
         if trees is None:
-            verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy)
+            verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy, self.target.kernels)
         else:
             verdict = ops.verify_tree(law, draft, keys)
         kept = kept_of(verdict, blocks, trees)

@@ -155,7 +155,7 @@ class RaggedStates(Cache):
         if id(mask) not in self._rules:
             raise UnsupportedModel(
                 "the model changed its attention mask on the way to its layers, so Forerun's kernels cannot tell what "
-                "it means; set FORERUN_KERNELS=off"
+                "it means; decode with kernels='off' (--kernels off, FORERUN_KERNELS=off)"
             )
         return self._rules[id(mask)]
 

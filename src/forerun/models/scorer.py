@@ -72,7 +72,7 @@ class Scorer:
         self.form = form
         self.cache = cache if cache is not None else RaggedCache()
         self.device: torch.device = model.device
-        self.kernels = kernels() if use is None else use
+        self.kernels = kernels(use)
         self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
         use = Kernels.OFF if self.body is not None else self.kernels
         self._products = FewRowProducts(model, use, self._never_run(model))

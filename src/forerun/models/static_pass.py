@@ -80,7 +80,8 @@ class StaticPass:
     def steps(self, slots: Tensor, past: Tensor, count: int, number: int, span: int) -> list[StaticRows]:
         """The same for `number` passes, each one token further on: made at once, because small kernels add up."""
         capacity, limit = self.scorer.cache.capacity, self.scorer.context_length
-        made = ops.lay_out(slots, past, count, number, capacity, capacity if limit is None else min(limit, capacity))
+        most = capacity if limit is None else min(limit, capacity)
+        made = ops.lay_out(slots, past, count, number, capacity, most, self.scorer.kernels)
         reach = Reach(made.slots, made.ends[0], self._starts(slots.shape[0], count), count, span)
         return [
             StaticRows(p, a, replace(reach, lengths=e))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from forerun import ops
-from forerun.config import Kernels, kernels
+from forerun import kernels
+from forerun.config import Kernels
 from forerun.drafters import DraftModel
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.runner import Runner
@@ -23,8 +23,6 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
     """What keeps whole rounds of an engine from being recorded, in words; None where nothing does."""
     if rule not in RULES:
         return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged step by step"
-    if target.device.type == "cuda" and kernels() is Kernels.OFF:  # torch's own draws and judgements wait for the host
-        return "FORERUN_KERNELS=off leaves drawing and judging to torch"
     if drafter is None:
         return None
     if type(drafter) is not DraftModel:
@@ -39,10 +37,7 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
 def describe(runner: Runner | None, target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str:
     """What an engine with this runner records, in words."""
     if runner is None:
-        lack = (
-            static_pass.why_not(target) if target.device.type == "cuda" else f"{target.device.type} has no CUDA graphs"
-        )
-        return f"nothing: {lack or 'it was turned off'}"
+        return f"nothing: {why_nothing(target) or 'it was turned off'}"
     if runner.is_grounded:
         return "nothing: recording failed"
     reason = why_not(target, drafter, rule)
@@ -51,13 +46,20 @@ def describe(runner: Runner | None, target: Scorer, drafter: Drafter | None, rul
 
 def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner | None:
     """A runner where CUDA graphs can be had: for whole rounds, or for the target's pass alone."""
-    if target.device.type != "cuda" or not ops.has_triton(target.device, target.kernels):
-        return None
+    return runner_of(target, drafter, rule, clock) if why_nothing(target) is None else None
+
+
+def why_nothing(target: Scorer) -> str | None:
+    """What keeps all of a target's work from being recorded, in words; None where nothing does."""
+    if target.device.type != "cuda":
+        return f"{target.device.type} has no CUDA graphs"
+    if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
+        return "kernels='off' leaves drawing and judging to torch"
+    if lack := kernels.triton_missing("cuda"):
+        return lack
     if target.device.index not in (None, torch.cuda.current_device()):  # kernels and graphs go to the current one
-        return None
-    if static_pass.why_not(target) is not None:
-        return None
-    return runner_of(target, drafter, rule, clock)
+        return f"the target is on {target.device}, the current device is cuda:{torch.cuda.current_device()}"
+    return static_pass.why_not(target)
 
 
 def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[], float]) -> DraftPasses | None:

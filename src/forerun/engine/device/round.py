@@ -45,7 +45,7 @@ class Round:
         hidden: Scratch,
     ) -> None:
         self.seats, self.target, self.draft_pass, self.rule, self.ids = seats, target, draft, rule, ids
-        self.vocab_size = target.scorer.vocab_size
+        self.vocab_size, self.use = target.scorer.vocab_size, target.scorer.kernels
         self.logits, self.draft_logits, self.hidden = logits, draft_logits, hidden
         self.kept = torch.zeros(seats.width * seats.size, KEPT, device=target.scorer.device)
         self._has_kept = False
@@ -68,7 +68,7 @@ class Round:
         others = self.draft_pass.steps(seats.draft_slots, past + 1, 1, number - 1, shape.span) if number > 1 else []
         uniforms = None
         if not seats.params.all_greedy:  # turned, because kernels read a step's numbers side by side
-            uniforms = ops.draft_uniforms(seats.keys, number, self.rule).T.contiguous()
+            uniforms = ops.draft_uniforms(seats.keys, number, self.rule, self.use).T.contiguous()
         for step, rows in enumerate([first, *others]):
             tokens = block[:, :2] if step == 0 else block[:, step + 1 : step + 2]
             logits = self._draft_logits(tokens, rows)
@@ -99,18 +99,18 @@ class Round:
     def judge(self, shape: Shape) -> None:
         """Verify, and move every row on."""
         seats, number = self.seats, shape.drafted
-        lengths = ops.draft_lengths(seats.asked, seats.budget, seats.standing.position, number)
+        lengths = ops.draft_lengths(seats.asked, seats.budget, seats.standing.position, number, self.use)
         tokens = seats.standing.block[:, 2 : 2 + number]
         draft = Draft(tokens, lengths, self._law(tokens))
         order = self._order(seats.size, shape.scored)
         logits = self.logits.rows[: seats.size * shape.scored]
         self._forbid(logits, logits[:: shape.scored])
         law = LogitLaw(logits, order.place[:, : number + 1], seats.params, order.first)
-        verdict = ops.verify(law, draft, self.rule, seats.keys, seats.params.all_greedy)
+        verdict = ops.verify(law, draft, self.rule, seats.keys, seats.params.all_greedy, self.use)
         if seats.wants_logprobs:
             scored = logits.view(seats.size, shape.scored, -1)[:, : number + 1]
             seats.logprobs[:, : number + 1] = emitted_logprobs(scored, seats.standing.block, verdict)
-        ops.advance(seats.standing, lengths, verdict, self.vocab_size)
+        ops.advance(seats.standing, lengths, verdict, self.vocab_size, self.use)
 
     def _draft_logits(self, tokens: Tensor, rows: StaticRows) -> Tensor:
         assert self.draft_pass is not None
@@ -143,7 +143,7 @@ class Round:
             self.draft_logits.hold(logits, number * size)
             own = slice(step * size, (step + 1) * size)
             self.draft_logits.rows[own].copy_(logits)
-            found = ops.sample(self.draft_logits.rows[own], seats.params, uniforms)
+            found = ops.sample(self.draft_logits.rows[own], seats.params, uniforms, self.use)
             drawn = found.tokens
             self._has_kept = found.kept is not None
             if found.kept is not None:

@@ -1,0 +1,31 @@
+"""Which tests go to one worker: those that share models, oracles or compiled code, which every worker makes anew.
+
+pytest-xdist has marks for this, but under pytest 9.2 its workers' names of tests no longer carry them.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from xdist.scheduler import LoadScopeScheduling
+
+# Files that have Numba compile the CPU's kernels: half a minute, once where all of them are one worker's.
+COMPILED = {
+    "test_cpu", "test_cpu_across", "test_cpu_attention", "test_cpu_product", "test_doctor_cpu", "test_fused",
+    "test_fused_whisper", "test_kernels", "test_kernels_option", "test_products",
+}  # fmt: skip
+
+
+def group_of(test: str) -> str:
+    """A test's file; tests of the laws share next to nothing, so each is alone."""
+    path = PurePosixPath(test.partition("::")[0])
+    if path.parent.name == "exactness":
+        return test
+    return "compiled" if path.stem in COMPILED else str(path)
+
+
+class ByGroup(LoadScopeScheduling):
+    """The largest groups first and single tests last, so that in the end no worker waits for another."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
