@@ -17,7 +17,7 @@ from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
 
-SMALL = replace(TUNING, warps=1, groups=128, super=64, sample=256, wide_warps=1, scan=1024, listed=2048)
+SMALL = replace(TUNING, warps=1, groups=128, super=64, sample=256, wide_warps=1, scan=1024, listed=2048, listed_few=512)
 WAYS = {"as expected": SMALL, "in memory": replace(SMALL, hot=1, listed=16)}
 CUTS = {
     "top-k": SamplingParams(temperature=1.0, top_k=40),
@@ -86,12 +86,25 @@ def test_rows_of_all_kinds_side_by_side() -> None:
     assert torch.equal(kept[:-1], (warp(logits, params) > -torch.inf)[:-1])  # the greedy row is cut by nobody
 
 
+def sampled_places() -> torch.Tensor:
+    j = torch.arange(SMALL.sample)
+    return (j // 8 * (VOCAB // (SMALL.sample // 8)) + j % 8).to(DEVICE)
+
+
+@pytest.mark.parametrize("name", ["top-p of a warm law", "a large top-k"])
+def test_a_sample_that_sees_nothing(name: str) -> None:
+    """Where most tokens are forbidden."""
+    logits, params = rows("flat"), LawParams.stack([CUTS[name]] * 2, DEVICE)
+    logits[:, sampled_places()] = -torch.inf
+    kept, _ = kept_by_kernels(logits, params, "as expected")
+    assert torch.equal(kept, warp(logits, params) > -torch.inf)
+
+
 @pytest.mark.parametrize(("sampled", "rest", "top_p"), [(-20.0, 0.0, 0.8), (-1.0, 2.0, 0.97)])
 def test_a_wrong_bracket_is_noticed(sampled: float, rest: float, top_p: float) -> None:
     """Where the sample is not like the row the threshold lies below the bracket, or above: that costs time only."""
     logits = rest + 0.1 * rows("flat")
-    places = torch.arange(SMALL.sample) // 8 * (VOCAB // (SMALL.sample // 8)) + torch.arange(SMALL.sample) % 8
-    logits[:, places.to(DEVICE)] += sampled - rest
+    logits[:, sampled_places()] += sampled - rest
     params = LawParams.stack([SamplingParams(temperature=1.0, top_p=top_p)] * 2, DEVICE)
     kept, _ = kept_by_kernels(logits, params, "as expected")
     assert torch.equal(kept, warp(logits, params) > -torch.inf)

@@ -95,7 +95,7 @@ def test_tile_sizes_change_nothing() -> None:
         loop_programs=4,
         super=64,
         hot=64,
-        wide_depth=4,
+        wide_bits=16,
         listed=4096,
         scan=1024,
     )

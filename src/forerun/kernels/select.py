@@ -11,9 +11,6 @@ import triton.language as tl
 
 from forerun.kernels.law import COMPILED, NEGATIVE
 
-ROUNDS = tl.constexpr(6)  # of four levels each: thousands of values become a handful
-ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
-
 
 @triton.jit
 def held(p, base, mass):
@@ -34,7 +31,7 @@ def floor_of(least, base):
 
 
 @triton.jit
-def _bits_set(x):
+def bits_set(x):
     """How many bits of uint32 are."""
     if COMPILED:
         number = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=True, pack=1)
@@ -54,44 +51,9 @@ def places(wanted):
     """
     bit = tl.full([wanted.shape[0], 1], 1, tl.uint32) << tl.arange(0, wanted.shape[0])[:, None].to(tl.uint32)
     column = tl.sum(tl.where(wanted, bit, 0), axis=0)
-    number = _bits_set(column)
+    number = bits_set(column)
     start = tl.cumsum(number, axis=0) - number
-    return start[None, :] + _bits_set(column[None, :] & (bit - 1)), tl.sum(number, axis=0)
-
-
-@triton.jit
-def _add(a0, a1, a2, a3, b0, b1, b2, b3):
-    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
-
-
-@triton.jit
-def four(x0, x1, x2, x3):
-    """A vector of four numbers."""
-    i = tl.arange(0, 4)
-    return tl.where(i < 2, tl.where(i == 0, x0, x1), tl.where(i == 2, x2, x3))
-
-
-@triton.jit
-def at_least(values, weights, x0, x1, x2, x3):
-    """The weight of the values at or above each of four levels: [4].
-
-    Four sums with one exchange between threads. A tensor of levels times values would be held by no thread.
-    """
-    s0, s1 = tl.where(values >= x0, weights, 0.0), tl.where(values >= x1, weights, 0.0)
-    s2, s3 = tl.where(values >= x2, weights, 0.0), tl.where(values >= x3, weights, 0.0)
-    if COMPILED:
-        s0, s1, s2, s3 = tl.reduce((s0, s1, s2, s3), 0, _add)
-    else:  # interpreted, a sum that is not the library's takes seconds
-        s0, s1, s2, s3 = tl.sum(s0, axis=0), tl.sum(s1, axis=0), tl.sum(s2, axis=0), tl.sum(s3, axis=0)
-    return four(s0, s1, s2, s3)
-
-
-@triton.jit
-def between(values, weights, low, high):
-    """Four levels evenly spaced between two, and the weight at or above each."""
-    step = (high - low) * 0.2
-    x0, x1, x2, x3 = low + step, low + 2 * step, low + 3 * step, low + 4 * step
-    return four(x0, x1, x2, x3), at_least(values, weights, x0, x1, x2, x3)
+    return start[None, :] + bits_set(column[None, :] & (bit - 1)), tl.sum(number, axis=0)
 
 
 @triton.jit
@@ -177,52 +139,4 @@ def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.
         threshold, mass = tl.maximum(threshold, nucleus), tl.minimum(mass, least)
     if floor > threshold:
         threshold, mass = floor, tl.max(tl.where(w >= floor, reached, 0.0), axis=0)
-    return threshold, mass
-
-
-@triton.jit
-def just_short(values, weights, need, low, high):
-    """A level little above the answer: the weight from there on is certainly less than `need`, as it is from `high`
-    on. A float32 sum of at most `need` is off by a little of it."""
-    for _ in range(ROUNDS):
-        levels, reached = between(values, weights, low, high)
-        low, high = (
-            tl.max(tl.where(reached >= need * (1 + ROUNDING), levels, low), axis=0),
-            tl.min(tl.where(reached < need * (1 - ROUNDING), levels, high), axis=0),
-        )
-    return high
-
-
-@triton.jit
-def last_kept(values, weights, need, high):
-    """The answer and the weight from it on, in float64: from `high` downwards, value by value."""
-    reached = tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
-    value = high
-    while (reached < need) & (value > NEGATIVE):
-        value = tl.max(tl.where(values < value, values, NEGATIVE), axis=0)
-        reached += tl.sum(tl.where(values == value, weights, 0.0).to(tl.float64), axis=0)
-    return value, reached
-
-
-@triton.jit
-def cut_values(w, weights, base, mass, counts, k, holds, p, need, floor, low, high, above):
-    """Threshold and kept mass where `w` are all values from `low` to `high`, and above that there is a mass `above`,
-    of `need` in all (unless top-k comes first, before which nobody knows)."""
-    threshold = low
-    if counts:
-        ones = tl.where(w > NEGATIVE, 1.0, 0.0)
-        number = k.to(tl.float64)
-        top = just_short(w, ones, number.to(tl.float32), low, high)
-        threshold, _ = last_kept(w, ones, number, top)
-        weights = tl.where(w >= threshold, weights, 0.0)
-        mass = tl.sum(weights.to(tl.float64), axis=0)
-        need = held(p, base, mass)
-    if holds:
-        rest = need - above
-        top = just_short(w, weights, rest.to(tl.float32), threshold, high)
-        threshold, mass = last_kept(w, weights, rest, top)
-        mass += above
-    if floor > threshold:
-        threshold = floor
-        mass = above + tl.sum(tl.where(w >= floor, weights, 0.0).to(tl.float64), axis=0)
     return threshold, mass

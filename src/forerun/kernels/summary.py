@@ -14,10 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
+from forerun.kernels.bracket import APART, bracket_kernel
 from forerun.kernels.chunks import chunk_kernel
+from forerun.kernels.settle import settle_kernel
 from forerun.kernels.threshold import threshold_kernel
 from forerun.kernels.tuning import Tuning, overlapping
-from forerun.kernels.wide import APART, bracket_kernel, settle_kernel, wide_kernel
+from forerun.kernels.wide import wide_kernel
 from forerun.types import LawParams
 
 
@@ -145,31 +147,36 @@ class _Work:
 
     def _wide(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
         """A row may keep any number of tokens."""
-        device, tuning, size = lengths.device, self.tuning, self.tuning.listed
-        lanes = tuning.wide_warps * 32 * 16 // self.target.logits.element_size()
-        chunks = triton.cdiv(self.vocab, tuning.wide_depth * lanes)
-        state = torch.empty(self.rows, dtype=torch.int32, device=device)
+        device, tuning = lengths.device, self.tuning
+        cutting = 32 * tuning.settle_warps  # threads, of which each takes something
+        size, few = max(tuning.listed, cutting), max(min(tuning.listed_few, tuning.listed), cutting)
+        vector, threads = 16 // self.target.logits.element_size(), 32 * tuning.wide_warps
+        depth = min(tuning.wide_bits, self.block // threads) // vector
+        block = depth * threads * vector
+        chunks = triton.cdiv(self.vocab, block)
         bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
-        need = torch.empty(self.rows, dtype=torch.float64, device=device)
         arrived = torch.empty(self.rows, APART.value, dtype=torch.int32, device=device)
         above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
         listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
         given, cuts, shared = self._sides(lengths), self._parameters(), self._flags(device)
         bracket_kernel[(self.rows,)](
-            *given, *cuts, sums.peak, sums.mass, sums.best, state, bracket, need, arrived,
+            *given, *cuts, sums.peak, sums.mass, sums.best, bracket, arrived,
             own.peak, own.mass, own.threshold, own.best, self.target_rows, self.num_chunks, extra,
-            CHUNKS=triton.next_power_of_2(self.num_chunks), SAMPLE=tuning.sample, GREEDY=self.greedy, **shared,
+            CHUNKS=triton.next_power_of_2(self.num_chunks), SAMPLE=tuning.sample,
+            THREADS=32 * tuning.bracket_warps, ROUNDS=tuning.bracket_rounds, GREEDY=self.greedy, **shared,
             num_warps=tuning.bracket_warps,
         )  # fmt: skip
         wide_kernel[(self.rows, chunks)](
-            *given, state, bracket, arrived, above, listed, own.peak, self.target_rows, chunks, extra,
-            DEPTH=tuning.wide_depth, LANES=lanes, SIZE=size, **shared, num_warps=tuning.wide_warps,
+            *given, bracket, own.peak, sums.peak, arrived, above, listed,
+            self.target_rows, chunks, self.num_chunks, extra,
+            DEPTH=depth, THREADS=threads, VECTOR=vector, EACH=self.block // block, SIZE=size, **shared,
+            num_warps=tuning.wide_warps,
         )  # fmt: skip
         settle_kernel[(self.rows,)](
-            *given, *cuts, state, bracket, need, arrived, above, listed, own.peak, own.mass, own.threshold,
+            *given, *cuts, bracket, arrived, above, listed, own.peak, own.mass, own.threshold,
             self.target_rows, chunks, extra,
-            CHUNKS=triton.next_power_of_2(chunks), SIZE=size, SCAN=tuning.scan, **shared,
-            num_warps=tuning.settle_warps,
+            CHUNKS=triton.next_power_of_2(chunks), SIZE=size, MOST=tuning.listed, FEW=few, SCAN=tuning.scan,
+            THREADS=cutting, **shared, num_warps=tuning.settle_warps,
         )  # fmt: skip
 
     def _cuts(self, device: torch.device) -> Summaries:

@@ -22,7 +22,7 @@ from forerun.errors import ForerunError
 SWEPT = (
     (Case(32000, 1, 5), ("depth", "warps", "few_warps", "last_draws", "overlap")),
     (Case(32000, 1, 5, top_k=50, top_p=0.95), ("threshold_warps", "overlap")),
-    (Case(128256, 8, 7, top_p=0.9), ("bracket_warps", "wide_depth", "wide_warps", "settle_warps")),
+    (Case(128256, 8, 7, top_p=0.9), ("bracket_warps", "wide_bits", "wide_warps", "settle_warps")),
     (Case(256000, 32, 7), ("many_depth", "many_warps", "tiles", "loop_programs", "loop_warps", "overlap")),
     (Case(256000, 32, 7, dtype="bfloat16"), ("many_depth", "many_warps", "tiles", "loop_programs")),
 )
@@ -38,9 +38,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "loop_programs": (132, 528),
     "loop_warps": (4, 16),
     "threshold_warps": (4, 16),
-    "bracket_warps": (8,),
-    "wide_depth": (8,),
-    "wide_warps": (2, 8),
+    "bracket_warps": (4, 16),
+    "wide_bits": (16,),
+    "wide_warps": (1, 2, 4),
     "settle_warps": (4, 16),
 }
 
