@@ -39,6 +39,7 @@ class Rehearsing(Recorder):
     def record(self, work: Work, state: Sequence[Tensor]) -> Work:
         self.rehearse(work, state)
         self.num_recordings += 1
+        self.seconds += 1.0
         return work
 
 

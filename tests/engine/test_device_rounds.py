@@ -298,3 +298,18 @@ def test_a_kept_row_goes_on() -> None:
         return texts(made, [Request(prompt=prompt, max_new_tokens=20, params=SAMPLED, seed=4, request_id=9)])
 
     assert found(True) == found(False)
+
+
+def test_recording_is_told_in_the_round_that_it_held_up() -> None:
+    """The next round is sent off before this one's tokens are handed out, and may have to be recorded first."""
+    made = rehearsing(engine(True, policy=HfHeuristic()))
+    for request in requests(3):
+        made.add(request)
+    told, spent = [], []
+    while not made.is_idle:
+        made.step()
+        assert made.runner is not None
+        told.append(made.seconds.capture_seconds)
+        spent.append(made.runner.recorder.seconds)
+    assert told == spent
+    assert spent[0] < spent[-1]

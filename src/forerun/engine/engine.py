@@ -231,7 +231,6 @@ class Engine:
         kept = kept_of(landing.verdict, landing.blocks, None)
         progress = commit(landing.rows, landing.blocks, kept, landing.verdict, None, landing.logprobs)
         runner.settle(landing)
-        self._account(*landing.seconds)
         outcome = RoundOutcome(
             rows=tuple(row.number for row in landing.rows),
             request_ids=tuple(row.request.request_id for row in landing.rows),
@@ -250,6 +249,7 @@ class Engine:
         running = [row for row in batch if row.finish_reason is None]
         if self.ahead and running and not runner.is_flying and not self._waiting:
             self._launch(runner, running)
+        self._account(*landing.seconds)  # last: what was recorded for the next round took this one's time
         self._retire()
         return progress
 
