@@ -135,6 +135,30 @@ def test_one_of_ones_own_that_cannot_tell_two_decoders_apart_is_told_of() -> Non
         finished([stream(ours, prompts, 1) for ours in both])
 
 
+class HandingOn:
+    """Hands everything but a count on to another, whose `fresh` is not its own."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.drafts = inner, 0
+
+    def propose(self, context: DraftContext) -> Draft:
+        self.drafts += 1
+        draft: Draft = self.inner.propose(context)
+        return draft
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_who_hands_everything_on_is_not_left_out() -> None:
+    model = tiny_model("llama")
+    around = HandingOn(forerun.DraftModel(draft_of(model)))
+    ours = decoder(model, around)
+    assert ours.drafter is around
+    finished([stream(ours, ragged_prompts(2, 97, 1), 1)])
+    assert around.drafts > 0
+
+
 def test_one_after_the_other_nobody_is_told_anything() -> None:
     shared, model = Remembering(), tiny_model("llama")
     both = [decoder(model, shared), decoder(model, shared)]

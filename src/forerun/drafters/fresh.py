@@ -9,10 +9,14 @@ from forerun.types import Drafter
 D = TypeVar("D", bound=Drafter)
 
 
+def has_fresh(drafter: Drafter | None) -> bool:
+    """Whether its own class says so: one that hands everything on to another would give that one in its own place."""
+    return hasattr(type(drafter), "fresh")
+
+
 def fresh(drafter: D) -> D:
     """One that drafts alike, shares the weights and knows neither rows nor a target; itself where it has no `fresh`."""
-    make = getattr(drafter, "fresh", None)
-    if make is None:
+    if not has_fresh(drafter):
         return drafter
-    made: D = make()
+    made: D = drafter.fresh()  # type: ignore[attr-defined]
     return made

@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 import torch
 
+from forerun.drafters.fresh import has_fresh
 from forerun.drafters.silence import silent
 from forerun.engine.branching import check_tree, depths_of
 from forerun.engine.device.draft_passes import DraftPasses
@@ -90,7 +91,7 @@ class DraftSide:
         if verb == "release":
             self._rows.discard(arguments[0])
         if (method := getattr(self.drafter, verb, None)) is not None:
-            if verb == "admit" and not hasattr(self.drafter, "fresh"):
+            if verb == "admit" and not has_fresh(self.drafter):
                 self._check_shared()
                 self._rows.add(arguments[0])
             try:
