@@ -102,6 +102,13 @@ def test_a_record_can_be_shown_again(plan: Command, tmp_path: Path) -> None:
     assert "damaged record" in broken.output
 
 
+def test_a_drafter_made_of_the_targets_own_layers(plan: Command, target: str, tmp_path: Path) -> None:
+    """Nobody knows what it costs before it is bound."""
+    result = plan(target, "-d", "early:1", "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["plans"][0]["drafter"] == "early:1"
+
+
 def test_your_own_prompts(plan: Command, target: str, draft: str, tmp_path: Path) -> None:
     result = plan(target, "-d", draft, "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK)
     assert result.exit_code == 0, result.output

@@ -195,7 +195,7 @@ def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord
         use = None if options["kernels"] is None else Kernels(options["kernels"])
         plain = engine_prober("plain", loaded.model, None, use)
         probers = [engine_prober(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
-        operations = {name: operations_ratio(drafter, loaded.model) for name, drafter in loaded.drafters.items()}
+        operations = {prober.name: operations_ratio(prober.drafter, loaded.model) for prober in probers}
         found = make_plan(Subjects(plain, probers, operations), prompts, settings, bar)
     shown: dict[str, Any] = {"target": without_folders(target), "drafts": list(operations), "prompts": source}
     shown |= {"num_prompts": len(prompts), "prompt_tokens": sum(map(len, prompts)), "dtype": str(loaded.model.dtype)}

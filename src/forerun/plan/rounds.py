@@ -94,9 +94,10 @@ class EngineProber:
     """An engine of its own around the shared target; without a drafter it decodes plainly."""
 
     def __init__(self, name: str, target: Scorer, drafter: Drafter | None) -> None:
-        self.name, self.drafter = name, drafter
+        self.name = name
         self.dial = Dial()
         self.engine = Engine(target, drafter, self.dial, ahead=False)  # the dial is turned between steps
+        self.drafter = self.engine.drafter  # bound, and its own
 
     def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
         made = dict.fromkeys(task.ids, 0)

@@ -41,13 +41,13 @@ def measure_memory(target: Any, draft: Any, length: int, prompts: Sequence[Promp
     device = target.device
     _warm_libraries(target)
     before = _cleared(device)
-    drafter = DraftModel(draft)
-    decoder = SpeculativeDecoder(target, drafter, policy=length, **options)
+    decoder = SpeculativeDecoder(target, DraftModel(draft), policy=length, **options)
     _cleared(device)
     ids = torch.tensor(prompts, device=device)
     decoder.generate(ids, max_new_tokens=TOKENS, temperature=1.0, seed=0, eos_token_id=[])
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
+    drafter: Any = decoder.drafter  # its own one, with the rows
     cache = decoder.engine.target.cache.num_bytes() + drafter.scorer.cache.num_bytes()
     runner = decoder.engine.runner
     graphs = 0 if runner is None else runner.recorder.num_bytes()
