@@ -3,7 +3,7 @@
 `bracket_kernel` said between which two levels the threshold very likely lies. Here every program takes a part of a row:
 it sums what lies above, and lists what lies in between, from which `settle_kernel` cuts. These are launches of their
 own, because a program that cuts takes the registers of many that list; each begins while the one before it ends, and
-reads its logits meanwhile. A program is one warp, so that no thread ever waits for another warp.
+reads its logits meanwhile. Programs are small, so that many stand side by side while each waits for its numbers.
 """
 
 from __future__ import annotations
