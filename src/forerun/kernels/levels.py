@@ -10,19 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from forerun.kernels.law import COMPILED
-
-
-@triton.jit
-def _is_from(values, level):
-    """1 where a value is at or above a level, else 0: as numbers, because a thread has room for seven truths only."""
-    if COMPILED:
-        here = tl.inline_asm_elementwise(
-            "set.ge.f32.f32 $0, $1, $2;", "=f,f,f", [values, level], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        here = tl.where(values >= level, 1.0, 0.0)
-    return here
+from forerun.kernels.select import reaches
 
 
 @triton.jit
@@ -31,7 +19,7 @@ def reached(values, weights, levels):
     last."""
     parts = ()
     for j in tl.static_range(8):
-        parts = parts + (tl.sum(tl.sum(weights * _is_from(values, levels[j]), axis=2), axis=0),)
+        parts = parts + (tl.sum(tl.sum(weights * reaches(values, levels[j]), axis=2), axis=0),)
     even = tl.join(tl.join(parts[0], parts[4]), tl.join(parts[2], parts[6]))
     odd = tl.join(tl.join(parts[1], parts[5]), tl.join(parts[3], parts[7]))
     return tl.sum(tl.reshape(tl.join(even, odd), [values.shape[1], 8]), axis=0)

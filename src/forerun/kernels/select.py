@@ -65,7 +65,7 @@ def once(values, place, there):
 
 
 @triton.jit
-def _reaches(v, w):
+def reaches(v, w):
     """1.0 where `v` >= `w`, else 0.0: one instruction. Left to itself the compiler packs such answers into bits."""
     if COMPILED:
         number = tl.inline_asm_elementwise(
@@ -85,7 +85,7 @@ def level_below(largest, k):
     """
     halves = tl.min(tl.reshape(largest, [largest.shape[0] // 8, 4, 2]), axis=2)
     levels = tl.max(halves, axis=1)
-    number = tl.sum(_reaches(largest[:, None], levels[None, :]), axis=0)
+    number = tl.sum(reaches(largest[:, None], levels[None, :]), axis=0)
     return tl.max(tl.where(number >= k, levels, NEGATIVE), axis=0)
 
 
@@ -118,7 +118,7 @@ def _ranked(values, num_values, w, base, OTHERS: tl.constexpr):
         v = once(values, other, other < num_values)
         weight = tl.exp(v - base)
         most = (weight + 256.0) - 256.0
-        above = _reaches(v[:, None], w[None, :])  # this way round every sum is one thread's own
+        above = reaches(v[:, None], w[None, :])  # this way round every sum is one thread's own
         rank += tl.sum(above, axis=0)
         coarse += tl.sum(above * most[:, None], axis=0)
         fine += tl.sum(above * (weight - most)[:, None], axis=0)
