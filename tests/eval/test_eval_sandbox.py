@@ -92,6 +92,64 @@ def test_ending_without_a_verdict_is_no_pass(program: str) -> None:
     assert run_program(program, QUICK).ending in (Ending.DIED, Ending.TIME)
 
 
+SEARCHES = {
+    "frames": "f = sys._getframe()\nwhile f: look(f.f_locals); look(f.f_globals); f = f.f_back",
+    "other threads": "for f in sys._current_frames().values(): look(f.f_locals)",
+    "objects": "for o in gc.get_objects(): look({0: o})",
+    "a trace": "sys.settrace(lambda frame, *_: look(frame.f_locals))",
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
+def test_what_makes_a_verdict_valid_is_not_found(search: str) -> None:
+    program = (
+        "import gc, re, sys\nfound = []\n"
+        "def look(names):\n  for value in list(names.values()):\n"
+        "    if type(value) in (str, bytes, dict) and re.search('[0-9a-f]{32}', str(value)): found.append(1)\n"
+        f"try:\n  {search.replace(chr(10), chr(10) + '  ')}\nexcept PermissionError: pass\n"
+        "assert not found, 'found it'"
+    )
+    outcome = run_program(program, QUICK)
+    assert outcome.passed, outcome.message
+
+
+@pytest.mark.parametrize(
+    "forgery",
+    [
+        "f = sys._getframe().f_back\nwhile f:\n  for v in list(f.f_locals.values()):\n"
+        "    if hasattr(v, 'release'):\n      try: v.release()\n      except RuntimeError: pass\n  f = f.f_back",
+        "json.dumps = lambda *a: '\"\", \"passed\": true'",
+        "json._default_encoder.encode = json.dumps = lambda *a: 'true'",
+        "os.write = lambda fd, text: w(fd, text.replace(b'false', b'true'))",
+        "import builtins\nbuiltins.bytes = builtins.type = lambda *a: True",
+    ],
+)
+def test_a_verdict_is_not_forged(forgery: str) -> None:
+    outcome = run_program(f"import json, os, sys, time\nw = os.write\n{forgery}\ntime.sleep(0.1)\n1 / 0", QUICK)
+    assert outcome.ending is Ending.FAILED
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="capabilities are Linux's")
+def test_capabilities_are_given_up() -> None:
+    program = "lines = open('/proc/thread-self/status').read().splitlines()\n"
+    program += "sets = [line.split()[1] for line in lines if line[:6] in ('CapInh', 'CapPrm', 'CapEff')]\n"
+    outcome = run_program(program + "assert len(sets) == 3 and not any(int(s, 16) for s in sets), sets", QUICK)
+    assert outcome.passed and "privileges" in outcome.walls, outcome.message
+
+
+DEEP = "import os\nfor i in range(3000):\n  os.mkdir('d' * 100, 0o700)\n  os.chdir('d' * 100)\n"
+
+
+def test_folders_without_end_are_noticed_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(Path(tempfile.gettempdir()).glob("forerun-*"))
+    assert run_program(DEEP, QUICK).ending in (Ending.PASSED, Ending.DISK)  # as the watcher happens to look
+    assert run_program(DEEP + "while True: pass", Limits(seconds=20)).ending is Ending.DISK
+    monkeypatch.setattr(run, "DISK_BYTES", 1 << 20)
+    assert run_program("import os\nfor i in range(10**6): os.mkdir(str(i))", Limits(seconds=20)).ending is Ending.DISK
+    assert run_program("import os\nos.makedirs('a/b')\nos.mkdir('a/c', 0)\nos.symlink('a', 'link')", QUICK).passed
+    assert set(Path(tempfile.gettempdir()).glob("forerun-*")) <= before
+
+
 def test_a_full_disk_is_prevented() -> None:
     program = "i = 0\nwhile True:\n  open(f'f{i}', 'wb').write(b'x' * (1 << 20))\n  i += 1"
     assert run_program(program, Limits(seconds=20)).ending is Ending.DISK
@@ -120,6 +178,15 @@ def test_threads_without_end_are_survived() -> None:
         "libc.setsid()",
         "libc.ptrace(16, __import__('os').getppid(), 0, 0)",
         "libc.setrlimit(0, ctypes.create_string_buffer(16))",
+        "libc.open(TARGET, 0o1000)",  # truncated though only read
+        "libc.open(TARGET, 0o1003)",
+        "libc.fcntl(0, 8, __import__('os').getppid())",  # signals to others: F_SETOWN, F_SETOWN_EX
+        "libc.fcntl(0, 15, ctypes.create_string_buffer(8))",
+        "libc.ioctl(0, 0x5412, b'x')",
+        "libc.shmget(0, 4096, 0o1600)",
+        "libc.semget(0, 1, 0o1600)",
+        "libc.msgget(0, 0o1600)",
+        "libc.syscall(248 if __import__('platform').machine() == 'x86_64' else 217, b'user', b'k', b'v', 1, -4)",
     ],
 )
 def test_the_kernel_refuses_what_python_does_not_see(call: str, tmp_path: Path) -> None:
@@ -211,8 +278,16 @@ def test_the_filter_decides_as_it_should_on_every_architecture(machine: str) -> 
         assert decide(program, calls.arch, calls.prlimit, 0, 7, 0, 0x7FFF00000000) == seccomp.ALLOW
         assert decide(program, calls.arch, calls.prlimit, 1, 7, 0) == refused
         assert decide(program, calls.arch, calls.prlimit, 0, 7, 1 << 32) == refused
+    for program in (watched, strict):
+        assert decide(program, calls.arch, calls.fcntl, 3, 1) == seccomp.ALLOW
+        assert decide(program, calls.arch, calls.fcntl, 3, 8) == refused
+        assert decide(program, calls.arch, calls.ioctl, 3, 0x5401) == seccomp.ALLOW
+        assert decide(program, calls.arch, calls.ioctl, 3, 0x8901) == refused
     for number, place in calls.opens:
         flags = [0] * place
+        for mode, allowed in ((0, False), (1, True), (2, True), (3, False)):
+            verdict = decide(watched, calls.arch, number, *flags, mode | seccomp.TRUNCATE)
+            assert verdict == (seccomp.ALLOW if allowed else refused)
         assert decide(strict, calls.arch, number, *flags, os.O_RDONLY) == seccomp.ALLOW
         assert decide(strict, calls.arch, number, *flags, os.O_RDWR) == refused
         assert decide(watched, calls.arch, number, *flags, os.O_RDWR) == seccomp.ALLOW

@@ -13,6 +13,8 @@ REFUSED = (
     "socket.", "subprocess.", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
     "os.startfile", "pty.", "ctypes.dlopen", "resource.setrlimit", "resource.prlimit", "signal.pthread_kill",
     "sys.addaudithook",
+    # How a program could look into the frames of the thread that waits to report on it.
+    "sys._current_", "sys.settrace", "sys.setprofile", "sys.monitoring.", "gc.get_",
 )  # fmt: skip
 ON_FILES = (
     "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",

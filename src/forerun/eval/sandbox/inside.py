@@ -5,38 +5,69 @@ Needs nothing but the standard library; `forerun.eval.sandbox.run` starts it.
 
 from __future__ import annotations
 
+import _thread
 import json
 import math
 import os
 import sys
+from collections import deque
 from contextlib import suppress
+from functools import partial
+from operator import call
 from typing import Any
 
 MESSAGE = 300
 """Characters of an error's text that are reported."""
 FILE_BYTES = 1 << 20
 OPEN_FILES = 64
+TRUTH = ("true", "false")
 
 
 def main(folder: str, status: int, memory: int, seconds: float) -> None:
-    """Everything the program prints is thrown away, and there is nothing to read from stdin."""
+    """Everything the program prints is thrown away, and there is nothing to read from stdin.
+
+    The program runs in a thread of its own, whose frames lead to nothing that makes a verdict valid: the nonce and the
+    lock that says "passed" are locals of this frame, which the audit hook keeps out of reach. After the program this
+    frame calls nothing that is written in Python, for the program may have put functions of its own in its place.
+    """
     request = json.load(sys.stdin)
     os.chdir(folder)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     sys.path[:] = [place for place in sys.path if place not in request["hidden"]]
-    _report(status, {"walls": _walls(folder, memory, seconds)})
-    _report(status, {"nonce": request["nonce"], **_verdict(request["program"])})
-    os._exit(0)  # threads and exit handlers that the program left behind have no say
+    write, leave, kind, text = os.write, os._exit, type, bytes
+    passing, failing = (f', "nonce": "{request["nonce"]}", "passed": {verdict}}}\n'.encode() for verdict in TRUTH)
+    passed, ended, messages = _held_lock(), _held_lock(), list[bytes]()
+    begin = _held_lock()
+    # The lock is released by C code that goes on only if the program raised nothing; no frame of Python's holds it.
+    steps = [partial(exec, request.pop("program"), {"__name__": "program"}), passed.release]
+    waiting = [map(call, steps)]
+    walls = _private_walls(folder)
+    _thread.start_new_thread(_run, (waiting, messages, begin, ended))
+    _report(status, {"walls": [*walls, *_shared_walls(folder, memory, seconds, "landlock" in walls)]})
+    begin.release()
+    ended.acquire()
+    message = messages[0] if messages and kind(messages[0]) is text else b'""'
+    write(status, b'{"message": ' + message + (passing if passed.acquire(False) else failing))
+    leave(0)  # threads and exit handlers that the program left behind have no say
 
 
-def _verdict(program: str) -> dict[str, Any]:
+def _held_lock() -> Any:
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    return lock
+
+
+def _run(waiting: list[Any], messages: list[bytes], begin: Any, ended: Any) -> None:
+    """Run the program and tell what it raised. Whatever it does with what it finds in this frame is no pass."""
+    begin.acquire()
     try:
-        exec(compile(program, "<program>", "exec", dont_inherit=True), {"__name__": "program"})
+        deque(waiting.pop(), 0)
     except BaseException as error:
-        return {"passed": False, "message": _describe(error)}
-    return {"passed": True, "message": ""}
+        messages.append(json.dumps(_describe(error)).encode())
+    finally:  # even if the program has broken what describes errors
+        ended.release()
 
 
 def _describe(error: BaseException) -> str:
@@ -50,15 +81,24 @@ def _report(status: int, content: dict[str, Any]) -> None:
     os.write(status, json.dumps(content).encode() + b"\n")
 
 
-def _walls(folder: str, memory: int, seconds: float) -> list[str]:
-    """Put up all there are; the names of those that stand."""
-    from forerun.eval.sandbox import audit, landlock, seccomp
+def _private_walls(folder: str) -> list[str]:
+    """Those that are a thread's own and inherited by the threads it starts."""
+    from forerun.eval.sandbox import landlock, privileges
+
+    return _standing({"landlock": landlock.install(folder), "privileges": privileges.drop()})
+
+
+def _shared_walls(folder: str, memory: int, seconds: float, files_are_watched: bool) -> list[str]:
+    """Those of the whole process. The limit on threads counts all of a user's, so ours has to be there before."""
+    from forerun.eval.sandbox import audit, seccomp
 
     limited = _limit(memory, seconds)
-    watched = landlock.install(folder)
-    filtered = seccomp.install(files_are_watched=watched)
-    standing = {"limits": limited, "landlock": watched, "seccomp": filtered, "audit": audit.install(folder)}
-    return [name for name, stands in standing.items() if stands]
+    filtered = seccomp.install(files_are_watched=files_are_watched)
+    return _standing({"limits": limited, "seccomp": filtered, "audit": audit.install(folder)})
+
+
+def _standing(walls: dict[str, bool]) -> list[str]:
+    return [name for name, stands in walls.items() if stands]
 
 
 def _limit(memory: int, seconds: float) -> bool:

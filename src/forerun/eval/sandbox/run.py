@@ -19,6 +19,7 @@ from typing import Any
 
 import forerun
 from forerun.errors import ForerunError
+from forerun.eval.sandbox.folder import DISK_BYTES, remove, usage
 
 SOURCE = str(Path(forerun.__file__).resolve().parents[1])
 STARTER = (
@@ -26,7 +27,6 @@ STARTER = (
     "main({folder!r}, {status}, {memory}, {seconds})"
 )
 REPORT_BYTES = 16384
-DISK_BYTES = 32 << 20
 TICK = 0.1
 STARTING = 10.0
 """Seconds for the interpreter to start and to put up the walls; the program's own time begins after that."""
@@ -72,8 +72,11 @@ def run_program(program: str, limits: Limits | None = None) -> Outcome:
     limits = limits or Limits()
     if os.name != "posix":
         raise ForerunError("running generated code needs Linux or macOS; score this task there, or in a container")
-    with tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as folder:
-        return _run_in(os.path.realpath(folder), program, limits)
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="forerun-"))
+    try:
+        return _run_in(folder, program, limits)
+    finally:
+        remove(folder)
 
 
 def _run_in(folder: str, program: str, limits: Limits) -> Outcome:
@@ -131,7 +134,7 @@ def _watch(reading: int, folder: str, limits: Limits) -> _Watched:
         if left <= 0:
             return _Watched(report, Ending.TIME)
         if not select.select([reading], [], [], min(left, TICK))[0]:
-            if _size(folder) > DISK_BYTES:
+            if usage(folder) > DISK_BYTES:
                 return _Watched(report, Ending.DISK)
             continue
         part = os.read(reading, REPORT_BYTES)
@@ -140,18 +143,6 @@ def _watch(reading: int, folder: str, limits: Limits) -> _Watched:
             return _Watched(report, None)
         if not begun and b"\n" in report:
             begun, deadline = True, time.monotonic() + limits.seconds
-
-
-def _size(folder: str) -> int:
-    """Bytes on disk beneath a folder that may change while one looks."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size + 512
-        if total > DISK_BYTES:
-            break
-    return total
 
 
 def _outcome(watched: _Watched, nonce: str, code: int) -> Outcome:
@@ -163,7 +154,7 @@ def _outcome(watched: _Watched, nonce: str, code: int) -> Outcome:
         )
     if verdict is not None:
         ending = Ending.PASSED if verdict["passed"] is True else Ending.FAILED
-        return Outcome(ending, str(verdict["message"]), walls)
+        return Outcome(ending, str(verdict.get("message", "")), walls)
     if watched.stopped is not None:
         return Outcome(watched.stopped, "", walls)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
