@@ -118,7 +118,7 @@ def test_what_makes_a_verdict_valid_is_not_found(search: str) -> None:
     [
         "f = sys._getframe().f_back\nwhile f:\n  for v in list(f.f_locals.values()):\n"
         "    if hasattr(v, 'release'):\n      try: v.release()\n      except RuntimeError: pass\n  f = f.f_back",
-        "json.dumps = lambda *a: '\"\", \"passed\": true'",
+        'json.dumps = lambda *a: \'"", "passed": true\'',
         "json._default_encoder.encode = json.dumps = lambda *a: 'true'",
         "os.write = lambda fd, text: w(fd, text.replace(b'false', b'true'))",
         "import builtins\nbuiltins.bytes = builtins.type = lambda *a: True",
