@@ -19,6 +19,7 @@ from support.tiny import disturbed_models
 
 def pytest_configure() -> None:
     os.environ.setdefault("FORERUN_KERNELS", "off")  # chosen by timing otherwise; tests that mean them ask for them
+    os.environ.setdefault("NUMBA_NUM_THREADS", "2")  # the same pool on one core and on sixteen
     torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
 
 
@@ -36,6 +37,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def fixed_seeds() -> None:
     random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Name the test that changes torch's number of threads, not the innocent ones after it."""
+    yield
+    left = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert left == 1, f"this test left torch with {left} threads"
 
 
 @pytest.fixture(autouse=True)

@@ -43,11 +43,12 @@ def test_scores_that_would_overflow() -> None:
 
 
 def test_exponential_over_its_whole_range() -> None:
+    """Three roundings of half an ulp: of the reduced argument, the polynomial and the last sum; fused or not."""
     x = np.linspace(-87, 88, 100_001, dtype=np.float32)
     got = x.copy()
     exponentials(got)
     want = np.exp(x.astype(np.float64))
-    assert np.abs(got / want - 1).max() < 3e-7
+    assert np.abs(got / want - 1).max() < 3 * 2.0**-24
     far = np.array([-1e30, -200, 0, 1e30], dtype=np.float32)
     exponentials(far)
     assert far[0] < 2e-38 and far[1] < 2e-38 and far[2] == 1 and np.isfinite(far[3])

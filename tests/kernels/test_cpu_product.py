@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -71,3 +75,20 @@ def test_infinities_and_nan_pass_through() -> None:
 def test_what_does_not_fit_is_known(weight: torch.Tensor) -> None:
     assert not fits(weight)
     assert fits(torch.zeros(4, LANES))
+
+
+PROGRAM = """
+import torch
+torch.set_num_threads(1)
+from forerun.kernels.cpu.linear import linear
+before = torch.get_num_threads()
+linear(torch.randn(1, 32), torch.randn(8, 32), None, 1)
+print(before, torch.get_num_threads())
+"""
+
+
+def test_torch_keeps_its_number_of_threads() -> None:
+    """Numba's threads, once started, are four in this process: torch is asked for one and keeps to it."""
+    environment = {**os.environ, "NUMBA_NUM_THREADS": "4"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["1", "1"]

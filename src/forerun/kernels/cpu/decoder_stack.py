@@ -49,13 +49,19 @@ def norms(x: Floats, weight: int, bias: int, out: Floats, epsilon: np.float32) -
 
 @compiled()
 def gelus(x: Floats) -> None:
-    """x times the normal distribution's mass below x, in place; by the error function's approximation to 1.5e-7."""
+    """x times the normal distribution's mass below x, in place.
+
+    The mass of the tail is e^(-z^2) t P(t) with z = |x| / sqrt(2) and t = 1 / (1 + z / 2). P was fitted over z < 9.6 for
+    the least relative error, 4.3e-8, so that small values far below zero keep their digits: 1 + erf would lose them.
+    """
     for i in range(x.shape[0]):
         z = abs(x[i]) * np.float32(0.7071067811865476)
-        t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * z)
-        p = np.float32(1.061405429) * t - np.float32(1.453152027)
-        p = (p * t + np.float32(1.421413741)) * t - np.float32(0.284496736)
-        tail = (p * t + np.float32(0.254829592)) * t * exponential(-z * z) * np.float32(0.5)
+        t = np.float32(1) / (np.float32(1) + np.float32(0.5) * z)
+        p = np.float32(-0.029464051) * t + np.float32(0.14194383)
+        p = (p * t - np.float32(0.24288782)) * t + np.float32(0.13821757)
+        p = (p * t - np.float32(0.012749191)) * t + np.float32(0.101104)
+        p = (p * t + np.float32(0.12161273)) * t + np.float32(0.14117923)
+        tail = (p * t + np.float32(0.1410437)) * t * exponential(-z * z)
         x[i] = x[i] * (np.float32(1) - tail) if x[i] >= 0 else x[i] * tail
 
 

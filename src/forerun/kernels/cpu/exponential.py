@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from forerun.kernels.cpu.compiled import compiled
@@ -25,7 +25,9 @@ def _float_of_bits(typing: Any, bits: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
-@compiled(inline="always")
+# Without reassociation, unlike the loops around it: n * high + n * low must not become n * (high + low), which costs
+# digits wherever there is no fused multiply-add. For the same reason Numba must not inline it; LLVM does.
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract", "nsz"})
 def exponential(x: np.float32) -> np.float32:
     """Within 2e-7 relative of e^x. x = n ln 2 + r; a polynomial gives e^r, n goes into the exponent's bits."""
     x = min(max(x, _LOWEST), _HIGHEST)

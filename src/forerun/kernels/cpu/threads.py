@@ -16,12 +16,25 @@ _turn = Lock()
 def turn(num_threads: int) -> Iterator[None]:
     """Nobody else's products meanwhile, and no more threads woken than are used."""
     with _turn:
-        before = numba.get_num_threads()
+        before = _numba_threads()
         numba.set_num_threads(num_threads)
         try:
             yield
         finally:
             numba.set_num_threads(before)
+
+
+def _numba_threads() -> int:
+    """Numba's number of threads; asking for it starts them, which must not change torch's.
+
+    Numba's OpenMP pool sets the process's number of threads to all cores when it starts. Where torch has loaded the same
+    OpenMP library (x86_64), that is torch's number as well.
+    """
+    before = torch.get_num_threads()
+    count = int(numba.get_num_threads())
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
+    return count
 
 
 def most_threads() -> int:
