@@ -16,6 +16,8 @@ from support.data import lack_of
 from support.stories import CHECKPOINT, VOCABULARY, Stories, load_stories
 from support.tiny import disturbed_models
 
+pytest_plugins = ["support.budget"]
+
 
 def pytest_configure() -> None:
     os.environ.setdefault("FORERUN_KERNELS", "off")  # chosen by timing otherwise; tests that mean them ask for them

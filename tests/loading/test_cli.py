@@ -15,6 +15,7 @@ from forerun.cli import main
 from forerun.cli.main import COMMANDS, LazyCommand, cli
 from forerun.errors import ModelNotFound
 from forerun.loading import embedded
+from support.imports import asked_for_by_forerun
 
 HEAVY = {"torch", "transformers", "rich", "numpy", "gguf", "matplotlib"}
 
@@ -34,9 +35,13 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_the_library_does_not_need_the_command_lines_packages() -> None:
-    modules = imported_by("import forerun, forerun.loading, forerun.types")
-    assert "torch" in modules
-    assert not {"click", "rich", "gguf", "matplotlib"} & modules
+    asked = asked_for_by_forerun("import forerun, forerun.loading, forerun.types; forerun.SpeculativeDecoder")
+    assert "torch" in asked
+    assert not {"click", "rich", "gguf", "matplotlib"} & asked
+
+
+def test_control_what_the_command_line_imports_is_noticed() -> None:
+    assert "click" in asked_for_by_forerun("import forerun.cli.main")
 
 
 def test_python_dash_m() -> None:

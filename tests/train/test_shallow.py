@@ -34,6 +34,7 @@ from forerun.types import Draft, DraftContext, Source
 from support.whisper import END, FIRST_TIME, NO_TIMES, START, STEPS, VOCAB, tiny_whisper
 
 WINDOWS = 6
+STEPS_TAKEN = 60
 
 
 @lru_cache
@@ -118,7 +119,8 @@ def lesson() -> tuple[Teaching, float, float]:
     teaching = Teaching(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
     before = measure(teaching, heard()).loss
     parts = [(teaching.ask(heard()), 0.5), (heard(), 0.5)]  # what the target thinks is kept, or asked for
-    distil(teaching, parts, ShallowOptions(seconds=4.0, learning_rate=3e-3, batch_size=WINDOWS), lambda *told: None)
+    options = ShallowOptions(seconds=None, steps=STEPS_TAKEN, learning_rate=3e-3, batch_size=WINDOWS)
+    assert distil(teaching, parts, options, lambda *told: None) == STEPS_TAKEN
     return teaching, before, measure(teaching, heard()).loss
 
 
@@ -162,6 +164,12 @@ def test_training_lowers_the_loss_and_leaves_the_target_alone() -> None:
     assert after < 0.5 * before
     assert all(torch.equal(weight, weights[name]) for name, weight in target().named_parameters())
     assert EMBEDDING not in teaching.student.own()
+
+
+def test_training_without_an_end_is_refused() -> None:
+    teaching = Teaching(target(), ShallowDecoder(target(), (1,), torch.arange(VOCAB)), "kl")
+    with pytest.raises(InvalidArgument, match="never end"):
+        distil(teaching, [(heard(), 1.0)], ShallowOptions(seconds=None), lambda *told: None)
 
 
 def test_all_layers_and_all_tokens_are_the_target_itself() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
 from forerun.math.losses import TeacherLaw, parse_loss
 from forerun.train.head_loss import Judgement, Positions, judge
@@ -35,7 +36,8 @@ class ShallowOptions:
     layers: tuple[int, ...] = (3,)  # which of the target's decoder layers the draft begins with
     loss: str = "kl+tv"
     batch_size: int = 256
-    seconds: float = 150.0
+    seconds: float | None = 150.0
+    steps: int | None = None  # the run ends after this many or after `seconds`, whichever is first
     learning_rate: float = 1.5e-3
     warm_up: float = 0.03
     seed: int = 0
@@ -170,7 +172,9 @@ Report = Callable[[int, float, float], None]  # step, progress from 0 to 1, loss
 
 
 def distil(teaching: Teaching, parts: Sequence[tuple[Heard, float]], options: ShallowOptions, report: Report) -> int:
-    """Train for `options.seconds` on batches with so much of each part; the number of steps taken."""
+    """Train for so many seconds or steps on batches with so much of each part; the number of steps taken."""
+    if options.seconds is None and options.steps is None:
+        raise InvalidArgument("training would never end: give seconds, steps or both")
     student = teaching.student.train()
     trained = list(student.own().values())
     student.requires_grad_(False)
@@ -179,7 +183,7 @@ def distil(teaching: Teaching, parts: Sequence[tuple[Heard, float]], options: Sh
     optimizer = torch.optim.AdamW(
         trained, lr=options.learning_rate, weight_decay=0.02, betas=(0.9, 0.98), fused=trained[0].is_cuda
     )
-    schedule = Schedule(None, options.seconds, options.warm_up)
+    schedule = Schedule(options.steps, options.seconds, options.warm_up)
     generator = torch.Generator().manual_seed(options.seed)
     begun, step = time.perf_counter(), 0
     for batch in mixed(parts, options.batch_size, generator, _end(teaching.target)):

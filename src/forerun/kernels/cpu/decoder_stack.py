@@ -51,8 +51,8 @@ def norms(x: Floats, weight: int, bias: int, out: Floats, epsilon: np.float32) -
 def gelus(x: Floats) -> None:
     """x times the normal distribution's mass below x, in place.
 
-    The mass of the tail is e^(-z^2) t P(t) with z = |x| / sqrt(2) and t = 1 / (1 + z / 2). P was fitted over z < 9.6 for
-    the least relative error, 4.3e-8, so that small values far below zero keep their digits: 1 + erf would lose them.
+    The mass of the tail is e^(-z^2) t P(t) with z = |x| / sqrt(2) and t = 1 / (1 + z / 2). P was fitted over z < 9.6
+    for the least relative error, 4.3e-8: small values far below zero keep their digits, which 1 + erf would lose.
     """
     for i in range(x.shape[0]):
         z = abs(x[i]) * np.float32(0.7071067811865476)

@@ -27,8 +27,8 @@ def turn(num_threads: int) -> Iterator[None]:
 def _numba_threads() -> int:
     """Numba's number of threads; asking for it starts them, which must not change torch's.
 
-    Numba's OpenMP pool sets the process's number of threads to all cores when it starts. Where torch has loaded the same
-    OpenMP library (x86_64), that is torch's number as well.
+    Numba's OpenMP pool sets the process's number of threads to all cores when it starts. Where torch has loaded the
+    same OpenMP library (x86_64), that is torch's number as well.
     """
     before = torch.get_num_threads()
     count = int(numba.get_num_threads())

@@ -1,0 +1,87 @@
+"""Which tests belong to the quick part of the suite, and what they cost.
+
+`make test` has to stay short. A test is kept out of it by `@pytest.mark.slow`; of a parametrised test,
+`@pytest.mark.quick("id", ...)` names the cases that stay in it, and all others are slow. What every test takes is
+measured in CPU time, which other work on the machine does not change, and the end of a run lists quick tests that are
+not quick.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LONGEST = 4.0  # seconds of CPU time of a test in the quick part; machines differ by two
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-times", metavar="FILE", help="write every test's CPU seconds to this file, longest first")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(CpuTimes(config), "cpu-times")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    named: dict[str, tuple[set[str], set[str]]] = {}  # of each marked test: the cases named, the cases there are
+    for item in items:
+        mark = item.get_closest_marker("quick")
+        if mark is None:
+            continue
+        case = getattr(item, "callspec", None)
+        if not mark.args or case is None:
+            raise pytest.UsageError(f"{item.nodeid}: mark.quick names cases of a parametrised test")
+        wanted, there = named.setdefault(item.nodeid.partition("[")[0], (set(mark.args), set()))
+        there.add(case.id)
+        if case.id not in wanted:
+            item.add_marker(pytest.mark.slow)
+    if not any("::" in argument for argument in config.args):  # else not all cases need have been collected
+        for test, (wanted, there) in named.items():
+            if unknown := wanted - there:
+                raise pytest.UsageError(f"{test}: mark.quick names cases that do not exist: {sorted(unknown)}")
+
+
+class CpuTimes:
+    """CPU seconds of every test, its set-up and its child processes included; sums in the process that reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.file: str | None = config.getoption("--cpu-times")
+        self.seconds: Counter[str] = Counter()
+        self.slow: set[str] = set()
+        self.before = 0.0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+        report = yield
+        now = sum(os.times()[:4])
+        report.cpu_seconds = now - self.before if call.when != "setup" else now - self.begun
+        self.before = now
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        self.begun = sum(os.times()[:4])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += getattr(report, "cpu_seconds", 0.0)
+        if "slow" in report.keywords:
+            self.slow.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        quick = {test: spent for test, spent in self.seconds.items() if test not in self.slow}
+        slow = sum(self.seconds.values()) - sum(quick.values())
+        terminalreporter.write_line(
+            f"CPU time: {sum(quick.values()) / 60:.1f} min in quick tests, {slow / 60:.1f} min in slow ones"
+        )
+        for test, spent in sorted(quick.items(), key=lambda one: -one[1]):
+            if spent > LONGEST:
+                terminalreporter.write_line(f"  {spent:.1f} s, and not marked slow: {test}")
+        if self.file is not None:
+            ordered = (f"{spent:8.2f} {test}\n" for test, spent in self.seconds.most_common())
+            Path(self.file).write_text("".join(ordered), encoding="utf-8")
