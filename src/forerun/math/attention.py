@@ -118,6 +118,11 @@ def attend(
     return run(query, keys, values, plan, scale)
 
 
+def attend_whole(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: Scale) -> Tensor:
+    """[B, Hq, T, D] over [B, Hk, S, D] -> [B, Hq, T, Dv], with a mask of bools or of numbers to be added."""
+    return _softmax_product(query, keys, values, mask, scale, query.shape[1] // keys.shape[1], False)
+
+
 def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale: Scale) -> Tensor:
     """One product a row: nothing padded, nothing read beyond a row's own keys."""
     rows, parts, start = plan.rows, [], 0
@@ -206,7 +211,7 @@ def _softmax_by_hand(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor |
     if scale.softcap is not None:
         scores = torch.tanh(scores / scale.softcap) * scale.softcap
     if seen is not None:
-        scores = scores.masked_fill(~seen, -torch.inf)
+        scores = scores + seen if seen.is_floating_point() else scores.masked_fill(~seen, -torch.inf)
     if scale.sinks is None:
         return torch.softmax(scores.float(), dim=-1).to(values.dtype) @ values
     batch, heads, rows, _ = scores.shape  # where heads are folded, `rows` holds a whole group of them

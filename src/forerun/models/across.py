@@ -181,7 +181,7 @@ class _Layer:
 
     @property
     def keys(self) -> Tensor:
-        self.across.states.look_across(self.across.cache.layers[self.index])
+        self.across.states.look_across(self.across.cache.layers[self.index], NOTHING)
         return NOTHING
 
     @property

@@ -1,8 +1,12 @@
 """Our attention and our mask, registered with transformers under the name `forerun`.
 
-While a pass is under way (`ragged(...)`), the model's layers call `attention` with whatever `RaggedStates.update`
+While a pass is under way (`ragged(...)`), the model's layers call `attention` with what `RaggedStates.update`
 returned, and the model's mask builder calls `_mask`, which evaluates the model's own mask rule (causal, sliding window,
 chunked ...) at each row's own positions. So a window is right at and past its edge for every row.
+
+Packed rows show the model its new keys alone and read the others from the cache; a layer that makes anything of them on
+the way to `attention` is not served by that, and says so by `KeysChanged`. Padded rows show it whole rows, and whatever
+it makes of them is what it attends to.
 Outside a pass the model is as it was: the name is only set for the duration of a pass.
 """
 
@@ -30,10 +34,11 @@ from forerun import ops
 from forerun.cache.ragged import Layer, RaggedCache, ranges
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
-from forerun.math.attention import Form, Plan, Scale, choose_form, pad_index, plan
+from forerun.math.attention import Form, Plan, Scale, attend_whole, choose_form, plan
 from forerun.math.ragged_attention import Reach, reach_of
 from forerun.models.branches import Branches, new_trees
 from forerun.models.families import Family, Layout
+from forerun.models.padded import PaddedRows
 from forerun.types import RaggedRows
 
 if TYPE_CHECKING:
@@ -49,6 +54,10 @@ HARMLESS = frozenset({
     "output_router_logits", "num_items_in_batch", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
     "layer_idx", "deterministic",
 })  # fmt: skip
+
+
+class KeysChanged(UnsupportedModel):
+    """A layer attends to something else than what the cache holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +103,11 @@ class RaggedStates(Cache):
             ranges(rows.past, rows.counts).to(device) if self.branches is None else self.branches.positions
         )  # [N]
         self.addresses = cache.addresses(rows).to(device)  # [N]
-        self.pad_index = pad_index(rows, device) if self.layout is Layout.PADDED else None
+        self.padded = PaddedRows.of(rows, cache.capacity, device) if self.layout is Layout.PADDED else None
+        self._masks: dict[int, Tensor | None] = {}  # made in this pass, by id: keeping one keeps its id
         self.alibi_in_scores = family.alibi_in_scores
         self.current: Layer | None = None
+        self.returned: tuple[Tensor, Tensor] | None = None  # what the model was given for the keys of `current`
         self.across: Across | None = None  # of an encoder-decoder model
         self.looks_across = False  # whether `current` is a layer of cross-attention
 
@@ -109,30 +120,35 @@ class RaggedStates(Cache):
             return self._update_padded(key_states, value_states, layer_idx)
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
         self.current = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
-        self.looks_across = False
+        self.looks_across, self.returned = False, (key_states, value_states)
         return key_states, value_states
 
-    def look_across(self, layer: Layer) -> None:
-        """The next attention reads a source's keys."""
-        self.current, self.looks_across = layer, True
+    def look_across(self, layer: Layer, shown: Tensor) -> None:
+        """The next attention reads a source's keys and values; the model is `shown` a stand-in for both."""
+        self.current, self.looks_across, self.returned = layer, True, (shown, shown)
 
     def rotate_and_write(
         self, layer_idx: int, query: Tensor, keys: Tensor, values: Tensor, cos: Tensor, sin: Tensor
     ) -> Tensor:
         """What `update` does, and the rotation before it: [N, H, D] each; the rotated queries come back."""
-        self.current = self.cache.room(layer_idx, keys, values)
+        self.current, self.returned = self.cache.room(layer_idx, keys, values), (keys, values)
         return ops.rotate_and_write(query, keys, values, cos, sin, self.addresses, *self.current.flat, self.use)
 
     def _update_padded(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        assert self.pad_index is not None
-        real = self.pad_index >= 0
-        keys, values = key_states.transpose(1, 2)[real], value_states.transpose(1, 2)[real]
+        assert self.padded is not None
+        keys, values = (self.padded.packed(new.transpose(1, 2)) for new in (key_states, value_states))
         layer = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
-        slots = torch.tensor(self.rows.slots, device=keys.device)
-        span = self.longest_past + self.width
-        grown = (_padded_rows(pool, slots, span) for pool in (layer.keys, layer.values))
-        keys, values = (pool.transpose(1, 2) for pool in grown)
+        keys, values = (pool[self.padded.addresses].transpose(1, 2) for pool in layer.flat)
         return keys, values
+
+    def made(self, mask: Tensor | None) -> Tensor | None:
+        """Remember a mask as one of ours."""
+        self._masks[id(mask)] = mask
+        return mask
+
+    def is_ours(self, mask: Tensor | None) -> bool:
+        """Whether a layer hands on a mask as it was made."""
+        return id(mask) in self._masks
 
     def rule(self, function: Callable[..., Tensor], window: int) -> Tensor:
         """A stand-in for the mask of a rule that kernels know: layers hand it back to `rule_of`."""
@@ -152,11 +168,6 @@ class RaggedStates(Cache):
         """The rule that a mask stands for; None where it is a mask."""
         if mask is None or mask.shape[-1]:
             return None
-        if id(mask) not in self._rules:
-            raise UnsupportedModel(
-                "the model changed its attention mask on the way to its layers, so Forerun's kernels cannot tell what "
-                "it means; decode with kernels='off' (--kernels off, FORERUN_KERNELS=off)"
-            )
         return self._rules[id(mask)]
 
     def dense(self, rule: Rule) -> Tensor | None:
@@ -245,16 +256,27 @@ def attention(
 ) -> tuple[Tensor, None]:
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
     states = _pass.get()
-    assert states is not None and states.current is not None, "attention called outside a pass"
+    assert states is not None, "attention called outside a pass"
     if not others.keys() <= HARMLESS:
         _refuse_unknown(module, others)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if states.padded is not None:
+        scale = Scale(factor, softcap, s_aux)
+        return _attend_rows(module, query, key, value, attention_mask, position_bias, scale), None
+    if states.returned is None or key is not states.returned[0] or value is not states.returned[1]:
+        _refuse_changed(module, states.returned, key, value)
+    assert states.current is not None
     layer = states.current
     padding = query.shape[-1] - layer.keys.shape[-1]  # Moonshine pads its heads behind the cache's back
     packed = query[0, ..., : layer.keys.shape[-1]].transpose(0, 1)
     if states.looks_across:
         out = _attend_across(states, packed, layer, Scale(factor, softcap, s_aux))
     else:
+        if not states.is_ours(attention_mask):
+            raise KeysChanged(
+                f"{type(module).__name__} changes its attention mask, which packed rows cannot follow; use "
+                "model.generate for this model"
+            )
         table = position_bias[0, :, 0] if position_bias is not None and states.is_static else None
         bias = position_bias if table is None else None
         out = _attend(states, packed, layer, attention_mask, Scale(factor, softcap, s_aux, table), bias)
@@ -295,6 +317,36 @@ def _refuse_unknown(module: nn.Module, asked: dict[str, Any]) -> None:
         )
 
 
+def _attend_rows(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, scale: Scale
+) -> Tensor:
+    """Padded rows [B, H, T, D] over the keys and values the model made of whole rows [B, Hk, S, D]: [B, T, H, Dv]."""
+    if mask is None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} attends without a mask, so its rows cannot differ in length; use model.generate "
+            "for this model"
+        )
+    if bias is not None:
+        mask = bias + mask
+    return attend_whole(query, key, value, mask, scale).transpose(1, 2)
+
+
+def _refuse_changed(module: nn.Module, returned: tuple[Tensor, Tensor] | None, key: Tensor, value: Tensor) -> None:
+    """Raise unless a layer's keys and values are the cache's, or those with zeros behind every head (Moonshine)."""
+    name = type(module).__name__
+    if returned is None:
+        raise KeysChanged(f"{name} attends to keys that it has not put into the cache; use model.generate")
+    zeros = getattr(module, "head_dim_padding", 0)
+    wanted = [(*ours.shape[:-1], ours.shape[-1] + zeros) for ours in returned]
+    if zeros and [tuple(t.shape) for t in (key, value)] == wanted:
+        return
+    changed = [n for n, t, ours in zip(("keys", "values"), (key, value), returned, strict=True) if t is not ours]
+    raise KeysChanged(
+        f"{name} changes its {' and '.join(changed)} after they went into the cache, which packed rows cannot follow; "
+        "use model.generate for this model"
+    )
+
+
 def _mask(
     *, mask_function: Callable[..., Tensor] = causal_mask_function, dtype: torch.dtype = torch.float32, **_: Any
 ) -> Tensor | None:
@@ -303,13 +355,13 @@ def _mask(
     assert states is not None, "mask asked for outside a pass"
     if states.across is not None and mask_function is bidirectional_mask_function:
         return None  # every source has its own length, which `Across` knows
-    if states.layout is Layout.PADDED:
-        return _padded_mask(states, mask_function, dtype)
+    if states.padded is not None:
+        return _padded_mask(states, states.padded, mask_function, dtype)
     if states.takes_rules and (window := known_window(mask_function)) is not None and states.is_wide(window):
-        return states.rule(mask_function, window)
+        return states.made(states.rule(mask_function, window))
     if states.is_static:
         raise UnsupportedModel("the model's mask rule is none that kernels know, so its passes cannot be recorded")
-    return _dense_mask(states, mask_function)
+    return states.made(_dense_mask(states, mask_function))
 
 
 def _dense_mask(states: RaggedStates, mask_function: Callable[..., Tensor]) -> Tensor | None:
@@ -367,30 +419,26 @@ def _needs_no_mask(states: RaggedStates) -> bool:
     return not any(rows.past)
 
 
-def _padded_mask(states: RaggedStates, mask_function: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
+def _padded_mask(
+    states: RaggedStates, padded: PaddedRows, mask_function: Callable[..., Tensor], dtype: torch.dtype
+) -> Tensor:
     """[B, 1, T, S] additive: what a family adds to its own scores."""
     zero = torch.zeros((), dtype=torch.long, device=states.device)
+    queries, keys = states.positions[padded.tokens], padded.places
+    seen = keys >= 0
     if (branches := states.branches) is not None:
-        assert states.pad_index is not None
-        place = states.pad_index.clamp(min=0)
-        queries, keys = branches.positions[place], branches.key_positions
-        allowed = mask_function(zero, zero, queries[:, None, :, None], keys[:, None, None, :])
-        allowed = allowed & branches.seen[place][:, None]
+        here = keys.clamp(min=0)
+        keys = branches.key_positions.gather(1, here)
+        on_branch = branches.seen[padded.tokens]
+        seen = seen[:, None] & on_branch.gather(2, here[:, None].expand(-1, on_branch.shape[1], -1))
     else:
-        past = torch.tensor(states.rows.past, device=states.device)
-        queries = past[:, None] + torch.arange(states.width, device=states.device)
-        keys = torch.arange(states.longest_past + states.width, device=states.device)
-        allowed = mask_function(zero, zero, queries[:, None, :, None], keys[None, None, None, :])
+        seen = seen[:, None]
+    rule = mask_function(zero, zero, queries[:, None, :, None], keys[:, None, None, :])
+    allowed = rule & seen[:, None]
     mask = torch.zeros(allowed.shape, dtype=dtype, device=states.device).masked_fill_(~allowed, torch.finfo(dtype).min)
     # ALiBi Falcon folds its bias into any 4-D mask and, outside its own SDPA path, adds it once more to the scores.
     # One axis more keeps it out of the mask; the sum broadcasts to the same numbers.
     return mask[None] if states.alibi_in_scores else mask
-
-
-def _padded_rows(pool: Tensor, slots: Tensor, span: int) -> Tensor:
-    """[B, span, H, D] keys of `slots`; positions past the pool's capacity are pads nobody may attend to."""
-    found = pool[slots, :span]
-    return found if found.shape[1] == span else nn.functional.pad(found, (0, 0, 0, 0, 0, span - found.shape[1]))
 
 
 AttentionInterface.register(NAME, attention)

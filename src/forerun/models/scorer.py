@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import wraps
 from inspect import signature
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +21,16 @@ from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.math.tree import is_chain
 from forerun.models import families
-from forerun.models.attention import RaggedStates, ragged
+from forerun.models.attention import KeysChanged, RaggedStates, ragged
 from forerun.models.families import Family, Layout
 from forerun.models.fast import fused_body
 from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
 from forerun.types import RaggedRows, Source
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # For each row of a pass the parents of its last keys, the new ones included; see `models.branches`. Nobody else's rows
 # are touched by it, and a row that ends in no tree has none.
@@ -51,11 +56,33 @@ class Listener(Protocol):
         ...
 
 
+def _in_either_layout(method: Callable[Concatenate[Scorer, P], T]) -> Callable[Concatenate[Scorer, P], T]:
+    """Repeat a pass with padded rows where the model turns out to make more of its keys than packed rows can follow.
+
+    The cache holds the same in both layouts, so nothing that was computed before is lost.
+    """
+
+    @wraps(method)
+    def run(self: Scorer, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except KeysChanged:
+            if not self._can_pad:
+                raise
+            self.family = replace(self.family, layout=Layout.PADDED)
+        return method(self, *args, **kwargs)
+
+    return run
+
+
 class Scorer:
     """Rows of tokens behind a model: feed some, score some, cut some back.
 
-    A `headless` one is a body that takes embeddings and gives hidden states: see `run`.
+    A `headless` one is a body that takes embeddings and gives hidden states: see `run`. The `layout` of its passes is
+    the family's unless it is given; packed rows become padded ones for good where the model cannot be run packed.
     """
+
+    _can_pad = True
 
     def __init__(
         self,
@@ -65,8 +92,11 @@ class Scorer:
         *,
         headless: bool = False,
         use: Kernels | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.family = self._inspect(model, headless)
+        if layout is not None:
+            self.family = replace(self.family, layout=layout)
         self.model = model.eval()
         self.listeners: list[Listener] = []
         self.form = form
@@ -161,11 +191,15 @@ class Scorer:
             if self.body is not None:
                 self._fused(rows_now, [len(block) for block in blocks_now], self._tokens(blocks_now))
             else:
-                self._forward(self._base, rows_now, blocks_now)
+                self._feed_pass(rows_now, blocks_now)
         for row, source in copies.items():
             self.cache.copy(source, row, self.cache.length(source))
             for listener in self.listeners:
                 listener.hear_copy(source, row, self.cache.length(row))
+
+    @_in_either_layout
+    def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
+        self._forward(self._base, rows, blocks)
 
     def _twins(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, int]:
         """Empty rows that are given the same prompt as an earlier empty row: it is encoded once and copied."""
@@ -199,6 +233,7 @@ class Scorer:
         """Logits [B, V] after the last token of each block."""
         return self.score(rows, blocks, [1] * len(rows))
 
+    @_in_either_layout
     def run(self, rows: Sequence[int], counts: Sequence[int], embeddings: Tensor, trees: Trees | None = None) -> Tensor:
         """Hidden states [N, H] after `counts[i]` new positions of each row, given as embeddings [N, H], row by row."""
         trees = _with_branches(trees)
@@ -207,6 +242,7 @@ class Scorer:
         states, out = self._pass(self._base, rows, counts, embeddings, trees)
         return _packed(out.last_hidden_state, states)
 
+    @_in_either_layout
     @torch.inference_mode()
     def _logits(
         self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None, trees: Trees | None
@@ -278,16 +314,15 @@ class Scorer:
         places = self.cache.extend(rows, counts)
         states = RaggedStates(self.cache, places, self.family, self.form, self.device, self.kernels, trees)
         positions = states.positions
-        if states.pad_index is None:
+        if states.padded is None:
             new, positions = new[None], positions[None]
         else:
-            place = states.pad_index.clamp(min=0)  # pads repeat the first token: nobody reads what becomes of them
-            new, positions = new[place], positions[place]
+            new, positions = new[states.padded.tokens], positions[states.padded.tokens]
         try:
             with (
                 ragged(self.model, states),
                 self._products.during_pass(new.shape[:2].numel()),
-                self._rotary.during_pass(),
+                self._rotary.during_pass() if states.padded is None else nullcontext(),
                 self._overheard(rows, states),
             ):
                 return states, self.call(module, rows, states, new, positions, **options)
@@ -337,7 +372,7 @@ def _with_branches(trees: Trees | None) -> Trees | None:
 
 def _packed(out: Tensor, states: RaggedStates) -> Tensor:
     """What a model gave for each new position, pads left out: [1, N, ..] or [B, T, ..] -> [N, ..]."""
-    return out[0] if states.pad_index is None else out[states.pad_index >= 0]
+    return out[0] if states.padded is None else states.padded.packed(out)
 
 
 def _next_pass(

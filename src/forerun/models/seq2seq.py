@@ -38,6 +38,8 @@ class Seq2SeqScorer(Scorer):
     `beside` another shares its sources altogether, for a draft that is made of its target's own layers.
     """
 
+    _can_pad = False  # positions and sources are told to packed rows
+
     def __init__(
         self,
         model: PreTrainedModel,

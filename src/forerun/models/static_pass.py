@@ -46,10 +46,10 @@ class StaticStates(RaggedStates):
         self.positions, self.addresses = rows.positions, rows.addresses
         self.width = rows.reach.most_tokens
         self.longest_past = rows.reach.longest - self.width
-        self.branches = self.pad_index = self.current = self.tree = self.across = None
+        self.branches = self.padded = self.current = self.returned = self.tree = self.across = None
         self.looks_across = False
         self.layers: list[Any] = []
-        self._reach, self._rules, self._plans = rows.reach, {}, {}
+        self._reach, self._rules, self._plans, self._masks = rows.reach, {}, {}, {}
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         assert self._reach is not None

@@ -1,0 +1,41 @@
+"""Rows of different lengths side by side, as a model expects a batch: pasts end together, new tokens begin together.
+
+    row 0   . . . a b c | d e         `a` to `c` and `g` to `l` lie in the cache, `.` and `-` are pads nobody sees
+    row 1   g h i j k l | m -
+
+So a row's new tokens stand right behind its past, and behind as many keys as the longest past has: what a model works
+out from places (ALiBi, local windows, the cache's length) differs from the truth by one number a row at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.types import RaggedRows
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """B rows of T new tokens and S = longest past + T keys."""
+
+    tokens: Tensor  # [B, T] which of the packed tokens stands where; past a row's count its last one once more
+    is_real: Tensor  # [B, T] bool, False for those repeated ones
+    places: Tensor  # [B, S] how many keys of its row come before each key, negative for pads in front
+    addresses: Tensor  # [B, S] where keys lie in the cache when slots and positions are one axis
+
+    @classmethod
+    def of(cls, rows: RaggedRows, capacity: int, device: torch.device) -> PaddedRows:
+        counts, past = torch.tensor([rows.counts, rows.past])[..., None]
+        step = torch.arange(max(rows.counts))
+        tokens = counts.cumsum(0) - counts + torch.minimum(step, counts - 1)
+        longest = max(rows.past)
+        places = torch.arange(longest + len(step)) - (longest - past)
+        addresses = torch.tensor(rows.slots)[:, None] * capacity + places.clamp(0, capacity - 1)
+        return cls(*(made.to(device) for made in (tokens, step < counts, places, addresses)))
+
+    def packed(self, made: Tensor) -> Tensor:
+        """[B, T, ..] -> [N, ..], pads left out."""
+        return made[self.is_real]
