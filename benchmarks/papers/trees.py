@@ -19,10 +19,11 @@ import torch
 
 from forerun import SpeculativeDecoder, Stats, Tree, drafts
 from forerun.bench.prompts import encode, find_questions
-from forerun.bench.records import Provenance, check_writable, default_path, provenance, write
+from forerun.bench.records import Provenance, default_path, provenance, write
 from forerun.cli.console import err_console, progress_bar
 from forerun.drafters import from_folder
 from forerun.errors import ForerunError, InvalidArgument
+from forerun.files import check_output
 from forerun.loading import load_model
 from forerun.types import Drafter
 
@@ -135,7 +136,7 @@ def numbers(kind: type) -> Callable[[click.Context, click.Parameter, str], tuple
 def main(model: str, draft: Path | None, data: Path | None, output: Path | None, **given: Any) -> None:
     """Tokens per target call of trees and of chains that score as many positions."""
     path = output or default_path(prefix="trees")
-    check_writable(path)
+    check_output(path)
     target, tokenizer = load_model(model, device=given["device"])
     folder = draft or drafts.for_target(target)
     if folder is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from bench.fakes import measurement, record_of
 from forerun.bench import records
 from forerun.bench.records import Agreement, Refusal
-from forerun.errors import ForerunError, InvalidArgument
+from forerun.errors import InvalidArgument
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -77,18 +76,3 @@ def test_where_records_go(tmp_path: Path) -> None:
     (tmp_path / "src" / "forerun").mkdir(parents=True)
     inside = records.default_path(now, tmp_path / "src")
     assert inside == tmp_path / "benchmarks" / "results" / "bench-2030-01-02-030405.json"
-
-
-def test_an_output_that_cannot_be_written_is_noticed_first(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ForerunError, match="--output"):
-        records.check_writable(tmp_path / "file" / "r.json")
-    records.check_writable(tmp_path / "r.json")
-    assert not (tmp_path / "r.json").exists()
-
-
-def test_an_existing_record_survives_the_check(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps({"kept": True}))
-    records.check_writable(path)
-    assert json.loads(path.read_text()) == {"kept": True}

@@ -122,7 +122,7 @@ def test_unequal_pairs_of_lines_and_broken_archives(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="3 lines"):
         TASKS["cnn_dailymail"].read(tmp_path)
     (tmp_path / "HumanEval.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(InvalidArgument, match="cannot read"):
+    with pytest.raises(InvalidArgument, match="cannot be read"):
         TASKS["humaneval"].read(tmp_path)
 
 

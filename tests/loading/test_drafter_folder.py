@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters import DraftModel, FeatureHead
-from forerun.errors import InvalidArgument, ModelNotFound
+from forerun.errors import ForerunError, InvalidArgument, ModelNotFound
 from forerun.loading.drafter_folder import (
     DRAFT_VOCABULARY,
     DrafterManifest,
@@ -84,10 +84,31 @@ def test_a_save_that_fails_leaves_the_old_folder(folder: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(ForerunError, match="the disk is full"):
         save_drafter(folder, replace(MANIFEST, provenance={}), *parts())
     assert load_drafter(folder)[0] == MANIFEST
     assert os.listdir(folder.parent) == ["draft"]
+
+
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        save_drafter(tmp_path / "draft", MANIFEST, *parts())
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "draft").iterdir()}
+    assert modes == dict.fromkeys(("forerun.json", "config.json", "model.safetensors"), 0o640)
+    assert (tmp_path / "draft").stat().st_mode & 0o777 == 0o750
+
+
+def test_code_in_a_folder_is_not_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    (folder / "odd.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    config = {"model_type": "odd", "auto_map": {"AutoConfig": "odd.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidArgument, match="Python code of its own"):
+        load_drafter(folder)
+    assert not (folder / "ran").exists()
 
 
 def test_an_interrupted_move_is_refused_not_mixed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +198,7 @@ def test_manifests_that_lack_entries_or_are_no_json(folder: Path) -> None:
     path.write_text(json.dumps({name: value for name, value in whole.items() if name != "shares"}))
     with pytest.raises(InvalidArgument, match="lacks the entry 'shares'"):
         load_drafter(folder)
-    for text, message in (("{", "not readable as JSON"), ("[1]", "has format")):
+    for text, message in (("{", "not JSON"), ("[1]", "has format")):
         path.write_text(text)
         with pytest.raises(InvalidArgument, match=message):
             load_drafter(folder)

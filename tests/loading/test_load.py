@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from forerun.errors import InvalidArgument, ModelNotFound, UnsupportedModel
-from forerun.loading import embedded, load_model, load_tokenizer
+from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
+from forerun.loading import embedded, load_model, load_speech_model, load_tokenizer
 from forerun.loading.source import resolve
 from loading.gguf_writer import tiny_llama, write_llama
 
@@ -149,3 +152,102 @@ def test_wrong_arguments_are_refused(folder: Path, wrong: dict[str, Any], messag
 def test_a_gpu_that_is_not_there_is_refused(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="no CUDA device"):
         load_model(folder, device="cuda")
+
+
+CODE = "open({ran!r}, 'w')\nfrom transformers import LlamaConfig\nclass Odd(LlamaConfig):\n    model_type = 'odd'\n"
+
+
+@pytest.fixture
+def with_code(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that brings Python code, and somebody at the terminal who says yes to everything."""
+    place = tmp_path / "with-code"
+    shutil.copytree(folder, place)
+    config = json.loads((place / "config.json").read_text())
+    config |= {"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd", "AutoModelForCausalLM": "odd.Odd"}}
+    (place / "config.json").write_text(json.dumps(config))
+    settings = json.loads((place / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "OddTokenizer", "auto_map": {"AutoTokenizer": [None, "odd.Odd"]}}
+    (place / "tokenizer_config.json").write_text(json.dumps(settings))
+    (place / "odd.py").write_text(CODE.format(ran=str(tmp_path / "ran")))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    return place
+
+
+@pytest.mark.parametrize("load", [load_model, load_tokenizer, load_speech_model])
+def test_code_in_a_folder_is_never_run(with_code: Path, load: Any) -> None:
+    with pytest.raises(UnsupportedModel, match=r"never runs.*trust_remote_code=True.*SpeculativeDecoder"):
+        load(with_code)
+    assert not (with_code.parent / "ran").exists()
+
+
+def copy_with(folder: Path, place: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> Path:
+    """A copy of a model folder with other weights in it."""
+    shutil.copytree(folder, place)
+    weights = load_file(place / "model.safetensors")
+    change(weights)
+    save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
+    return place
+
+
+def test_missing_weights_are_refused_not_drawn(folder: Path, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    with pytest.raises(UnsupportedModel, match=r"lacks 1 weight of a LlamaForCausalLM \(model\.layers\.1\.mlp"):
+        load_model(copy_with(folder, tmp_path / "m", lambda weights: weights.pop(name)), device="cpu")
+
+
+def test_weights_that_nobody_uses_are_said(folder: Path, tmp_path: Path) -> None:
+    place = copy_with(folder, tmp_path / "m", lambda weights: weights.update(odd=torch.zeros(2)))
+    with pytest.warns(ForerunWarning, match=r"holds 1 weight .*not used \(odd\)"):
+        load_model(place, device="cpu")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_the_embedding_is_not_missing(tmp_path: Path, tied: bool, folder: Path) -> None:
+    tiny_llama(tied=tied).save_pretrained(tmp_path)
+    for file in folder.glob("tokenizer*"):
+        shutil.copy(file, tmp_path)
+    assert load_model(tmp_path, device="cpu")[0].config.tie_word_embeddings is tied
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", lambda old: old[: len(old) // 2], r"model\.safetensors' is damaged"),
+        ("model.safetensors", lambda old: old[:5], r"model\.safetensors' is damaged"),
+        ("config.json", lambda old: b"[" * 100_000, r"config\.json' is damaged.*nested too deeply"),
+        ("config.json", lambda old: old[:-20], r"config\.json' is damaged.*not JSON"),
+        ("tokenizer.json", lambda old: old[:-20], r"tokenizer\.json' is damaged"),
+        ("config.json", lambda old: old.replace(b'"vocab_size": 26', b'"vocab_size": "wide"'), "cannot be loaded"),
+        ("config.json", lambda old: b"[1, 2]", "cannot be loaded"),
+    ],
+)
+def test_a_damaged_file_is_named(folder: Path, tmp_path: Path, name: str, content: Any, message: str) -> None:
+    place = tmp_path / "m"
+    shutil.copytree(folder, place)
+    old = (place / name).read_bytes()
+    (place / name).write_bytes(content(old))
+    assert (place / name).read_bytes() != old
+    with pytest.raises(ForerunError, match=message) as caught:
+        load_model(place, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+class Bomb:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+def test_a_checkpoint_cannot_run_code(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "m"
+    shutil.copytree(folder, place)
+    (place / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Bomb(tmp_path / "ran")}, place / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModel, match="cannot be loaded"):
+        load_model(place, device="cpu")
+    assert not (tmp_path / "ran").exists()
+    (place / "pytorch_model.bin").write_bytes(b"PK\x03\x04 no checkpoint")
+    with pytest.raises(ForerunError, match="cannot be"):
+        load_model(place, device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,7 @@ def test_a_full_disk_leaves_finished_shards_whole(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(ForerunError, match="the disk is full"):
             writer.flush()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.json", "shard-00000.safetensors"]

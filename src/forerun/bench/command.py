@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from forerun.bench.listening import Lines, Listener
-from forerun.bench.records import check_writable, default_path
+from forerun.bench.records import default_path
 from forerun.bench.report import Table, as_text
 from forerun.errors import ForerunError
+from forerun.files import check_output
 
 MISTAKEN, INTERRUPTED = 2, 130
 
@@ -36,7 +37,7 @@ def measured(
     """`measure` is given where the record goes, who hears of its progress, and the command that the record names."""
     place = output or default_path(prefix=name)
     try:
-        check_writable(place)
+        check_output(place)
         record = measure(place, Lines(), ["python", "-m", f"forerun.bench.{name}", *arguments])
     except ForerunError as error:
         print(f"Error: {error}", file=sys.stderr)

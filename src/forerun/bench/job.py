@@ -9,9 +9,10 @@ from typing import Any
 
 from forerun.bench.methods import Bench, check_methods, default_methods
 from forerun.bench.prompts import Questions, find_questions
-from forerun.bench.records import Record, check_writable, default_path, without_folders, write
+from forerun.bench.records import Record, default_path, without_folders, write
 from forerun.bench.report import summary
 from forerun.bench.run import Listener, Settings, run
+from forerun.files import check_output
 
 QUICK: dict[str, Any] = {
     "categories": ("mt_bench", "summarization", "math_reasoning"),
@@ -53,7 +54,7 @@ def check(
     for category in settings.categories:
         questions.of(category)
     output = output or default_path()
-    check_writable(output)
+    check_output(output)
     return Job(settings, questions, output, model, draft)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from forerun.bench.records import Record
 from forerun.bench.report import batches, overall
 from forerun.errors import ForerunError, InvalidArgument
+from forerun.files import check_output, write_whole
 
 KINDS = (".png", ".svg", ".pdf")
 
@@ -20,6 +22,12 @@ def check_plot(path: Path) -> None:
         raise InvalidArgument(f"cannot draw into {str(path)!r}: there is no folder {str(path.parent)!r}")
     if importlib.util.find_spec("matplotlib") is None:
         raise ForerunError("drawing needs matplotlib, which is not installed; run: pip install 'forerun[plot]'")
+    check_output(path, "--plot")
+
+
+def save(figure: Any, path: Path, dpi: int = 150) -> None:
+    """The picture, whole or not at all."""
+    write_whole(path, lambda beside: figure.savefig(beside, dpi=dpi, format=path.suffix[1:].lower()))
 
 
 def plot(record: Record, path: Path) -> None:
@@ -43,4 +51,4 @@ def plot(record: Record, path: Path) -> None:
         f"{record.settings['model']} on {record.provenance.machine.gpu or record.provenance.machine.cpu}", fontsize=10
     )
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+    save(figure, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,6 +12,7 @@ from typing import Any
 from forerun.bench.builtin import BUILT_IN
 from forerun.config import data_folder
 from forerun.errors import InvalidArgument
+from forerun.files import parse_json
 
 MT_BENCH = "mt_bench"
 MT_BENCH_PARTS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -131,7 +131,7 @@ def _file_in(path: Path) -> Path | None:
 
 def _question(line: str, number: int, path: Path) -> Question:
     try:
-        entry: Mapping[str, Any] = json.loads(line)
+        entry: Mapping[str, Any] = parse_json(line)
         category, text = entry["category"], entry["turns"][0]
     except (ValueError, KeyError, IndexError, TypeError) as error:
         problem = f"line {number} of {str(path)!r} is not a question ({type(error).__name__}: {error})"

@@ -17,10 +17,17 @@ from typing import Any
 
 import forerun
 from forerun.errors import ForerunError, InvalidArgument
+from forerun.files import read_json, write_whole
 from forerun.version import __version__
 
 FORMAT = 1
 """Raise it when an older reader would misunderstand a new record."""
+OTHER_FILES = {
+    frozenset({"draft", "temperatures"}): "`forerun train eval` wrote it; `forerun train compare FOLDER` shows it "
+    "where it lies as eval.json in the drafter's folder",
+    frozenset({"what", "runs"}): "`python benchmarks/train_losses.py` in a checkout draws it",
+}
+"""Files one may take for records, by what they hold, and the commands that show them."""
 DECODE = "decode"
 """The kind of record that compares whole generate calls."""
 
@@ -175,25 +182,15 @@ def default_path(now: datetime | None = None, start: Path | None = None, prefix:
     return start / name
 
 
-def check_writable(path: Path) -> None:
-    """Find out before a quarter of an hour of measuring, not after it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8"):
-            pass
-        if path.stat().st_size == 0:
-            path.unlink()
-    except OSError as error:
-        raise ForerunError(f"cannot write {str(path)!r} ({error.strerror}); give another file with --output") from error
-
-
 def write(record: Any, path: Path, summary: Mapping[str, Any] | None = None) -> None:
     """A dataclass of any kind of record, as JSON. `summary` is for people who read the file; readers derive it anew."""
     content = {"format": FORMAT, **asdict(record), "summary": summary or {}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".part")  # an interrupt while writing leaves the old file or the new one, whole
-    fresh.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(f"cannot make the folder of {str(path)!r} ({error.strerror}); name another") from error
+    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def read(path: Path) -> Record:
@@ -204,20 +201,16 @@ def read(path: Path) -> Record:
 
 def content_of(path: Path) -> dict[str, Any]:
     """The JSON object of a record of any kind and of this format."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidArgument(
-            f"cannot read {str(path)!r} ({error.strerror}); give a file that `forerun bench` wrote"
-        ) from error
-    except ValueError as error:
-        raise InvalidArgument(f"{str(path)!r} is not JSON ({error}); give a file that `forerun bench` wrote") from error
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT:
+    content = read_json(path, "give a file that `forerun bench` wrote")
+    if not isinstance(content, dict):
+        raise InvalidArgument(f"{str(path)!r} has record format None and this version reads {FORMAT}; measure again")
+    for names, remedy in OTHER_FILES.items():
+        if "format" not in content and names <= content.keys():
+            raise InvalidArgument(f"{str(path)!r} is no record of a measurement: {remedy}")
+    if (found := content.get("format")) != FORMAT:
         raise InvalidArgument(
             f"{str(path)!r} has record format {found!r} and this version reads {FORMAT}; measure again"
         )
-    assert isinstance(content, dict)
     return content
 
 
@@ -226,7 +219,9 @@ def damaged(path: Path) -> Iterator[None]:
     """What a record lacks, in words."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError) as error:
+    except ForerunError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise InvalidArgument(f"{str(path)!r} is a damaged record ({type(error).__name__}: {error})") from error
 
 

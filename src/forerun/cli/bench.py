@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from forerun.cli.main import INTERRUPTED, LazyCommand
 from forerun.cli.options import KERNELS, KERNELS_HELP, RULE_HELP, rule_text
+from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,13 +40,16 @@ SHOWN = {
     "asr": ("forerun.eval.speech.record:read", "forerun.cli.eval_speech:show_speech"),
     "attention": ("forerun.bench.attention.record:read", "forerun.cli.bench_attention:show_attention"),
     "cpu steps": ("forerun.bench.cpu.record:read", "forerun.cli.bench_cpu:show_cpu"),
+    "decode": ("forerun.bench.records:read", "forerun.cli.bench:show_speed"),
     "decode rounds": ("forerun.bench.decode.record:read", "forerun.cli.bench_decode:show_decode"),
     "eval": ("forerun.eval.record:read", "forerun.cli.eval:show_eval"),
     "kernels": ("forerun.bench.kernels.record:read", "forerun.cli.bench_kernels:show_kernels"),
     "plan": ("forerun.plan.record:read", "forerun.cli.plan:show_plan"),
     "seq2seq": ("forerun.bench.seq2seq.record:read", "forerun.cli.bench_seq2seq:show_seq2seq"),
 }
-SPEED = ("forerun.bench.records:read", "forerun.cli.bench:show_speed")
+# Records that this command does not show, and the one that does.
+PAGE = "`python -m benchmarks.papers page` in a checkout writes its tables to docs/papers.md"
+ELSEWHERE = {"paper table": PAGE, "trees": PAGE}
 
 
 class BenchGroup(click.Group):
@@ -168,10 +172,18 @@ def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype
 @click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
 def show(record: Path, picture: Path | None) -> None:
     """Print the tables of a stored record again; `forerun plan` and `forerun eval` write records, too."""
-    from forerun.bench.records import content_of
+    from forerun.bench.plot import check_plot
+    from forerun.bench.records import content_of, damaged
 
-    read, print_it = map(_named, SHOWN.get(content_of(record).get("kind", ""), SPEED))
-    print_it(read(record), picture)
+    kind = content_of(record).get("kind")
+    if not isinstance(kind, str) or kind not in SHOWN:
+        how = ELSEWHERE.get(str(kind), f"this version shows {', '.join(SHOWN)}")
+        raise InvalidArgument(f"{str(record)!r} is a record of kind {kind!r}: {how}")
+    read, print_it = map(_named, SHOWN[kind])
+    if picture is not None:
+        check_plot(picture)
+    with damaged(record):
+        print_it(read(record), picture)
 
 
 def _named(name: str) -> Callable[..., Any]:

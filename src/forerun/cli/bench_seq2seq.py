@@ -28,6 +28,7 @@ from forerun.cli.measurement import measure, show_with
 @click.option("--no-compile", is_flag=True, help="Record no CUDA graphs.")
 @click.option("--device", help="cpu, cuda ... [default: a GPU where there is one]")
 @click.option("--output", type=FILE, help="The record [default: benchmarks/results of a checkout, else here].")
+@click.option("--plot", "picture", type=FILE, help="Draw milliseconds a token, too.")
 def seq2seq(
     pairs: tuple[str, ...],
     batch_sizes: tuple[int, ...],
@@ -38,6 +39,7 @@ def seq2seq(
     no_compile: bool,
     device: str | None,
     output: Path | None,
+    picture: Path | None,
 ) -> None:
     """Time encoder-decoder models behind their encoder: plainly, with drafts, and transformers for comparison.
 
@@ -48,7 +50,7 @@ def seq2seq(
 
     asked = Settings(pairs, batch_sizes, alpha, draft_length, tokens, repeats, not no_compile)
     where, command = choose_device(device), ["forerun", *sys.argv[1:]]
-    measure("seq2seq", output, None, lambda path, bar: carry_out(asked, where, path, bar, command), show_seq2seq)
+    measure("seq2seq", output, picture, lambda path, bar: carry_out(asked, where, path, bar, command), show_seq2seq)
 
 
 show_seq2seq = show_with("forerun.bench.seq2seq")

@@ -34,6 +34,10 @@ COMMANDS = {
     "/quit": "leave (so does Ctrl-D)",
 }
 LEAST_ANSWER = 64  # tokens of the context kept free for an answer
+SOME_REFUSED = 1
+"""The exit code where a piped turn got no answer; the others did."""
+WARM_UP = ((1, 2, 3, 4),)
+"""Any prompt will do to compile what rounds use."""
 
 
 @click.command(cls=GroupedCommand)
@@ -46,7 +50,8 @@ LEAST_ANSWER = 64  # tokens of the context kept free for an answer
 def chat(**options: Any) -> None:
     """Talk to a model. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves.
 
-    From a pipe every line is a turn, and only the answers go to standard output.
+    From a pipe every line is a turn, and only the answers go to standard output. A turn that does not fit the model's
+    context is answered by an empty line; standard error says why, and the exit code is 1.
     """
     from forerun.cli.console import err_console, out_console, plain_warnings
     from forerun.cli.pair import load
@@ -66,6 +71,8 @@ def chat(**options: Any) -> None:
         for line in _lines():
             if not session.hear(line.strip()):
                 break
+    if session.refused and not sys.stdin.isatty():
+        raise click.exceptions.Exit(SOME_REFUSED)
 
 
 def _lines() -> Iterator[str]:
@@ -93,11 +100,13 @@ class Session:
     ) -> None:
         from forerun.cli.console import TextOut
         from forerun.cli.conversation import Conversation
+        from forerun.cli.ready import ready_decoder
         from forerun.engine import Stats
 
         self.keywords, self.err = keywords, err
         self.text = TextOut(out)
-        self.decoder = loaded.decoder(keep_rows=1)
+        self.decoder = ready_decoder(loaded, err, WARM_UP, keywords, keep_rows=1)
+        self.turns = self.refused = 0
         self.conversation = Conversation(loaded.tokenizer, system)
         self.stats, self.seconds = Stats(), 0.0
 
@@ -140,17 +149,25 @@ class Session:
     def _answer(self, question: str) -> None:
         limit = self.decoder.engine.target.context_length
         reserve = min(self.keywords["max_new_tokens"], LEAST_ANSWER)
+        self.turns += 1
         self.conversation.ask(question)
         try:
             prompt, dropped = self.conversation.fit(limit, reserve)
         except InvalidArgument as error:
-            self._say(f"{error}.")
+            self._refuse(f"turn {self.turns}: {error}")
             return
         if dropped:
             self._say(
                 f"The context of {limit} tokens is full: the oldest {dropped} turns were dropped. /reset starts anew."
             )
         self._finish(self._stream(prompt))
+
+    def _refuse(self, reason: str) -> None:
+        """Said even where only answers are wanted: a turn without one must not look like a silent model's."""
+        self.refused += 1
+        click.secho(f"Error: {reason}", fg="red", err=True)
+        if not self.text.is_terminal:
+            self.text.write("\n")
 
     def _stream(self, prompt: list[int]) -> GenerateResult:
         from forerun.cli.interrupt import stop_on_interrupt

@@ -26,9 +26,10 @@ COLOURS = {"passed": "green", "FAILED": "red", "untested": "yellow"}
     TEST,
     "--file",
     "-f",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     show_default="built-in texts",
-    help="Prompts for the tests of greedy text and of rows: one a line, or JSONL; taken as bare text.",
+    help="Prompts for the tests of greedy text and of rows: one a line, or JSONL; taken as bare text. '-' reads "
+    "standard input.",
 )
 @option(
     TEST,

@@ -192,13 +192,14 @@ def _evaluate(
     console: Console,
 ) -> tuple[EvalRecord, Path]:
     """Cheap mistakes first: data, packages and the output before anything large is loaded."""
-    from forerun.bench.records import check_writable, default_path
+    from forerun.bench.records import default_path
     from forerun.cli.console import busy, progress_bar
     from forerun.cli.pair import load
     from forerun.errors import InvalidArgument
     from forerun.eval.job import carry_out, check_packages
     from forerun.eval.prepare import bad_rows, find
     from forerun.eval.ways import both
+    from forerun.files import check_output
 
     with busy(console, "reading tasks"):
         found, missing = find(wanted, folder)
@@ -211,7 +212,7 @@ def _evaluate(
             console.print(f"Note: {note}", style="yellow", markup=False, soft_wrap=True)
     check_packages([task.task for task in found])
     path = output or default_path(prefix="eval")
-    check_writable(path)
+    check_output(path)
     loaded = load(options, console, encoder_decoder=True)
     ways = both(
         loaded.model,

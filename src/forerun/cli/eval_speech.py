@@ -37,16 +37,17 @@ def evaluate_speech(
     console: Console,
 ) -> None:
     """Cheap mistakes first; then the model, all ways in turn, the record and its tables."""
-    from forerun.bench.records import check_writable, default_path
+    from forerun.bench.records import default_path
     from forerun.eval.speech.recordings import find
     from forerun.eval.tasks.rows import fingerprint
+    from forerun.files import check_output
 
     _check(tasks)
     listed = find(folder)
     for bad in listed.bad[:3]:
         console.print(f"Note: left out {bad.where}: {bad.why}", style="yellow", markup=False, soft_wrap=True)
     path = output or default_path(prefix="asr")
-    check_writable(path)
+    check_output(path)
     source = fingerprint([listed.manifest], len(listed.recordings))
     record = _carry_out(listed, source, path, options, console)
     _show(record, path, form, console)

@@ -28,14 +28,17 @@ def export(folder: Path, output: Path, target: str | None, offline: bool) -> Non
     Only causal drafts stand alone: feature and parallel drafts read the hidden states of their target.
     """
     from forerun.cli.console import busy, err_console
+    from forerun.files import check_output_folder
     from forerun.loading import load_model
     from forerun.loading.drafter_folder import load_drafter
-    from forerun.train.export import check_exportable
+    from forerun.train.export import check_exportable, check_fresh
     from forerun.train.export import export as write
 
     console = err_console()
     manifest = load_drafter(folder)[0]
     check_exportable(manifest, folder)
+    check_fresh(output)
+    check_output_folder(output.absolute().parent, "OUTPUT")
     name = target or str(manifest.target["name"])
     with busy(console, f"loading {name}"):
         model, tokenizer = load_model(name, device="cpu", offline=offline)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.main import INTERRUPTED
 from forerun.cli.options import (
     GroupedCommand,
     length_options,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from forerun.cli.console import TextOut
     from forerun.cli.pair import Loaded
     from forerun.cli.prompts import Prompt
-    from forerun.decoder import GenerateResult
+    from forerun.decoder import GenerateResult, SpeculativeDecoder
     from forerun.engine import Progress, RowResult
 
 PROMPT, OUTPUT = "Prompt", "Output"
@@ -40,9 +41,9 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
     PROMPT,
     "--file",
     "-f",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     show_default="none",
-    help="More prompts: one a line, or JSONL with a field prompt, text or turns.",
+    help="More prompts: one a line, or JSONL with a field prompt, text or turns; '-' reads standard input.",
 )
 @option(
     PROMPT,
@@ -93,7 +94,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
 
     An encoder-decoder model (T5, BART, Marian ...) answers them instead: summaries, translations.
     On a terminal colours show which tokens were drafted. Elsewhere only the text goes to standard output, texts
-    separated by an empty line; use --json to tell them apart.
+    separated by an empty line; use --json to tell them apart. Ctrl-C ends the texts with what they have.
     """
     from forerun.cli.console import err_console, out_console, plain_warnings
     from forerun.cli.prompts import encode, read_prompts, uses_template
@@ -121,6 +122,9 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
             document = settings | _document(loaded, given, done, comparison)
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     _fail_on_errors(done)
+    if any(row.finish_reason.value == "abort" for row in done.rows):
+        console.print("Stopped by Ctrl-C: texts that were not finished end where they were.", style="yellow")
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _keywords(keywords: dict[str, Any], copies: int) -> dict[str, Any]:
@@ -141,11 +145,17 @@ class _Show:
 
     def decoded(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], live: bool) -> GenerateResult:
         """Run; one text on a terminal is shown as it comes, several after a progress bar."""
+        from forerun.cli.interrupt import stop_on_interrupt
+        from forerun.cli.ready import ready_decoder
+
         copies = keywords.get("num_return_sequences", 1)
+        decoder = ready_decoder(self.loaded, self.err, prompts, keywords)
         if live and self.text.is_terminal and len(prompts) * copies == 1:
-            done = self._streamed(prompts, keywords)
+            with stop_on_interrupt() as stopped:
+                done = self._streamed(decoder, prompts, keywords, stopped)
         else:
-            done = self._waited(prompts, keywords, copies)
+            with stop_on_interrupt() as stopped:
+                done = self._waited(decoder, prompts, keywords, stopped)
             if live:
                 self._print_texts(done)
         if live:
@@ -173,27 +183,39 @@ class _Show:
                 self.err.print(line, markup=False)
         return comparison.speculative, comparison
 
-    def _streamed(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any]) -> GenerateResult:
+    def _streamed(
+        self,
+        decoder: SpeculativeDecoder,
+        prompts: Sequence[Sequence[int]],
+        keywords: dict[str, Any],
+        stopped: Callable[[], bool],
+    ) -> GenerateResult:
         from forerun.cli.run import run
         from forerun.cli.text import Decoder
 
-        decoder = Decoder(self.loaded.tokenizer)
+        text = Decoder(self.loaded.tokenizer)
 
         def show(index: int, progress: Progress) -> None:
             for token, origin in zip(progress.tokens, progress.origins, strict=True):
-                self.text.write(decoder.push(token), origin)
+                self.text.write(text.push(token), origin)
 
         try:
-            return run(self.loaded.decoder(), prompts, keywords, show)
+            return run(decoder, prompts, keywords, show, stopped)
         finally:
-            self.text.write(decoder.finish() + "\n")
+            self.text.write(text.finish() + "\n")
 
-    def _waited(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], copies: int) -> GenerateResult:
+    def _waited(
+        self,
+        decoder: SpeculativeDecoder,
+        prompts: Sequence[Sequence[int]],
+        keywords: dict[str, Any],
+        stopped: Callable[[], bool],
+    ) -> GenerateResult:
         from forerun.cli.console import progress_bar
         from forerun.cli.run import run
 
         budget = keywords["max_new_tokens"]
-        rows = len(prompts) * copies
+        rows = len(prompts) * keywords.get("num_return_sequences", 1)
         left = [budget] * rows
         with progress_bar(self.err) as bar:
             task = bar.add_task(f"{rows} text{'s' if rows > 1 else ''}, tokens", total=budget * rows)
@@ -203,7 +225,7 @@ class _Show:
                 left[index] -= gained
                 bar.advance(task, gained)
 
-            return run(self.loaded.decoder(), prompts, keywords, show)
+            return run(decoder, prompts, keywords, show, stopped)
 
     def _print_texts(self, done: GenerateResult) -> None:
         first = True

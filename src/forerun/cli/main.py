@@ -6,9 +6,12 @@ Nothing heavy is imported here: `forerun --help` has to answer at once.
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import os
+import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar
 
@@ -98,6 +101,39 @@ class ForerunGroup(LazyGroup):
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run, then write out what is still held back: here a full disk can be told, at Python's end it cannot."""
+        try:
+            try:
+                return super().main(*arguments, **options)
+            finally:
+                sys.stdout.flush()
+        except OSError as error:
+            if isinstance(error, ForerunError) or "--debug" in sys.argv[1:2]:
+                raise
+            _give_up_stdout()
+            if error.errno == errno.EPIPE:  # whoever read it has gone, and wants to hear nothing
+                sys.exit(1)
+            with suppress(OSError):  # standard error may be as full
+                Failure(_in_words(error)).show()
+            sys.exit(Failure.exit_code)
+
+
+def _in_words(error: OSError) -> str:
+    """An error of the system's, which knows a file's name if one was opened and none if one was written to."""
+    reason = error.strerror or str(error)
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+        return f"standard output cannot be written: {reason}; make room, or send it elsewhere"
+    return f"{reason}: {error.filename!r}; choose another place" if error.filename is not None else reason
+
+
+def _give_up_stdout() -> None:
+    """Python flushes standard output once more when it ends, and would complain again."""
+    with suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _suggest(name: str, known: list[str]) -> str:

@@ -40,13 +40,14 @@ def measure(
 ) -> None:
     """Measure into a record, print it, and leave with a code of its own if somebody pressed Ctrl-C."""
     from forerun.bench.plot import check_plot
-    from forerun.bench.records import check_writable, default_path
+    from forerun.bench.records import default_path
     from forerun.cli.console import err_console
+    from forerun.files import check_output
 
     if picture is not None:
         check_plot(picture)
     output = output or default_path(prefix=prefix)
-    check_writable(output)
+    check_output(output)
     err = err_console()
     with Bar(err) as bar:
         record = carry_out(output, bar)

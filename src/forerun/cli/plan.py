@@ -68,9 +68,9 @@ def degrees(value: str) -> tuple[float, ...]:
     PROMPTS,
     "--file",
     "-f",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     show_default="Spec-Bench in $FORERUN_DATA, else our own",
-    help="Your prompts: one a line, or JSONL. Acceptance depends on them, so the plan does.",
+    help="Your prompts: one a line, or JSONL; '-' reads standard input. Acceptance depends on them, so the plan does.",
 )
 @number(
     PROMPTS,
@@ -141,14 +141,15 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
     """
     from forerun.bench.plot import check_plot
-    from forerun.bench.records import FORMAT, check_writable, write
+    from forerun.bench.records import FORMAT, write
     from forerun.cli.console import err_console, plain_warnings
+    from forerun.files import check_output
     from forerun.plan.record import summary
 
     if picture is not None:
         check_plot(picture)
     if output is not None:
-        check_writable(output)
+        check_output(output)
     err = err_console()
     with plain_warnings(err):
         record = _carry_out(target, options, err)

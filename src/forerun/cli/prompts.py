@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.files import parse_json, read_text
 
 Message = dict[str, str]
 # A prompt is text, or a conversation.
@@ -21,7 +21,9 @@ def read_prompts(arguments: Sequence[str], file: Path | None) -> list[Prompt]:
     """Arguments first ('-' is stdin as one prompt), then the file's prompts. With neither, stdin, if it is a pipe."""
     if not arguments and file is None and not sys.stdin.isatty():
         arguments = ["-"]
-    prompts: list[Prompt] = [sys.stdin.read() if text == "-" else text for text in arguments]
+    if [*arguments, str(file)].count("-") > 1:
+        raise InvalidArgument("standard input was asked for twice, and can be read once: leave one '-' out")
+    prompts: list[Prompt] = [_standard_input() if text == "-" else text for text in arguments]
     if file is not None:
         prompts += _from_file(file)
     if not prompts:
@@ -32,13 +34,15 @@ def read_prompts(arguments: Sequence[str], file: Path | None) -> list[Prompt]:
     return prompts
 
 
-def _from_file(path: Path) -> list[Prompt]:
+def _standard_input() -> str:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first"
-        ) from error
+        raise InvalidArgument(f"standard input is not text ({error.reason} at byte {error.start})") from error
+
+
+def _from_file(path: Path) -> list[Prompt]:
+    lines = (_standard_input() if str(path) == "-" else read_text(path)).splitlines()
     is_jsonl = path.suffix in (".jsonl", ".ndjson") or (bool(lines) and lines[0].lstrip().startswith("{"))
     prompts = [
         _from_json(line, f"{path}, line {number}") if is_jsonl else line
@@ -54,9 +58,9 @@ def _from_file(path: Path) -> list[Prompt]:
 
 def _from_json(line: str, where: str) -> Prompt:
     try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+        entry = parse_json(line)
+    except ValueError as error:
+        raise InvalidArgument(f"{where}: {error}") from error
     name = next((name for name in FIELDS if isinstance(entry, dict) and name in entry), None)
     if name is None:
         raise InvalidArgument(f"{where}: no field {', '.join(FIELDS)}")

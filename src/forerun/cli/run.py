@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from forerun.decoder import GenerateResult, SpeculativeDecoder
 from forerun.engine import Progress
+from forerun.kernels.compiling import compile_timer
 
 # (index of the sequence in the call, what it gained)
 OnProgress = Callable[[int, Progress], None]
@@ -30,14 +32,22 @@ def run(
     on_progress: OnProgress = nothing,
     stopped: Callable[[], bool] = stay,
 ) -> GenerateResult:
-    """Decode all prompts. When `stopped()` turns true, rows end after the round with what they have."""
+    """Decode all prompts. When `stopped()` turns true, rows end after the round with what they have.
+
+    What was compiled or recorded on the way is paid once and is no decoding: it is taken out of the result's seconds
+    and told as `capture_seconds`.
+    """
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     stream = decoder.stream(ids, mask, **keywords)
-    for progress in stream:
-        for gained in progress:
-            on_progress(gained.row, gained)
-        if stopped():
-            stream.close()
-    return stream.result
+    with compile_timer() as compiling:
+        for progress in stream:
+            for gained in progress:
+                on_progress(gained.row, gained)
+            if stopped():
+                stream.close()
+    done = stream.result
+    once = done.stats.capture_seconds + compiling.seconds
+    stats = replace(done.stats, capture_seconds=once)
+    return replace(done, seconds=max(done.seconds - once, 0.0), stats=stats)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 MOST_POSITIONS = 16
+WORTH_TELLING = 0.1  # seconds
 
 
 def bars(rates: list[float]) -> str:
@@ -40,6 +41,8 @@ def statistics_table(stats: Stats, seconds: float) -> Table:
         table.add_row("by position", by_position(stats))
     table.add_row("seconds", f"{seconds:.2f}")
     table.add_row("of which", times(stats))
+    if stats.capture_seconds >= WORTH_TELLING:
+        table.add_row("before that, once", f"{stats.capture_seconds:.1f} seconds of compiling and recording kernels")
     table.add_row("tokens per second", f"{rate(stats, seconds):.1f}")
     if stats.lossy:
         table.add_row("[bold red]LOSSY[/]", stats.lossy)

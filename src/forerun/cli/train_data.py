@@ -110,8 +110,10 @@ def data(target: str, **options: Any) -> None:  # fmt: skip
     each text has random numbers of its own.
     """
     from forerun.cli.console import err_console, plain_warnings
+    from forerun.files import check_output_folder
 
     console = err_console()
+    check_output_folder(options["output"], "-o")
     part = _slice(options["part"])
     budget = _bytes(options["disk_budget"]) // part[1]
     temperatures = _temperatures(options["temperatures"])
@@ -237,7 +239,7 @@ def _bare_items(job: Job, options: dict[str, Any], part: tuple[int, int], bar: A
     """Prompts the target writes itself, kept in the folder so that the next run need not write them again."""
     from forerun.train.bare_turns import write_turns
     from forerun.train.prompts import encode_prompts
-    from forerun.train.shards import write_whole
+    from forerun.train.shards import put
     from forerun.train.writing import Item
 
     index, count = part
@@ -248,11 +250,23 @@ def _bare_items(job: Job, options: dict[str, Any], part: tuple[int, int], bar: A
         for done, (number, turn) in enumerate(write_turns(job.engine, job.tokenizer, numbers, job.settings), start=1):
             rows += [json.dumps({"number": number, "prompt": turn})] if turn is not None else []
             bar.update(task, description="writing prompts", completed=done, total=len(numbers))
-        write_whole(path, "\n".join(sorted(rows)).encode())
-    kept = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()] if numbers else []
+        put(path, "\n".join(sorted(rows)).encode())
+    kept = _read_turns(path) if numbers else []
     prompts = encode_prompts(job.tokenizer, [row["prompt"] for row in kept], job.template)
     for row, prompt in zip(kept, prompts, strict=True):
         yield Item(row["number"], prompt)
+
+
+def _read_turns(path: Path) -> list[dict[str, Any]]:
+    from forerun.files import parse_json, read_text
+
+    try:
+        rows = [parse_json(row) for row in read_text(path).splitlines()]
+        return [{"number": int(row["number"]), "prompt": str(row["prompt"])} for row in rows]
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"{path} is damaged ({error}); delete it and run the command again") from error
 
 
 def _read(options: dict[str, Any]) -> Reading | None:

@@ -175,9 +175,11 @@ def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: ski
     Several GPUs: `accelerate launch -m forerun train draft ...`.
     """
     from forerun.cli.console import err_console, plain_warnings
+    from forerun.files import check_output_folder
 
     console = err_console()
     options = _options(given)
+    check_output_folder(given["output"], "-o")
     if given["data"] is None:
         given["data"] = _write_data(ctx, target, given)
     with plain_warnings(console):
@@ -220,15 +222,17 @@ def _train(name: str, options: TrainOptions, given: dict[str, Any], console: Con
 
     from forerun.cli.console import busy
     from forerun.loading import load_model
-    from forerun.train.loop import train_draft
+    from forerun.train.loop import check_data, check_run, train_draft
     from forerun.train.processes import Processes
     from forerun.train.shards import Shards
 
     data = Shards(given["data"])
+    check_run(data, options, given["output"], given["resume"])
     processes = Processes()
     with busy(console, f"loading {name}"):
         device = given["device"] or processes.device
         target, tokenizer = load_model(name, device=device, dtype=given["dtype"], offline=given["offline"])
+    check_data(data, target)
     given["loaded"], given["is_main"] = (target, tokenizer), processes.is_main
     if processes.is_main:
         console.print(

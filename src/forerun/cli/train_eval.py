@@ -66,14 +66,17 @@ def evaluate(target: str, folder: Path, **given: Any) -> None:  # fmt: skip
     over that of a target step; and whether the draft will pay on this machine.
     """
     from forerun.cli.console import busy, err_console
+    from forerun.files import check_output
     from forerun.loading import load_model
+    from forerun.train.evaluate import NAME
 
     console = err_console()
     given["temperatures"] = _temperatures(given["temperatures"])
+    output = given.pop("output") or folder / NAME
+    check_output(output, "-o")
     with busy(console, f"loading {target}"):
         where = {name: given.pop(name) for name in ("device", "dtype", "offline")}
         model, tokenizer = load_model(target, **where)
-    output = given.pop("output")
     run_evaluation(model, tokenizer, folder, given.pop("prompts"), given, console, output)
 
 
@@ -129,8 +132,11 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  
     """Put trained drafts side by side: RUNS are their folders, each with the eval.json of the same prompts."""
     from dataclasses import asdict
 
+    from forerun.bench.plot import check_plot
     from forerun.train.compare import draw_comparison, read_run, table
 
+    if plot is not None:
+        check_plot(plot)
     found = [read_run(folder) for folder in runs]
     if as_json:
         click.echo(json.dumps([asdict(run) for run in found], indent=1))

@@ -53,16 +53,19 @@ def ngram(text: tuple[Path, ...], data: Path | None, output: Path, **options: An
     Use it with --draft ngram:FILE.
     """
     from forerun.cli.console import busy, err_console
+    from forerun.files import check_output
     from forerun.loading import load_tokenizer
 
     if not text and data is None:
         raise InvalidArgument("no text: name some files, or a folder of shards with --data")
+    path = _place(output)
+    check_output(path, "-o")
     console = err_console()
     with busy(console, "counting"):
         tokenizer = load_tokenizer(options["model"], offline=options["offline"])
         sequences = [*_of_files(text, tokenizer, options["paragraphs"], console), *_of_shards(data, len(tokenizer))]
         table = _count(sequences, tokenizer, options)
-        path = _save(table, output)
+        table.save(path)
     size = path.stat().st_size
     click.echo(f"{path}: order {table.order}, {sum(map(len, sequences)):,} tokens counted, {size:,} bytes")
 
@@ -107,12 +110,7 @@ def _count(sequences: list[Sequence[int]], tokenizer: Any, options: dict[str, An
     )
 
 
-def _save(table: NgramTable, output: Path) -> Path:
+def _place(output: Path) -> Path:
+    """A name without a suffix is a folder's."""
     is_folder = output.is_dir() or not output.suffix
-    path = output / FILE_NAME if is_folder else output
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        table.save(path)
-    except OSError as error:
-        raise InvalidArgument(f"cannot write {path} ({error}); choose another place") from error
-    return path
+    return output / FILE_NAME if is_folder else output

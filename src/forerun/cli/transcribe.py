@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -138,8 +141,8 @@ SOME_FAILED = 1
 def transcribe(files: tuple[Path, ...], **options: Any) -> None:
     """Write down what is said in FILEs: WAV, FLAC and what else libsndfile reads, any rate, mono or stereo.
 
-    All files go through the model as ragged batches. One that cannot be read is reported, the others are still
-    transcribed, and the exit code is 1.
+    '-' reads standard input. All files go through the model as ragged batches. One that cannot be read is reported,
+    the others are still transcribed, and the exit code is 1. After Ctrl-C you get what was finished.
 
     \b
     forerun transcribe interview.wav                 the text
@@ -152,19 +155,37 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
     from forerun.speech.formats import Format
 
     console = err_console(options["quiet"])
-    with plain_warnings(console):
+    with plain_warnings(console), _standard_input(files) as piped:
         form = Format(options["form"])
         times = _timestamps(options["timestamps"], form)
-        given = _once(files, console)
-        writer = Writer(given, form, bool(options["timestamps"]), options["folder"], console)
+        given = _once([piped if piped and str(path) == "-" else path for path in files], console)
+        writer = Writer(given, form, bool(options["timestamps"]), options["folder"], console, piped)
         settings = _settings(options, times)
         loaded, processor = load_pair(options, console)
         run = _compared if options["compare"] else _transcribed
-        with quiet():  # transformers warns of its own keywords
-            facts = run(loaded, processor, settings, writer, options["batch_size"])
-        whole = writer.finish({"model": options["model"], "draft": options["draft"], **facts})
+        about = {"model": options["model"], "draft": options["draft"]}
+        try:
+            with quiet():  # transformers warns of its own keywords
+                facts = run(loaded, processor, settings, writer, options["batch_size"])
+        except KeyboardInterrupt:
+            writer.finish(about)  # what was transcribed is worth keeping
+            raise
+        whole = writer.finish(about | facts)
     if not whole:
         raise click.exceptions.Exit(SOME_FAILED)
+
+
+@contextmanager
+def _standard_input(files: Sequence[Path]) -> Iterator[Path | None]:
+    """A file with what comes through the pipe, where '-' asks for it: sound is read from places in a file."""
+    if Path("-") not in files:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
+        path = Path(folder) / "stdin"
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield path
 
 
 def _timestamps(asked: bool | None, form: Any) -> bool:
@@ -234,9 +255,12 @@ def _draft_whisper(name: str, shares_encoder: bool, target: Any, where: dict[str
 def _transcribed(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
+    from forerun.cli.ready import told_of_compiling
     from forerun.speech import Transcriber
 
-    transcriber = Transcriber(loaded.model, processor, loaded.decoder(), settings)
+    with told_of_compiling(writer.console):
+        decoder = loaded.decoder()
+    transcriber = Transcriber(loaded.model, processor, decoder, settings)
     with seconds_bar(writer.console, "transcribing", total(writer.files)) as tell:
         for outcome in transcriber.files(writer.files, batch_size, tell):
             writer.take(outcome)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from forerun.errors import InvalidArgument
+from forerun.files import check_output_folder, write_whole
 from forerun.speech.formats import Format, render
 from forerun.speech.transcribe import Failure, Outcome
 from forerun.speech.transcript import Transcript
@@ -28,6 +29,7 @@ class Writer:
     times: bool  # whether plain text shows them
     folder: Path | None
     console: Console
+    piped: Path | None = None  # the file that holds what came through standard input
     outcomes: dict[Path, Outcome] = field(default_factory=dict)
     _places: dict[Path, Path] = field(default_factory=dict)
 
@@ -39,16 +41,19 @@ class Writer:
             )
         if self.folder is not None:
             self._places = _places(self.files, self.folder, self.form)
-            _make(self.folder)
+            check_output_folder(self.folder, "-o")
 
     def take(self, outcome: Outcome) -> None:
         """Write a transcript, or say at once what is wrong with a file."""
         self.outcomes[outcome.path] = outcome
         if isinstance(outcome, Failure):
-            click.secho(f"Error: {outcome.reason}", fg="red", err=True)
+            reason = outcome.reason.replace(str(outcome.path), self._name(outcome.path))
+            self.outcomes[outcome.path] = replace(outcome, reason=reason)
+            click.secho(f"Error: {reason}", fg="red", err=True)
         else:
             if outcome.note:
-                self.console.print(f"Note: {outcome.path}: {outcome.note}", style="yellow", markup=False)
+                note = f"Note: {self._name(outcome.path)}: {outcome.note}"
+                self.console.print(note, style="yellow", markup=False)
             if outcome.path in self._places:
                 self._write(outcome, self._places[outcome.path])
 
@@ -56,27 +61,32 @@ class Writer:
         """What goes to standard output comes last, when no bar is in its way. Says whether every file succeeded."""
         failures = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Failure)]
         if self.folder is None and self.form is Format.JSON:
-            entries = [_entry(self.outcomes[path]) for path in self.files]
+            entries = [_entry(made) | {"file": self._name(made.path)} for made in self._ended()]
             click.echo(json.dumps({**facts, "files": entries}, indent=2, ensure_ascii=False))
         elif self.folder is None:
-            self._show([made for path in self.files if isinstance(made := self.outcomes[path], Transcript)])
-        if failures and len(self.files) > 1:
-            done = len(self.files) - len(failures)
+            self._show([made for made in self._ended() if isinstance(made, Transcript)])
+        done = len(self.outcomes) - len(failures)
+        if done < len(self.files) > 1:
             click.echo(f"{done} of {len(self.files)} files were transcribed.", err=True)
         return not failures
 
+    def _ended(self) -> list[Outcome]:
+        """In the order of the files; after Ctrl-C some are missing."""
+        return [self.outcomes[path] for path in self.files if path in self.outcomes]
+
+    def _name(self, path: Path) -> str:
+        return "standard input" if path == self.piped else str(path)
+
     def _write(self, transcript: Transcript, place: Path) -> None:
-        try:
-            place.write_text(render(transcript, self.form, self.times), encoding="utf-8")
-        except OSError as error:
-            raise InvalidArgument(f"{place} cannot be written ({error.strerror}); choose another folder") from error
-        self.console.print(f"{transcript.path} -> {place}", style="dim", markup=False, soft_wrap=True)
+        text = render(transcript, self.form, self.times)
+        write_whole(place, lambda beside: beside.write_text(text, encoding="utf-8"))
+        self.console.print(f"{self._name(transcript.path)} -> {place}", style="dim", markup=False, soft_wrap=True)
 
     def _show(self, transcripts: Sequence[Transcript]) -> None:
         """Several are told apart as `head` does it."""
         for place, transcript in enumerate(transcripts):
             if len(self.files) > 1:
-                click.echo(f"{chr(10) if place else ''}==> {transcript.path} <==")
+                click.echo(f"{chr(10) if place else ''}==> {self._name(transcript.path)} <==")
             click.echo(render(transcript, self.form, self.times), nl=False)
 
 
@@ -90,13 +100,6 @@ def _places(files: Sequence[Path], folder: Path, form: Format) -> dict[Path, Pat
             raise InvalidArgument(f"{other} and {path} would both be written to {place}; transcribe them one by one")
         places[path] = place
     return places
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidArgument(f"-o {folder}: cannot be made a folder ({error.strerror}); choose another") from error
 
 
 def _entry(outcome: Outcome) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from forerun.drafters.model_folder import ModelFolder, cut_head
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import check_target
+from forerun.loading.drafter_folder import building, check_target, fill
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,12 @@ class CausalFolder(ModelFolder):
         text.tie_word_embeddings = config.tie_word_embeddings = self._is_tied()
         if len(self.manifest.shares) == 2:  # nothing of the vocabulary's size is needed for a moment only
             text.vocab_size, text.pad_token_id = 1, None
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        foreign = self._foreign(model)
-        found = {name: tensor for name, tensor in self.tensors.items() if name not in foreign}
-        try:
-            missing, unexpected = model.load_state_dict(found, strict=False)
-        except RuntimeError as error:
-            raise InvalidArgument(f"drafter {self.name!r}: weights do not fit config.json: {error}") from error
-        if odd := [*(set(missing) - foreign), *unexpected]:
-            raise InvalidArgument(
-                f"drafter {self.name!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
-                "unknown; train or fetch the folder again"
+        with building(self.name):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
             )
+        foreign = self._foreign(model)
+        fill(model, {name: tensor for name, tensor in self.tensors.items() if name not in foreign}, self.name, foreign)
         return model
 
     def _is_tied(self) -> bool:

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.drafters.model_folder import ModelFolder, cut_head
-from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import check_target
+from forerun.loading.drafter_folder import building, check_target, fill
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ class DecoderFolder(ModelFolder):
         config._attn_implementation = target.config._attn_implementation
         config.encoder_layers, config.vocab_size, config.pad_token_id = 0, 1, None  # nothing is made to be thrown away
         config.tie_word_embeddings = False
-        model: Any = type(target)(config)
-        own = {name: tensor.float() for name, tensor in self.tensors.items()}
-        missing, unknown = model.load_state_dict(own, strict=False)
-        lacking = [n for n in missing if n.startswith("model.decoder.") and not n.endswith("embed_tokens.weight")]
-        if odd := [*lacking, *unknown]:
-            raise InvalidArgument(
-                f"drafter {self.name!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
-                "unknown; train or fetch the folder again"
-            )
+        with building(self.name):
+            model: Any = type(target)(config)
+        fill(model, {name: tensor.float() for name, tensor in self.tensors.items()}, self.name, _foreign(model))
         return model
+
+
+def _foreign(model: Any) -> set[str]:
+    """Names of what the target lends: all but the decoder's layers."""
+    names = model.state_dict().keys()
+    return {n for n in names if not n.startswith("model.decoder.") or n.endswith("embed_tokens.weight")}

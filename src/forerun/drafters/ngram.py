@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from forerun.errors import InvalidArgument, ModelNotFound, TokenizerMismatch
+from forerun.files import write_whole
 from forerun.math.laws import SparseLaw, warp
 from forerun.types import Draft, DraftContext, LawParams
 
@@ -91,7 +92,7 @@ class NgramTable:
             about["tokenizer"] = self.tokenizer
         table = self._counts
         tensors = {"contexts": table.contexts, "starts": table.starts, "tokens": table.tokens, "counts": table.counts}
-        save_file(tensors, path, metadata=about)
+        write_whole(Path(path), lambda beside: save_file(tensors, beside, metadata=about))
 
     @classmethod
     def load(cls, path: str | Path, *, tokenizer: str | None = None) -> NgramTable:

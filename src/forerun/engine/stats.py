@@ -70,7 +70,7 @@ class Stats:
 
     def plus(self, other: Stats) -> Stats:
         """Two runs one after the other: counts and seconds added."""
-        names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds")
+        names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds", "capture_seconds")
         seconds = {name: getattr(self, name) + getattr(other, name) for name in names}
         return replace(Stats.total([self, other]), **seconds)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, InvalidArgument
+from forerun.files import parse_json
 
 FORMAT = 1
 REMEDY = "give another --output, or delete it"
@@ -112,7 +113,7 @@ class Journal:
         lines = whole.split(b"\n") if whole else []
         try:
             for number, line in enumerate(lines):
-                self._take(json.loads(line), head if number == 0 else None)
+                self._take(parse_json(line.decode("utf-8")), head if number == 0 else None)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, InvalidArgument):
                 raise

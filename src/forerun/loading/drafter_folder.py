@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from forerun.errors import InvalidArgument, ModelNotFound
+from forerun.errors import ForerunError, InvalidArgument, ModelNotFound
+from forerun.files import disk_error, is_disk_error, read_json, set_usual_modes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -95,18 +96,24 @@ def read_kind(folder: str | Path) -> str:
 
 
 def save_drafter(
-    folder: str | Path, manifest: DrafterManifest, config: PreTrainedConfig, tensors: Mapping[str, Tensor]
+    folder: str | Path,
+    manifest: DrafterManifest,
+    config: PreTrainedConfig,
+    tensors: Mapping[str, Tensor],
+    advice: str = "make room or choose another place",
 ) -> None:
     """Write everything beside `folder` first, then move it into place; other files of the folder stay."""
     folder = Path(folder)
     _check_tensors(tensors, manifest, str(folder))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write(beside, manifest, config, tensors)
-        _put(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+            _write(Path(beside), manifest, config, tensors)
+            _put(Path(beside), folder)
+    except Exception as error:
+        if is_disk_error(error):
+            raise disk_error(folder, error, advice) from error
+        raise
 
 
 def load_drafter(folder: str | Path) -> tuple[DrafterManifest, PreTrainedConfig, dict[str, Tensor]]:
@@ -124,6 +131,37 @@ def load_drafter(folder: str | Path) -> tuple[DrafterManifest, PreTrainedConfig,
     return manifest, config, tensors
 
 
+@contextmanager
+def building(folder: str | Path) -> Iterator[None]:
+    """While layers are made of a folder's config.json: whatever transformers thinks of an odd one is one error."""
+    try:
+        yield
+    except ForerunError:
+        raise
+    except Exception as error:  # wrong types and sizes come out as many kinds
+        raise InvalidArgument(
+            f"{str(Path(folder) / CONFIG)!r} describes no model that can be built ({_kind_and_line(error)}); {REMEDY}"
+        ) from error
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], folder: str | Path, given: Collection[str] = ()) -> None:
+    """Load a folder's tensors: every parameter but those `given` by the target, and nothing else."""
+    try:
+        missing, unknown = module.load_state_dict(dict(tensors), strict=False)
+    except RuntimeError as error:
+        raise InvalidArgument(f"drafter {str(folder)!r}: weights do not fit config.json: {error}") from error
+    if odd := [*(set(missing) - set(given)), *unknown]:
+        raise InvalidArgument(
+            f"drafter {str(folder)!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
+            f"unknown; {REMEDY}"
+        )
+
+
+def _kind_and_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def _write(folder: Path, manifest: DrafterManifest, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
@@ -132,6 +170,7 @@ def _write(folder: Path, manifest: DrafterManifest, config: PreTrainedConfig, te
     config.to_json_file(str(folder / CONFIG), use_diff=False)
     text = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=2)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+    set_usual_modes(folder)
     for file in folder.iterdir():  # a rename may reach the disk before what it names
         with file.open("rb+") as handle:
             os.fsync(handle.fileno())
@@ -146,10 +185,7 @@ def _put(beside: Path, folder: Path) -> None:
 
 
 def _read_manifest(path: Path) -> DrafterManifest:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidArgument(f"{str(path)!r} is not readable as JSON ({error}); {REMEDY}") from error
+    found = read_json(path, REMEDY)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         version = found.get("format") if isinstance(found, dict) else found
         raise InvalidArgument(
@@ -173,9 +209,10 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a file that is no configuration
-        raise InvalidArgument(f"{str(folder / CONFIG)!r} is no model configuration ({error}); {REMEDY}") from error
+        why = "it wants Python code of its own run" if "trust_remote_code" in str(error) else _kind_and_line(error)
+        raise InvalidArgument(f"{str(folder / CONFIG)!r} is no model configuration ({why}); {REMEDY}") from error
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

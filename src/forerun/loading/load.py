@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from forerun.config import is_offline
-from forerun.errors import ForerunError, InvalidArgument, ModelNotFound, UnsupportedModel
+from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
+from forerun.files import parse_json
 from forerun.loading import embedded, whisper
 from forerun.loading.source import EMBEDDED, Source, resolve
 
@@ -37,9 +40,41 @@ def load_model(
     options = loading_options(source, offline, revision)
     with told_plainly(source, offline, "a text model" if encoder_decoder else "a causal model"), quiet():
         loader = _loader(source, options, encoder_decoder)
-        model = loader.from_pretrained(source.location, dtype=kind, **options)
+        model = whole_model(loader, source, kind, options)
     tokenizer = _tokenizer_of(source, offline, revision)
     return model.to(place).eval(), tokenizer
+
+
+def load_draft_weights(folder: str | Path) -> Any:
+    """A causal model to train on, in float32 on the CPU; its tokenizer is the target's."""
+    from transformers import AutoModelForCausalLM
+
+    source = resolve(folder)
+    with told_plainly(source, is_offline()), quiet():
+        options = loading_options(source, is_offline(), None)
+        return whole_model(AutoModelForCausalLM, source, torch.float32, options)
+
+
+def whole_model(loader: Any, source: Source, dtype: torch.dtype, options: dict[str, Any]) -> Any:
+    """What `loader` makes of a source, every weight of it from the source: transformers fills gaps at random."""
+    model, report = loader.from_pretrained(source.location, dtype=dtype, output_loading_info=True, **options)
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModel(
+            f"{source.name!r} lacks {len(missing)} weight{'s' * (len(missing) > 1)} of a {type(model).__name__} "
+            f"({_some(missing)}): they would be random; check its config.json, or fetch it again"
+        )
+    if extra := sorted(report["unexpected_keys"]):
+        warnings.warn(
+            f"{source.name!r} holds {len(extra)} weight{'s' * (len(extra) > 1)} that a {type(model).__name__} does "
+            f"not have, and which are not used ({_some(extra)})",
+            ForerunWarning,
+            stacklevel=4,
+        )
+    return model
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
 def _loader(source: Source, options: dict[str, Any], encoder_decoder: bool) -> Any:
@@ -58,14 +93,13 @@ def _loader(source: Source, options: dict[str, Any], encoder_decoder: bool) -> A
 
 def load_tokenizer(name_or_path: str | Path = EMBEDDED, *, offline: bool = False, revision: str | None = None) -> Any:
     """The tokenizer of a model, padding on the left and with a padding token."""
-    offline = offline or is_offline()
-    return _tokenizer_of(resolve(name_or_path), offline, revision)
+    return _tokenizer_of(resolve(name_or_path), offline or is_offline(), revision)
 
 
 def _tokenizer_of(source: Source, offline: bool, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
-    with told_plainly(source, offline), quiet():
+    with told_plainly(source, offline, "a tokenizer"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(source.location, **loading_options(source, offline, revision))
     tokenizer.padding_side = "left"  # new tokens follow the prompt, so padding cannot stand between
     if tokenizer.pad_token is None:
@@ -79,7 +113,12 @@ def loading_options(source: Source, offline: bool, revision: str | None) -> dict
             f"revision={revision!r}: {source.name!r} is on this machine and has no revisions; leave it out"
         )
     _check_gguf_packages(source)
-    return {"gguf_file": source.gguf_file, "local_files_only": offline, "revision": revision or "main"}
+    return {
+        "gguf_file": source.gguf_file,
+        "local_files_only": offline,
+        "revision": revision or "main",
+        "trust_remote_code": False,  # left open, transformers asks on standard input, and a piped prompt answers
+    }
 
 
 def _check_gguf_packages(source: Source) -> None:
@@ -120,10 +159,49 @@ def told_plainly(source: Source, offline: bool, what: str = "a causal model") ->
         yield
     except ForerunError:
         raise
-    except OSError as error:
-        raise ModelNotFound(_missing_message(source, offline, error)) from error
-    except ValueError as error:
-        raise UnsupportedModel(f"{source.name!r} cannot be loaded as {what}: {_first_line(error)}") from error
+    except Exception as error:  # files that are damaged or odd come out as many kinds
+        if damaged := _damaged_file(source):
+            raise ModelNotFound(f"{damaged}; fetch it again") from error
+        if isinstance(error, OSError):
+            raise ModelNotFound(_missing_message(source, offline, error)) from error
+        raise UnsupportedModel(_refusal(source, what, error)) from error
+
+
+def _refusal(source: Source, what: str, error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return (
+            f"{source.name!r} comes with Python code of its own, which Forerun never runs; if you trust it, load it "
+            "with transformers (trust_remote_code=True) and give the model to forerun.SpeculativeDecoder"
+        )
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    return f"{source.name!r} cannot be loaded as {what}: {kind}{_first_line(error)}"
+
+
+def _damaged_file(source: Source) -> str | None:
+    """The first file of a local folder that cannot be what its name says, in words; None where all look right."""
+    if not source.is_local or source.gguf_file:
+        return None
+    for path in sorted(Path(source.location).iterdir()):
+        check = CHECKS.get(path.suffix)
+        if check is None or not path.is_file():
+            continue
+        try:
+            check(path)
+        except (OSError, ValueError, SafetensorError) as error:
+            return f"{str(path)!r} is damaged or cut short ({_first_line(error)})"
+    return None
+
+
+def _check_safetensors(path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        file.keys()
+
+
+CHECKS: Mapping[str, Callable[[Path], object]] = {
+    ".json": lambda path: parse_json(path.read_text(encoding="utf-8")),
+    ".safetensors": _check_safetensors,
+}
+"""What a file of a model folder must stand, by its suffix."""
 
 
 def _missing_message(source: Source, offline: bool, error: OSError) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from forerun.config import is_offline
 from forerun.loading import whisper
-from forerun.loading.load import choose_device, choose_dtype, loading_options, quiet, told_plainly
+from forerun.loading.load import choose_device, choose_dtype, loading_options, quiet, told_plainly, whole_model
 from forerun.loading.source import resolve
 
 
@@ -33,6 +33,6 @@ def load_speech_model(
     source = resolve(name_or_path)
     options = loading_options(source, offline, revision)
     with told_plainly(source, offline, "a speech recogniser"), quiet():
-        model = AutoModelForSpeechSeq2Seq.from_pretrained(source.location, dtype=kind, **options)
+        model = whole_model(AutoModelForSpeechSeq2Seq, source, kind, options)
         processor = AutoProcessor.from_pretrained(source.location, **options)
     return model.to(place).eval(), processor

@@ -49,7 +49,7 @@ class DraftHead(nn.Module):
         if num_blocks < 0:
             raise InvalidArgument(f"num_blocks={num_blocks}: must be >= 0; 0 makes a feature head")
         config = _without_tokens(config)
-        self.body = AutoModel.from_config(config, dtype=torch.float32)
+        self.body = AutoModel.from_config(config, dtype=torch.float32, trust_remote_code=False)
         self.body.set_input_embeddings(nn.Identity())
         self.fuse = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         nn.init.normal_(self.fuse.weight, std=getattr(config, "initializer_range", None) or 0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.plot import check_plot
+from forerun.bench.plot import check_plot, save
 from forerun.math.theory import best_draft_length, expected_tokens
 from forerun.plan.record import AcceptanceFacts, Plan, PlanRecord
 
@@ -34,7 +34,7 @@ def plot(record: PlanRecord, path: Path) -> None:
         _own_curve(plan, figure.add_subplot(grid[1 + place // columns, left : left + width]), _colours(record))
     machine = record.provenance.machine
     figure.suptitle(f"{record.settings['target']} on {machine.gpu or machine.cpu}", fontsize=11)
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _colours(record: PlanRecord) -> dict[str, str]:

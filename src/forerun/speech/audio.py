@@ -18,6 +18,10 @@ RATE = 16_000
 SOUND = frozenset({".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aif", ".aiff", ".au", ".caf", ".w64"})
 UNKNOWN_SIZE = frozenset({0, 0x7FFFFFFF, 0xFFFFFFFF})
 """What a WAV header says of its sound's length when it was written before that was known."""
+SLOWEST, FASTEST = 1_000, 1_000_000
+"""Samples a second of a recording. A header with less would make resampling blow a small file up to gigabytes."""
+BLOCK = 1 << 18
+"""Samples read at a time."""
 SILENCE = 1e-3
 """60 decibels below full scale. Recorded silence has peaks around 4e-4, a quiet speaker's are forty times as high."""
 INSTALL = "pip install 'forerun[speech]'"
@@ -48,17 +52,32 @@ def read(path: Path) -> Clip:
     try:
         with soundfile.SoundFile(path) as file:
             promised, rate = file.frames, file.samplerate
-            sound = file.read(dtype="float32", always_2d=True)
+            sound = _samples(path, file)
     except soundfile.LibsndfileError as error:
         reason = str(error.error_string).strip().rstrip(".")
         raise UnreadableAudio(
             f"{path}: not a sound file that can be read ({reason}); give WAV or FLAC, or convert it first"
         ) from error
+    except (ValueError, RuntimeError) as error:  # what soundfile itself thinks of an odd header
+        raise UnreadableAudio(f"{path}: not a sound file that can be read ({error}); the file is damaged") from error
     if not len(sound):
         raise UnreadableAudio(f"{path}: there is no sound in it (0 samples); record it again, or leave it out")
     _check_numbers(path, sound)
     missing = _missing_seconds(path) + (promised - len(sound)) / rate
-    return Clip(path, resampled(sound.mean(axis=1), rate), _ends_early(missing))
+    return Clip(path, resampled(sound, rate), _ends_early(missing))
+
+
+def _samples(path: Path, file: Any) -> NDArray[np.float32]:
+    """All channels as one, read a block at a time: a header may promise more than any memory holds."""
+    import numpy as np
+
+    rate = file.samplerate
+    if not SLOWEST <= rate <= FASTEST:
+        raise UnreadableAudio(f"{path}: {rate} samples a second is no recording's rate; the file is damaged")
+    blocks = []
+    while len(block := file.read(BLOCK, dtype="float32", always_2d=True)):
+        blocks.append(block.mean(axis=1))
+    return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
 
 
 def duration(path: Path) -> float:
@@ -117,9 +136,10 @@ def _missing_seconds(path: Path) -> float:
                 there = path.stat().st_size - file.tell()
                 known = size not in UNKNOWN_SIZE and bytes_a_second > 0
                 return max(size - there, 0) / bytes_a_second if known else 0.0
-            body = file.read(size + size % 2)  # chunks begin at even places
-            if name == b"fmt " and len(body) >= 12:
+            after = file.tell() + size + size % 2  # chunks begin at even places
+            if name == b"fmt " and len(body := file.read(12)) == 12:
                 bytes_a_second = struct.unpack_from("<I", body, 8)[0]
+            file.seek(after)
     return 0.0
 
 

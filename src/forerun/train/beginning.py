@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,16 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from forerun.errors import InvalidArgument, UnsupportedModel
-from forerun.loading.drafter_folder import DRAFT_VOCABULARY, check_target, is_drafter_folder, load_drafter
+from forerun.files import parse_json
+from forerun.loading.drafter_folder import (
+    DRAFT_VOCABULARY,
+    building,
+    check_target,
+    fill,
+    is_drafter_folder,
+    load_drafter,
+)
+from forerun.loading.load import load_draft_weights
 from forerun.models.draft_head import DraftHead, check_plain, shortened
 from forerun.train.options import TrainOptions
 from forerun.train.shared_head import SharedHead
@@ -121,8 +129,10 @@ def _head_from(folder: str, target: PreTrainedModel, options: TrainOptions, num_
             f"{num_blocks} is to be trained; begin from another folder, or train that kind"
         )
     check_target(manifest.target, target)
-    head = DraftHead(config, num_blocks)
-    head.load_state_dict({name: tensor for name, tensor in tensors.items() if name != DRAFT_VOCABULARY})
+    tensors.pop(DRAFT_VOCABULARY, None)
+    with building(folder):
+        head = DraftHead(config, num_blocks)
+    fill(head, tensors, folder)
     return head
 
 
@@ -149,7 +159,7 @@ def _causal_model(target: PreTrainedModel, options: TrainOptions) -> tuple[PreTr
         config, shared = _read_config(options.config, target), False
     else:
         config, shared = shortened(config, len(options.layers or ()) or options.num_layers), True
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     check_plain(model)
     if options.layers:
         _copy_layers(target.base_model, model.base_model, options.layers)
@@ -159,22 +169,30 @@ def _causal_model(target: PreTrainedModel, options: TrainOptions) -> tuple[PreTr
 
 def _causal_from(folder: str, target: PreTrainedModel) -> tuple[PreTrainedModel, bool]:
     if not is_drafter_folder(folder):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = load_draft_weights(folder)
         _check_vocabulary(model.config, target, folder)
         return model, False
     manifest, config, tensors = load_drafter(folder)
     if manifest.kind != "causal":
         raise InvalidArgument(f"{folder!r} is a {manifest.kind} draft; begin a causal one from a causal one")
     check_target(manifest.target, target)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    tensors.pop(DRAFT_VOCABULARY, None)
+    with building(folder):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
     _copy_ends(target, model)
-    model.load_state_dict({name: value for name, value in tensors.items() if name != DRAFT_VOCABULARY}, strict=False)
+    fill(model, tensors, folder, end_names(model))
     return model, bool(manifest.shares)
+
+
+def end_names(model: PreTrainedModel) -> set[str]:
+    """Names of the embedding and the head, which a draft may have from its target."""
+    ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    return {name for name, weight in model.named_parameters(remove_duplicate=False) if id(weight) in ends}
 
 
 def _read_config(path: str, target: PreTrainedModel) -> PreTrainedConfig:
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
         config = AutoConfig.for_model(**content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidArgument(f"config={path!r} is no transformers configuration ({error})") from error

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import load_drafter
+from forerun.files import read_json
+from forerun.loading.drafter_folder import DrafterManifest, load_drafter
 from forerun.train.evaluate import NAME
 
 
@@ -35,15 +35,19 @@ def read_run(folder: Path) -> Run:
     """From the manifest and the evaluation a run left in its folder."""
     manifest = load_drafter(folder)[0]
     path = folder / NAME
+    remedy = f"make one with forerun train eval TARGET {folder.name}"
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["temperatures"]
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidArgument(
-            f"{str(path)!r} holds no evaluation ({error}); make one with forerun train eval TARGET {folder.name}"
-        ) from error
+        return _run(folder.name, manifest, read_json(path, remedy)["temperatures"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(f"{str(path)!r} holds no evaluation ({error}); {remedy}") from error
+
+
+def _run(name: str, manifest: DrafterManifest, found: dict[str, Any]) -> Run:
     made = manifest.provenance
     return Run(
-        name=folder.name,
+        name=name,
         kind=manifest.kind,
         loss=str(made.get("options", {}).get("loss", "?")),
         steps=int(made.get("steps", 0)),
@@ -77,7 +81,7 @@ def _cells(run: Run, temperatures: Sequence[str]) -> list[str]:
 
 def draw_comparison(runs: Sequence[Run], path: Path) -> None:
     """One panel a temperature, one line a run."""
-    from forerun.bench.plot import check_plot
+    from forerun.bench.plot import check_plot, save
 
     check_plot(path)
     from matplotlib.figure import Figure  # without pyplot: no window system is touched
@@ -96,4 +100,4 @@ def draw_comparison(runs: Sequence[Run], path: Path) -> None:
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.axes[0].set_ylabel("kept where reached")
     figure.axes[0].legend(fontsize=7)
-    figure.savefig(path, dpi=150)
+    save(figure, path)

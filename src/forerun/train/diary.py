@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forerun.bench.plot import save
 from forerun.errors import InvalidArgument
-from forerun.train.checkpoint import disk_error
+from forerun.files import disk_error, parse_json
+from forerun.train.checkpoint import AGAIN
 
 NAME = "train.jsonl"
 
@@ -31,7 +33,7 @@ class Diary:
             with self.path.open(mode, encoding="utf-8") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError as error:
-            raise disk_error(self.path, error) from error
+            raise disk_error(self.path, error, AGAIN) from error
 
 
 def read_diary(folder: Path) -> list[dict[str, Any]]:
@@ -43,10 +45,10 @@ def read_diary(folder: Path) -> list[dict[str, Any]]:
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            rows.append(parse_json(line))
+        except ValueError as error:
             if number < len(lines):
-                raise InvalidArgument(f"{path}, line {number}: not JSON ({error.msg}); delete that line") from error
+                raise InvalidArgument(f"{path}, line {number}: {error}; delete that line") from error
     return rows
 
 
@@ -66,7 +68,7 @@ def draw_curves(folder: Path) -> list[Path]:
         draw(axes, steps, looks)
         axes.set_xlabel("step")
         axes.legend(fontsize=8)
-        figure.savefig(folder / name, dpi=130)
+        save(figure, folder / name, dpi=130)
         drawn.append(folder / name)
     return drawn
 

@@ -19,7 +19,7 @@ from forerun.drafters import ParallelHeads, from_folder
 from forerun.drafters.default import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import InvalidArgument
-from forerun.train.checkpoint import write_whole
+from forerun.files import parse_json, write_whole
 from forerun.train.costs import Costs, weigh
 from forerun.train.prompts import encode_prompts, read_prompts, uses_template
 from forerun.types import Drafter
@@ -214,7 +214,7 @@ def _has_categories(path: Path) -> bool:
         return False
     try:
         with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+            first = parse_json(file.readline())
     except (OSError, ValueError):
         return False  # the reader says what is wrong
     return isinstance(first, dict) and "category" in first and "turns" in first

@@ -9,8 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, load_drafter
-from forerun.train.checkpoint import disk_error
+from forerun.files import fresh_folder
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, building, fill, load_drafter
+from forerun.train.beginning import end_names
 
 WHY_NOT = "it reads the target's hidden states, as no ordinary model does; use the folder as it is, as a drafter"
 
@@ -20,32 +21,27 @@ def check_exportable(manifest: DrafterManifest, folder: Path) -> None:
         raise InvalidArgument(f"{str(folder)!r} is a {manifest.kind} draft and stands on no feet of its own: {WHY_NOT}")
 
 
+def check_fresh(output: Path) -> None:
+    if output.exists() and any(output.iterdir()):
+        raise InvalidArgument(f"{str(output)!r} is not empty; choose a new folder")
+
+
 def export(folder: Path, output: Path, target: PreTrainedModel, tokenizer: Any) -> bool:
     """Write the standalone model and its tokenizer; True if a reduced vocabulary was widened to the whole one."""
     manifest, config, tensors = load_drafter(folder)
     check_exportable(manifest, folder)
-    if output.exists() and any(output.iterdir()):
-        raise InvalidArgument(f"{str(output)!r} is not empty; choose a new folder")
+    check_fresh(output)
     reduced = tensors.pop(DRAFT_VOCABULARY, None) is not None
     dtype = next(iter(tensors.values())).dtype
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with building(folder):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     _fill(model, target, manifest.shares)
-    missing, unknown = model.load_state_dict(tensors, strict=False)
-    lacking = set(missing) - _end_names(model)
-    if lacking or unknown:
-        raise InvalidArgument(f"{str(folder)!r} does not fit its configuration: {sorted(lacking) + list(unknown)}")
-    try:
-        model.save_pretrained(output)
+    fill(model, tensors, folder, end_names(model))
+    with fresh_folder(output) as place:
+        model.save_pretrained(place)
         if tokenizer is not None:
-            tokenizer.save_pretrained(output)
-    except OSError as error:
-        raise disk_error(output, error) from error
+            tokenizer.save_pretrained(place)
     return reduced
-
-
-def _end_names(model: PreTrainedModel) -> set[str]:
-    ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    return {name for name, weight in model.named_parameters(remove_duplicate=False) if id(weight) in ends}
 
 
 @torch.no_grad()

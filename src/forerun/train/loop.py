@@ -93,13 +93,23 @@ def train_draft(
     processes: Processes | None = None,
 ) -> Trained:
     """Train a draft for `target` on `data` and leave it in `folder`. A killed run goes on with `resume`."""
+    check_run(data, options, folder, resume)
+    check_data(data, target)
     trainer = Trainer(target, data, options, folder, special_tokens, clock, processes or Processes())
     if resume:
         trainer.resume()
-    elif (folder / CHECKPOINT).exists():
-        raise InvalidArgument(f"{str(folder)!r} holds a run already; use --resume to go on with it, or another folder")
     with _fast_products(target.device):
         return trainer.run(report, provenance or {}, save_dtype)
+
+
+def check_run(data: Data, options: TrainOptions, folder: Path, resume: bool) -> None:
+    """What can be wrong with a run before its target is loaded: too little data, a folder that holds another run."""
+    split(data.num_sequences, options.hold_out, options.seed)
+    exists = (folder / CHECKPOINT).exists()
+    if resume and not exists:
+        raise InvalidArgument(f"{str(folder)!r} has no {CHECKPOINT} to resume from; start the run without --resume")
+    if exists and not resume:
+        raise InvalidArgument(f"{str(folder)!r} holds a run already; use --resume to go on with it, or another folder")
 
 
 class Trainer:
@@ -118,7 +128,6 @@ class Trainer:
         self.target, self.data, self.options, self.folder = target.eval().requires_grad_(False), data, options, folder
         self.clock, self.processes = clock, processes
         self.state = _State()
-        _check_data(data, target)
         members, held = split(data.num_sequences, options.hold_out, options.seed)
         lengths, counts = survey(data, options.draft_vocabulary is not None)
         self.plan = Plan(lengths, members, options.batch_tokens, options.max_length, options.seed)
@@ -303,7 +312,7 @@ def survey(data: Texts, count: bool) -> tuple[list[int], Counter[int]]:
     return lengths, counts
 
 
-def _check_data(data: Data, target: PreTrainedModel) -> None:
+def check_data(data: Data, target: PreTrainedModel) -> None:
     size = target.get_output_embeddings().weight.shape[0]
     if data.vocab_size != size:
         raise InvalidArgument(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import lzma
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import InvalidArgument
+from forerun.files import OPENERS, parse_json, read_text
 
 Message = dict[str, str]
 # Text, which becomes a user's turn, or a conversation that ends with one.
@@ -18,7 +17,6 @@ Prompt = str | list[Message]
 
 FIELDS = ("prompt", "text", "question", "instruction")  # of plain text
 CONVERSATIONS = ("turns", "messages")
-OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def _plain(prompt: Prompt) -> str:
 
 def _rows(path: Path, paragraphs: bool) -> Iterator[tuple[str, Any]]:
     """Each row of a file with where it stands: a JSON value, text, or the ValueError that reading it gave."""
-    text = _read(path)
+    text = read_text(path)
     kind = (path.with_suffix("") if path.suffix in OPENERS else path).suffix
     if kind == ".json" and text.lstrip().startswith("["):
         for number, row in enumerate(_json_list(path, text), start=1):
@@ -118,32 +116,19 @@ def _text_parts(text: str, paragraphs: bool) -> Iterator[tuple[int, str]]:
             held = []
 
 
-def _read(path: Path) -> str:
-    try:
-        with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            text: str = file.read().decode("utf-8")
-            return text
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first"
-        ) from error
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        raise InvalidArgument(f"{path} cannot be read ({error}); check the file, or fetch it again") from error
-
-
 def _json_list(path: Path, text: str) -> list[Any]:
     try:
-        rows: list[Any] = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InvalidArgument(f"{path}, line {error.lineno}: not JSON ({error.msg}); correct the file") from error
+        rows: list[Any] = parse_json(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{path}: {error}; correct the file") from error
     return rows
 
 
 def _json(line: str) -> Any:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        return ValueError(f"not JSON ({error.msg} at column {error.colno})")
+        return parse_json(line)
+    except ValueError as error:
+        return error
 
 
 def _prompt(row: Any) -> Prompt:

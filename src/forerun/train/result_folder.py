@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from forerun.errors import ForerunError
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
 from forerun.train.beginning import Beginning
-from forerun.train.checkpoint import disk_error
+from forerun.train.checkpoint import AGAIN
 from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, Student
 
 
@@ -31,12 +30,7 @@ def write_drafter(
     tensors = {name: tensor.to(dtype) for name, tensor in _own_tensors(begun).items()}
     if begun.head.tokens is not None:
         tensors[DRAFT_VOCABULARY] = begun.head.tokens.to(torch.int32)
-    try:
-        save_drafter(folder, manifest, _config(student), tensors)
-    except OSError as error:
-        if isinstance(error, ForerunError):
-            raise
-        raise disk_error(folder, error) from error
+    save_drafter(folder, manifest, _config(student), tensors, AGAIN)
 
 
 def _kind(student: Student) -> str:

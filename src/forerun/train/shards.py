@@ -9,13 +9,10 @@ finished.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from forerun.errors import ForerunError, InvalidArgument
+from forerun.errors import InvalidArgument
+from forerun.files import parse_json, write_whole
 
 FORMAT = 1
 SMALL_VOCABULARY = 2**16  # up to this many tokens, an id fits two bytes
@@ -71,12 +69,12 @@ class Manifest:
 
     def save(self, path: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
-        write_whole(path, text.encode())
+        put(path, text.encode())
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = parse_json(path.read_text(encoding="utf-8"))
             if (version := content.pop("format")) != FORMAT:
                 raise InvalidArgument(f"{path}: format {version!r}, this version of Forerun reads {FORMAT}")
             entries = tuple(ShardEntry(**entry) for entry in content.pop("shards"))
@@ -147,7 +145,7 @@ class ShardWriter:
         tensors = self._tensors(sorted(self._pending, key=lambda pair: pair[0]))
         content = save(tensors)
         file = f"shard{self._suffix}-{self._next_number():05d}.safetensors"
-        write_whole(self.folder / file, content)
+        put(self.folder / file, content)
         checksum = hashlib.sha256(content).hexdigest()
         entry = ShardEntry(file, self._pending_tokens, len(self._pending), len(content), checksum)
         shards = (*self.manifest.shards, entry)
@@ -322,19 +320,6 @@ def _check_tensors(tensors: Mapping[str, Tensor], vocab_size: int | None) -> Non
         raise ValueError(f"it holds tokens outside the vocabulary of {vocab_size}")
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
     """Beside its place first, then renamed: whoever looks sees the whole of it or nothing."""
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
-        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
-        raise ForerunError(
-            f"cannot write {path}: {reason}. What was finished before is whole; make room and run the command again"
-        ) from error
+    write_whole(path, lambda beside: beside.write_bytes(content), "make room and run the command again")

@@ -8,7 +8,7 @@ from typing import Any
 from forerun.bench.attention.cases import SDPA
 from forerun.bench.attention.record import AttentionRecord
 from forerun.bench.attention.report import LEAST_SHARE
-from forerun.bench.plot import check_plot
+from forerun.bench.plot import check_plot, save
 from forerun.math.attention import Form
 
 COLOURS = {SDPA: "#8a8a8a", Form.PAD: "#9ec3e6", Form.SPLIT: "#3b75af", Form.KEYS: "#e8a33d", Form.AUTO: "#c1432e"}
@@ -34,7 +34,7 @@ def plot(record: AttentionRecord, path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     bandwidth = record.copy_bytes_per_second / 1e12
     figure.suptitle(f"{record.provenance.machine.gpu}, bfloat16; a copy reads and writes {bandwidth:.2f} TB/s")
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _panel(record: AttentionRecord, queries: int, heads: tuple[int, int], axes: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.bench.cpu.record import CpuRecord
 from forerun.bench.cpu.steps import KERNELS, MODULES, TRANSFORMERS
-from forerun.bench.plot import check_plot
+from forerun.bench.plot import check_plot, save
 
 COLOURS = {TRANSFORMERS: "#8a8a8a", MODULES: "#3b75af", KERNELS: "#c1432e"}
 MARKERS = {TRANSFORMERS: "s", MODULES: "^", KERNELS: "o"}
@@ -36,7 +36,7 @@ def plot(record: CpuRecord, path: Path) -> None:
         f"{machine.cpu}, {machine.threads} threads",
         fontsize=11,
     )
-    figure.savefig(path, dpi=150)
+    save(figure, path)
 
 
 def _panel(record: CpuRecord, subject: str, batch: int, axes: Any) -> None:

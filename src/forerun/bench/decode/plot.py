@@ -8,7 +8,7 @@ from typing import Any
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN
 from forerun.bench.decode.record import DecodeRecord
 from forerun.bench.decode.report import steady
-from forerun.bench.plot import check_plot
+from forerun.bench.plot import check_plot, save
 
 COLOURS = {PLAIN: "#333333", BASS: "#3b75af", AUTO: "#c1432e"}
 OTHERS = "#a0a0a0"
@@ -36,7 +36,7 @@ def plot(record: DecodeRecord, path: Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     machine = record.provenance.machine
     figure.suptitle(f"{record.settings['pair']}, {machine.gpu or machine.cpu}", fontsize=11)
-    figure.savefig(path, dpi=130)
+    save(figure, path, dpi=130)
 
 
 def _lines(record: DecodeRecord, method: str, latency: Any, bandwidth: Any, use: Any) -> None:

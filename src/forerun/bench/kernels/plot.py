@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forerun.bench.kernels.record import KernelRecord
-from forerun.bench.plot import check_plot
+from forerun.bench.plot import check_plot, save
 
 
 def plot(record: KernelRecord, path: Path) -> None:
@@ -30,4 +30,4 @@ def plot(record: KernelRecord, path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"Verification, float32 logits to tokens; {record.provenance.machine.gpu}", fontsize=11)
-    figure.savefig(path, dpi=150)
+    save(figure, path)

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import InvalidArgument
 from forerun.eval.tasks.task import Example, Rows
-
-
-def read_text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{path.name} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    except (OSError, EOFError) as error:
-        raise InvalidArgument(f"cannot read {path.name} ({error}); check the file, or fetch it again") from error
+from forerun.files import parse_json, read_text
 
 
 def json_rows(make: Callable[[Mapping[str, Any]], Example]) -> Callable[[tuple[Path, ...]], Rows]:
@@ -90,9 +79,9 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
     content = read_text(path)
     if content.lstrip().startswith("["):
         try:
-            found = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise InvalidArgument(f"{path.name}, line {error.lineno}: not JSON ({error.msg})") from error
+            found = parse_json(content)
+        except ValueError as error:
+            raise InvalidArgument(f"{path.name}: {error}; fetch it again") from error
         for number, row in enumerate(found, 1):
             yield f"{path.name}, entry {number}", row
         return
@@ -103,11 +92,9 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _json(line: str) -> Any:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        return ValueError(f"not JSON ({error.msg} at column {error.colno})")
-    except RecursionError:
-        return ValueError("JSON nested too deeply")
+        return parse_json(line)
+    except ValueError as error:
+        return error
 
 
 def _made(make: Callable[[Mapping[str, Any]], Example], row: Any) -> Example | ValueError:

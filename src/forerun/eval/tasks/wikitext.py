@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.eval.tasks.rows import read_text
 from forerun.eval.tasks.task import Example, Metric, Rows, Task
+from forerun.files import read_text
 
 
 def _parse(paths: tuple[Path, ...]) -> Rows:

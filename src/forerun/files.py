@@ -1,0 +1,156 @@
+"""Files in and out: a damaged one, a place that cannot be written and a full disk are each one error that names it."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import lzma
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import ForerunError, InvalidArgument
+
+OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file, unpacked where its name ends in .gz or .xz."""
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            text: str = file.read().decode("utf-8")
+            return text
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}); convert it first"
+        ) from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise InvalidArgument(f"{path} cannot be read ({error}); check the file, or fetch it again") from error
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text; `ValueError` says what is wrong with any other, endless nesting included."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, " if "\n" in text else ""
+        raise ValueError(f"not JSON: {error.msg} at {place}column {error.colno}") from error
+    except RecursionError as error:
+        raise ValueError("not usable JSON: it is nested too deeply") from error
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """The value in a JSON file; `remedy` says what to do about one that holds none."""
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {str(path)!r} ({error.strerror}); {remedy}") from error
+    except ValueError as error:
+        raise InvalidArgument(f"{str(path)!r} cannot be read ({error}); {remedy}") from error
+
+
+def check_output(path: Path, option: str = "--output") -> None:
+    """Raise unless a file can be written at `path`; found out before the work, not after it.
+
+    Files are written beside their place and moved there, so the folder must let new ones in, and what is moved over
+    must be an ordinary file: a device such as /dev/full would be replaced by one.
+    """
+    if path.is_dir():
+        raise InvalidArgument(f"{option} {str(path)!r} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise InvalidArgument(f"{option} {str(path)!r} is no ordinary file; name another")
+    if path.is_file() and not os.access(path, os.W_OK):
+        raise InvalidArgument(f"{option} {str(path)!r} cannot be written (Permission denied); name another file")
+    _check_folder(path.parent, option, path)
+
+
+def check_output_folder(folder: Path, option: str = "--output") -> None:
+    """Raise unless files can be written in `folder`; it is made where it is missing."""
+    _check_folder(folder, option, folder)
+
+
+def _check_folder(folder: Path, option: str, named: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InvalidArgument(
+            f"{option} {str(named)!r}: cannot write there ({reason}); choose another place"
+        ) from error
+
+
+def write_whole(path: Path, write: Callable[[Path], Any], advice: str = "make room or choose another place") -> None:
+    """Let `write` make a file beside `path`, then move it there: whoever looks sees the old file or the new one, whole.
+
+    Whatever goes wrong, nothing half-written stays. The file gets the mode that the user's umask gives to new files.
+    """
+    if path.exists() and not path.is_file():
+        raise InvalidArgument(f"{str(path)!r} is no ordinary file and cannot be replaced; name another")
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.unlink(missing_ok=True)
+        beside.touch()
+        mode = beside.stat().st_mode & 0o777
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        beside.chmod(mode)  # safetensors makes files that their owner alone can read
+        os.replace(beside, path)
+    except BaseException as error:
+        with suppress(OSError):
+            beside.unlink()
+        if is_disk_error(error):
+            raise disk_error(path, error, advice) from error
+        raise
+
+
+@contextmanager
+def fresh_folder(folder: Path, advice: str = "make room or choose another place") -> Iterator[Path]:
+    """A folder to fill that takes the place of `folder`, which is missing or empty, once the block has ended well."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
+            fresh = Path(place) / "fresh"
+            fresh.mkdir()
+            yield fresh
+            set_usual_modes(fresh)
+            os.replace(fresh, folder)
+    except Exception as error:
+        if is_disk_error(error):
+            raise disk_error(folder, error, advice) from error
+        raise
+
+
+def set_usual_modes(folder: Path) -> None:
+    """Give the files of a folder the mode that the user's umask gives; safetensors lets their owner alone read them."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    for path in folder.iterdir():
+        if path.is_file():
+            path.chmod(mode)
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether writing failed. torch hides the reason behind a RuntimeError, safetensors behind a kind of its own."""
+    if isinstance(error, ForerunError):
+        return False
+    return isinstance(error, OSError | RuntimeError) or "I/O error" in str(error)
+
+
+def disk_error(path: Path, error: BaseException, advice: str) -> ForerunError:
+    """The error for a file that could not be written; what was there before is whole."""
+    if isinstance(error, OSError):
+        reason = "the disk is full" if error.errno in FULL else (error.strerror or str(error))
+    else:
+        reason = f"the disk seems to be full ({str(error).splitlines()[0]})"
+    return ForerunError(f"cannot write {str(path)!r}: {reason}. What was saved before is whole; {advice}")
