@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= 2
 GPU_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); echo $$((n < 14 ? n : 14)))
+TYPES := $(BIN)/mypy --strict src && $(BIN)/lint-imports --no-cache
+TESTS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 SANITIZER := compute-sanitizer --error-exitcode 1 --kernel-name kns=_kernel --tool
 SANITIZED := $(BIN)/python -m pytest -m gpu -q @tests/kernels/sanitized.txt
 
@@ -14,7 +16,7 @@ DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" b
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-all test-gpu sanitize check format bench clean
+.PHONY: help demo install test test-slow test-all test-gpu sanitize check lint types format bench clean
 
 help:  ## Show this list
 	@echo "Forerun: the same text, sooner. What you can make:"
@@ -43,19 +45,26 @@ demo: $(VENV)/.run  ## See one text decoded twice, plainly and with drafts, on t
 
 install: $(VENV)/.dev  ## Make .venv with everything for working on Forerun
 
-check: $(VENV)/.dev  ## Lint, format, types, layers
+check: lint types  ## Lint, format, types, layers
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
-	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.dev
+	$(TYPES)
 
 # One thread a worker: two workers with two threads each on two cores are slower than this. Tests that share models or
-# compiled code share a worker (tests/support/workers.py).
-test: check  ## All checks, then all tests but a few slow ones
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+# compiled code share a worker (tests/support/workers.py). Types and layers are checked meanwhile, and reported last.
+test: lint  ## All checks, and a quick test of every promise: 8 minutes on two cores
+	@($(TYPES)) > $(VENV)/types.log 2>&1 & types=$$!; \
+	status=0; $(TESTS) -m "not slow" || status=$$?; \
+	wait $$types || status=1; cat $(VENV)/types.log; exit $$status
 
-test-all: check  ## The slow ones as well: longer texts under the same laws, real models on real data
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
+test-slow: $(VENV)/.dev  ## What make test leaves out: more rules, families and drafters under the same laws, larger samples
+	$(TESTS) -m slow
+
+test-all: test test-slow  ## Both, the whole suite
 
 # Most of the time goes into compiling kernels, which several processes do side by side. Each begins with a stretch of
 # tests of its own (worksteal): neighbours use the same kernels, and what one process has compiled the others find on disk.

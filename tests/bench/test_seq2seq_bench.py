@@ -20,6 +20,7 @@ from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
 
 
+@pytest.mark.quick("0.9-t5-mini")
 @pytest.mark.parametrize("name", ("whisper-mini", "t5-mini"))
 @pytest.mark.parametrize("alpha", (0.6, 0.9))
 def test_acceptance_is_what_was_asked_for(name: str, alpha: float) -> None:

@@ -82,11 +82,13 @@ def check_two(model: PreTrainedModel, make: Callable[[PreTrainedModel], Any]) ->
     assert sum(stats.num_draft_tokens for _, stats in alone), "nothing was drafted"
 
 
+@pytest.mark.quick("lookup", "model", "chain", "exit", "tree", "feature")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_two_decoders_in_turns(name: str) -> None:
     check_two(tiny_model("llama"), CAUSAL[name])
 
 
+@pytest.mark.quick("borrowed encoder")
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_two_decoders_that_read_sources(name: str) -> None:
     check_two(tiny_model("t5"), SEQ2SEQ[name])

@@ -103,6 +103,7 @@ def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: 
     assert len({tuple(tokens) for tokens in runs[-1].values()}) == 6
 
 
+@pytest.mark.slow
 def test_coupled_rows_do_not_depend_on_drafter_length_or_policy() -> None:
     model = tiny_model("llama")
     made = drafters("llama")

@@ -69,6 +69,7 @@ def test_greedy_text(name: str, family: str, rows: int, form: str, recwarn: pyte
     assert out.stats.num_accepted_tokens, "nothing was ever kept, so nothing was tested"
 
 
+@pytest.mark.quick("chain")
 @pytest.mark.skipif(missing() is not None, reason="no compiled kernels here")
 @pytest.mark.parametrize("name", ["model", "head", "chain"])
 def test_greedy_text_beside_the_fused_body(name: str) -> None:
@@ -82,6 +83,7 @@ def test_greedy_text_beside_the_fused_body(name: str) -> None:
         check_greedy(model, prompt, got, want, noise)
 
 
+@pytest.mark.quick("pad-llama", "split-mistral", "pad-codegen", "split-gpt2")
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2", "codegen"])
 @pytest.mark.parametrize("form", ["pad", "split"])
 def test_every_node_is_scored_behind_its_own_path(family: str, form: str) -> None:
@@ -236,6 +238,7 @@ def test_settings_are_checked() -> None:
     assert isinstance(grown, Chain) and isinstance(grown.drafters[1], Tree) and grown.drafters[1].nodes == 5
 
 
+@pytest.mark.quick("auto")
 @pytest.mark.parametrize("policy", ["auto", forerun.HfHeuristic(), forerun.BassHeuristic()])
 def test_policies_drive_trees(policy: Any) -> None:
     """The length a policy asks for is a tree's depth, and what it hears of the round is in the same measure."""

@@ -110,6 +110,7 @@ def most_likely_token(draft: Draft) -> Draft:
     return replace(draft, tokens=torch.full_like(draft.tokens, 1))
 
 
+@pytest.mark.quick("most_likely_token-False", "honest-True")
 @pytest.mark.parametrize(
     ("report", "exact"), [(honest, True), (as_point_mass, True), (as_uniform, False), (most_likely_token, False)]
 )

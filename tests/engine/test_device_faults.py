@@ -71,6 +71,7 @@ class Refusing(Recorder):
         return work
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("number", [0, 2, 4])
 def test_a_recording_that_fails_costs_a_warning(number: int) -> None:
     want = texts(engine(False), requests(3))
@@ -134,6 +135,7 @@ def _one_key_too_many(standing: Any, drafted: Any, verdict: Any, vocab_size: int
 _advance = advance.advance
 
 
+@pytest.mark.quick("_forgets_round")
 @pytest.mark.parametrize("fault", [_forgets_round, _wrong_previous, _one_key_too_many])
 def test_control_a_fault_in_advancing_is_seen(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     want = texts(engine(False), requests(3))

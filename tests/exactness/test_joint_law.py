@@ -35,6 +35,7 @@ def law(vocab: int) -> Tensor:
     return joint_law(toy_pair(vocab)[0], PROMPT, STEPS[vocab])
 
 
+@pytest.mark.quick("token-model-1", "block-ngram-hf", "coupled-exit-1")
 @pytest.mark.parametrize(("rule", "drafter", "policy"), COVERING)
 def test_three_tokens(rule: Rule, drafter: str, policy: str) -> None:
     loop = Loop(drafter, policy, rule)
@@ -60,29 +61,32 @@ FAULTS: list[Any] = [
     (Rule.TOKEN, controls.correct_from_target),
     (Rule.BLOCK, controls.correct_from_target),
     (Rule.TOKEN, controls.bonus_from_row_before),
-    pytest.param(Rule.BLOCK, controls.bonus_from_row_before, marks=pytest.mark.slow),
+    (Rule.BLOCK, controls.bonus_from_row_before),
     (Rule.TOKEN, controls.no_bonus_keeps_draft),
     (Rule.TOKEN, controls.one_round),
-    pytest.param(Rule.BLOCK, controls.one_round, marks=pytest.mark.slow),
+    (Rule.BLOCK, controls.one_round),
     (Rule.COUPLED, controls.one_position),
     (Rule.TOKEN, lambda patch: controls.shared_noise(patch, Stream.ACCEPT)),
     (Rule.TOKEN, lambda patch: controls.shared_noise(patch, Stream.FINAL)),
-    pytest.param(Rule.BLOCK, lambda patch: controls.shared_noise(patch, Stream.ACCEPT), marks=pytest.mark.slow),
+    (Rule.BLOCK, lambda patch: controls.shared_noise(patch, Stream.ACCEPT)),
 ]
 
 
+@pytest.mark.quick("token-correct_from_target", "block-correct_from_target", "coupled-one_position")
 @pytest.mark.parametrize(("rule", "fault"), FAULTS)
 def test_control_faults_are_noticed(rule: Rule, fault: Callable[[MonkeyPatch], None], monkeypatch: MonkeyPatch) -> None:
     fault(monkeypatch)
     assert verdict(Loop("model", "3", rule).sample(FEWER), law(3))
 
 
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_shifted_rows_are_noticed(rule: Rule) -> None:
     drafter = Misreporting(draft_model(toy_pair(3)[1]), lambda draft, context: NextRow(draft.law, draft.width))
     assert verdict(Loop(drafter, "3", rule).sample(FEWER), law(3))
 
 
+@pytest.mark.quick("ngram")
 @pytest.mark.parametrize("drafter", ["model", "ngram", "exit"])
 def test_control_other_law_is_noticed(drafter: str) -> None:
     """The same samples against the law of a slightly different temperature: how small a difference is seen."""

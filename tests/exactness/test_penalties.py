@@ -42,16 +42,19 @@ def sampled(case: str, rule: Rule = Rule.TOKEN, drafter: str = "model") -> list[
     return Loop(drafter, "3", rule).sample(NUMBER, prompt=START, params=params, max_new_tokens=5)
 
 
+@pytest.mark.quick("presence", "repetition")
 @pytest.mark.parametrize("case", CASES)
 def test_penalties_follow_the_draft(case: str) -> None:
     assert not verdict(sampled(case), law(CASES[case][1]))
 
 
+@pytest.mark.quick("token-ngram")
 @pytest.mark.parametrize(("rule", "drafter"), [(Rule.BLOCK, "model"), (Rule.COUPLED, "exit"), (Rule.TOKEN, "ngram")])
 def test_all_penalties_at_once(rule: Rule, drafter: str) -> None:
     assert not verdict(sampled("all", rule, drafter), law(CASES["all"][1]))
 
 
+@pytest.mark.quick("presence")
 @pytest.mark.parametrize("case", ["repetition", "presence", "frequency", "all"])
 def test_control_relaxed_penalties_are_noticed(case: str, monkeypatch: MonkeyPatch) -> None:
     controls.relaxed_penalties(monkeypatch)
@@ -73,6 +76,7 @@ def ended(rule: Rule, at_least: int) -> list[list[int]]:
     return padded(samples, 4, END)
 
 
+@pytest.mark.quick("0-token", "3-coupled", "3-block")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("at_least", [0, 3])
 def test_end_token(rule: Rule, at_least: int) -> None:
@@ -98,6 +102,7 @@ def parity_law() -> Tensor:
     return joint_law(toy_pair(3)[0], PROMPT, 4, lambda logits, ids: Parity()(ids, logits).softmax(-1))
 
 
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", RULES)
 def test_processor(rule: Rule) -> None:
     samples = Loop("model", "3", rule).sample(NUMBER, processors=(Parity(),), max_new_tokens=5)
@@ -105,6 +110,7 @@ def test_processor(rule: Rule) -> None:
     assert verdict(samples, joint_law(toy_pair(3)[0], PROMPT, 4, softmax_at())), "the processor made no difference"
 
 
+@pytest.mark.slow
 def test_control_relaxed_processor_is_noticed(monkeypatch: MonkeyPatch) -> None:
     controls.relaxed_penalties(monkeypatch)
     assert verdict(Loop("model", "3").sample(NUMBER, processors=(Parity(),), max_new_tokens=5), parity_law())

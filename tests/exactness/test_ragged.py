@@ -56,6 +56,7 @@ def verdicts(rule: Rule, drafter: str, policy: str, device: str = "cpu") -> list
     return [verdict(tokens[kind :: len(KINDS)], law(kind)) for kind in range(len(KINDS))]
 
 
+@pytest.mark.quick("cpu-chain-block-hf")
 @pytest.mark.parametrize(("rule", "policy"), list(zip(RULES, ("bass", "hf", "auto"), strict=True)))
 @pytest.mark.parametrize("drafter", ["model", "chain"])
 @each_device
@@ -63,6 +64,7 @@ def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str, device
     assert verdicts(rule, drafter, policy, device) == [""] * len(KINDS)
 
 
+@pytest.mark.slow
 @each_device
 def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, device: str) -> None:
     """Parameters handed to the wrong row, by one."""

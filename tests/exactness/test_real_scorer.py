@@ -56,6 +56,7 @@ def misfits(
     return [verdict(found, law) for found, law in zip(samples, laws, strict=True)]
 
 
+@pytest.mark.quick("exit-block-auto")
 @pytest.mark.parametrize(
     ("drafter", "rule", "attention"),
     [("model", "token", "pad"), ("exit", "block", "auto"), ("chain", "coupled", "pad"), ("chain", "token", "split")],
@@ -64,6 +65,7 @@ def test_joint_law(drafter: str, rule: str, attention: str) -> None:
     assert misfits(drafter, Rule(rule), attention) == ["", "", ""]
 
 
+@pytest.mark.slow
 def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
     controls.correct_from_target(monkeypatch)
     assert all(misfits("model", Rule.TOKEN, "pad"))
@@ -155,17 +157,20 @@ def story_misfit(stories: Stories, rule: Rule, steps: int) -> float:
     return misfit(count_joint(samples, 512, steps), joint_law(stories.model, prompt, steps))
 
 
+@pytest.mark.quick("token")
 @needs_stories
 @pytest.mark.parametrize("rule", Rule)
 def test_a_trained_model(stories: Stories, rule: Rule) -> None:
     assert story_misfit(stories, rule, 1) < 6
 
 
+@pytest.mark.slow
 @needs_stories
 def test_two_tokens_of_a_trained_model(stories: Stories) -> None:
     assert story_misfit(stories, Rule.TOKEN, 2) < 6
 
 
+@pytest.mark.quick("block")
 @needs_stories
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_a_trained_model(stories: Stories, rule: Rule, monkeypatch: MonkeyPatch) -> None:

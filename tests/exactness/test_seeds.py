@@ -24,6 +24,7 @@ def some(number: int = 16, seed: int = 1) -> list[Request]:
     return [replace(request, prompt=(1 + i % 4, *range(i % 3))) for i, request in enumerate(plain)]
 
 
+@pytest.mark.quick("model-token", "ngram-block", "lookup-coupled")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_order_and_neighbours_do_not_matter(rule: Rule, drafter: str) -> None:
@@ -36,6 +37,7 @@ def test_order_and_neighbours_do_not_matter(rule: Rule, drafter: str) -> None:
     assert {key: text for key, text in mixed.items() if key[0] == 1} == once
 
 
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", RULES)
 def test_seeds_and_ids_make_a_difference(rule: Rule) -> None:
     same_prompt = Loop(vocab=5).requests(40, max_new_tokens=12)

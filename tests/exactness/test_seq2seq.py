@@ -106,6 +106,7 @@ def misfits(family: str, drafter: str, rule: str = "token", attention: str = "au
     return [verdict(found, law(family, row)) for row, found in enumerate(samples)]
 
 
+@pytest.mark.quick("mbart-exit-token-split", "whisper-shared-token-auto")
 @pytest.mark.parametrize(
     ("family", "drafter", "rule", "attention"),
     [
@@ -133,6 +134,7 @@ def test_control_wrong_correction(monkeypatch: MonkeyPatch) -> None:
     assert any(misfits("mbart", "shared"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ("t5_gated", "whisper"))
 def test_control_a_neighbours_source(family: str, monkeypatch: MonkeyPatch) -> None:
     """Numbers are given to sources in order: each row looks up its neighbour's."""
@@ -146,6 +148,7 @@ def test_control_a_neighbours_source(family: str, monkeypatch: MonkeyPatch) -> N
     assert all(misfits(family, "shared"))
 
 
+@pytest.mark.slow
 def test_control_bias_of_the_longest_row(monkeypatch: MonkeyPatch) -> None:
     """T5's distances counted from the longest past of the batch: rows of different length are then wrong."""
 
@@ -159,6 +162,7 @@ def test_control_bias_of_the_longest_row(monkeypatch: MonkeyPatch) -> None:
     assert any(misfits("t5_gated", "model"))
 
 
+@pytest.mark.quick("token-shared", "block-exit", "coupled-chain")
 @pytest.mark.parametrize("kind", ("shared", "exit", "chain"))
 @pytest.mark.parametrize("rule", Rule)
 def test_the_engine_says_what_the_specification_says(kind: str, rule: Rule) -> None:
@@ -194,6 +198,7 @@ def test_the_engine_says_what_the_specification_says(kind: str, rule: Rule) -> N
     assert len({tuple(tokens) for tokens in said.values()}) == 3
 
 
+@pytest.mark.quick("token-whisper", "coupled-bart")
 @pytest.mark.parametrize("family", ("t5_gated", "bart", "whisper"))
 @pytest.mark.parametrize("rule", ("token", "coupled"))
 def test_a_rows_tokens_are_its_own(family: str, rule: str) -> None:

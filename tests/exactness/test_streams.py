@@ -39,12 +39,14 @@ def joint(steps: int) -> Tensor:
     return law
 
 
+@pytest.mark.quick("1-token", "3-block")
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("policy", ["1", "3"])
 def test_known_laws(rule: Rule, policy: str) -> None:
     assert not verdict(scripted(rule, policy).sample(NUMBER, max_new_tokens=5), joint(4))
 
 
+@pytest.mark.quick("block-2")
 @pytest.mark.parametrize("stream", [Stream.ACCEPT, Stream.FINAL])
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_shared_noise_is_noticed(rule: Rule, stream: Stream, monkeypatch: MonkeyPatch) -> None:
@@ -52,18 +54,21 @@ def test_control_shared_noise_is_noticed(rule: Rule, stream: Stream, monkeypatch
     assert verdict(scripted(rule).sample(NUMBER, max_new_tokens=5), joint(4))
 
 
+@pytest.mark.quick("block")
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_rounds_that_share_numbers_are_noticed(rule: Rule, monkeypatch: MonkeyPatch) -> None:
     controls.one_round(monkeypatch)
     assert verdict(scripted(rule).sample(NUMBER, max_new_tokens=5), joint(4))
 
 
+@pytest.mark.slow
 def test_control_block_rule_keyed_by_position_is_noticed(monkeypatch: MonkeyPatch) -> None:
     """Block verification looks at later tokens before it decides: numbers met again in the next round bend the law."""
     controls.keyed_by_position(monkeypatch)
     assert verdict(scripted(Rule.BLOCK).sample(NUMBER, max_new_tokens=5), joint(4))
 
 
+@pytest.mark.slow
 def test_token_rule_keyed_by_position_would_do(monkeypatch: MonkeyPatch) -> None:
     """The token rule never looks ahead, so the control above is about block verification and nothing else."""
     controls.keyed_by_position(monkeypatch)

@@ -70,6 +70,7 @@ def misfits(kind: str, rule: str, attention: str = "auto", warped: bool = False,
     return [verdict(found, law) for found, law in zip(samples, laws(warped), strict=True)]
 
 
+@pytest.mark.quick("causal-reduced-block-auto")
 @pytest.mark.parametrize(
     ("kind", "rule", "attention"),
     [
@@ -86,6 +87,7 @@ def test_joint_law(kind: str, rule: str, attention: str) -> None:
     assert misfits(kind, rule, attention) == ["", "", ""]
 
 
+@pytest.mark.slow
 def test_joint_law_with_penalties() -> None:
     assert misfits("feature-reduced", "token", warped=True) == ["", "", ""]
 
@@ -115,6 +117,7 @@ def test_copies_are_cut_and_drawn_drafts_are_not() -> None:
     assert policy.mixed, "no round had both kinds, so nothing was tested"
 
 
+@pytest.mark.slow
 def test_control_cutting_a_drawn_draft_is_noticed(monkeypatch: MonkeyPatch) -> None:
     """By what it drew: the law of what is left is no longer the one it was drawn from."""
 
@@ -140,6 +143,7 @@ class ClaimsAll(ReducedLaw):
         return torch.cat(columns, dim=1)
 
 
+@pytest.mark.quick("feature-reduced-token")
 @pytest.mark.parametrize(("kind", "rule"), [("feature-reduced", "token"), ("causal-reduced", "block")])
 def test_control_a_reduced_draft_that_claims_to_be_full_is_noticed(
     kind: str, rule: str, monkeypatch: MonkeyPatch
@@ -148,6 +152,7 @@ def test_control_a_reduced_draft_that_claims_to_be_full_is_noticed(
     assert all(misfits(kind, rule))
 
 
+@pytest.mark.slow
 def test_control_a_law_of_the_next_position_is_noticed(monkeypatch: MonkeyPatch) -> None:
     """Off by one: the law reported for position i is that of i + 1."""
     right = autoregressive.LogitLaw

@@ -53,6 +53,7 @@ def misfits(name: str, way: str, attention: str = "auto") -> list[str]:
     return [verdict(found, law) for found, law in zip(samples, laws, strict=True)]
 
 
+@pytest.mark.quick("model-top-split", "model-sampled-pad")
 @pytest.mark.parametrize(
     ("name", "way", "attention"),
     [
@@ -73,6 +74,7 @@ def test_control_wrong_residual(monkeypatch: MonkeyPatch) -> None:
     assert any(misfits("model", "sampled"))
 
 
+@pytest.mark.slow
 def test_control_branches_see_each_other(monkeypatch: MonkeyPatch) -> None:
     right = branches._of_row
 

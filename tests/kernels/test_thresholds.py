@@ -66,6 +66,7 @@ def test_masses_are_as_good_as_sums_in_float64(tail: float) -> None:
     torch.testing.assert_close(mass, want, rtol=3e-8 if INTERPRETED else 2e-7, atol=0)
 
 
+@pytest.mark.quick("flat-as expected", "flat-in memory")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "falling"])
 def test_the_same_tokens_are_kept(kind: str, way: str) -> None:
@@ -78,6 +79,7 @@ def test_the_same_tokens_are_kept(kind: str, way: str) -> None:
         torch.testing.assert_close(log_mass, relative, atol=1e-6, rtol=0, msg=name)
 
 
+@pytest.mark.slow
 def test_rows_of_all_kinds_side_by_side() -> None:
     params = LawParams.stack([*CUTS.values(), SamplingParams(temperature=0.0)], DEVICE)
     logits = torch.cat([rows("flat"), rows("peaked"), rows("tied"), rows("falling")])
@@ -91,6 +93,7 @@ def sampled_places() -> torch.Tensor:
     return (j // 8 * (VOCAB // (SMALL.sample // 8)) + j % 8).to(DEVICE)
 
 
+@pytest.mark.quick("a large top-k")
 @pytest.mark.parametrize("name", ["top-p of a warm law", "a large top-k"])
 def test_a_sample_that_sees_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where most tokens are forbidden: the whole row is listed, and nothing searched in memory."""

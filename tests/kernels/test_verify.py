@@ -54,6 +54,22 @@ REGIMES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick(
+    "plain-token",
+    "plain-block",
+    "float16-token",
+    "bfloat16-block",
+    "one token-token",
+    "two tokens-block",
+    "empty drafts-token",
+    "empty drafts-block",
+    "saturated float32 rows-token",
+    "some greedy-token",
+    "8193-block",
+    "1023-token",
+    "long drafts-token",
+    "ties-token",
+)
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 @pytest.mark.parametrize("name", REGIMES)
 def test_same_tokens(name: str, rule: Rule) -> None:
@@ -63,6 +79,7 @@ def test_same_tokens(name: str, rule: Rule) -> None:
         assert_same(round_.judged(rule), round_.expected(rule))
 
 
+@pytest.mark.slow
 def test_huge_vocabulary_with_a_thin_tail() -> None:
     """More tiles than one program takes, one token that outweighs thousands, and draws that fall into the tail."""
     round_ = make(40000, width=1, rows=2 if INTERPRETED else 512, scale=0.01, head=9.0)
@@ -85,6 +102,7 @@ def test_thousands_of_uniforms_are_the_references_own() -> None:
     assert torch.equal(out, uniforms(some, ((Stream.ACCEPT, 5),))[:, 0])
 
 
+@pytest.mark.slow
 def test_tile_sizes_change_nothing() -> None:
     round_ = make(8200, width=1, some=[CUT, WARM], rows=2 if INTERPRETED else ROWS)
     other = replace(
@@ -206,6 +224,7 @@ def test_log_probabilities_are_those_of_the_law() -> None:
         torch.testing.assert_close(got.logprobs[b, : n + 1], want, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.quick("some0-900", "some1-900")
 @pytest.mark.parametrize("vocab", [900, 36000])
 @pytest.mark.parametrize("some", [[SamplingParams(temperature=1.0), WARM], [CUT]])
 def test_sigmoid(some: list[SamplingParams], vocab: int) -> None:
@@ -222,6 +241,7 @@ def _counts(law: LogitLaw, reported: LogitLaw, target: LogitLaw, rows: int, para
     return torch.bincount(first, minlength=4).cpu()
 
 
+@pytest.mark.slow
 def test_the_first_token_follows_the_target() -> None:
     """Chi-square; a draft that lies about its law is found out by the same test."""
     from scipy.stats import chisquare

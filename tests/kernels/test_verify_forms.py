@@ -24,6 +24,7 @@ CUT = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
 MIXTURE = [SamplingParams(temperature=0.7), CUT, SamplingParams(temperature=0.0), SamplingParams(temperature=1.0)]
 
 
+@pytest.mark.quick("token")
 @RULES
 def test_point_masses(rule: Rule) -> None:
     round_ = make(700, some=MIXTURE)
@@ -53,6 +54,7 @@ def test_sparse_laws(rule: Rule = Rule.TOKEN) -> None:
     assert_same(other.judged(rule), other.expected(rule))
 
 
+@pytest.mark.quick("token")
 @RULES
 def test_rows_that_copy_beside_rows_that_draw(rule: Rule) -> None:
     round_ = make(700, some=MIXTURE)
@@ -73,6 +75,7 @@ def test_a_draft_with_parameters_and_dtype_of_its_own() -> None:
     assert_same(other.judged(), other.expected())
 
 
+@pytest.mark.quick("600")
 @pytest.mark.parametrize("vocab", [600, 34000])
 def test_sampling_is_the_references(vocab: int) -> None:
     generator = torch.Generator().manual_seed(2)

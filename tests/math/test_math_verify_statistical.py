@@ -185,6 +185,7 @@ def crowd(copies: int) -> tuple[LogitLaw, Draft, Keys, Tensor, Tensor]:
     return LogitLaw.dense(p[row], params.select(row)), Draft(tokens, row % 5, law), keys, expected, row
 
 
+@pytest.mark.quick("block")
 @pytest.mark.parametrize("rule", SINGLE)
 def test_every_row_of_a_motley_batch_keeps_its_own_law(rule: Rule):
     copies = 2000
@@ -269,6 +270,7 @@ def test_the_tail_is_reached_as_often_as_it_weighs(kind: str):
     assert fits(torch.bincount(hits * 10 // vocab, minlength=10), torch.ones(10))
 
 
+@pytest.mark.quick("dtype0")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_half_precision_logits_follow_the_law_of_the_rounded_values(dtype: torch.dtype):
     generator = torch.Generator().manual_seed(5)
@@ -303,6 +305,7 @@ def test_a_draft_may_be_truncated_otherwise_but_has_to_say_so(honest: bool):
     assert fits(torch.bincount(first, minlength=9), law) == honest
 
 
+@pytest.mark.quick("token-True", "block-False")
 @pytest.mark.parametrize("advanced", [True, False])
 @pytest.mark.parametrize("rule", SINGLE)
 def test_penalties_move_along_the_draft_as_in_plain_decoding(rule: Rule, advanced: bool):

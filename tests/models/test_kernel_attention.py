@@ -138,9 +138,8 @@ def scores_of_trees(family: str, use: Kernels, form: Form = Form.AUTO) -> torch.
 
 
 # Mistral's windows are Gemma's as well, and GPT-2 asks nothing of a tree that Llama does not.
-@pytest.mark.parametrize(
-    "family", ["llama", "gemma2", "gpt_oss", *(pytest.param(f, marks=pytest.mark.slow) for f in ("mistral", "gpt2"))]
-)
+@pytest.mark.quick("gemma2", "gpt_oss")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral", "gpt2"])
 def test_trees(family: str, counted: dict[str, int]) -> None:
     """Branches by the kernel's own rule and by a mask: the same logits. Windows of eight keys reach into the past."""
     wanted = scores_of_trees(family, Kernels.OFF)

@@ -40,6 +40,7 @@ def learnt(make: Callable[[], Policy], rows: int, alpha: float, **options: Any) 
     return early[0] / early[1], late[0] / late[1], steps
 
 
+@pytest.mark.quick("1-0.87")
 @pytest.mark.parametrize("alpha", [0.6, 0.87])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_near_the_best_constant(rows: int, alpha: float) -> None:
@@ -52,6 +53,7 @@ def test_near_the_best_constant(rows: int, alpha: float) -> None:
     assert set(steps) <= {0, *SIZES}
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("rows", [1, 8])
 def test_hearing_late_costs_little(rows: int) -> None:
     waiting, ahead = (learnt(CostModel, rows, 0.87, always_waits=waits)[1] for waits in (True, False))
@@ -68,6 +70,7 @@ def test_it_runs_ahead_once_it_knows_and_not_before() -> None:
     assert here.late - late >= 0.9 * (len(here.steps) - rounds)
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("rows", [1, 8])
 def test_useless_drafter_costs_little(rows: int) -> None:
     def seconds(make: Callable[[], Policy]) -> float:

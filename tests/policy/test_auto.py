@@ -89,12 +89,10 @@ def learnt_rate(make: Callable[[], Policy], rows: int, **world: Any) -> tuple[fl
     return early[0] / early[1], late[0] / late[1]
 
 
-FEW = ((1, 0.3), (1, 0.9), (8, 0.9))  # many rows whose drafts fail ask for what one such row asks for
-MORE = [world for world in product((1, 4, 8), (0.3, 0.6, 0.9)) if world not in FEW]
-WORLDS = [*FEW, *(pytest.param(*world, marks=pytest.mark.slow) for world in MORE)]
-
-
-@pytest.mark.parametrize(("rows", "alpha"), WORLDS)
+@pytest.mark.quick(
+    "cpu-sampled-1-0.3", "cpu-sampled-8-0.9", "cpu-judged-1-0.9", "gpu-sampled-1-0.9", "gpu-judged-1-0.9"
+)
+@pytest.mark.parametrize(("rows", "alpha"), list(product((1, 4, 8), (0.3, 0.6, 0.9))))
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("name", MACHINES)
 def test_near_the_best_constant(name: str, judged: bool, rows: int, alpha: float) -> None:
@@ -114,6 +112,7 @@ def test_near_the_best_constant(name: str, judged: bool, rows: int, alpha: float
         assert constants[1] < 0.9 * best, "any length would pass"
 
 
+@pytest.mark.quick("cpu-1")
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("name", MACHINES)
 def test_follows_a_change_of_text(name: str, rows: int) -> None:
@@ -172,6 +171,7 @@ def test_a_lucky_row_drafts_longer() -> None:
     assert lucky > unlucky
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("rows", [1, 4])
 def test_warm_ups_and_hiccups_do_not_decide(rows: int) -> None:
     """Every shape is ten times too slow at first, and so are hiccups: later, nearly the best length."""

@@ -54,7 +54,7 @@ class CpuTimes:
         self.file: str | None = config.getoption("--cpu-times")
         self.seconds: Counter[str] = Counter()
         self.slow: set[str] = set()
-        self.before = 0.0
+        self.begun = self.before = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
@@ -74,6 +74,8 @@ class CpuTimes:
             self.slow.add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.seconds:
+            return
         quick = {test: spent for test, spent in self.seconds.items() if test not in self.slow}
         slow = sum(self.seconds.values()) - sum(quick.values())
         terminalreporter.write_line(

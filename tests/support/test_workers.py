@@ -17,6 +17,9 @@ def test_files_stay_together_and_laws_go_one_by_one() -> None:
     assert group_of("tests/cli/test_plan.py::test_one[a::b]") == group_of("tests/cli/test_plan.py::TestAll::test_two")
     assert group_of("tests/cli/test_plan.py::test_one") != group_of("tests/bench/test_plan.py::test_one")
     assert group_of("tests/exactness/test_seeds.py::test_a[1]") != group_of("tests/exactness/test_seeds.py::test_a[2]")
+    assert group_of("tests/cli/test_plan.py::test_one", slow=True) != group_of(
+        "tests/cli/test_plan.py::test_two", slow=True
+    )
     assert group_of("tests/models/test_fused.py::test_a") == group_of("tests/bench/test_cpu.py::test_b")
 
 

@@ -16,16 +16,16 @@ COMPILED = {
 }  # fmt: skip
 
 
-def group_of(test: str) -> str:
-    """A test's file; tests of the laws share next to nothing, so each is alone."""
+def group_of(test: str, slow: bool = False) -> str:
+    """A test's file; tests of the laws share next to nothing, and slow tests little beside their length: alone."""
     path = PurePosixPath(test.partition("::")[0])
-    if path.parent.name == "exactness":
-        return test
-    return "compiled" if path.stem in COMPILED else str(path)
+    if path.stem in COMPILED:
+        return "compiled"
+    return test if slow or path.parent.name == "exactness" else str(path)
 
 
 class ByGroup(LoadScopeScheduling):
     """The largest groups first and single tests last, so that in the end no worker waits for another."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)
+        return group_of(nodeid, slow=self.config.option.markexpr == "slow")

@@ -63,6 +63,7 @@ def test_copied_parts_are_trained_and_stored(target: PreTrainedModel, tmp_path: 
     assert not torch.equal(tensors["model.embed_tokens.weight"], target.get_input_embeddings().weight)
 
 
+@pytest.mark.quick("parallel")
 @pytest.mark.parametrize("kind", ["feature", "parallel", "causal"])
 def test_a_draft_goes_on_from_its_folder(target: PreTrainedModel, tmp_path: Path, kind: str) -> None:
     options = {"kind": kind, "draft_vocabulary": 15, "heads": 2}

@@ -23,6 +23,7 @@ def setting(own: bool) -> tuple[SharedHead, Tensor, Tensor, Tensor]:
     return head, torch.randn(S, M, H, requires_grad=True), torch.randn(M, H), torch.rand(S, M)
 
 
+@pytest.mark.quick("1-True", "100-False", "4-True")
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_chunks_agree_with_the_whole(own: bool, chunk: int) -> None:

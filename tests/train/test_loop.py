@@ -52,6 +52,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return load_drafter(folder)[2]
 
 
+@pytest.mark.quick("causal")
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_acceptance_rises(target: PreTrainedModel, data: Memory, tmp_path: Path, kind: str) -> None:
     trained = run(target, data, tmp_path, small(loss="tv+kl", steps=40, **KINDS[kind]))
@@ -90,6 +91,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.quick("parallel-9")
 @pytest.mark.parametrize(("kind", "stop"), [("feature", 7), ("feature", 12), ("parallel", 9), ("causal", 5)])
 def test_a_killed_run_resumes_to_the_same_bits(
     target: PreTrainedModel, data: Memory, tmp_path: Path, kind: str, stop: int
@@ -243,6 +245,7 @@ def test_stored_laws_spare_the_target(
     assert offline == pytest.approx(online, rel=1e-3)
 
 
+@pytest.mark.quick("causal")
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_proxy_foretells_the_decoder(target: PreTrainedModel, data: Memory, tmp_path: Path, kind: str) -> None:
     """Expected tokens per round on held-out text against those of real decoding, on the same law."""
