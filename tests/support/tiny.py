@@ -207,18 +207,18 @@ def _build(family: str, seed: int, layers: int, vocab: int, overrides: Settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config).eval().requires_grad_(False)
-        _roughen(model)
+        roughen(model)
         if family in POST_NORM:
-            _calm(model)
+            calm(model)
     if family == "gemma2":  # some versions of transformers forget the soft cap in their SDPA path
         model.set_attn_implementation("eager")
     return model
 
 
-def _roughen(model: PreTrainedModel) -> None:
+def roughen(model: PreTrainedModel) -> None:
     """Replace the timid default weights, with which every prompt ends in one repeated token."""
     # A tied head scores the token just read highest; turned round, it scores it low.
-    spread = -SPREAD if model.config.tie_word_embeddings else SPREAD
+    spread = -SPREAD if getattr(model.config, "tie_word_embeddings", False) else SPREAD
     for name, weight in model.named_parameters():
         noise = torch.randn_like(weight)
         if weight.dim() == 1:
@@ -227,7 +227,7 @@ def _roughen(model: PreTrainedModel) -> None:
             weight.copy_(noise * _scale(name, weight.shape))
 
 
-def _calm(model: PreTrainedModel) -> None:
+def calm(model: PreTrainedModel) -> None:
     """Where each sum is normalised anew, what a layer adds drowns the token just read, and one is said for ever."""
     for name, weight in model.named_parameters():
         if ".decoder.layers" in name and name.endswith(("out_proj.weight", "fc2.weight")):
