@@ -170,3 +170,38 @@ def test_help_teaches(transcribe: Command) -> None:
     text = transcribe("--help").stdout
     for word in ("--compare", "--condition-on-previous", "subtitles", "--no-speech-threshold"):
         assert word in text
+
+
+def test_a_dash_reads_standard_input(transcribe: Command, whisper: str, recordings: Path) -> None:
+    sound = (recordings / "short.wav").read_bytes()
+    arguments = ("-m", whisper, "-d", "none", *GREEDY)
+    by_name = transcribe(*arguments, str(recordings / "short.wav"))
+    piped = transcribe(*arguments, "-", stdin=sound)
+    assert (piped.exit_code, piped.stdout) == (0, by_name.stdout)
+    entry = json.loads(transcribe(*arguments, "-f", "json", "-", stdin=sound).stdout)["files"][0]
+    assert entry["file"] == "standard input"
+
+
+def test_standard_input_that_is_no_sound_is_named_so(transcribe: Command, whisper: str) -> None:
+    result = transcribe("-m", whisper, "-d", "none", "-", stdin=b"no sound")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: standard input: not a sound file")
+
+
+def test_control_c_keeps_what_was_transcribed(
+    transcribe: Command, whisper: str, recordings: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = Transcriber.batch, []
+
+    def second_is_interrupted(self: Transcriber, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return whole(self, *arguments)
+
+    monkeypatch.setattr(Transcriber, "batch", second_is_interrupted)
+    paths = [str(recordings / name) for name in ("short.wav", "stereo.wav")]
+    result = transcribe("-m", whisper, "-d", "none", *GREEDY, "-b", "1", *paths)
+    assert result.exit_code == 130
+    assert "short.wav <==" in result.stdout
+    assert "1 of 2 files were transcribed" in result.stderr

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.errors import ForerunError, ModelNotFound, UnsupportedModel
+from forerun.loading import embedded
 from forerun.loading.gguf import read_gguf
 from loading.gguf_writer import Raw, Typed, plain, write_gguf, write_llama
 
@@ -135,3 +136,41 @@ def test_a_missing_entry_is_named(tmp_path: Path) -> None:
     assert file.need("llama.block_count") == 2
     with pytest.raises(UnsupportedModel, match=r"no 'llama\.expert_count'"):
         file.need("llama.expert_count")
+
+
+ODD = {
+    "a text for a number": {"llama.attention.head_count": "four"},
+    "no heads": {"llama.attention.head_count": Typed("u32", 0)},
+    "a wrong number of heads": {"llama.attention.head_count": Typed("u32", 5)},
+    "a number for a list": {"tokenizer.ggml.tokens": Typed("u32", 3)},
+    "a number for a text": {"tokenizer.ggml.pre": Typed("u32", 3)},
+    "merges that merge nothing": {"tokenizer.ggml.merges": ["abc", "d"]},
+    "a token that is not there": {"tokenizer.ggml.eos_token_id": Typed("u32", 999)},
+    "too few kinds of tokens": {"tokenizer.ggml.token_type": ["1"]},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_metadata_is_refused_with_the_files_name(name: str, tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "odd.gguf", change=lambda metadata: metadata.update(ODD[name]))
+    with pytest.raises(ForerunError, match=r"odd\.gguf"):
+        embedded.convert(path, tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["odd.gguf"]
+
+
+def test_arrays_within_arrays_end(tmp_path: Path) -> None:
+    path = tmp_path / "deep.gguf"
+    nested = struct.pack("<IQ", 9, 1) * 100_000
+    path.write_bytes(
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9) + nested
+    )
+    with pytest.raises(ModelNotFound, match=r"deep\.gguf.*arrays more than"):
+        read_gguf(path)
+
+
+def test_an_array_longer_than_the_file_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "long.gguf"
+    entry = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 8, 2**60)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    with pytest.raises(ModelNotFound, match="cut short"):
+        read_gguf(path)

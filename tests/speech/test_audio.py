@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import struct
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from forerun.errors import UnreadableAudio
 from forerun.speech.audio import RATE, duration, read
-from support.sound import Sound, tone, write
+from support.sound import Sound, babble, tone, write
 
 
 def loudest(sound: Sound) -> float:
@@ -110,3 +111,38 @@ def test_silence_is_told_from_a_quiet_voice(tmp_path: Path) -> None:
     assert read(write(tmp_path / "hiss.flac", hiss)).is_silent
     assert read(write(tmp_path / "zeros.wav", 0 * hiss)).is_silent
     assert not read(write(tmp_path / "quiet.wav", tone(1) / 10)).is_silent
+
+
+def test_a_header_that_promises_gigabytes_costs_what_the_file_holds(tmp_path: Path) -> None:
+    """64 GiB of samples in a file of a few kilobytes."""
+    path = write(tmp_path / "vast.flac", babble(0.5, 1))
+    content = bytearray(path.read_bytes())
+    content[21] = (content[21] & 0xF0) | 0x3  # STREAMINFO's 36 bits of total samples: 2^34 of them, four bytes each
+    content[22:26] = b"\xff\xff\xff\xff"
+    path.write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        assert len(read(path).samples) <= 0.6 * RATE
+    except UnreadableAudio as error:
+        assert "vast.flac" in str(error)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+
+
+@pytest.mark.parametrize("rate", [1, 20, 4_000_000])
+def test_a_rate_that_no_recording_has_is_refused(tmp_path: Path, rate: int) -> None:
+    path = write(tmp_path / "odd.wav", babble(0.5, 1))
+    content = bytearray(path.read_bytes())
+    content[24:28] = rate.to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(UnreadableAudio, match=r"odd\.wav: .*samples a second"):
+        read(path)
+
+
+def test_a_chunk_that_promises_gigabytes_is_stepped_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "odd.wav", babble(0.5, 1))
+    content = path.read_bytes()
+    path.write_bytes(content[:12] + b"junk" + (0xFFFFFFF0).to_bytes(4, "little") + content[12:])
+    try:
+        read(path)
+    except UnreadableAudio as error:
+        assert "odd.wav" in str(error)

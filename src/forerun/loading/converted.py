@@ -7,10 +7,12 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, UnsupportedModel
+from forerun.files import parse_json
 
 MANIFEST = "manifest.json"
 """Size and checksum of every other file of the folder; the last file written."""
@@ -37,10 +39,27 @@ def kept(folder: Path, make: Callable[[Path], None], room: str) -> Path:
     return folder
 
 
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """While the contents of a model file are made sense of: entries of odd types and sizes come out as one error."""
+    try:
+        yield
+    except ForerunError:
+        raise
+    except OSError:
+        raise  # a disk, not the contents
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UnsupportedModel(
+            f"{path} is damaged, or holds what this reader does not know ({type(error).__name__}: {reason}); "
+            "fetch it again"
+        ) from error
+
+
 def is_sound(folder: Path) -> bool:
     """Whether every file of a converted folder is there and unharmed."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json((folder / MANIFEST).read_text(encoding="utf-8"))
         return bool(manifest) and all(_fingerprint(folder / name) == expected for name, expected in manifest.items())
     except (OSError, ValueError, AttributeError):
         return False

@@ -43,6 +43,8 @@ def read_ctranslate(path: Path) -> CtranslateFile:
     tensors = dict(_read_tensor(cursor) for _ in range(cursor.number("I")))
     for _ in range(cursor.number("I")):
         alias, name = cursor.name(), cursor.name()
+        if name not in tensors:
+            raise ModelNotFound(f"{path} is damaged: {alias!r} stands for {name!r}, which it lacks; fetch it again")
         tensors[alias] = tensors[name]
     return CtranslateFile(path, kind, tensors)
 

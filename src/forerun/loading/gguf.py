@@ -23,6 +23,8 @@ from forerun.loading.blocks import FORMATS, BlockFormat
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+DEEPEST = 8
+"""Arrays within arrays that are followed; real files have none."""
 
 # The number of a metadata type -> its letter in `struct`.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -116,16 +118,19 @@ class _Cursor:
         start = self.advance(size)
         return self.data[start : start + size].decode("utf-8", errors="replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            return self.array(self.scalar("I"), self.scalar("Q"))
+            return self.array(self.scalar("I"), self.scalar("Q"), depth + 1)
         return self.scalar(self.letter(kind))
 
-    def array(self, kind: int, count: int) -> list[Any]:
+    def array(self, kind: int, count: int, depth: int) -> list[Any]:
+        if depth > DEEPEST:
+            raise ModelNotFound(f"{str(self.path)!r} is damaged: arrays more than {DEEPEST} deep; fetch it again")
         if kind in (_STRING, _ARRAY):
-            return [self.value(kind) for _ in range(count)]
+            self.check_end(self.position + count)  # each takes some bytes, so no more than there are
+            return [self.value(kind, depth) for _ in range(count)]
         return self.many(self.letter(kind), count)
 
     def letter(self, kind: int) -> str:
@@ -164,7 +169,7 @@ def _record(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, start
         raise UnsupportedModel(f"{cursor.path}: tensor {name!r} has format number {kind}; this reader knows {known}")
     form = FORMATS[kind]
     blocks, rest = divmod(math.prod(shape), form.values)
-    if rest:
+    if rest or not blocks:
         raise ModelNotFound(
             f"{cursor.path} is damaged: {name!r} of shape {shape} is no whole number of {form.name} blocks"
         )

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from forerun.config import cache_folder
 from forerun.errors import ModelNotFound, UnsupportedModel
-from forerun.loading.converted import is_sound, kept
+from forerun.files import parse_json
+from forerun.loading.converted import is_sound, kept, understood
 from forerun.loading.ctranslate import CtranslateFile, read_ctranslate
 
 NAME = "whisper-tiny.en"
@@ -71,11 +72,14 @@ def convert(source: Path, folder: Path) -> None:
     from safetensors.torch import save_file
     from transformers import WhisperFeatureExtractor
 
-    file = read_ctranslate(source / "model.bin")
-    config = whisper_config(file)
+    with understood(source / "model.bin"):
+        file = read_ctranslate(source / "model.bin")
+        config, weights = whisper_config(file), whisper_weights(file)
+    with understood(source / "config.json"):
+        settings = _generation_config(parse_json((source / "config.json").read_text(encoding="utf-8")))
     config.save_pretrained(folder)
-    _generation_config(json.loads((source / "config.json").read_text(encoding="utf-8"))).save_pretrained(folder)
-    save_file(whisper_weights(file), folder / "model.safetensors", metadata={"format": "pt"})
+    settings.save_pretrained(folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     WhisperFeatureExtractor(feature_size=config.num_mel_bins).save_pretrained(folder)
     _write_tokenizer(source / "tokenizer.json", folder, config.max_target_positions)
 
@@ -208,8 +212,9 @@ def _write_tokenizer(source: Path, folder: Path, longest: int) -> None:
 
 
 def _special_tokens(source: Path, end: str) -> list[str]:
-    added = json.loads(source.read_text(encoding="utf-8"))["added_tokens"]
-    return [entry["content"] for entry in added if entry["special"] and entry["content"] != end]
+    with understood(source):
+        added = parse_json(source.read_text(encoding="utf-8"))["added_tokens"]
+        return [entry["content"] for entry in added if entry["special"] and entry["content"] != end]
 
 
 def _wheel_version() -> str:

@@ -56,6 +56,13 @@ class ShardEntry:
     bytes: int
     sha256: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.file, str) or Path(self.file).name != self.file:
+            raise ValueError(f"a shard is named {self.file!r}, which is no file of this folder")
+        for name in ("tokens", "sequences", "bytes"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise ValueError(f"{self.file} has {name}={getattr(self, name)!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -66,6 +73,12 @@ class Manifest:
     arguments: Mapping[str, Any]  # those that decide what is written
     versions: Mapping[str, str] = field(default_factory=dict)
     shards: tuple[ShardEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.target, Mapping) or type(self.target.get("vocab_size")) is not int:
+            raise ValueError(f"its target is {self.target!r}, without a vocab_size")
+        if type(self.top_k) is not int or not isinstance(self.arguments, Mapping):
+            raise ValueError(f"it has top_k={self.top_k!r} and arguments={self.arguments!r}")
 
     def save(self, path: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
