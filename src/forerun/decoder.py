@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,7 +15,7 @@ from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, NonFiniteLogits
-from forerun.inside_generate import decoder_inputs, keywords_of
+from forerun.inside_generate import decoder_inputs, listening, read_call
 from forerun.keywords import GenerateKeywords, Job, understand
 from forerun.math.attention import Form
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
@@ -90,12 +91,7 @@ class SpeculativeDecoder:
         `encoder_outputs`; its text begins with `decoder_input_ids`, or else with the model's start token.
         One deliberate difference: nothing is read from a hidden default. Without sampling parameters it is greedy.
         """
-        stream = self.stream(input_ids, attention_mask, **keywords)
-        for _ in stream:
-            pass
-        if all(stream.result.errors):
-            raise NonFiniteLogits(stream.result.errors[0])
-        return stream.result
+        return _finished(self.stream(input_ids, attention_mask, **keywords))
 
     def stream(
         self,
@@ -105,7 +101,9 @@ class SpeculativeDecoder:
     ) -> Stream:
         """Yields what the rows gained, round by round; `Progress.row` counts the sequences of this call.
 
-        `close()` ends all rows with what they have; `result` is there once it has ended.
+        `close()`, or the end of `with decoder.stream(...) as stream:`, ends all rows with what they have; `result` is
+        there once it has ended. Until then no other call can run on this decoder; a stream that was left and that
+        nobody holds any more is closed.
         """
         job, like = self._job(input_ids, attention_mask, keywords)
         return Stream(self.engine, job, like)
@@ -113,7 +111,8 @@ class SpeculativeDecoder:
     def as_custom_generate(self) -> Callable[..., Any]:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
 
-        transformers does not hand a `streamer` to such a function: give it to `SpeculativeDecoder.generate` instead.
+        Processors and stopping criteria of the caller are applied as transformers would, or refused; a `streamer` is
+        given the text as it comes.
         A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.whisper`.
         """
         if is_whisper(self.target):
@@ -127,22 +126,36 @@ class SpeculativeDecoder:
             generation_config: GenerationConfig | None = None,
             **model_kwargs: Any,
         ) -> Any:
-            if model is not self.target:
-                raise InvalidArgument(
-                    "as_custom_generate belongs to another model than the one whose generate was called"
+            with listening(model) as streamer:  # until a stream takes over
+                call = self._call_inside(
+                    model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
                 )
-            mask = model_kwargs.get("attention_mask")
-            keywords = keywords_of(
-                generation_config, logits_processor, stopping_criteria, model_kwargs, input_ids.shape[1]
-            )
-            if isinstance(self.engine.target, Seq2SeqScorer):
-                result = self.generate(None, mask, **keywords, **decoder_inputs(input_ids, model_kwargs, keywords))
-            else:
-                result = self.generate(input_ids, mask, **keywords)
+            result = _finished(Stream(self.engine, *call, streams_prompt=False))
             wants_dict = generation_config is not None and generation_config.return_dict_in_generate
             return result if wants_dict else result.sequences
 
         return custom_generate
+
+    def _call_inside(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        processors: Sequence[Any],
+        criteria: Sequence[Any],
+        config: GenerationConfig | None,
+        model_kwargs: dict[str, Any],
+        streamer: Any,
+    ) -> tuple[Job, Tensor]:
+        if model is not self.target:
+            raise InvalidArgument("as_custom_generate belongs to another model than the one whose generate was called")
+        call = read_call(model, input_ids, processors, criteria, config, model_kwargs)
+        mask, keywords = model_kwargs.get("attention_mask"), {**call.keywords, "streamer": streamer}
+        if isinstance(self.engine.target, Seq2SeqScorer):
+            begins = decoder_inputs(input_ids, model_kwargs, keywords)
+            job, like = self._job(None, mask, {**keywords, **begins})
+        else:
+            job, like = self._job(input_ids, mask, keywords)
+        return replace(job, requests=tuple(map(call.for_row, job.requests, range(len(job.requests))))), like
 
     def _job(self, input_ids: Tensor | None, attention_mask: Tensor | None, keywords: Any) -> tuple[Job, Tensor]:
         """The call understood, and the tensor after which its sequences are shaped."""
@@ -160,6 +173,14 @@ class SpeculativeDecoder:
                 f"a streamer takes one sequence and there are {len(job.requests)}; use decoder.stream"
             )
         return job, like
+
+
+def _finished(stream: Stream) -> GenerateResult:
+    for _ in stream:
+        pass
+    if all(stream.result.errors):
+        raise NonFiniteLogits(stream.result.errors[0])
+    return stream.result
 
 
 def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Drafter | None:

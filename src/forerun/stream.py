@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from threading import Lock
+from types import TracebackType
+from typing import Self
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -12,67 +18,147 @@ from forerun.engine import Engine, Progress, Stats
 from forerun.errors import InvalidArgument
 from forerun.keywords import Job
 from forerun.result import GenerateResult, sequences, with_seconds
+from forerun.types import Policy
+
+_running: WeakKeyDictionary[Engine, ReferenceType[Stream]] = WeakKeyDictionary()
+_claims = Lock()  # of `_running`
 
 
 class Stream(Iterator[list[Progress]]):
-    """Iterate for what the rows gained, round by round. Nothing is decoded before the first round is asked for."""
+    """Iterate for what the rows gained, round by round. Nothing is decoded before the first round is asked for.
 
-    def __init__(self, engine: Engine, job: Job, input_ids: Tensor) -> None:
-        self._engine, self._job, self._input_ids = engine, job, input_ids
+    A decoder runs one call at a time, from its first round until it has ended or `close()` is called, which
+    `with decoder.stream(...) as stream:` does at the end of the block. A stream that nobody holds any more is closed:
+    nothing in it refers back to it, so it goes at once and does not wait for the garbage collector.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        job: Job,
+        input_ids: Tensor,
+        *,
+        policy: Policy | None = None,  # for this call alone; None leaves the engine its own
+        streams_prompt: bool = True,  # whether the job's streamer has yet to be given the prompt
+    ) -> None:
+        self._engine, self._job, self._input_ids, self._policy = engine, job, input_ids, policy
+        self._streams_prompt = streams_prompt
         self._places = {request.request_id: place for place, request in enumerate(job.requests)}
         self._result: GenerateResult | None = None
-        self._rounds = self._run()
+        self._numbers: list[int] = []  # the engine's handles of the rows
+        self._has_begun = self._has_ended = self._in_round = self._is_closing = False
 
     def __next__(self) -> list[Progress]:
-        return next(self._rounds)
+        if self._in_round:
+            raise InvalidArgument("a round of this stream is under way; ask for the next one when it has ended")
+        if self._has_ended:
+            raise StopIteration
+        self._in_round = True
+        try:
+            progress = self._round()
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._in_round = False
+        if self._is_closing:
+            self.close()
+        return progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_has_begun", False) and not sys.is_finalizing():
+            self.close()
 
     def close(self) -> None:
-        """End all rows with what they have; theirs is the finish reason `abort`."""
-        self._rounds.close()
+        """End all rows with what they have; theirs is the finish reason `abort`. During a round: when it is over."""
+        if self._in_round:
+            self._is_closing = True
+        elif not self._has_ended:
+            self._abort()
 
     @property
     def result(self) -> GenerateResult:
         """Everything the call made, once it has ended."""
-        if self._result is None:
-            raise InvalidArgument(
-                "the stream has not ended: iterate to its end, or close it, before asking for its result"
-            )
-        return self._result
+        if self._result is not None:
+            return self._result
+        if self._has_ended:
+            raise InvalidArgument("the stream was closed, or refused, before its first round: it has no result")
+        raise InvalidArgument("the stream has not ended: iterate to its end, or close it, before asking for its result")
 
-    def _run(self) -> Generator[list[Progress], None, None]:
+    def _round(self) -> list[Progress]:
+        if not self._has_begun:
+            self._begin()
+        progress = self._engine.step()
+        self._put(progress[0].tokens if progress else ())
+        if self._engine.is_idle:
+            self._end()
+            if self._job.streamer is not None:
+                self._job.streamer.end()
+        return [replace(entry, row=self._places[entry.request_id]) for entry in progress]
+
+    def _begin(self) -> None:
         engine, job = self._engine, self._job
-        if not engine.is_idle:
-            raise InvalidArgument("another call is still running on this decoder; finish or close its stream first")
+        self._claim()
+        self._has_begun = True
         engine.tokenizer = job.tokenizer
-        started, before = engine.clock(), replace(engine.seconds)
-        deadline = None if job.max_time is None else started + job.max_time
-        numbers: list[int] = []
-        try:
-            for request in job.requests:  # one that is refused takes those before it along
-                numbers.append(engine.add(replace(request, deadline=deadline)))
+        self._own_policy = engine.policy
+        if self._policy is not None:
+            engine.policy = self._policy
+        self._started, self._seconds_before = engine.clock(), replace(engine.seconds)
+        deadline = None if job.max_time is None else self._started + job.max_time
+        for request in job.requests:  # one that is refused takes those before it along
+            self._numbers.append(engine.add(replace(request, deadline=deadline)))
+        if self._streams_prompt:
             self._put(job.requests[0].prompt)
-            while not engine.is_idle:
-                progress = engine.step()
-                self._put(progress[0].tokens if progress else ())
-                yield [replace(entry, row=self._places[entry.request_id]) for entry in progress]
-            if job.streamer is not None:
-                job.streamer.end()
+
+    def _claim(self) -> None:
+        with _claims:
+            other = _running.get(self._engine)
+            if (other is not None and other() is not None) or not self._engine.is_idle:
+                raise InvalidArgument(
+                    "another call is still running on this decoder: iterate over its stream to the end, close() it, or "
+                    "open it by `with decoder.stream(...) as stream`, which closes it"
+                )
+            _running[self._engine] = ref(self)
+
+    def _abort(self) -> None:
+        """End early. Whatever made it end is what the caller hears of; who listens to the streamer must not wait."""
+        if self._has_begun and not self._has_ended:
+            for number in self._numbers:
+                self._engine.abort(number)
+            self._end()
+        self._has_ended = True
+        if self._job.streamer is not None:
+            with suppress(Exception):
+                self._job.streamer.end()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        try:
+            self._collect(self._engine.clock() - self._started)
         finally:
-            if not engine.is_idle:
-                for number in numbers:
-                    engine.abort(number)
-            self._collect(engine.clock() - started, before)
+            self._engine.policy = self._own_policy
+            with _claims:
+                _running.pop(self._engine, None)
 
     def _put(self, tokens: tuple[int, ...]) -> None:
         if self._job.streamer is not None and tokens:
             self._job.streamer.put(torch.tensor(tokens))
 
-    def _collect(self, seconds: float, before: Stats) -> None:
+    def _collect(self, seconds: float) -> None:
         ended = {result.request.request_id: result for result in self._engine.take_results()}
         if len(ended) < len(self._places):  # a request was refused: there is nothing to report
             return
         rows = tuple(ended[request.request_id] for request in self._job.requests)
-        stats = with_seconds(Stats.total([row.stats for row in rows]), self._engine.seconds, before)
+        stats = with_seconds(Stats.total([row.stats for row in rows]), self._engine.seconds, self._seconds_before)
         stats.lossy = self._engine.lossy
         matrix = sequences(rows, self._job.pad_token_id, self._input_ids)
         self._result = GenerateResult(matrix, rows, stats, seconds, self._job.num_return_sequences)

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+)
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 import forerun
@@ -309,7 +315,7 @@ def test_it_is_what_a_whispers_decoder_offers() -> None:
     [
         ({"num_beams": 2}, "beam search"),
         ({"typical_p": 0.5, "temperature": 0.5}, "TypicalLogitsWarper"),
-        ({"max_time": 1.0}, "MaxTimeCriteria"),
+        ({"max_time": 1.0}, "max_time="),
         ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states"),
     ],
 )
@@ -317,6 +323,46 @@ def test_what_cannot_be_honoured_is_refused(keywords: dict[str, Any], reason: st
     model = tiny_whisper()
     with pytest.raises(InvalidArgument, match=reason):
         model.generate(**heard(SHORT[:1]), custom_generate=windows(model), **keywords)
+
+
+@pytest.mark.parametrize("criterion", (EosTokenCriteria(5), MaxLengthCriteria(9)), ids=lambda c: type(c).__name__)
+def test_other_ends_of_the_caller_are_refused(criterion: Any) -> None:
+    """Their classes are those that transformers makes by itself."""
+    model = tiny_whisper()
+    with pytest.raises(InvalidArgument, match="stopping_criteria with"):
+        model.generate(**heard(SHORT[:1]), custom_generate=windows(model), stopping_criteria=[criterion])
+
+
+@pytest.mark.parametrize(
+    "processor", (RepetitionPenaltyLogitsProcessor(1.9), TemperatureLogitsWarper(0.01)), ids=lambda p: type(p).__name__
+)
+def test_processors_of_the_caller_are_applied_in_windows(processor: Any) -> None:
+    """A temperature in a greedy call changes no token, but the scores."""
+    model = tiny_whisper()
+    asked: dict[str, Any] = {
+        "logits_processor": [processor], "return_dict_in_generate": True, "output_scores": True,
+        "force_unique_generate_call": True,
+    }  # fmt: skip
+    theirs = model.generate(**heard(SHORT[:1]), **asked)
+    ours = model.generate(**heard(SHORT[:1]), **asked, custom_generate=windows(model))
+    assert ours.sequences.tolist() == theirs.sequences.tolist()
+    torch.testing.assert_close(ours.scores[0], theirs.scores[0], rtol=1e-4, atol=1e-3)
+
+
+def test_a_streamer_is_refused_and_hears_the_end() -> None:
+    class Listener:
+        ended = 0
+
+        def put(self, tokens: Tensor) -> None:
+            pass
+
+        def end(self) -> None:
+            self.ended += 1
+
+    listener, model = Listener(), tiny_whisper()
+    with pytest.raises(InvalidArgument, match="streamer"):
+        model.generate(**heard(SHORT[:1]), custom_generate=windows(model), streamer=listener)
+    assert listener.ended == 1
 
 
 def test_windows_belong_to_one_model() -> None:

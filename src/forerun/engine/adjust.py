@@ -38,6 +38,17 @@ def adjuster(request: Request, output: Sequence[int], use: Kernels | None = None
     return apply
 
 
+class AfterPads:
+    """A processor for one row of a padded batch that counts from the batch's left edge, as in transformers."""
+
+    def __init__(self, processor: LogitsProcessor, pads: Sequence[int]) -> None:
+        self.processor, self.pads = processor, list(pads)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        pads = input_ids.new_tensor([self.pads]).expand(len(input_ids), -1)
+        return self.processor(torch.cat([pads, input_ids], dim=1), scores)
+
+
 def _processed(processor: LogitsProcessor, history: list[int], drafted: Sequence[int], logits: Tensor) -> Tensor:
     """One processor at all positions: at once where it offers that or only forbids ids, else one by one."""
     if (along := getattr(processor, "along", None)) is not None:
@@ -54,14 +65,20 @@ def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> T
     adjusted = processor(torch.tensor([history], device=scores.device), scores.clone())
     if _state(processor) != before:
         raise InvalidArgument(
-            f"logits processor {type(processor).__name__} changes its own state when called; a draft asks for "
+            f"logits processor {type(_own(processor)).__name__} changes its own state when called; a draft asks for "
             "positions that may be taken back, so only processors that depend on their arguments alone can be used"
         )
     return adjusted
 
 
+def _own(processor: LogitsProcessor) -> LogitsProcessor:
+    """The caller's, whatever it is wrapped in."""
+    return processor.processor if isinstance(processor, AfterPads) else processor
+
+
 def _state(processor: LogitsProcessor) -> Any:
     """The plain values a processor keeps: enough to notice counters and flags, cheap enough for every call."""
+    processor = _own(processor)
     if isinstance(
         processor, SequenceBiasLogitsProcessor
     ):  # and banned words: tables made once from the vocabulary's size

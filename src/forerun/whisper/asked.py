@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
+from forerun.prepared import Processors, limits_of, refuse_by_row
 from forerun.whisper.rules import Rules
 
-WARPERS = frozenset({"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper"})
-CRITERIA = frozenset({"MaxLengthCriteria", "EosTokenCriteria"})
 # What transformers prepares for its own loop: read here, or not needed.
 KNOWN = frozenset({
     "encoder_outputs", "decoder_attention_mask", "attention_mask", "past_key_values", "use_cache",
@@ -45,15 +44,12 @@ class Asked:
     wants_dict: bool
 
     @classmethod
-    def of(cls, processors: Sequence[Any], config: GenerationConfig, input_ids: Tensor) -> Asked:
-        names = [type(processor).__name__ for processor in processors]
-        warped = [name in WARPERS for name in names]
-        if sorted(warped) != warped:
-            late = names[len(warped) - warped[::-1].index(False) - 1]
-            raise InvalidArgument(f"{late} comes after the temperature, where drafts cannot follow it; leave it out")
-        warpers = tuple(p for p, is_warper in zip(processors, warped, strict=True) if is_warper)
-        rest = [p for p, is_warper in zip(processors, warped, strict=True) if not is_warper]
-        others = tuple(p for p in rest if not isinstance(p, WhisperNoSpeechDetection))
+    def of(
+        cls, model: PreTrainedModel, processors: Sequence[Any], config: GenerationConfig, input_ids: Tensor
+    ) -> Asked:
+        given = Processors.of(processors, config, model, input_ids.shape[1])
+        refuse_by_row(given.before, len(input_ids))
+        others = tuple(p for p in given.before if not isinstance(p, WhisperNoSpeechDetection))
         return cls(
             budget=int(config.max_length or 0) - input_ids.shape[1],
             params=_params(config),
@@ -61,22 +57,38 @@ class Asked:
             pad=int(config.pad_token_id),
             rules=Rules.of(others, input_ids.device),
             others=others,
-            warpers=warpers,
-            detector=next((p for p in rest if isinstance(p, WhisperNoSpeechDetection)), None),
+            warpers=given.warpers,
+            detector=next((p for p in given.before if isinstance(p, WhisperNoSpeechDetection)), None),
             wants_scores=bool(config.return_dict_in_generate and config.output_scores),
             wants_dict=bool(config.return_dict_in_generate),
         )
 
 
-def refuse_strange(config: GenerationConfig, criteria: Sequence[Any], model_kwargs: dict[str, Any]) -> None:
+def refuse_strange(
+    config: GenerationConfig, criteria: Sequence[Any], model_kwargs: dict[str, Any], streamer: Any = None
+) -> None:
     """Nothing is ignored: what cannot be honoured is named."""
+    if streamer is not None:
+        raise InvalidArgument("a streamer cannot follow windows that may be tried again; leave it out")
     for name, (neutral, remedy) in REFUSED.items():
         if (value := getattr(config, name, None)) not in neutral:
             raise InvalidArgument(f"{name}={value!r} cannot be honoured by speculative decoding: {remedy}")
-    strange = [type(c).__name__ for c in criteria if type(c).__name__ not in CRITERIA]
-    strange += [name for name, value in model_kwargs.items() if name not in KNOWN and value is not None]
+    _refuse_other_ends(config, criteria)
+    strange = [name for name, value in model_kwargs.items() if name not in KNOWN and value is not None]
     if strange:
         raise InvalidArgument(f"{', '.join(strange)} cannot be honoured by speculative decoding here; leave it out")
+
+
+def _refuse_other_ends(config: GenerationConfig, criteria: Sequence[Any]) -> None:
+    """A window ends where the configuration says: criteria that say else are the caller's own."""
+    limits = limits_of(criteria)
+    wanted = {"max_length": config.max_length, "eos_token_id": sorted(_ids(config.eos_token_id))}
+    if strange := {name: value for name, value in limits.items() if value != wanted.get(name)}:
+        said = ", ".join(f"{name}={value!r}" for name, value in strange.items())
+        raise InvalidArgument(
+            f"stopping_criteria with {said} cannot be honoured by speculative decoding of windows, which end at "
+            f"eos_token_id and max_new_tokens; leave them out"
+        )
 
 
 def _params(config: GenerationConfig) -> SamplingParams:

@@ -22,6 +22,7 @@ from forerun.config import SamplingParams
 from forerun.engine import Engine, Stats
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument
+from forerun.inside_generate import listening
 from forerun.keywords import Job
 from forerun.result import GenerateResult, with_seconds
 from forerun.stream import Stream
@@ -63,8 +64,9 @@ class Windows:
             raise InvalidArgument("these windows belong to another model than the one whose generate was called")
         self.forget()
         config = model.generation_config if generation_config is None else generation_config
-        refuse_strange(config, stopping_criteria, model_kwargs)
-        asked = Asked.of(logits_processor, config, input_ids)
+        with listening(model) as streamer:
+            refuse_strange(config, stopping_criteria, model_kwargs, streamer)
+        asked = Asked.of(model, logits_processor, config, input_ids)
         prompts = _unpadded(input_ids, model_kwargs.get("decoder_attention_mask"))
         rows = [_row(asked, prompt, input_ids.shape[1]) for prompt in prompts]
         requests = self._requests(asked, prompts, rows, self._sources(model_kwargs["encoder_outputs"][0]))
