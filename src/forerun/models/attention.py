@@ -7,7 +7,8 @@ chunked ...) at each row's own positions. So a window is right at and past its e
 Packed rows show the model its new keys alone and read the others from the cache; a layer that makes anything of them on
 the way to `attention` is not served by that, and says so by `KeysChanged`. Padded rows show it whole rows, and whatever
 it makes of them is what it attends to.
-Outside a pass the model is as it was: the name is only set for the duration of a pass.
+Outside a pass the model is as it was: the name is only set for the duration of a pass, and who calls the model
+meanwhile from another thread is passed on to the attention and mask that it had (`models.passes`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
     bidirectional_mask_function,
     causal_mask_function,
     sliding_window_causal_mask_function,
@@ -39,6 +41,7 @@ from forerun.math.ragged_attention import Reach, reach_of
 from forerun.models.branches import Branches, new_trees
 from forerun.models.families import Family, Layout
 from forerun.models.padded import PaddedRows
+from forerun.models.passes import alone, own_attention, own_name
 from forerun.types import RaggedRows
 
 if TYPE_CHECKING:
@@ -220,17 +223,12 @@ _pass: ContextVar[RaggedStates | None] = ContextVar("forerun_pass", default=None
 @contextmanager
 def ragged(model: PreTrainedModel, states: RaggedStates) -> Iterator[None]:
     """Let `model` run one pass over ragged rows; its own attention setting comes back afterwards."""
-    configs = _configs(model)
-    before = [config._attn_implementation_internal for config in configs]
     token = _pass.set(states)
     try:
-        for config in configs:
-            config._attn_implementation_internal = NAME
-        yield
+        with alone(model, _configs(model), NAME):
+            yield
     finally:
         _pass.reset(token)
-        for config, name in zip(configs, before, strict=True):
-            config._attn_implementation_internal = name
 
 
 def _configs(model: PreTrainedModel) -> list[Any]:
@@ -256,7 +254,13 @@ def attention(
 ) -> tuple[Tensor, None]:
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
     states = _pass.get()
-    assert states is not None, "attention called outside a pass"
+    if states is None:  # another thread has the model in a pass, this one does not
+        more = {"softcap": softcap, "s_aux": s_aux, "position_bias": position_bias}
+        given = others | {name: value for name, value in more.items() if value is not None}
+        theirs: tuple[Tensor, None] = own_attention(module)(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **given
+        )
+        return theirs
     if not others.keys() <= HARMLESS:
         _refuse_unknown(module, others)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
@@ -348,11 +352,15 @@ def _refuse_changed(module: nn.Module, returned: tuple[Tensor, Tensor] | None, k
 
 
 def _mask(
-    *, mask_function: Callable[..., Tensor] = causal_mask_function, dtype: torch.dtype = torch.float32, **_: Any
+    *, mask_function: Callable[..., Tensor] = causal_mask_function, dtype: torch.dtype = torch.float32, **others: Any
 ) -> Tensor | None:
     """The model's own mask rule at each row's own positions."""
     states = _pass.get()
-    assert states is not None, "mask asked for outside a pass"
+    if states is None:  # another thread has the model in a pass, this one does not
+        made: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[own_name(others["config"])](
+            mask_function=mask_function, dtype=dtype, **others
+        )
+        return made
     if states.across is not None and mask_function is bidirectional_mask_function:
         return None  # every source has its own length, which `Across` knows
     if states.padded is not None:

@@ -22,6 +22,7 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from forerun import ops
 from forerun.math.skinny import LayerNorm, Norm
 from forerun.models.attention import attention
+from forerun.models.passes import in_passes
 
 Forward = Callable[..., Any]
 
@@ -40,7 +41,7 @@ class LeanModules:
     @contextmanager
     def during_pass(self) -> Iterator[None]:
         for module, forward in self._leaner:
-            module.__dict__["forward"] = partial(forward, module)
+            module.__dict__["forward"] = in_passes(partial(forward, module), partial(type(module).forward, module))
         try:
             yield
         finally:

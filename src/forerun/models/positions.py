@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.models.attention import RaggedStates
+from forerun.models.passes import in_passes
 
 
 class RowPositions:
@@ -35,7 +36,7 @@ class RowPositions:
             told.append((self._table, "forward", _looked_up(self._table, states)))
         before = [module.__dict__.get(name) for module, name, _ in told]
         for module, name, function in told:
-            module.__dict__[name] = function
+            module.__dict__[name] = in_passes(function, getattr(module, name))
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.config import Kernels
+from forerun.models.passes import in_passes
 
 MOST_ROWS = 32  # more rows than this are a matter for the library
 
@@ -46,7 +47,9 @@ class FewRowProducts:
         """Let the layers use our product where it is faster for so many rows."""
         changed = [layer for layers in self._chosen(num_rows) for layer in layers]
         for layer in changed:
-            layer.__dict__["forward"] = partial(_forward, layer, self._use)
+            layer.__dict__["forward"] = in_passes(
+                partial(_forward, layer, self._use), partial(nn.Linear.forward, layer)
+            )
         try:
             yield
         finally:

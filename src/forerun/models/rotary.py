@@ -21,6 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from forerun import ops
 from forerun.config import Kernels
 from forerun.models.attention import RaggedStates, attention
+from forerun.models.passes import in_passes
 
 # All rotate halves over the whole head; Qwen3 has norms before it. Subclasses may do anything, so types are exact.
 LIKE_LLAMA = (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
@@ -38,7 +39,7 @@ class RotaryWrites:
     @contextmanager
     def during_pass(self) -> Iterator[None]:
         for module in self._modules:
-            module.__dict__["forward"] = partial(_forward, module)
+            module.__dict__["forward"] = in_passes(partial(_forward, module), partial(type(module).forward, module))
         try:
             yield
         finally:

@@ -1,0 +1,98 @@
+"""Whose pass it is: a model that is ours for the duration of a pass stays everybody else's in other threads.
+
+A pass sets names in the model's configurations and methods in its modules, which all threads can see. So one pass of a
+model waits for another, and whatever was set asks first whether it is called from within a pass: a `model.generate`
+that runs in another thread at the same time gets the model's own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from threading import Lock, RLock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from forerun.errors import UnsupportedModel
+
+_inside: ContextVar[bool] = ContextVar("forerun_inside_pass", default=False)
+_guard = Lock()  # of the two below
+_locks: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
+_renamed: dict[int, Renamed] = {}  # by the id of a configuration
+
+
+@dataclass(slots=True)
+class Renamed:
+    """A configuration that some pass has set; models may share one."""
+
+    config: Any
+    own: str  # the implementation it had before
+    passes: int = 0
+
+
+@contextmanager
+def alone(model: nn.Module, configs: Sequence[Any], name: str) -> Iterator[None]:
+    """A pass of `model`: its attention is called `name`, and no other pass of it runs meanwhile."""
+    with _guard:
+        lock = _locks.setdefault(model, RLock())
+    with lock:
+        token = _inside.set(True)
+        _rename(configs, name)
+        try:
+            yield
+        finally:
+            _restore(configs)
+            _inside.reset(token)
+
+
+def in_passes(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """`ours` where it is called from within a pass of the same thread, `own` elsewhere."""
+
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        return ours(*arguments, **named) if _inside.get() else own(*arguments, **named)
+
+    return chosen
+
+
+def own_name(config: Any) -> str:
+    """The attention implementation that a configuration has outside passes."""
+    found = _renamed.get(id(config))
+    name: str = config._attn_implementation_internal if found is None else found.own
+    return name
+
+
+def own_attention(module: nn.Module) -> Callable[..., Any]:
+    """The attention function that a layer would have called, had no pass been under way in another thread."""
+    name = own_name(module.config)
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if name == "eager" and eager is None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} is called by one thread while another decodes with the same model; let one of "
+            "them wait, or load the model twice"
+        )
+    found: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+    return found
+
+
+def _rename(configs: Sequence[Any], name: str) -> None:
+    with _guard:
+        for config in configs:
+            entry = _renamed.setdefault(id(config), Renamed(config, config._attn_implementation_internal))
+            entry.passes += 1
+            config._attn_implementation_internal = name
+
+
+def _restore(configs: Sequence[Any]) -> None:
+    with _guard:
+        for config in configs:
+            entry = _renamed[id(config)]
+            entry.passes -= 1
+            if not entry.passes:
+                config._attn_implementation_internal = entry.own
+                del _renamed[id(config)]

@@ -1,0 +1,106 @@
+"""One model in several threads: decoders wait for each other's passes, and `model.generate` notices nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+import torch
+
+import forerun
+from forerun.models.attention import NAME
+from forerun.models.passes import alone
+from support.seq2seq import batch_of, rows_of
+from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
+
+PROMPTS = ragged_prompts(2, 97, seed=71)
+NEW = 10
+TIMES = 4
+
+
+@pytest.fixture(autouse=True)
+def _often_switched() -> Iterator[None]:
+    """Threads take turns much more often than they would."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def together(*tasks: Callable[[], Any]) -> list[list[Any]]:
+    """Each task several times in a thread of its own, all begun at the same moment."""
+    start = Barrier(len(tasks))
+
+    def repeat(task: Callable[[], Any]) -> list[Any]:
+        start.wait(60)
+        return [task() for _ in range(TIMES)]
+
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        return [done.result() for done in [pool.submit(repeat, task) for task in tasks]]
+
+
+def decoding(family: str, prompt: list[int], drafter: Any = None) -> Callable[[], Any]:
+    ours = forerun.SpeculativeDecoder(tiny_model(family), drafter, policy=2, kernels="off")
+    return lambda: ours.generate(torch.tensor([prompt]), max_new_tokens=NEW).new_tokens[0]
+
+
+def generating(family: str, prompt: list[int]) -> Callable[[], Any]:
+    ids = torch.tensor([prompt])
+    return lambda: tiny_model(family).generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, pad_token_id=0
+    )[0, len(prompt) :].tolist()  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ("llama", "gemma3", "bloom"))
+def test_two_decoders_and_generate_share_a_model(family: str) -> None:
+    model = tiny_model(family)
+    before = model.config._attn_implementation
+    wanted = [plain_greedy(model, prompt, NEW) for prompt in PROMPTS]
+    draft = forerun.DraftModel(draft_of(model))
+    tasks = (decoding(family, PROMPTS[0], draft), decoding(family, PROMPTS[1], draft), generating(family, PROMPTS[0]))
+    for made, text in zip(together(*tasks), (wanted[0], wanted[1], wanted[0]), strict=True):
+        assert made == [text] * TIMES
+    assert model.config._attn_implementation == before
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+def test_an_encoder_decoder_in_two_threads() -> None:
+    model, inputs = tiny_model("t5"), batch_of("t5", rows_of("t5")[:2])
+
+    def theirs() -> Any:
+        return model.generate(**inputs, do_sample=False, max_new_tokens=NEW).tolist()
+
+    ours = forerun.SpeculativeDecoder(model, forerun.DraftModel(draft_of(model)), policy=2, kernels="off")
+    wanted, decoded = theirs(), ours.generate(**inputs, max_new_tokens=NEW).new_tokens
+    made = together(lambda: ours.generate(**inputs, max_new_tokens=NEW).new_tokens, theirs)
+    assert made == [[decoded] * TIMES, [wanted] * TIMES]
+
+
+@pytest.mark.parametrize("own", ("sdpa", "eager"))
+def test_who_comes_during_a_pass_gets_the_models_own_attention(own: str) -> None:
+    """Not a matter of luck: the other thread runs while the name is set."""
+    model = tiny_model("llama", seed=7, attn_implementation=own)
+    ids = torch.tensor([PROMPTS[1]])
+    wanted = model(ids).logits
+    with alone(model, [model.config], NAME), ThreadPoolExecutor(1) as pool:
+        assert model.config._attn_implementation == NAME
+        got = pool.submit(lambda: model(ids).logits).result(60)
+    assert torch.equal(got, wanted)
+    assert model.config._attn_implementation == own
+
+
+def test_names_come_back_when_passes_overlap() -> None:
+    """Two models may have one configuration."""
+    first, second = tiny_model("llama"), tiny_model("llama", seed=1)
+    config, before = first.config, first.config._attn_implementation
+    one, other = alone(first, [config], NAME), alone(second, [config], NAME)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert config._attn_implementation == NAME
+    other.__exit__(None, None, None)
+    assert config._attn_implementation == before
