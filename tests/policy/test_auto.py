@@ -296,12 +296,12 @@ def test_a_round_of_eight_rows_is_decided_quickly() -> None:
     draft = as_draft((16,) * 8, (0, 1, 2, 3) * 2)
     rounds = []
     for _ in range(100):
-        start = time.perf_counter()
+        start = time.process_time()
         lengths = policy.lengths(view(*ids))
         policy.trim(view(*ids), draft)
         policy.observe(outcome(ids, lengths, (2,) * 8, score_seconds=0.021, draft_seconds=0.01))
-        rounds.append(time.perf_counter() - start)
-    assert sorted(rounds)[50] < 0.002, "far above what a decision may cost, because test machines are busy"
+        rounds.append(time.process_time() - start)
+    assert sorted(rounds)[50] < 0.002, "CPU seconds: other work on the machine does not count"
 
 
 class TestMixedDrafters:
