@@ -12,9 +12,15 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("name", ["compile_for_hopper", "compile_verification"])
-def test_kernels_compile_without_a_gpu(name: str, tmp_path: Path) -> None:
+@pytest.mark.quick("few")
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("compile_for_hopper", ["few"]), ("compile_for_hopper", []), ("compile_verification", [])],
+    ids=["few", "all", "verification"],
+)
+def test_kernels_compile_without_a_gpu(name: str, arguments: list[str], tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     program = Path(__file__).with_name(f"{name}.py")
-    done = subprocess.run([sys.executable, str(program)], env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(program), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from cli.conftest import VOCAB, byte_tokenizer
 from forerun.cli.main import cli
 from forerun.loading.drafter_folder import load_drafter
+from forerun.train import evaluate
 from forerun.train.compare import read_run
 from forerun.train.costs import Costs, survival_of, weigh
 from forerun.train.loop import train_draft
@@ -47,7 +51,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(place: Path) -> dict[str, Path]:
+def brief_timing() -> Iterator[None]:
+    """Costs are measured as ever, on few tokens: no test looks at how precise they are."""
+    timed = evaluate._timed
+
+    def brief(decoder: Any, prompts: Any, options: evaluate.EvaluateOptions) -> Any:
+        return timed(decoder, prompts[:1], replace(options, max_new_tokens=6))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "_timed", brief)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(place: Path, brief_timing: None) -> dict[str, Path]:
     """One run of two kinds, the first evaluated at its end."""
     found = {}
     for kind in ("feature", "causal"):
@@ -107,7 +124,7 @@ def test_export(place: Path, runs: dict[str, Path]) -> None:
     assert (place / "alone" / "tokenizer.json").exists()
 
 
-def test_data_is_written_first_where_there_is_none(place: Path) -> None:
+def test_data_is_written_first_where_there_is_none(place: Path, brief_timing: None) -> None:
     (place / "few.txt").write_text("\n".join(f"Prompt number {i}" for i in range(9)), encoding="utf-8")
     more = ("--prompts", place / "few.txt", "--steps", "1", "--hold-out", "1", "--batch-tokens", "512")
     result = invoke("train", "draft", place / "target", "-o", place / "fresh", *more, "--device", "cpu", "--offline")
