@@ -42,6 +42,7 @@ def params(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 1.0, **settings})
 
 
+@pytest.mark.quick("top_k", "top_p", "all")
 @pytest.mark.parametrize("case", CASES)
 def test_target_law(case: str) -> None:
     rule = RULES[list(CASES).index(case) % 3]
@@ -51,6 +52,7 @@ def test_target_law(case: str) -> None:
     assert verdict(samples, law()), "the setting made no difference"
 
 
+@pytest.mark.quick("ngram")
 @pytest.mark.parametrize("drafter", ["random", "ngram", "exit"])
 def test_truncated_target_with_other_drafters(drafter: str) -> None:
     samples = Loop(drafter, "3", vocab=5).sample(NUMBER, params=params(top_k=2), max_new_tokens=4)
@@ -79,6 +81,7 @@ def claim(settings: SamplingParams) -> Any:
     return report
 
 
+@pytest.mark.quick("own1-token", "own2-block", "own3-coupled")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("own", [{}, {"temperature": 2.0}, {"top_k": 1}, {"temperature": 0.0}])
 def test_draft_truncated_otherwise(rule: Rule, own: dict[str, Any]) -> None:
@@ -87,6 +90,7 @@ def test_draft_truncated_otherwise(rule: Rule, own: dict[str, Any]) -> None:
     assert not verdict(samples, law(3, top_k=2))
 
 
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_lying_drafter_is_noticed(rule: Rule) -> None:
     """Drawn from the two most likely tokens, reported as drawn from all."""
@@ -94,6 +98,7 @@ def test_control_lying_drafter_is_noticed(rule: Rule) -> None:
     assert verdict(Loop(drafter, "3", rule).sample(NUMBER, max_new_tokens=4), law(3))
 
 
+@pytest.mark.quick("block")
 @pytest.mark.parametrize("rule", RULES)
 def test_budget_cuts_the_draft(rule: Rule) -> None:
     loop = Loop("model", Constant(8), rule, vocab=5)
