@@ -75,12 +75,27 @@ def test_a_waiting_row_can_be_aborted() -> None:
     assert len(engine.target.cache.rows) == 1
 
 
-def test_an_aborted_row_gives_back_what_it_had_claimed() -> None:
+def test_a_row_aborted_before_it_joined_claims_no_kept_row() -> None:
     engine = engine_with(DraftModel(draft_of(tiny_model(MODEL))), keep_rows=2)
     finish(engine, request(1))
     engine.abort(engine.add(request(1)))
-    assert engine.target.cache.rows == ()
-    assert finish(engine, request(2))[0].tokens == answer(PROMPTS[2])[:16]
+    assert engine.target.cache.rows == (0,)
+    assert [row.tokens for row in finish(engine, request(2), request(1))] == [answer(PROMPTS[i])[:16] for i in (2, 1)]
+
+
+def test_a_handle_is_never_used_again() -> None:
+    """Whoever aborts a request that has ended must not end another one."""
+    engine = engine_with(None)
+    old = engine.add(request(0, max_new_tokens=1))
+    engine.step()
+    assert engine.is_idle
+    new = engine.add(request(1))
+    assert [made.row for made in engine.step()] == [new] != [old]
+    engine.abort(old)
+    while not engine.is_idle:
+        engine.step()
+    ended = {result.request.request_id: result for result in engine.take_results()}
+    assert ended[1].finish_reason is FinishReason.LENGTH and ended[1].tokens == answer(PROMPTS[1])[:16]
 
 
 @pytest.mark.parametrize("rule", tuple(Rule))

@@ -94,6 +94,13 @@ class RaggedCache:
         self._tenants[hole] = mover
         self._slot[mover], self._written[mover] = hole, self._length[mover]
 
+    def clear(self) -> None:
+        """Forget all rows, whatever state they are in, and give their memory back."""
+        self.version += 1
+        self.layers.clear()
+        self._slot, self._tenants, self._length, self._written = {}, [], {}, {}
+        self.num_slots = self.capacity = 0
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Give `target` the first `length` keys of `source`: a shared prompt is encoded once."""
         assert length <= self._length[source]

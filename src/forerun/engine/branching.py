@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.errors import InvalidArgument
 from forerun.math.tree import depths, lineage
-from forerun.types import Adjuster, Draft, Verdict
+from forerun.types import Adjuster, Draft, Siblings, TreeShape, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,22 @@ def adjusted_along(logits: Tensor, drafted: Sequence[int], parents: Sequence[int
     return torch.cat(rows)
 
 
-def check_tree(draft: Draft, rooms: Sequence[int], lossless_token_rule: bool) -> None:
+def check_tree(draft: Draft, tokens: Sequence[Sequence[int]], lengths: Sequence[int], rooms: Sequence[int]) -> None:
     """A tree must be one: parents first, within the depth that was asked for, no token twice among siblings."""
-    if not lossless_token_rule:
-        raise InvalidArgument("a tree is judged by the token rule; decode with rule='token' or without a tree")
-    trees = parents_of(draft)
-    assert draft.tree is not None and trees is not None
-    if draft.tree.parents.shape != draft.tokens.shape or len(draft.tree.ways) != len(trees):
-        shape = tuple(draft.tree.parents.shape)
+    tree = draft.tree
+    if not isinstance(tree, TreeShape) or not isinstance(tree.parents, Tensor) or tree.parents.dtype != torch.int64:
+        raise InvalidArgument("draft.tree must be a TreeShape, its parents a tensor of int64")
+    if tree.parents.shape != draft.tokens.shape or len(tree.ways) != len(tokens):
+        shape = tuple(tree.parents.shape)
         raise InvalidArgument(f"tree of shape {shape} for drafted tokens of shape {tuple(draft.tokens.shape)}")
-    for parents, tokens, room in zip(trees, draft.tokens.tolist(), rooms, strict=True):
+    if not all(isinstance(way, Siblings) for way in tree.ways):
+        raise InvalidArgument(f"tree with ways {tree.ways!r}: give one of Siblings a row")
+    trees = tree.parents.tolist()
+    for every, own, length, room in zip(trees, tokens, lengths, rooms, strict=True):
+        parents = every[: max(length, 0)]
         if any(not -1 <= parent < node for node, parent in enumerate(parents)):
             raise InvalidArgument(f"tree with parents {parents}: each must be an earlier node, or -1 for the root")
         if max(depths(parents), default=0) > room:
             raise InvalidArgument(f"tree of depth {max(depths(parents))} where at most {room} was asked for")
-        if len(set(zip(parents, tokens, strict=False))) < len(parents):
+        if len(set(zip(parents, own, strict=False))) < len(parents):
             raise InvalidArgument("a tree has the same token twice among siblings; draw them without replacement")

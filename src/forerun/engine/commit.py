@@ -54,9 +54,9 @@ def _commit_row(
     if row.request.logprobs is not None and own is not None:
         row.logprobs.extend(_logprobs(own, draft.scored_at[:kept], tokens, row.request.logprobs))
     row.gain(tokens, origins)
-    row.stats.count(draft.depth, min(accepted, kept), kept, nodes=len(drafted))
+    row.counts = draft.depth, min(accepted, kept), kept, len(drafted)
     row.round += 1
-    return Progress(row.number, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason)
+    return Progress(row.handle, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason)
 
 
 def _fail(row: Row, depth: int, nodes: int) -> Progress:
@@ -66,8 +66,8 @@ def _fail(row: Row, depth: int, nodes: int) -> Progress:
         f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights and "
         "dtype (float16 overflows where bfloat16 does not)"
     )
-    row.stats.count(depth, 0, 0, nodes=nodes)
-    return Progress(row.number, row.request.request_id, (), (), row.finish_reason)
+    row.counts = depth, 0, 0, nodes
+    return Progress(row.handle, row.request.request_id, (), (), row.finish_reason)
 
 
 def _logprobs(own: Tensor | list[float], places: list[int], tokens: list[int], alternatives: int) -> list[TokenLogprob]:

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from heapq import heappop, heappush
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from forerun.engine.device.choose import draft_passes_of, runner_for
 from forerun.engine.device.room import SIZES
 from forerun.engine.device.runner import Runner
 from forerun.engine.drafting import DraftSide
+from forerun.engine.faults import Faults
 from forerun.engine.laws import keys_of, law_of, tokens_of
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
@@ -38,6 +39,8 @@ from forerun.types import BatchView, Drafter, LawParams, Origin, Policy, RoundOu
 class Engine:
     """Rows in flight behind one target: `add` requests, `step` until `is_idle`, collect `take_results`.
 
+    A step that raises has done nothing: the rows are where they were, and the next step says what it would have said.
+
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
     chat) starts from there. Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the
     others are encoded before it, which is better where a long prompt would be padding for hundreds of other rows.
@@ -45,6 +48,8 @@ class Engine:
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
     `engine.drafter` is a fresh one of the drafter that was given, so that several engines may be given the same.
+    A drafter or a policy that fails costs its draft and a warning; `first_fault` keeps the traceback, and with `strict`
+    the error is raised instead.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         compile: bool = True,
         ahead: bool = True,
+        strict: bool = False,
     ) -> None:
         drafter = self.drafter = None if drafter is None else fresh(drafter)
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
@@ -67,18 +73,18 @@ class Engine:
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
-        self._results: list[RowResult] = []
-        self._free: list[int] = []  # row numbers that were used and are free again, the smallest first
-        self._numbers = itertools.count()
+        self._results: dict[int, RowResult] = {}  # by handle
+        self._held: set[int] = set()  # row numbers that target and drafter know, those on the shelf included
+        self._handles = itertools.count()
         self._turns = itertools.count(1)
-        self.side = DraftSide(drafter, policy, target, rule)
+        self.faults = Faults(strict)
+        self.side = DraftSide(drafter, policy, target, rule, self.faults)
         if (bind := getattr(drafter, "bind", None)) is not None:
             bind(target, tokenizer)
         self.ahead = ahead
         self.runner = runner_for(target, drafter, rule, clock) if compile else None
         if self.runner is not None:
             self.side.passes = draft_passes_of(drafter, target, clock)
-        self._leaving: list[int] = []  # rows that a round in the air still writes to
 
     @property
     def is_idle(self) -> bool:
@@ -98,40 +104,80 @@ class Engine:
         """None where text follows the target's law; else a sentence that says why it does not."""
         return warning(self.rule)
 
+    @property
+    def first_fault(self) -> str | None:
+        """The traceback of the first error of a drafter or policy; None while there was none."""
+        return self.faults.first
+
     def add(self, request: Request) -> int:
-        """Queue a request; it joins the batch at the next step. Returns its row number, the handle for `abort`."""
+        """Queue a request; it joins the batch at the next step. Returns its handle for `abort`, which no other has."""
         budget = self._budget(request)
-        number = self.shelf.reuse(request.prompt, request.source)
-        if number is None:
-            number = heappop(self._free) if self._free else next(self._numbers)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
-        row = Row(number, request, list(request.prompt), output, stop, adjust, bans_of(request))
+        row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
         self._waiting.append(row)
-        return number
+        return row.handle
 
-    def abort(self, number: int) -> None:
-        """End a row with what it has."""
+    def abort(self, handle: int) -> None:
+        """End a row with what it has; one that has ended stays as it is."""
         for row in [*self._waiting, *self._running.values()]:
-            if row.number == number:
+            if row.handle == handle:
                 row.finish_reason = FinishReason.ABORT
-        self._retire()
+        try:
+            self._retire()
+        except BaseException:
+            self._start_over()
+            raise
 
     def take_results(self) -> list[RowResult]:
         """Finished sequences since the last call."""
-        results, self._results = self._results, []
-        return results
+        results, self._results = self._results, {}
+        return list(results.values())
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
         """One round for every row."""
-        if self.runner is None or not self.runner.is_flying:
-            self._admit()
-        self._expire()
-        if not self._running:
-            return []
-        batch = sorted(self._running.values(), key=lambda row: self.target.cache.slot(row.number))
+        try:
+            if self.runner is None or not self.runner.is_flying:
+                self._admit()
+            self._expire()
+            if not self._running:
+                return []
+            batch = sorted(self._running.values(), key=lambda row: self.target.cache.slot(row.number))
+            progress = self._undone_if_it_fails(batch)
+            for row in batch:
+                row.count()
+            self._retire()
+            return progress
+        except BaseException:  # at any point: a user's Ctrl-C, a tokenizer or a model that fails, memory that runs out
+            self._start_over()
+            raise
+
+    def _undone_if_it_fails(self, batch: list[Row]) -> list[Progress]:
+        """A round, or nothing: an error takes back what rows were given."""
+        marks = [row.mark() for row in batch]
+        try:
+            return self._advance(batch)
+        except BaseException:
+            for row, mark in zip(batch, marks, strict=True):
+                row.go_back(mark)
+            raise
+
+    def _start_over(self) -> None:
+        """After an error nobody can vouch for the keys: forget them all, and take the rows in anew from their texts."""
+        rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
+        held, self._held = self._held, set()
+        self._waiting, self._running = list(rows.values()), {}
+        self.shelf.clear()
+        if self.runner is not None:
+            self.runner.drop()
+        self.target.reset()
+        for number in held:
+            with suppress(Exception):  # one error is on its way already
+                self.side.tell("release", number)
+
+    def _advance(self, batch: list[Row]) -> list[Progress]:
         if self.runner is not None and (self.runner.is_flying or self._launch(self.runner, batch)):
             return self._land(self.runner, batch)
         return self._round(batch)
@@ -141,7 +187,7 @@ class Engine:
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
-            bool(getattr(self.drafter, "is_mixed", False)),
+            self.side.is_mixed,
             sizes,
             next(self._turns),
         )
@@ -176,7 +222,7 @@ class Engine:
 
         self._settle(batch, [standing(block, row, trees) for block, row in zip(blocks, kept, strict=True)], progress)
         self._account(drafted - started, scored - drafted, verified - scored)
-        self.policy.observe(
+        self.side.observe(
             RoundOutcome(
                 rows=view.rows,
                 request_ids=view.request_ids,
@@ -193,7 +239,6 @@ class Engine:
                 turn=view.turn,
             )
         )
-        self._retire()
         return progress
 
     def _launch(self, runner: Runner, batch: list[Row]) -> bool:
@@ -245,12 +290,11 @@ class Engine:
             steps=landing.drafted,
             turn=landing.turn,
         )
-        self.policy.observe(outcome)
+        self.side.observe(outcome)
         running = [row for row in batch if row.finish_reason is None]
         if self.ahead and running and not runner.is_flying and not self._waiting:
             self._launch(runner, running)
         self._account(*landing.seconds)  # last: what was recorded for the next round took this one's time
-        self._retire()
         return progress
 
     def _budget(self, request: Request) -> int:
@@ -274,23 +318,31 @@ class Engine:
         """Take waiting rows in."""
         self._let_go()
         started = self.clock()
-        rows, self._waiting = self._waiting, []
+        rows = list(self._waiting)
         for row in rows:
-            known = self.shelf.take(row.number)
-            if known is None:
-                self.target.admit(row.number)
-                self.side.tell("admit", row.number, row.request.prompt)
-                if row.request.source is not None:
-                    self.target.read(row.number, row.request.source)
-                    self.side.tell("read", row.number, row.request.source)
-            else:
-                self.target.rewind([row.number], [min(known, self.target.length(row.number))])
-                self.side.tell("rewind", [row.number], [known])
+            self._take_in(row)
             self._running[row.number] = row
+            self._waiting.remove(row)
         self.target.encode()
         self._prefill(rows)
         if rows:
             self.seconds.prefill_seconds += self.clock() - started
+
+    def _take_in(self, row: Row) -> None:
+        """A row number for a row: one of the shelf whose keys begin as its prompt does, or else a new one."""
+        claim = self.shelf.claim(row.request.prompt, row.request.source)
+        if claim is not None:
+            row.number, known = claim
+            self.target.rewind([row.number], [min(known, self.target.length(row.number))])
+            self.side.tell("rewind", [row.number], [known])
+            return
+        row.number = next(number for number in itertools.count() if number not in self._held)
+        self._held.add(row.number)
+        self.target.admit(row.number)
+        self.side.tell("admit", row.number, row.request.prompt)
+        if row.request.source is not None:
+            self.target.read(row.number, row.request.source)
+            self.side.tell("read", row.number, row.request.source)
 
     def _prefill(self, rows: list[Row]) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
@@ -356,17 +408,14 @@ class Engine:
     def _retire(self) -> None:
         """Let finished rows go."""
         for row in [row for row in self._waiting if row.finish_reason is not None]:
+            self._results[row.handle] = row.result(self.clock())
             self._waiting.remove(row)
-            self._results.append(row.result(self.clock()))
-            if self.shelf.take(row.number) is None:
-                heappush(self._free, row.number)
-            else:  # it had claimed a kept row
-                self._leaving.append(row.number)
         done = [row for row in self._running.values() if row.finish_reason is not None]
         for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
+            self._results[row.handle] = row.result(self.clock())
+            if row.error is None:
+                self.shelf.put(row.number, row.history, row.request.source)
             del self._running[row.number]
-            self._results.append(row.result(self.clock()))
-            self._leaving += self.shelf.put(row.number, row.history, row.error is not None, row.request.source)
         if self.runner is not None and self.runner.is_flying and not self._running:
             self.runner.drop()
         if self.runner is None or not self.runner.is_flying:  # slots move when a row goes
@@ -374,13 +423,13 @@ class Engine:
 
     def _let_go(self) -> None:
         """Rows that left, the last slots first: then the keys of nobody who stays behind have to move."""
-        going, self._leaving = sorted(self._leaving, key=self.target.cache.slot, reverse=True), []
+        going = [number for number in self._held if number not in self._running and number not in self.shelf]
         if going and self.runner is not None:
             self.runner.leave()
-        for number in going:
+        for number in sorted(going, key=self.target.cache.slot, reverse=True):
             self.target.release(number)
             self.side.tell("release", number)
-            heappush(self._free, number)
+            self._held.discard(number)
 
 
 def _accepted(progress: list[Progress]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ class TokenLogprob:
 class Progress:
     """What one row gained in one round."""
 
-    row: int
+    row: int  # its handle
     request_id: int
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
@@ -51,11 +51,14 @@ class RowResult:
         return sum(entry.logprob for entry in self.logprobs) / len(self.logprobs)
 
 
+Mark = tuple[int, int, int, FinishReason | None, str | None]
+
+
 @dataclass(slots=True)
 class Row:
     """A sequence in flight. The last token of `history` has been emitted but not yet seen by the target."""
 
-    number: int
+    handle: int  # its own for as long as the engine lives
     request: Request
     history: list[int]
     output: list[int]
@@ -65,9 +68,11 @@ class Row:
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    number: int = -1  # what target and drafter know it by, once it has joined the batch; others have had it before
     round: int = 0
     finish_reason: FinishReason | None = None
     error: str | None = None
+    counts: tuple[int, int, int, int] | None = None  # of the round under way, see `Stats.count`
 
     @property
     def remaining(self) -> int:
@@ -77,6 +82,22 @@ class Row:
         self.history.extend(tokens)
         self.output.extend(tokens)
         self.origins.extend(origins)
+
+    def count(self) -> None:
+        """Into the statistics, once the round is over."""
+        counts, self.counts = self.counts, None
+        if counts is not None:
+            self.stats.count(*counts)
+
+    def mark(self) -> Mark:
+        return len(self.output), len(self.logprobs), self.round, self.finish_reason, self.error
+
+    def go_back(self, mark: Mark) -> None:
+        """To where `mark` was made; statistics of the round are not counted."""
+        length, logprobs, self.round, self.finish_reason, self.error = mark
+        del self.output[length:], self.origins[length:], self.logprobs[logprobs:]
+        del self.history[len(self.request.prompt) + length :]
+        self.counts = None
 
     def result(self, now: float) -> RowResult:
         assert self.finish_reason is not None

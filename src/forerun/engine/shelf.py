@@ -13,21 +13,19 @@ class Shelf:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._kept: dict[int, tuple[Source | None, tuple[int, ...]]] = {}
-        self._claimed: dict[int, int] = {}
 
-    def put(self, number: int, history: Sequence[int], broken: bool, source: Source | None = None) -> list[int]:
-        """Keep a finished row; returns the rows to release instead."""
-        if not self.limit or broken:
-            return [number]
-        self._kept[number] = source, tuple(history)
-        if len(self._kept) <= self.limit:
-            return []
-        oldest = next(iter(self._kept))
-        del self._kept[oldest]
-        return [oldest]
+    def __contains__(self, number: int) -> bool:
+        return number in self._kept
 
-    def reuse(self, prompt: Sequence[int], source: Source | None = None) -> int | None:
-        """Claim the kept row that shares the longest beginning with `prompt`, if any shares some.
+    def put(self, number: int, history: Sequence[int], source: Source | None = None) -> None:
+        """Keep a finished row, if there is room for any."""
+        if self.limit:
+            self._kept[number] = source, tuple(history)
+        while len(self._kept) > self.limit:
+            del self._kept[next(iter(self._kept))]
+
+    def claim(self, prompt: Sequence[int], source: Source | None = None) -> tuple[int, int] | None:
+        """The kept row that shares the longest beginning with `prompt` and its length, if any shares some.
 
         Keys depend on what the encoder read, so only a row of the same source will do.
         """
@@ -37,12 +35,10 @@ class Shelf:
         if best is None or shared[best] == 0:
             return None
         del self._kept[best]
-        self._claimed[best] = shared[best]
-        return best
+        return best, shared[best]
 
-    def take(self, number: int) -> int | None:
-        """Tokens a claimed row still holds of its new prompt, None for a row that is new."""
-        return self._claimed.pop(number, None)
+    def clear(self) -> None:
+        self._kept = {}
 
 
 def _common(history: Sequence[int], prompt: Sequence[int]) -> int:

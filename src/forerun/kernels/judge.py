@@ -144,6 +144,7 @@ def left_over(
             if KIND == SPARSE:
                 for s in range(num_sparse):
                     q += tl.where(column == tl.load(sparse_ids + s), tl.load(sparse_probs + s), 0.0)
+                q = tl.maximum(q, 0.0)  # a law below 0 would add mass where the target has none
             if RULE == BLOCK_RULE:
                 coarse = weight.to(tl.float32)  # float64 a token would take longer than reading it
                 fine = (weight - coarse).to(tl.float32)

@@ -173,6 +173,11 @@ class LogitLaw:
     def params(self) -> LawParams:
         return self._params
 
+    @property
+    def owner(self) -> Tensor:
+        """[N] int64"""
+        return self._owner
+
     @classmethod
     def dense(cls, logits: Tensor, params: LawParams, vocab_size: int | None = None) -> LogitLaw:
         """From logits [B, K, V], as many positions in every row."""
@@ -280,11 +285,41 @@ class SparseLaw:
         return law.scatter_add_(1, ids, self.probs.gather(1, where).squeeze(1))
 
 
+class TableLaw:
+    """A law that is written down: the probability of every token at every position."""
+
+    def __init__(self, probs: Tensor, logits: Tensor | None = None) -> None:
+        self.probs = probs  # [B, K, V]
+        self._logits = logits  # [B, K, V] unnormalised, where there are any
+
+    def of(self, tokens: Tensor) -> Tensor:
+        return _entries(self.probs, tokens)
+
+    def at(self, position: Tensor) -> Tensor:
+        return _positions(self.probs, position)
+
+    def logits_of(self, tokens: Tensor) -> Tensor:
+        return self.of(tokens).log() if self._logits is None else _entries(self._logits, tokens)
+
+    def logits_at(self, position: Tensor) -> Tensor:
+        return self.at(position).log() if self._logits is None else _positions(self._logits, position)
+
+
+def _entries(table: Tensor, tokens: Tensor) -> Tensor:
+    """[B, K, V] and [B, W] tokens of the first W positions -> [B, W]."""
+    return table[:, : tokens.shape[1]].gather(2, tokens.clamp(0, table.shape[2] - 1).unsqueeze(-1)).squeeze(-1)
+
+
+def _positions(table: Tensor, position: Tensor) -> Tensor:
+    """[B, K, V] and [B] -> [B, V]."""
+    return table[torch.arange(len(table), device=table.device), position.clamp(0, table.shape[1] - 1)]
+
+
 class PointMass:
     """The law of a draft that was not drawn: prompt lookup, n-grams, a greedy draft model."""
 
     def __init__(self, tokens: Tensor, vocab_size: int, dtype: torch.dtype = torch.float32) -> None:
-        self.tokens = tokens  # [B, K] int64
+        self.tokens = tokens if tokens.dtype == torch.int64 else tokens.long()  # [B, K]
         self.vocab_size = vocab_size
         self.dtype = dtype
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from forerun.math.laws import draw, tile_sums
-from forerun.math.verify import residual
+from forerun.math.verify import claimed, residual
 
 HALVINGS = 54  # of [1, K], for K-SEQ's ratio
 
@@ -60,7 +60,7 @@ def with_replacement(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, f
 
 def _recursive(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor, replaced: bool) -> Choice:
     kept = torch.full_like(candidates[:, 0], -1) if candidates.shape[1] else torch.full(p.shape[:1], -1).to(p.device)
-    q = q.nan_to_num(0.0)
+    q = claimed(q)
     for j in range(candidates.shape[1]):
         there = (candidates[:, j] >= 0) & (kept < 0)
         token = candidates[:, j : j + 1].clamp(min=0)
@@ -78,7 +78,7 @@ def _recursive(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: 
 
 def k_seq(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor) -> Choice:
     """SpecTr's sequential selection: each candidate is kept with probability min(1, p / (rho q)), up to the first."""
-    p, q = p.double(), q.double().nan_to_num(0.0)
+    p, q = p.double(), claimed(q.double())
     count = (candidates >= 0).sum(dim=-1)
     rho = k_seq_ratio(p, q, count).unsqueeze(-1)
     token = candidates.clamp(min=0)

@@ -178,12 +178,21 @@ def count_accepted(p: Tensor, q: Tensor, u: Tensor, lengths: Tensor) -> Tensor:
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """What the draft left of the target's law, unnormalised: the positive part of p - q, [B, V] each.
 
-    Where rounding leaves nothing, or the difference is not finite, p itself. NaN in q counts as 0: such a token cannot
-    have been accepted, so nothing was taken from it.
+    Where rounding leaves nothing, or the difference is not finite, p itself. Nothing is left where p has nothing,
+    whatever q says: see `claimed`.
     """
-    left = (p - q.nan_to_num(0.0)).clamp(min=0.0)
+    left = (p - claimed(q)).clamp(min=0.0)
     mass = tile_sums(left).sum(dim=-1, keepdim=True)
     return torch.where((mass > 0) & mass.isfinite(), left, p)
+
+
+def claimed(q: Tensor) -> Tensor:
+    """A draft's law as far as it can be one: NaN and what is below 0 count as 0.
+
+    Such a token cannot have been accepted, so nothing was taken from it. A negative q would add mass where the target
+    has none, and change the text of a greedy row.
+    """
+    return q.nan_to_num(0.0).clamp(min=0.0)
 
 
 def block_weights(p: Tensor, q: Tensor) -> Tensor:
@@ -212,7 +221,7 @@ def _excess(target: Law, draft: Draft, weight: Tensor) -> Tensor:
     excess = torch.zeros_like(weight)
     for i in range(1, draft.width):
         position = torch.full_like(draft.lengths, i)
-        left = weight[:, i - 1 : i] * target.at(position) - draft.law.at(position).nan_to_num(0.0)
+        left = weight[:, i - 1 : i] * target.at(position) - claimed(draft.law.at(position))
         excess[:, i - 1] = tile_sums(left.clamp(min=0.0)).sum(dim=-1)
     return excess
 

@@ -64,6 +64,11 @@ class Sources:
             self.cache.release(number)
         return source
 
+    def clear(self) -> None:
+        """Nobody reads anything any more."""
+        self.cache.clear()
+        self._of, self._number, self._readers, self.waiting = {}, {}, Counter(), []
+
     def of(self, row: int) -> Source:
         if row not in self._of:
             raise InvalidArgument(f"row {row} has no source to read: give one to `read`, or to its Request")

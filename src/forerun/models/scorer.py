@@ -159,6 +159,10 @@ class Scorer:
     def release(self, row: int) -> None:
         self.cache.release(row)
 
+    def reset(self) -> None:
+        """Forget all rows, whatever state an error has left them in."""
+        self.cache.clear()
+
     def length(self, row: int) -> int:
         return self.cache.length(row)
 

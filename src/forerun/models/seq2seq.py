@@ -124,6 +124,11 @@ class Seq2SeqScorer(Scorer):
         if (gone := self.sources.release(row)) is not None:
             self._states.pop(gone, None)
 
+    def reset(self) -> None:
+        super().reset()
+        self.sources.clear()
+        self._states.clear()
+
     def score(
         self,
         rows: Sequence[int],

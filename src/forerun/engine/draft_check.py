@@ -1,0 +1,180 @@
+"""Whether a drafter's answer is one. What passes here cannot make a round fail, whoever wrote the drafter.
+
+Shapes and types of all drafts are looked at, which costs microseconds; laws only where the drafter is a user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forerun.engine.branching import check_tree
+from forerun.errors import InvalidArgument
+from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw, TableLaw
+from forerun.models.scorer import Scorer
+from forerun.rules import AnyRule
+from forerun.types import Draft, DraftContext, Law, Rule
+
+WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+SLACK = 1e-3  # by which the mass of a law may exceed 1: sums of many rounded numbers
+
+
+def is_ours(drafter: object) -> bool:
+    """Whether a drafter, and whatever it drafts with, comes with Forerun: its laws are then what they should be."""
+    parts = [*getattr(drafter, "drafters", ()), *filter(None, [getattr(drafter, "inner", None)])]
+    return type(drafter).__module__.startswith("forerun.") and all(map(is_ours, parts))
+
+
+def checked(draft: Draft, context: DraftContext, rule: AnyRule, target: Scorer, trusted: bool = False) -> Draft:
+    """The draft as the loop wants it; raises where it is none. The laws of a `trusted` drafter are not looked at."""
+    if not isinstance(draft, Draft):
+        raise InvalidArgument(f"propose returned {type(draft).__name__!r} instead of a Draft")
+    count = len(context.rows)
+    tokens = _whole(draft.tokens, "tokens", 2, context)
+    lengths = _whole(draft.lengths, "lengths", 1, context)
+    if len(tokens) != count or len(lengths) != count:
+        raise InvalidArgument(f"draft of shape {tuple(tokens.shape)} for {count} rows")
+    _check_remarks(draft, count)
+    if tokens is not draft.tokens or lengths is not draft.lengths:
+        draft = replace(draft, tokens=tokens, lengths=lengths)
+    longest = _check_values(draft, context, rule, target)
+    if longest < draft.width:  # what lies behind is nobody's
+        tree = draft.tree and replace(draft.tree, parents=draft.tree.parents[:, :longest])
+        draft = replace(draft, tokens=tokens[:, :longest], tree=tree if longest else None)
+    return draft if trusted else replace(draft, law=_sound(draft, context.vocab_size))
+
+
+def _whole(numbers: Tensor, name: str, dims: int, context: DraftContext) -> Tensor:
+    """Whole numbers of so many dimensions, as int64, where the target is."""
+    if not isinstance(numbers, Tensor) or numbers.dim() != dims or numbers.dtype not in WHOLE:
+        what = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise InvalidArgument(f"draft.{name} is {what}: give a tensor of int64 with {dims} dimensions")
+    if numbers.device.type != context.device.type:
+        raise InvalidArgument(f"draft.{name} is on {numbers.device}: put it on context.device, {context.device}")
+    return numbers if numbers.dtype == torch.int64 else numbers.long()
+
+
+def _check_remarks(draft: Draft, count: int) -> None:
+    """What is said of the draft's rows beside tokens and laws."""
+    if draft.evidence is not None and not _each(draft.evidence, count, int):
+        raise InvalidArgument(f"draft.evidence={draft.evidence!r}: give one integer a row, or None")
+    if draft.cuttable is not None and not _each(draft.cuttable, count, bool):
+        raise InvalidArgument(f"draft.cuttable={draft.cuttable!r}: give True or False a row, or None")
+
+
+def _each(values: object, count: int, kind: type) -> bool:
+    return isinstance(values, tuple) and len(values) == count and all(isinstance(value, kind) for value in values)
+
+
+def _check_values(draft: Draft, context: DraftContext, rule: AnyRule, target: Scorer) -> int:
+    """Lengths within the room that was given, tokens that the target knows, a tree that is one; the longest length."""
+    both = torch.cat([draft.tokens, draft.lengths[:, None]], dim=1).tolist()  # one look at the device
+    tokens, lengths = [row[:-1] for row in both], [row[-1] for row in both]
+    copies = context.copy_lengths or context.max_lengths
+    rooms = [max(pair) for pair in zip(context.max_lengths, copies, strict=True)]
+    if draft.tree is not None:
+        if rule is not Rule.TOKEN:
+            raise InvalidArgument("a tree is judged by the token rule; decode with rule='token' or without a tree")
+        target.check_trees()
+        check_tree(draft, tokens, lengths, rooms)
+        rooms = [draft.width] * len(rooms)  # of its depth there is a bound, of its size there is none
+    for row, length, most in zip(tokens, lengths, rooms, strict=True):
+        if not 0 <= length <= min(most, len(row)):
+            raise InvalidArgument(f"draft of length {length} where at most {min(most, len(row))} was asked for")
+        if length and (min(row[:length]) < 0 or max(row[:length]) >= context.vocab_size):
+            raise InvalidArgument(f"drafted token outside the target's vocabulary of {context.vocab_size}")
+    return max(lengths, default=0)
+
+
+def _sound(draft: Draft, vocab_size: int) -> Law:
+    """The draft's law, if it can be asked anything a rule may ask.
+
+    A law of a class that is not Forerun's is read whole before anything is decided. If it failed in the middle of a
+    round, whether it does could depend on what the round had decided, and going on without it would bend the law.
+    """
+    law = draft.law
+    if not draft.width:
+        return PointMass(draft.tokens, vocab_size)
+    if not _is_known(law):
+        law = _read_whole(law, draft, vocab_size)
+    rows, width = draft.tokens.shape
+    if (reason := _why_not(law, rows, width, vocab_size, draft.lengths)) is not None:
+        raise InvalidArgument(f"draft.law, a {type(law).__name__}, {reason}")
+    return law
+
+
+def _is_known(law: Any) -> bool:
+    """Whether it is made of Forerun's own laws alone. Classes derived from these may do anything."""
+    kind = type(law)
+    if kind is MixedLaw:
+        return all(map(_is_known, law.laws))
+    if kind is ReducedLaw or kind.__module__ == "forerun.drafters.chain":
+        return _is_known(law.law)
+    return kind in (PointMass, SparseLaw, LogitLaw)
+
+
+def _why_not(law: Law, rows: int, width: int, vocab_size: int, lengths: Tensor) -> str | None:
+    """What is wrong with it, in words: beginnings of the shapes [rows, width, ..] that it should have, and values."""
+    if isinstance(law, MixedLaw):
+        reasons = [_why_not(part, rows, width, vocab_size, lengths) for part in law.laws]
+        return next((reason for reason in reasons if reason is not None), None)
+    if isinstance(law, PointMass):
+        return _shape(law.tokens, rows, width) or _vocabulary(law, vocab_size)
+    if isinstance(law, SparseLaw):
+        if law.ids.shape != law.probs.shape or law.ids.dtype != torch.int64:
+            return f"has ids {law.ids.dtype} {tuple(law.ids.shape)} and probabilities {tuple(law.probs.shape)}"
+        return _shape(law.probs, rows, width) or _vocabulary(law, vocab_size) or _values(law.probs[:, :width], lengths)
+    if isinstance(law, TableLaw):
+        return _values(law.probs, lengths)
+    if isinstance(law, LogitLaw):
+        return _shape(law.index, rows, width) or _vocabulary(law, vocab_size) or _owners(law, rows)
+    return None  # parts of a chain, a reduced vocabulary: of their own making
+
+
+def _shape(held: Tensor, rows: int, width: int) -> str | None:
+    wrong = held.dim() < 2 or held.shape[0] != rows or held.shape[1] < width
+    return f"has shape {tuple(held.shape)} for a draft of shape {(rows, width)}" if wrong else None
+
+
+def _vocabulary(law: PointMass | SparseLaw | LogitLaw, vocab_size: int) -> str | None:
+    return None if law.vocab_size == vocab_size else f"is over {law.vocab_size} tokens, the target's are {vocab_size}"
+
+
+def _values(probs: Tensor, lengths: Tensor) -> str | None:
+    """Of [B, K, S], where something was drafted."""
+    real = torch.arange(probs.shape[1], device=probs.device) < lengths.unsqueeze(-1)
+    good = (probs >= 0).all(dim=-1) & (probs.sum(dim=-1) <= 1 + SLACK)
+    return None if bool((good | ~real).all()) else "has probabilities below 0, above 1 together, or that are no numbers"
+
+
+def _owners(law: LogitLaw, rows: int) -> str | None:
+    owner = law.owner
+    if len(law.params.temperature) != rows or owner.shape != law.logits.shape[:1]:
+        return (
+            f"has {len(owner)} owners of {len(law.logits)} rows of logits, parameters of {len(law.params.temperature)}"
+        )
+    wrong = len(owner) and not bool(((owner >= 0) & (owner < rows)).all())
+    return f"names owners outside of the {rows} rows" if wrong else None
+
+
+def _read_whole(law: Law, draft: Draft, vocab_size: int) -> TableLaw:
+    """What a law says at every position of the draft."""
+    wanted = (len(draft.lengths), vocab_size)
+    positions = [torch.full_like(draft.lengths, i) for i in range(draft.width)]
+    probs = _stacked([law.at(position) for position in positions], wanted, draft)
+    if (logits_at := getattr(law, "logits_at", None)) is None:
+        return TableLaw(probs)
+    return TableLaw(probs, _stacked([logits_at(position) for position in positions], wanted, draft))
+
+
+def _stacked(parts: Sequence[Tensor], wanted: tuple[int, int], draft: Draft) -> Tensor:
+    """[B, K, V]"""
+    for part in parts:
+        if not isinstance(part, Tensor) or part.shape != wanted or not part.is_floating_point():
+            what = f"{part.dtype} {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
+            raise InvalidArgument(f"draft.law.at gave {what}: give probabilities of shape {wanted}")
+    return torch.stack(list(parts), dim=1).to(draft.tokens.device)

@@ -1,0 +1,176 @@
+"""An error at any point of a step: the step has done nothing, and nobody's text changes afterwards."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from engine.device_engines import engine as device_engine
+from engine.scripted import Spell, engine_with
+from forerun.config import SamplingParams
+from forerun.drafters import DraftModel, PromptLookup
+from forerun.engine import Engine, Request
+from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
+
+NEW = 9
+PROMPTS = [tuple(prompt) for prompt in ragged_prompts(3, 97, seed=5, longest=7)]
+MAKERS: dict[str, Callable[[], Engine]] = {
+    "model": lambda: engine_with(DraftModel(draft_of(tiny_model("llama"))), 3, keep_rows=2, tokenizer=Spell()),
+    "lookup": lambda: engine_with(PromptLookup(), 3, keep_rows=2, tokenizer=Spell()),
+    "device": lambda: device_engine(True, policy=3, keep_rows=2),
+}
+
+
+class Pulled(BaseException):
+    """As a Ctrl-C: nobody who catches errors catches it."""
+
+
+class Cord:
+    """Counts the calls made within Forerun, and raises in place of one of them."""
+
+    def __init__(self, pull_at: int = -1) -> None:
+        self.pull_at, self.seen = pull_at, list[CodeType]()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and ("/forerun/" in path or path.endswith("scripted.py")):
+            self.seen.append(frame.f_code)
+            if len(self.seen) - 1 == self.pull_at:
+                raise Pulled
+
+    def step(self, engine: Engine) -> None:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            engine.step()
+        except Pulled:
+            pass
+        finally:
+            sys.settrace(before)
+
+
+def asked(stops: bool) -> list[Request]:
+    strings = ("<nothing that is ever said>",) if stops else ()
+    return [
+        Request(prompt=prompt, max_new_tokens=NEW, request_id=i, stop_strings=strings, seed=3,
+                params=SamplingParams(temperature=0.0 if i < 2 else 0.9))
+        for i, prompt in enumerate(PROMPTS)
+    ]  # fmt: skip
+
+
+@lru_cache
+def wanted(kind: str) -> dict[int, tuple[int, ...]]:
+    """What the rows say when nothing goes wrong; of the greedy ones, what the model itself says."""
+    engine = MAKERS[kind]()
+    texts = finish(engine, kind)
+    for i in range(2):
+        assert texts[i] == tuple(plain_greedy(tiny_model("llama"), list(PROMPTS[i]), NEW))
+    return texts
+
+
+def finish(engine: Engine, kind: str) -> dict[int, tuple[int, ...]]:
+    for request in asked(kind != "device"):
+        engine.add(request)
+    return drain(engine)
+
+
+def drain(engine: Engine) -> dict[int, tuple[int, ...]]:
+    while not engine.is_idle:
+        engine.step()
+    return {result.request.request_id: result.tokens for result in engine.take_results()}
+
+
+def places(kind: str, steps: int) -> list[int]:
+    """The first and the last call of every function in the step after so many: that is where errors are raised."""
+    cord = Cord()
+    cord.step(_begun(kind, steps)[0])
+    first = {code: place for place, code in reversed(list(enumerate(cord.seen)))}
+    last = {code: place for place, code in enumerate(cord.seen)}
+    return sorted({*first.values(), *last.values()})
+
+
+def _begun(kind: str, steps: int) -> tuple[Engine, list[int]]:
+    engine = MAKERS[kind]()
+    handles = [engine.add(request) for request in asked(kind != "device")]
+    for _ in range(steps):
+        engine.step()
+    return engine, handles
+
+
+def check(kind: str, steps: int, place: int) -> None:
+    """Go on where it was interrupted; or give up, as a call does, and ask anew: both say what was to be said."""
+    engine, handles = _begun(kind, steps)
+    Cord(place).step(engine)
+    if place % 2:
+        for handle in handles:
+            engine.abort(handle)
+        engine.take_results()
+    else:
+        assert drain(engine) == wanted(kind), f"going on after call {place} of step {steps + 1}"
+    assert finish(engine, kind) == wanted(kind), f"asked anew after call {place} of step {steps + 1}"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_interrupted_step_changes_no_text(kind: str) -> None:
+    """A sample of the points; all of them are below."""
+    for steps in (0, 1):
+        for place in places(kind, steps)[steps::101]:
+            check(kind, steps, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", (0, 1, 2, 3))
+@pytest.mark.parametrize("kind", MAKERS)
+def test_no_point_of_a_step_is_a_bad_one(kind: str, steps: int) -> None:
+    found = places(kind, steps)
+    assert len(found) > 50
+    for place in found:
+        check(kind, steps, place)
+
+
+class Mute(Spell):
+    """Fails at the n-th word."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def decode(self, tokens: Any, skip_special_tokens: bool = False) -> str:
+        self.left -= 1
+        if self.left == 0:
+            raise ValueError("no words")
+        return super().decode(tokens)
+
+
+def test_a_tokenizer_that_raises_leaves_no_wrong_keys_behind() -> None:
+    """The row is given up with its draft's keys still in the cache; the next request with that beginning reuses it."""
+    engine = engine_with(DraftModel(draft_of(tiny_model("llama"))), 3, keep_rows=2, tokenizer=Mute(5))
+    handles = [engine.add(request) for request in asked(stops=True)]
+    with pytest.raises(ValueError, match="no words"):
+        drain(engine)
+    for handle in handles:
+        engine.abort(handle)
+    longer = [
+        Request(prompt=(*request.prompt, *result.tokens, 7), max_new_tokens=NEW, request_id=request.request_id)
+        for result in engine.take_results() for request in (result.request,)
+    ]  # fmt: skip
+    for request in longer:
+        engine.add(request)
+    want = {r.request_id: tuple(plain_greedy(tiny_model("llama"), list(r.prompt), NEW)) for r in longer}
+    assert drain(engine) == want
+
+
+def test_a_step_that_fails_is_not_counted() -> None:
+    engine = engine_with(None, tokenizer=Mute(2))
+    engine.add(asked(stops=True)[0])
+    engine.step()
+    with pytest.raises(ValueError, match="no words"):
+        engine.step()
+    while not engine.is_idle:
+        engine.step()
+    result = engine.take_results()[0]
+    assert result.stats.rounds == result.stats.num_emitted_tokens == len(result.tokens) == NEW
