@@ -42,7 +42,8 @@ class SpeculativeDecoder:
     for torch, in passes, draws and judgements alike: "auto" (on a CPU where they measure faster), "on", "off", or None
     for what $FORERUN_KERNELS says when the decoder is made; drafters follow the target. `compile` says whether rounds
     on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.capture_seconds`) and
-    saves most of the host's time in every round after it.
+    saves most of the host's time in every round after it. A drafter or a policy that fails costs its draft and a
+    warning, and `engine.first_fault` keeps the first traceback; with `strict` the error is raised.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SpeculativeDecoder:
         kernels: Kernels | str | None = None,
         keep_rows: int = 0,
         compile: bool = True,
+        strict: bool = False,
     ) -> None:
         self.target = target
         self.tokenizer = tokenizer
@@ -71,6 +73,7 @@ class SpeculativeDecoder:
             tokenizer=tokenizer,
             keep_rows=keep_rows,
             compile=compile,
+            strict=strict,
         )
         self.drafter = self.engine.drafter
 

@@ -127,7 +127,9 @@ def _why_not(law: Law, rows: int, width: int, vocab_size: int, lengths: Tensor) 
     if isinstance(law, SparseLaw):
         if law.ids.shape != law.probs.shape or law.ids.dtype != torch.int64:
             return f"has ids {law.ids.dtype} {tuple(law.ids.shape)} and probabilities {tuple(law.probs.shape)}"
-        return _shape(law.probs, rows, width) or _vocabulary(law, vocab_size) or _values(law.probs[:, :width], lengths)
+        strange = ((law.ids < 0) | (law.ids >= vocab_size)) & (law.probs != 0)  # padding carries 0
+        known = law.probs.masked_fill(strange, -1.0)
+        return _shape(law.probs, rows, width) or _vocabulary(law, vocab_size) or _values(known[:, :width], lengths)
     if isinstance(law, TableLaw):
         return _values(law.probs, lengths)
     if isinstance(law, LogitLaw):
@@ -148,7 +150,7 @@ def _values(probs: Tensor, lengths: Tensor) -> str | None:
     """Of [B, K, S], where something was drafted."""
     real = torch.arange(probs.shape[1], device=probs.device) < lengths.unsqueeze(-1)
     good = (probs >= 0).all(dim=-1) & (probs.sum(dim=-1) <= 1 + SLACK)
-    return None if bool((good | ~real).all()) else "has probabilities below 0, above 1 together, or that are no numbers"
+    return None if bool((good | ~real).all()) else "has probabilities below 0, above 1 together, or of no token"
 
 
 def _owners(law: LogitLaw, rows: int) -> str | None:
