@@ -124,7 +124,7 @@ def test_control_cutting_a_drawn_draft_is_noticed(monkeypatch: MonkeyPatch) -> N
     def heedless(draft: Draft, lengths: tuple[int, ...]) -> Draft:
         return replace(draft, tokens=draft.tokens[:, : max(lengths)], lengths=torch.tensor(lengths))
 
-    monkeypatch.setattr("forerun.engine.drafting._trimmed", heedless)
+    monkeypatch.setattr("forerun.engine.drafting._cut", heedless)
     assert any(misfits("chain", "token", policy=Snips()))
 
 
