@@ -221,6 +221,7 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_ceilings")
 class TestRun:
+    @pytest.mark.slow
     def test_on_the_cpu(self, tmp_path: Path) -> None:
         path = tmp_path / "decode.json"
         record = run.carry_out(small(), path, Lines(), ["forerun", "bench", "decode"])
@@ -252,6 +253,7 @@ class TestRun:
         assert not record.complete and not record.measurements and not (tmp_path / "d.json").exists()
         assert record.notes[0] == "what the hardware allows was left out, for it was late"
 
+    @pytest.mark.slow
     def test_an_interrupt_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def stop(*_: Any, **__: Any) -> float:
             raise KeyboardInterrupt

@@ -246,6 +246,7 @@ def test_python_dash_m(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert records.read(tmp_path / "r.json").provenance.command.startswith("python -m forerun.bench --quick")
 
 
+@pytest.mark.slow
 def test_python_dash_m_needs_neither_click_nor_rich() -> None:
     asked = asked_for_by_forerun("import forerun.bench.__main__")
     assert {"forerun", "argparse"} <= asked and not {"click", "rich", "matplotlib"} & asked

@@ -75,6 +75,7 @@ def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, dev
     assert all(verdicts(Rule.TOKEN, "model", "3", device))
 
 
+@pytest.mark.slow
 def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
     controls.correct_from_target(monkeypatch)
     found = verdicts(Rule.TOKEN, "model", "3")

@@ -74,6 +74,7 @@ def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
 needs_kernels = pytest.mark.skipif(missing() is not None, reason="no compiled kernels here")
 
 
+@pytest.mark.quick("exit-block")
 @needs_kernels
 @pytest.mark.parametrize(("drafter", "rule"), [("model", "token"), ("exit", "block"), ("chain", "coupled")])
 def test_joint_law_with_compiled_kernels(drafter: str, rule: str) -> None:

@@ -108,6 +108,7 @@ def test_budget_cuts_the_draft(rule: Rule) -> None:
     assert not verdict(samples, law())
 
 
+@pytest.mark.slow
 def test_control_budget(monkeypatch: MonkeyPatch) -> None:
     controls.bonus_from_row_before(monkeypatch)
     assert verdict(Loop("model", "5", vocab=5).sample(NUMBER, max_new_tokens=3), law())
