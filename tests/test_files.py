@@ -25,6 +25,7 @@ from forerun.files import (
     read_text,
     write_whole,
 )
+from forerun.loading.converted import is_sound, kept
 
 LARGE = torch.zeros(100_000)
 
@@ -137,3 +138,16 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
         if content:
             with pytest.raises(InvalidArgument, match=r"p\.txt\.gz cannot be read"):
                 read_text(path)
+
+
+def test_a_converted_model_without_room_leaves_nothing(tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        save_file({"a": LARGE}, folder / "model.safetensors")
+
+    with limited_files(10_000), pytest.raises(ForerunError, match="it needs 1 MB there"):
+        kept(tmp_path / "model", make, "1 MB")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.lock"]
+    kept(tmp_path / "model", make, "1 MB")
+    assert is_sound(tmp_path / "model")
+    modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
+    assert len(modes) == 1

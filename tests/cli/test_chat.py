@@ -135,6 +135,14 @@ def test_a_message_longer_than_the_context_is_refused_and_forgotten(capsys: pyte
     assert len(talk.conversation.messages) == 2
 
 
+def test_a_message_that_is_refused_costs_no_earlier_turn() -> None:
+    talk = session(max_position_embeddings=128)
+    talk.hear("first")
+    before = list(talk.conversation.messages)
+    talk.hear("x" * 300)
+    assert talk.conversation.messages == before
+
+
 class TestConversation:
     def test_tokens_of_an_answer_stay_as_they_were(self) -> None:
         talk = Conversation(byte_tokenizer())

@@ -110,6 +110,11 @@ def _archive(folder: Path) -> None:
     (folder / "p.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, PROMPTS * 20)).encode()))
 
 
+def _listen(path: Path) -> None:
+    audio.duration(path)
+    audio.read(path)
+
+
 def _show(folder: Path) -> None:
     result = CliRunner().invoke(cli, ["--debug", "bench", "show", str(folder / "r.json")])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -154,8 +159,8 @@ KINDS = {
         "checkpoint.pt",
         load_checkpoint,
     ),
-    "wav": Kind(lambda f: write(f / "s.wav", babble(0.5, 1)), "s.wav", lambda f: audio.read(f / "s.wav")),
-    "flac": Kind(lambda f: write(f / "s.flac", babble(0.5, 1)), "s.flac", lambda f: audio.read(f / "s.flac")),
+    "wav": Kind(lambda f: write(f / "s.wav", babble(0.5, 1)), "s.wav", lambda f: _listen(f / "s.wav")),
+    "flac": Kind(lambda f: write(f / "s.flac", babble(0.5, 1)), "s.flac", lambda f: _listen(f / "s.flac")),
     "record of speed": _record("cpu-batch4.json"),
     "record of rounds": _record("seq2seq-h200.json"),
     "record of scores": _record("eval-sampled.json"),

@@ -137,6 +137,17 @@ def test_resume_refuses_other_options_and_other_data(target: PreTrainedModel, da
         run(target, data, tmp_path / "new", options, resume=True)
 
 
+@pytest.mark.parametrize("odd", ["student", "optimizer", "options", "step"])
+def test_a_checkpoint_of_another_make_is_named(target: PreTrainedModel, data: Memory, tmp_path: Path, odd: str) -> None:
+    options = small(steps=2)
+    run(target, data, tmp_path, options)
+    state = checkpoint.load_checkpoint(tmp_path)
+    value = {"odd": torch.ones(2)} if odd == "student" else None
+    checkpoint.save_checkpoint(tmp_path, {name: entry for name, entry in state.items() if name != odd} | {odd: value})
+    with pytest.raises(InvalidArgument, match=r"checkpoint\.pt' does not fit this run"):
+        run(target, data, tmp_path, options, resume=True)
+
+
 def test_a_damaged_checkpoint_is_named(target: PreTrainedModel, data: Memory, tmp_path: Path) -> None:
     run(target, data, tmp_path, small(steps=2))
     path = tmp_path / checkpoint.NAME

@@ -56,12 +56,13 @@ class Conversation:
 
     def fit(self, limit: int | None, reserve: int) -> tuple[list[int], int]:
         """The prompt, cut to leave `reserve` tokens of the context; and how many of the oldest turns that cost."""
-        ids, dropped = self.prompt(), 0
+        ids, dropped, before = self.prompt(), 0, list(self.messages)
         while limit is not None and len(ids) + reserve > limit and len(self.messages) > 1:
             del self.messages[: 2 if len(self.messages) > 2 else 1]
             dropped += 1
             ids = self.prompt()
         if limit is not None and len(ids) >= limit:
+            self.messages = before  # no room was made by dropping them
             self.take_back()
             raise InvalidArgument(
                 f"this message alone has {len(ids)} tokens and the model's context ends at {limit}: send a shorter one"

@@ -36,7 +36,8 @@ class Stats:
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
     capture_seconds: float = 0.0
-    """Spent once a shape of round on recording it as CUDA graphs, the compiling of kernels included."""
+    """Spent once a shape of round on recording it as CUDA graphs, the compiling of kernels included; by the command
+    line also on compiling a CPU's kernels."""
     lossy: str | None = None
     """A warning where the rule does not keep the target's law."""
 

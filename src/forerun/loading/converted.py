@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forerun.errors import ForerunError, UnsupportedModel
-from forerun.files import parse_json
+from forerun.files import is_disk_error, parse_json, set_usual_modes
 
 MANIFEST = "manifest.json"
 """Size and checksum of every other file of the folder; the last file written."""
@@ -29,8 +29,8 @@ def kept(folder: Path, make: Callable[[Path], None], room: str) -> Path:
         with FileLock(folder.with_name(folder.name + ".lock")):
             if not is_sound(folder):  # another process may have done it while this one waited
                 _replace(folder, make)
-    except OSError as error:
-        if isinstance(error, ForerunError):
+    except Exception as error:
+        if not is_disk_error(error):
             raise
         raise ForerunError(
             f"cannot keep the converted model in {str(folder)!r} ({error}); it needs {room} there, "
@@ -78,6 +78,7 @@ def _replace(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _seal(folder: Path) -> None:
+    set_usual_modes(folder)
     manifest = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
 

@@ -85,7 +85,7 @@ def duration(path: Path) -> float:
     soundfile = _package("soundfile")
     try:
         return float(soundfile.info(path).duration) if path.is_file() else 0.0
-    except soundfile.LibsndfileError:
+    except (soundfile.LibsndfileError, ValueError, RuntimeError, ArithmeticError):
         return 0.0
 
 

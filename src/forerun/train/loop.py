@@ -142,6 +142,17 @@ class Trainer:
     def resume(self) -> None:
         """Go on from the folder's checkpoint, if it was made by the same options and data."""
         stored = load_checkpoint(self.folder)
+        try:
+            self._take_over(stored)
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            if isinstance(error, InvalidArgument):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidArgument(
+                f"{str(self.folder / CHECKPOINT)!r} does not fit this run ({reason}); delete it and train again"
+            ) from error
+
+    def _take_over(self, stored: dict[str, Any]) -> None:
         differing = self.options.differing(stored["options"])
         differing += ["data"] if stored["data"] != self.data.fingerprint else []
         if differing:
@@ -151,7 +162,7 @@ class Trainer:
             )
         self.begun.student.load_state_dict(stored["student"])
         self.optimizer.load_state_dict(stored["optimizer"])
-        self.state = _State(stored["step"], stored["tokens"], stored["elapsed"])
+        self.state = _State(int(stored["step"]), int(stored["tokens"]), float(stored["elapsed"]))
 
     def run(self, report: Callable[[Progress], None], provenance: dict[str, Any], save_dtype: torch.dtype) -> Trained:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -21,6 +20,8 @@ import numba
 import torch
 
 from forerun.config import cache_folder
+from forerun.errors import ForerunError
+from forerun.files import parse_json, write_whole
 from forerun.version import __version__
 
 _known: dict[str, Any] = {}
@@ -85,7 +86,7 @@ def path() -> Path:
 
 def _read() -> dict[str, Any]:
     try:
-        found = json.loads(path().read_text(encoding="utf-8"))["measured"]
+        found = parse_json(path().read_text(encoding="utf-8"))["measured"]
         return dict(found)
     except (OSError, ValueError, KeyError, TypeError):
         return {}
@@ -96,10 +97,9 @@ def _write(known: dict[str, Any]) -> None:
     try:
         path().parent.mkdir(parents=True, exist_ok=True)
         content = {"machine": machine(), "measured": {**_read(), **known}}
-        with tempfile.NamedTemporaryFile("w", dir=path().parent, delete=False, encoding="utf-8") as file:
-            json.dump(content, file, indent=1, sort_keys=True)
-        os.replace(file.name, path())
-    except OSError:
+        text = json.dumps(content, indent=1, sort_keys=True)
+        write_whole(path(), lambda beside: beside.write_text(text, encoding="utf-8"))
+    except (OSError, ForerunError):
         return
 
 
