@@ -44,7 +44,7 @@ class GenerateKeywords(TypedDict, total=False):
     presence_penalty: float | Sequence[float]  # *
     frequency_penalty: float | Sequence[float]  # *
     logit_bias: Mapping[int, float]
-    seed: int | Sequence[int] | None  # * None draws one and reports it
+    seed: int | Sequence[int] | None  # * the same call then gives the same tokens; None draws one and reports it
     request_ids: Sequence[int]  # keys of the random numbers; default: the row's index in the call
     eos_token_id: int | Sequence[int]
     pad_token_id: int
@@ -123,6 +123,7 @@ class Job:
     max_time: float | None
     streamer: Any
     tokenizer: Any
+    is_seeded: bool = False  # whether the caller named a seed, and so may want the same text again
 
 
 def understand(
@@ -164,7 +165,9 @@ def understand(
         for copy in range(copies)
     )
     pad = given.get("pad_token_id", _first(model_config.pad_token_id, *sorted(eos), 0))
-    return Job(requests, copies, pad, given.get("max_time"), given.get("streamer"), tokenizer)
+    return Job(
+        requests, copies, pad, given.get("max_time"), given.get("streamer"), tokenizer, given.get("seed") is not None
+    )
 
 
 def merged(keywords: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from forerun.engine import Engine, Progress, Stats
 from forerun.errors import InvalidArgument
 from forerun.keywords import Job
 from forerun.result import GenerateResult, sequences, with_seconds
-from forerun.types import Policy
 
 _running: WeakKeyDictionary[Engine, ReferenceType[Stream]] = WeakKeyDictionary()
 _claims = Lock()  # of `_running`
@@ -38,10 +37,9 @@ class Stream(Iterator[list[Progress]]):
         job: Job,
         input_ids: Tensor,
         *,
-        policy: Policy | None = None,  # for this call alone; None leaves the engine its own
         streams_prompt: bool = True,  # whether the job's streamer has yet to be given the prompt
     ) -> None:
-        self._engine, self._job, self._input_ids, self._policy = engine, job, input_ids, policy
+        self._engine, self._job, self._input_ids = engine, job, input_ids
         self._streams_prompt = streams_prompt
         self._places = {request.request_id: place for place, request in enumerate(job.requests)}
         self._result: GenerateResult | None = None
@@ -110,14 +108,19 @@ class Stream(Iterator[list[Progress]]):
         self._has_begun = True
         engine.tokenizer = job.tokenizer
         self._own_policy = engine.policy
-        if self._policy is not None:
-            engine.policy = self._policy
+        if self._wants_the_same_again and (other := getattr(engine.policy, "for_seed", None)) is not None:
+            engine.policy = other()
         self._started, self._seconds_before = engine.clock(), replace(engine.seconds)
         deadline = None if job.max_time is None else self._started + job.max_time
         for request in job.requests:  # one that is refused takes those before it along
             self._numbers.append(engine.add(replace(request, deadline=deadline)))
         if self._streams_prompt:
             self._put(job.requests[0].prompt)
+
+    @property
+    def _wants_the_same_again(self) -> bool:
+        """Greedy rows say the same whatever the seed and the lengths of drafts."""
+        return self._job.is_seeded and not all(request.params.is_greedy for request in self._job.requests)
 
     def _claim(self) -> None:
         with _claims:

@@ -15,9 +15,11 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cli.conftest import VOCAB, Command
+from decoder.test_seeded import Clock
 from forerun.cli.console import TextOut, legend
 from forerun.cli.main import cli
 from forerun.drafters import NgramTable
+from forerun.engine import Engine
 from forerun.types import Origin
 from support.tiny import plain_greedy, tiny_model
 
@@ -49,6 +51,20 @@ def sorted_alphabet() -> list[str]:
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def test_a_seed_gives_the_same_text_whatever_the_clock_says(
+    generate: Command, target: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths of drafts decide which random numbers meet which token."""
+
+    def text(clock: int) -> str:
+        monkeypatch.setitem(Engine.__init__.__kwdefaults__, "clock", Clock(clock))
+        result = generate("-m", target, "-d", draft, "-t", "1", "--seed", "7", "--max-new-tokens", "30", "-q", "hello")
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert len({text(clock) for clock in range(3)}) == 1
 
 
 def test_only_the_text_goes_to_a_pipe(generate: Command, target: str) -> None:

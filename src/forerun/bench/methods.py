@@ -14,6 +14,7 @@ from torch import Tensor
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel, RandomDraft
 from forerun.errors import InvalidArgument
+from forerun.policy import CostModel
 from forerun.types import Drafter
 
 Prompts = Sequence[Sequence[int]]
@@ -116,7 +117,12 @@ class WithForerun:
 
     def __init__(self, name: str, title: str, bench: Bench, drafter: Drafter | str | None) -> None:
         self.decoder = SpeculativeDecoder(
-            bench.target, drafter, tokenizer=bench.tokenizer, kernels=bench.kernels, rule=bench.rule
+            bench.target,
+            drafter,
+            policy=CostModel(),  # in sampled calls too, which "auto" would measure nothing in: they have a seed
+            tokenizer=bench.tokenizer,
+            kernels=bench.kernels,
+            rule=bench.rule,
         )
         lossy = drafter is not None and self.decoder.engine.lossy is not None
         self.name, self.title, self.bench = name, f"{title}, LOSSY" if lossy else title, bench

@@ -117,8 +117,9 @@ def speculation_options(policy: str) -> Callable[[Function], Function]:
         option(group, "--draft-top-k", type=click.IntRange(min=1), metavar="K", show_default="off",
                help="Draw drafts from their K most likely tokens only. The text keeps its law."),
         option(group, "--policy", default=policy, metavar="POLICY",
-               help="How long a draft is: 'auto' measures what pays here; a number is that length; 'hf' and 'bass' are "
-                    "published rules of thumb."),
+               help="How long a draft is: 'auto' measures what pays here, and with a --seed goes by acceptance alone, "
+                    "so that the text does not depend on time; a number is that length; 'hf' and 'bass' are published "
+                    "rules of thumb."),
         option(group, "--rule", type=rule_text, metavar="RULE", default="token", help=RULE_HELP),
         option(group, "--attention", type=click.Choice(["auto", "pad", "split", "keys"]), default="auto",
                help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
@@ -150,7 +151,7 @@ def sampling_options(function: Function) -> Function:
         option(group, "--logit-bias", multiple=True, metavar="ID=VALUE", show_default="none",
                help="Add to one token's logit; -inf forbids it. May be given again."),
         option(group, "--seed", type=click.IntRange(min=0), metavar="N", show_default="drawn and reported",
-               help="Same seed, same settings: same text."),
+               help="Same seed, prompts and settings: same text, up to rounding."),
     )(function)  # fmt: skip
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from forerun.errors import InvalidArgument
 from forerun.policy.auto import CostModel
+from forerun.policy.by_name import Auto
 from forerun.policy.constant import Constant
 from forerun.policy.heuristics import BassHeuristic, HfHeuristic
 from forerun.types import Policy
 
-__all__ = ["BassHeuristic", "Constant", "CostModel", "HfHeuristic", "as_policy"]
+__all__ = ["Auto", "BassHeuristic", "Constant", "CostModel", "HfHeuristic", "as_policy"]
 
 
 def as_policy(value: str | int | Policy) -> Policy:
@@ -16,7 +17,7 @@ def as_policy(value: str | int | Policy) -> Policy:
     if isinstance(value, str):
         if value != "auto":
             raise InvalidArgument(f'policy={value!r}: the only name is "auto"; give that, an integer or a policy')
-        return CostModel()
+        return Auto()
     if isinstance(value, int):
         return Constant(value)
     if not all(callable(getattr(value, name, None)) for name in ("lengths", "trim", "observe")):

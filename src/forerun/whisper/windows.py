@@ -112,7 +112,7 @@ class Windows:
         ]  # fmt: skip
 
     def _decode(self, asked: Asked, requests: list[Request], input_ids: Tensor) -> GenerateResult:
-        job = Job(tuple(requests), 1, asked.pad, None, None, self.engine.tokenizer)
+        job = Job(tuple(requests), 1, asked.pad, None, None, self.engine.tokenizer, is_seeded=True)
         stream = Stream(self.engine, job, input_ids)
         for progress in stream:
             if self.on_tokens is not None:
