@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.cache.ragged import RaggedCache
-from forerun.kernels.cpu import linear, stack
+from forerun.kernels.cpu import stack
 from forerun.kernels.cpu.memory import Floats, Ints
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import LANES
-from forerun.models import llama_like
+from forerun.models import llama_like, plain
 from forerun.types import RaggedRows
 
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
@@ -32,18 +32,11 @@ def why_not(model: PreTrainedModel) -> str | None:
         return reason
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"{model.dtype} on {model.device.type}, not float32 on the CPU".replace("torch.", "")
-    size = model.base_model.layers[0].self_attn.head_dim
-    if size % LANES:
-        return f"heads of size {size}, no multiple of {LANES}"
-    return llama_like.odd_module(model.base_model, _why_not_weight)
-
-
-def _why_not_weight(weight: Tensor) -> str | None:
-    if not weight.is_contiguous() or weight.dtype != torch.float32:
-        return "not contiguous float32"
-    if weight.ndim == 2 and not linear.fits(weight):
-        return f"of shape {tuple(weight.shape)}"
-    return None
+    config, size = model.config.get_text_config(decoder=True), model.base_model.layers[0].self_attn.head_dim
+    for what, number in (("heads", size), ("hidden states", config.hidden_size), ("MLP", config.intermediate_size)):
+        if number % LANES:
+            return f"{what} of size {number}, no multiple of {LANES}"
+    return llama_like.why_not_weights(model, torch.float32, model.device)
 
 
 @dataclass
@@ -66,7 +59,9 @@ class FusedBody:
         self.epsilon = np.float32(config.rms_norm_eps)
         self.windows = np.array(llama_like.windows(config), dtype=np.int64)
         self.parameters = [_of_layer(layer) for layer in base.layers]
-        self._flat = [p for layer in self.parameters for p in layer]
+        self._norm: Tensor = base.norm.weight
+        self._flat = [*(p for layer in self.parameters for p in layer), self._norm]
+        self._places = self._where()
         self._weights = np.zeros((len(base.layers), len(stack.NAMES)), dtype=np.int64)
         self._caches = np.zeros((len(base.layers), 2), dtype=np.int64)
         self._cos = self._sin = np.zeros((0, self.size), dtype=np.float32)
@@ -89,7 +84,7 @@ class FusedBody:
             for first in range(0, len(positions), TOKENS_AT_ONCE):
                 part = slice(first, first + TOKENS_AT_ONCE)
                 self._run(states[part], positions[part], starts[part])
-        stack.norms(states, self.model.base_model.norm.weight.data_ptr(), states, self.epsilon)
+        stack.norms(states, self._norm.data_ptr(), states, self.epsilon)
         return x
 
     def _run(self, x: Floats, positions: Ints, starts: Ints) -> None:
@@ -99,8 +94,11 @@ class FusedBody:
         )  # fmt: skip
 
     def _prepare(self, cache: RaggedCache, longest: int, tokens: int) -> None:
-        """Addresses as they are now (weights may have been replaced, the cache may have grown), and room to work."""
-        self._weights.reshape(-1)[:] = [0 if p is None else p.data_ptr() for p in self._flat]
+        """Addresses as they are now (weights may have moved, the cache may have grown), and room to work."""
+        if (places := self._where()) != self._places:
+            self._check_weights()
+            self._places = places
+        self._weights.reshape(-1)[:] = places[:-1]
         for i in range(len(self.parameters)):
             layer = cache.layer(i, self.kv_heads, self.size)
             self._caches[i] = layer.keys.data_ptr(), layer.values.data_ptr()
@@ -111,6 +109,19 @@ class FusedBody:
         )
         if need > len(self._scratch):
             self._scratch = np.empty(need + need // 4, dtype=np.float32)
+
+    def _where(self) -> list[int]:
+        return [0 if p is None else p.data_ptr() for p in self._flat]
+
+    def _check_weights(self) -> None:
+        """Weights that moved while rows are running may have become something else, at whose address nothing lies."""
+        base = self.model.base_model
+        reason = why_not(self.model)
+        if reason is None:
+            now = [*(p for layer in base.layers for p in _of_layer(layer)), base.norm.weight]
+            if len(now) == len(self._flat) and all(p is known for p, known in zip(now, self._flat, strict=True)):
+                return
+        plain.refuse_change(reason or "its weights are other ones")
 
     def _rotary(self, count: int) -> tuple[Floats, Floats]:
         """The model's own cosines and sines of positions 0 .. count - 1."""

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.activations import GELUActivation
+from transformers.models.whisper.modeling_whisper import (
+    WhisperAttention,
+    WhisperDecoder,
+    WhisperDecoderLayer,
+    WhisperForConditionalGeneration,
+    WhisperModel,
+    WhisperPositionalEmbedding,
+)
 
 from forerun import kernels
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
+from forerun.models import plain
 from forerun.types import RaggedRows, Source
 
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
+Shape = tuple[int, ...]
 TIMED, PAST = (1, 4), 16  # new tokens of the passes that are timed, and keys behind them
 
 
@@ -68,7 +80,6 @@ def why_not(model: PreTrainedModel) -> str | None:
     """What keeps a model from being fused; None where nothing does."""
     if reason := kernels.missing():
         return reason
-    from forerun.kernels.cpu import linear
     from forerun.kernels.cpu.tile import LANES
 
     config = model.config
@@ -76,13 +87,73 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"a {config.model_type}, not a Whisper as published"
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"{model.dtype} on {model.device.type}, not float32 on the CPU".replace("torch.", "")
-    if config.d_model // config.decoder_attention_heads % LANES:
-        return f"heads of size {config.d_model // config.decoder_attention_heads}, no multiple of {LANES}"
-    for name, module in model.get_decoder().layers.named_modules():
-        if "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks:
-            return f"{name} is wrapped"
-        if isinstance(module, nn.Linear) and (type(module) is not nn.Linear or not linear.fits(module.weight)):
-            return f"{name} is {type(module).__name__} of shape {tuple(module.weight.shape)}"
+    size, rest = divmod(config.d_model, config.decoder_attention_heads)
+    for what, number in (("heads", size), ("hidden states", config.d_model), ("MLP", config.decoder_ffn_dim)):
+        if number % LANES or rest:
+            return f"{what} of size {number}, no multiple of {LANES}"
+    if plain.has_global_hooks():
+        return "forward hooks are registered for all modules"
+    return next(_odd_parts(model), None)
+
+
+def _odd_parts(model: Any) -> Iterator[str]:
+    """Whatever would be skipped without a word: adapters, quantised layers, hooks, forwards of somebody's own."""
+    if type(model) is not WhisperForConditionalGeneration:
+        yield f"the model is a {type(model).__name__}, not a WhisperForConditionalGeneration"
+        return
+    decoder, config = model.get_decoder(), model.config
+    around: list[tuple[str, Any, type[nn.Module], Shape | None]] = [
+        ("the model", model, WhisperForConditionalGeneration, None),
+        ("its model", model.model, WhisperModel, None),
+        ("its head", model.get_output_embeddings(), nn.Linear, None),
+        ("the decoder", decoder, WhisperDecoder, None),
+        ("embed_positions", decoder.embed_positions, WhisperPositionalEmbedding, None),
+        ("layer_norm", decoder.layer_norm, nn.LayerNorm, (config.d_model,)),
+    ]
+    for index, layer in enumerate(decoder.layers):
+        around.append((f"layers.{index}", layer, WhisperDecoderLayer, None))
+        around += [(f"layers.{index}.{name}", *rest) for name, *rest in _inside(layer, config)]  # type: ignore[misc]
+    for name, module, kind, shape in around:
+        reason = plain.why_not_module(module, kind)
+        if reason is None and shape is not None:
+            reason = _odd_weights(name, module, shape, decoder.layer_norm)
+        if reason is not None:
+            yield f"{name} {reason}"
+    if any(layer.self_attn.layer_idx != index for index, layer in enumerate(decoder.layers)):
+        yield "layers are not in their order"
+    scales = {attention.scaling for layer in decoder.layers for attention in (layer.self_attn, layer.encoder_attn)}
+    if scales != {(config.d_model // config.decoder_attention_heads) ** -0.5}:
+        yield "a layer scales its attention by a factor of its own"
+
+
+def _inside(layer: Any, config: Any) -> Iterator[tuple[str, Any, type[nn.Module], Shape | None]]:
+    """Name, module, class and weight's shape of everything in a layer."""
+    width, inner = config.d_model, config.decoder_ffn_dim
+    for name in ("self_attn", "encoder_attn"):
+        attention = getattr(layer, name)
+        yield name, attention, WhisperAttention, None
+        yield f"{name}_layer_norm", getattr(layer, f"{name}_layer_norm"), nn.LayerNorm, (width,)
+        if type(attention) is WhisperAttention:
+            # Cross-attention's keys and values are made by its own modules, whatever these are.
+            for part in ("q_proj", "out_proj", *(("k_proj", "v_proj") if name == "self_attn" else ())):
+                yield f"{name}.{part}", getattr(attention, part), nn.Linear, (width, width)
+    yield "final_layer_norm", layer.final_layer_norm, nn.LayerNorm, (width,)
+    yield "activation_fn", layer.activation_fn, GELUActivation, None
+    yield "fc1", layer.fc1, nn.Linear, (inner, width)
+    yield "fc2", layer.fc2, nn.Linear, (width, inner)
+
+
+def _odd_weights(name: str, module: Any, shape: Shape, final: nn.LayerNorm) -> str | None:
+    """All but the keys' projection have a bias, and all norms one epsilon."""
+    here = torch.float32, torch.device("cpu")
+    if reason := plain.why_not_weight(module.weight, shape, *here):
+        return f"has a weight that {reason}"
+    if name.endswith("k_proj"):
+        return None if module.bias is None else "has a bias"
+    if reason := plain.why_not_weight(module.bias, shape[:1], *here):
+        return f"has a bias that {reason}"
+    if isinstance(module, nn.LayerNorm) and module.eps != final.eps:
+        return "has an epsilon of its own"
     return None
 
 
@@ -99,7 +170,9 @@ class FusedWhisper:
         self.hidden, self.heads = config.d_model, config.decoder_attention_heads
         self.size, self.middle = self.hidden // self.heads, config.decoder_ffn_dim
         self.scale, self.epsilon = np.float32(self.size**-0.5), np.float32(self.decoder.layer_norm.eps)
+        self.model, self._norm = model, self.decoder.layer_norm
         self.parameters = [_of_layer(layer) for layer in self.decoder.layers]
+        self._places = self._where()
 
     def run_sources(
         self,
@@ -119,7 +192,7 @@ class FusedWhisper:
             part = slice(first, first + TOKENS_AT_ONCE)
             runs = _runs(owners[part], [(slot * sources.capacity, length) for slot, length in read])
             self._run(states[part], positions[part], starts[part], runs, cache, sources)
-        norm = self.decoder.layer_norm
+        norm = self._norm
         self.stack.norms(states, norm.weight.data_ptr(), norm.bias.data_ptr(), states, self.epsilon)
         return x
 
@@ -129,7 +202,7 @@ class FusedWhisper:
 
         threads, tokens = self.num_threads, len(positions)
         longest = max(int(positions.max()) + 1, int(runs[:, 3].max()))
-        weights = np.array([[p.data_ptr() for p in layer] for layer in self.parameters])
+        weights = np.array(self._checked())
         pools = [cache.layer(i, self.heads, self.size) for i in range(len(weights))]
         read = [sources.layers[i] for i in range(len(weights))]
 
@@ -146,6 +219,22 @@ class FusedWhisper:
                 room(tokens, self.hidden), room(tokens, self.middle), room(threads, MOST_QUERIES * longest),
                 self.scale, self.epsilon,
             )  # fmt: skip
+
+
+    def _where(self) -> list[list[int]]:
+        return [[p.data_ptr() for p in layer] for layer in (*self.parameters, [*_both(self._norm)])]
+
+    def _checked(self) -> list[list[int]]:
+        """Where each layer's weights are now. Those that moved may have become something else."""
+        places = self._where()
+        if places != self._places:
+            if reason := why_not(self.model):
+                plain.refuse_change(reason)
+            now = [p for layer in self.decoder.layers for p in _of_layer(layer)]
+            if any(p is not known for p, known in zip(now, chain(*self.parameters), strict=True)):
+                plain.refuse_change("its weights are other ones")
+            self._places = places
+        return places[:-1]
 
 
 def _runs(owners: Any, read: Sequence[tuple[int, int]]) -> Any:

@@ -19,7 +19,7 @@ from forerun.cache.ragged import RaggedCache, ranges
 from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach, reach_of
 from forerun.math.skinny import Heads, Norm
-from forerun.models import llama_like
+from forerun.models import llama_like, plain
 from forerun.models.merging import merged
 from forerun.types import RaggedRows
 
@@ -38,12 +38,15 @@ def why_not(model: PreTrainedModel) -> str | None:
     if size > LARGEST_SIZE or size % 2:
         return f"heads of size {size}, odd or more than {LARGEST_SIZE}"
 
-    def of_weight(weight: Tensor) -> str | None:
-        if not weight.is_contiguous() or weight.dtype != model.dtype or weight.device != model.device:
-            return f"not contiguous {model.dtype} on {model.device}"
-        return None
+    if reason := llama_like.why_not_weights(model, model.dtype, model.device):
+        return reason
+    return "layers share weights" if _shares_weights(model) else None
 
-    return llama_like.odd_module(model.base_model, of_weight)
+
+def _shares_weights(model: PreTrainedModel) -> bool:
+    """Whether a weight is multiplied with in two places: it can lie side by side with the others of one alone."""
+    places = [parameter.data_ptr() for layer in model.base_model.layers for parameter in layer.parameters()]
+    return len(set(places)) < len(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class GpuBody:
         self.scale = Scale(attention.scaling)
         self.epsilon: float = config.rms_norm_eps
         self._windows = llama_like.windows(config)
+        self._has_head_norms = llama_like.FAMILIES[config.model_type].head_norms
         self._like = (model.base_model.norm.weight.new_empty(0, self.kv_heads, self.size),) * 2
         self._rotary = _table(model, GRAIN)
         self._read_weights()
@@ -141,8 +145,10 @@ class GpuBody:
         return x, ops.project(ops.gate(inner, layer.gate_up), layer.down)
 
     def _refresh(self, capacity: int) -> None:
-        """Weights may have been replaced since the last pass, the cache may have grown."""
+        """Weights may have moved since the last pass, the cache may have grown."""
         if self._places != self._where():
+            if reason := why_not(self.model):
+                plain.refuse_change(reason)
             self._read_weights()
         if capacity > len(self._rotary):
             self._rotary = _table(self.model, -(-capacity // GRAIN) * GRAIN)
@@ -170,8 +176,8 @@ class GpuBody:
             down=mlp.down_proj.weight.detach(),
             before_attention=self._norm(layer.input_layernorm),
             before_mlp=self._norm(layer.post_attention_layernorm),
-            query_norm=self._norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
-            key_norm=self._norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
+            query_norm=self._norm(attention.q_norm) if self._has_head_norms else None,
+            key_norm=self._norm(attention.k_norm) if self._has_head_norms else None,
             window=window,
         )
 

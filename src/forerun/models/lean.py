@@ -23,6 +23,7 @@ from forerun import ops
 from forerun.math.skinny import LayerNorm, Norm
 from forerun.models.attention import attention
 from forerun.models.passes import in_passes
+from forerun.models.plain import is_memory, runs_its_class, why_not_module
 
 Forward = Callable[..., Any]
 
@@ -40,25 +41,25 @@ class LeanModules:
 
     @contextmanager
     def during_pass(self) -> Iterator[None]:
-        for module, forward in self._leaner:
+        changed = [pair for pair in self._leaner if "forward" not in pair[0].__dict__]
+        for module, forward in changed:
             module.__dict__["forward"] = in_passes(partial(forward, module), partial(type(module).forward, module))
         try:
             yield
         finally:
-            for module, _ in self._leaner:
+            for module, _ in changed:
                 del module.__dict__["forward"]
 
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether neither it nor the norms that its layer takes upon itself are anything but transformers'."""
     norms = [child for name, child in module.named_children() if name.endswith("layer_norm")]
-    return "forward" not in module.__dict__ and all(
-        type(norm) is nn.LayerNorm and "forward" not in norm.__dict__ and not _is_watched(norm) for norm in norms
+    own = (p for part in (module, *norms) for p in part._parameters.values() if p is not None)
+    return (
+        runs_its_class(module)
+        and all(why_not_module(norm, nn.LayerNorm) is None for norm in norms)
+        and all(map(is_memory, own))
     )
-
-
-def _is_watched(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _product(module: nn.Linear, x: Tensor) -> Tensor:

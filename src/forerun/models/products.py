@@ -32,11 +32,11 @@ class FewRowProducts:
         self._layers: dict[tuple[int, ...], list[nn.Linear]] = {}
         if use is Kernels.OFF or model.device.type != "cpu" or kernels.missing():
             return
-        from forerun.kernels.cpu import choice, linear
+        from forerun.kernels.cpu import choice
 
         left_out = set() if without is None else set(without.modules())
         for module in (module for module in model.modules() if module not in left_out):
-            if type(module) is nn.Linear and "forward" not in module.__dict__ and linear.fits(module.weight):
+            if type(module) is nn.Linear and "forward" not in module.__dict__ and _fits(module):
                 self._layers.setdefault(tuple(module.weight.shape), []).append(module)
         if use is Kernels.AUTO:
             for layers in self._layers.values():
@@ -45,7 +45,8 @@ class FewRowProducts:
     @contextmanager
     def during_pass(self, num_rows: int) -> Iterator[None]:
         """Let the layers use our product where it is faster for so many rows."""
-        changed = [layer for layers in self._chosen(num_rows) for layer in layers]
+        chosen = (layer for layers in self._chosen(num_rows) for layer in layers)
+        changed = [layer for layer in chosen if "forward" not in layer.__dict__]  # somebody's own stays where it is
         for layer in changed:
             layer.__dict__["forward"] = in_passes(
                 partial(_forward, layer, self._use), partial(nn.Linear.forward, layer)
@@ -64,6 +65,13 @@ class FewRowProducts:
         from forerun.kernels.cpu import choice
 
         return [layers for layers in self._layers.values() if choice.is_faster(layers[0].weight, num_rows)]
+
+
+def _fits(layer: nn.Linear) -> bool:
+    from forerun.kernels.cpu import linear
+
+    weight = layer._parameters.get("weight")
+    return weight is not None and linear.fits(weight)
 
 
 def _forward(layer: nn.Linear, use: Kernels, x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from forerun import ops
 from forerun.config import Kernels
 from forerun.models.attention import RaggedStates, attention
 from forerun.models.passes import in_passes
+from forerun.models.plain import runs_its_class
 
 # All rotate halves over the whole head; Qwen3 has norms before it. Subclasses may do anything, so types are exact.
 LIKE_LLAMA = (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
@@ -34,16 +35,17 @@ class RotaryWrites:
         if not ops.has_triton(model.device, use):
             self._modules: list[nn.Module] = []
             return
-        self._modules = [m for m in model.modules() if type(m) in LIKE_LLAMA and "forward" not in m.__dict__]
+        self._modules = [m for m in model.modules() if type(m) in LIKE_LLAMA and runs_its_class(m)]
 
     @contextmanager
     def during_pass(self) -> Iterator[None]:
-        for module in self._modules:
+        changed = [module for module in self._modules if "forward" not in module.__dict__]
+        for module in changed:
             module.__dict__["forward"] = in_passes(partial(_forward, module), partial(type(module).forward, module))
         try:
             yield
         finally:
-            for module in self._modules:
+            for module in changed:
                 del module.__dict__["forward"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from numba import njit, prange
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.threads import turn
@@ -23,7 +23,9 @@ def _linear(w: int, x: int, out: int, tokens: int, count: int, size: int, num_th
 def fits(weight: Tensor) -> bool:
     """Whether the product can take this weight where it lies."""
     return (
-        weight.dtype == torch.float32
+        type(weight) in (Tensor, nn.Parameter)  # quantised and distributed ones say float32 and lie elsewhere
+        and weight.layout is torch.strided
+        and weight.dtype == torch.float32
         and weight.device.type == "cpu"
         and weight.ndim == 2
         and weight.is_contiguous()

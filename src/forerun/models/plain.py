@@ -1,0 +1,80 @@
+"""Modules and weights that our own code may stand in for: exactly what torch or transformers made, with nothing added.
+
+A replaced `forward`, a hook, a subclass or a tensor that is more than memory means that somebody wants something else to
+happen. Whatever these functions name goes to the modules themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from forerun.errors import UnsupportedModel
+
+# transformers leaves these on a model once somebody has asked it for hidden states; they only collect, when asked to.
+COLLECTORS = "transformers.utils.output_capturing"
+
+
+def why_not_module(module: Any, kind: type[nn.Module]) -> str | None:
+    """What makes `module` anything but an untouched `kind`, in words that follow its name; None where nothing does."""
+    if type(module) is not kind:
+        return f"is a {type(module).__name__}, not a {kind.__name__}"
+    return why_not_forward(module)
+
+
+def why_not_forward(module: nn.Module) -> str | None:
+    """What happens besides when this module is called; None where it is its class's own forward alone."""
+    if not runs_its_class(module):
+        return "has a forward of its own"
+    return "has forward hooks" if has_hooks(module) else None
+
+
+def runs_its_class(module: nn.Module) -> bool:
+    """Whether a module's forward is the one its class was written with: not this module's alone, nor put there later."""
+    written = getattr(type(module).forward, "__module__", None)
+    return "forward" not in module.__dict__ and written == type(module).__module__
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether hooks see what goes into a module or comes out of it."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(getattr(hook, "__module__", None) != COLLECTORS for hook in hooks)
+
+
+def has_global_hooks() -> bool:
+    """Whether hooks see every module there is."""
+    return bool(torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks)
+
+
+def why_not_weight(weight: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> str | None:
+    """What makes `weight` anything but plain memory of this kind, in words that follow its name."""
+    if type(weight) is not nn.Parameter:  # quantised and distributed tensors look like float32 and lie elsewhere
+        return f"is a {type(weight).__name__}, not a plain parameter"
+    if tuple(weight.shape) != shape:
+        return f"is of shape {tuple(weight.shape)}, not {shape}"
+    if weight.dtype != dtype or weight.device != device:
+        return f"is {weight.dtype} on {weight.device}, not {dtype} on {device}".replace("torch.", "")
+    if not is_memory(weight):
+        return "does not lie in memory in one piece"
+    return None
+
+
+def is_memory(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor lie where its address says, one after the other."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.untyped_storage().nbytes() >= tensor.nbytes > 0  # freed by whoever shards it: no memory at all
+    )
+
+
+def refuse_change(reason: str) -> NoReturn:
+    """A call goes on with the model it began with, or not at all."""
+    raise UnsupportedModel(
+        f"the model was changed while a call was running: {reason}; let the call end first: the next one decodes with "
+        "the model as it is then"
+    )
