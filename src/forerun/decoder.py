@@ -77,7 +77,11 @@ class SpeculativeDecoder:
             compile=compile,
             strict=strict,
         )
-        self.drafter = self.engine.drafter
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The one that drafts here: a fresh one of that which was given."""
+        return self.engine.drafter
 
     @property
     def recorded(self) -> str:

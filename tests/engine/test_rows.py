@@ -202,15 +202,21 @@ def test_a_closed_stream_frees_the_decoder() -> None:
     assert tuple(decoder.generate(torch.tensor([PROMPT]), max_new_tokens=9).new_tokens[0]) == answer()[:9]
 
 
-def fed_tokens(model: Any, act: Any) -> tuple[Any, int]:
+def fed_tokens(decoder: forerun.SpeculativeDecoder, act: Any) -> tuple[Any, int]:
+    """What `act` makes, and the tokens that the target ran meanwhile. A hook on the model would be a change of it."""
     seen: list[int] = []
-    handle = model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    scorer = decoder.engine.target
+    real = scorer.call
+
+    def call(module: Any, rows: Any, states: Any, new: torch.Tensor, *more: Any, **options: Any) -> Any:
+        seen.append(new.numel())
+        return real(module, rows, states, new, *more, **options)
+
+    scorer.call = call  # type: ignore[method-assign]
     try:
         return act(), sum(seen)
     finally:
-        handle.remove()
+        del scorer.__dict__["call"]
 
 
 def test_copies_share_their_prompt_and_are_ranked() -> None:
@@ -218,7 +224,7 @@ def test_copies_share_their_prompt_and_are_ranked() -> None:
     decoder = forerun.SpeculativeDecoder(model, None, attention="pad")
     ids, mask = padded([PROMPTS[1], PROMPTS[2]])
     out, fed = fed_tokens(
-        model,
+        decoder,
         lambda: decoder.generate(ids, mask, max_new_tokens=6, temperature=1.2, num_return_sequences=4, seed=3),
     )
     assert fed == len(PROMPTS[1]) - 1 + len(PROMPTS[2]) - 1 + 8 * 6
@@ -243,7 +249,7 @@ def test_kept_rows_are_continued(kind: int) -> None:
     first = decoder.generate(torch.tensor([PROMPT]), max_new_tokens=10)
     turn = [*first.sequences[0].tolist(), 5, 6, 7]
     decoder.policy.n = 0 if kind else 3  # type: ignore[attr-defined]
-    second, fed = fed_tokens(model, lambda: decoder.generate(torch.tensor([turn]), max_new_tokens=8))
+    second, fed = fed_tokens(decoder, lambda: decoder.generate(torch.tensor([turn]), max_new_tokens=8))
     assert fed == 1 + 3 - 1 + 8  # the answer's last token, the new ones but the last, and eight rounds
     assert second.new_tokens[0] == plain_greedy(model, turn, 8)
     decoder.policy.n = 3  # type: ignore[attr-defined]

@@ -88,6 +88,11 @@ class Chain:
             if bind := getattr(drafter, "bind", None):
                 bind(target, tokenizer)
 
+    def has_changed(self) -> bool:
+        """Whether one of the drafters' models has."""
+        asked = (getattr(drafter, "has_changed", None) for drafter in self.drafters)
+        return any(ask is not None and ask() for ask in asked)
+
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         """Passed on to the drafters that keep state per row."""
         for drafter in self.drafters:

@@ -94,6 +94,10 @@ class DraftModel:
             if self.shares_encoder:
                 self._borrow_from(target)
 
+    def has_changed(self) -> bool:
+        """Whether the model is no longer what its passes were made from."""
+        return self.scorer.has_changed()
+
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.scorer.admit(row)
 

@@ -59,6 +59,10 @@ class OnFeatures:
             )
         self.trunk.bind(target)
 
+    def has_changed(self) -> bool:
+        """Whether the head is no longer what its passes were made from."""
+        return self.trunk.body.has_changed()
+
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.trunk.admit(row)
 

@@ -71,6 +71,10 @@ class Tree:
         if (bind := getattr(self.inner, "bind", None)) is not None:
             bind(target, tokenizer)
 
+    def has_changed(self) -> bool:
+        ask = getattr(self.inner, "has_changed", None)
+        return ask is not None and bool(ask())
+
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         if (admit := getattr(self.inner, "admit", None)) is not None:
             admit(row, prompt)

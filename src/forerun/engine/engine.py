@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun import ops
 from forerun.drafters.fresh import fresh
@@ -31,6 +31,7 @@ from forerun.engine.shelf import Shelf
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
 from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.models.fingerprint import checksum
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.rules import AnyRule, warning
 from forerun.types import BatchView, Drafter, LawParams, Origin, Policy, RoundOutcome, Rule
@@ -50,6 +51,9 @@ class Engine:
     `engine.drafter` is a fresh one of the drafter that was given, so that several engines may be given the same.
     A drafter or a policy that fails costs its draft and a warning; `first_fault` keeps the traceback, and with `strict`
     the error is raised instead.
+
+    A model that was changed (adapters, modules, weights, dtype, device) while no row was in flight is noticed by the
+    next `add`; while rows are in flight it must stay as it is.
     """
 
     def __init__(
@@ -67,7 +71,6 @@ class Engine:
         ahead: bool = True,
         strict: bool = False,
     ) -> None:
-        drafter = self.drafter = None if drafter is None else fresh(drafter)
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
         self.join_tokens, self.shelf = join_tokens, Shelf(keep_rows)
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
@@ -78,13 +81,21 @@ class Engine:
         self._handles = itertools.count()
         self._turns = itertools.count(1)
         self.faults = Faults(strict)
-        self.side = DraftSide(drafter, policy, target, rule, self.faults)
-        if (bind := getattr(drafter, "bind", None)) is not None:
-            bind(target, tokenizer)
-        self.ahead = ahead
-        self.runner = runner_for(target, drafter, rule, clock) if compile else None
+        self.ahead, self.compile = ahead, compile
+        self._in_training: list[nn.Module] = []  # modules that a call has put into evaluation mode
+        self._is_stale = False
+        self._values: list[int] = []  # of the weights that made the kept keys
+        self._connect(drafter, policy)
+
+    def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
+        """Bring target, drafter and recorded rounds together."""
+        self.drafter = None if drafter is None else fresh(drafter)
+        self.side = DraftSide(self.drafter, policy, self.target, self.rule, self.faults)
+        if (bind := getattr(self.drafter, "bind", None)) is not None:
+            bind(self.target, self.tokenizer)
+        self.runner = runner_for(self.target, self.drafter, self.rule, self.clock) if self.compile else None
         if self.runner is not None:
-            self.side.passes = draft_passes_of(drafter, target, clock)
+            self.side.passes = draft_passes_of(self.drafter, self.target, self.clock)
 
     @property
     def is_idle(self) -> bool:
@@ -111,6 +122,8 @@ class Engine:
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its handle for `abort`, which no other has."""
+        if self.is_idle:
+            self._look_again()
         budget = self._budget(request)
         output: list[int] = []
         stop = StopRule(request, budget, self.tokenizer)
@@ -181,6 +194,36 @@ class Engine:
         if self.runner is not None and (self.runner.is_flying or self._launch(self.runner, batch)):
             return self._land(self.runner, batch)
         return self._round(batch)
+
+    def _look_again(self) -> None:
+        """Before the first row of a call: are target and draft models still those that everything here is made from?
+
+        What was made from other modules or weights is made anew, and no key of theirs is kept. Weights whose values
+        alone have changed are read where they lie by whatever there is, but kept keys were made by the old ones.
+        """
+        changed = getattr(self.drafter, "has_changed", None)
+        if self._is_stale or self.target.has_changed() or (changed is not None and changed()):
+            self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
+            self._start_over()
+            self.target.renew()
+            self._connect(self.drafter, self.side.policy)
+            self._is_stale = False
+        if self.shelf.limit:
+            values = checksum(self.target.model)
+            if values != self._values:
+                self._start_over()
+                self._values = values
+
+    def _evaluate(self) -> None:
+        """No dropout during a call. Whoever is in the middle of training finds the model as it was."""
+        self._in_training += [module for module in self.target.model.modules() if module.training]
+        for module in self._in_training:
+            module.training = False
+
+    def _go_on_training(self) -> None:
+        for module in self._in_training:
+            module.training = True
+        self._in_training.clear()
 
     def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
         return BatchView(
@@ -317,6 +360,8 @@ class Engine:
     def _admit(self) -> None:
         """Take waiting rows in."""
         self._let_go()
+        if self._waiting and not self._running:
+            self._evaluate()
         started = self.clock()
         rows = list(self._waiting)
         for row in rows:
@@ -420,6 +465,8 @@ class Engine:
             self.runner.drop()
         if self.runner is None or not self.runner.is_flying:  # slots move when a row goes
             self._let_go()
+        if self.is_idle:
+            self._go_on_training()
 
     def _let_go(self) -> None:
         """Rows that left, the last slots first: then the keys of nobody who stays behind have to move."""

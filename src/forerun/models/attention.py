@@ -239,6 +239,11 @@ def _configs(model: PreTrainedModel) -> list[Any]:
     return found
 
 
+def forget_configs(model: PreTrainedModel) -> None:
+    """Look for them again: modules may have come that have another."""
+    model.__dict__.pop("_forerun_configs", None)
+
+
 def attention(
     module: nn.Module,
     query: Tensor,  # [1, Hq, N, D]

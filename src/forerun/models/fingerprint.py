@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PreTrainedConfig
 
-from forerun.models.plain import is_memory
+from forerun.models.plain import COLLECTORS, is_memory
 
 # Attributes of every module, read one by one or of no consequence for what a forward computes; and marks that
 # transformers and we leave on a model.
@@ -69,8 +69,9 @@ def _walk(model: nn.Module) -> tuple[list[Any], list[Any]]:
                 if tensor is not None:
                     objects.append(tensor)
                     facts.append(_place(tensor))
-        if inside["_forward_hooks"] or inside["_forward_pre_hooks"]:
-            facts.append((tuple(inside["_forward_hooks"]), tuple(inside["_forward_pre_hooks"])))
+        for hooks in (inside["_forward_hooks"], inside["_forward_pre_hooks"]):
+            if hooks:  # each has a number that no other ever had
+                facts += (("hook", n) for n, h in hooks.items() if getattr(h, "__module__", None) != COLLECTORS)
         for name in sorted(inside.keys() - _SKIPPED):
             value = inside[name]
             if isinstance(value, PreTrainedConfig):
@@ -119,11 +120,14 @@ def checksum(model: nn.Module) -> list[int]:
 
     Reads all weights once, as one step of plain decoding does.
     """
-    tensors = {id(t): t for t in (*model.parameters(), *model.buffers()) if is_memory(t) and t.device.type != "meta"}
     by_device: dict[torch.device, list[Tensor]] = {}
-    for tensor in tensors.values():
-        by_device.setdefault(tensor.device, []).append(_sum(tensor))
-    return [number for sums in by_device.values() for number in torch.stack(sums).tolist()]
+    versions = []
+    for tensor in (*model.parameters(), *model.buffers()):
+        if is_memory(tensor) and not tensor.is_quantized and tensor.device.type != "meta":
+            by_device.setdefault(tensor.device, []).append(_sum(tensor))
+        else:  # whose numbers lie we do not know where: what torch has counted of its changes must do
+            versions.append(0 if tensor.is_inference() else tensor._version)
+    return [*versions, *(number for sums in by_device.values() for number in torch.stack(sums).tolist())]
 
 
 def _sum(tensor: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def _odd_parts(model: Any) -> Iterator[str]:
     ]
     for index, layer in enumerate(decoder.layers):
         around.append((f"layers.{index}", layer, WhisperDecoderLayer, None))
-        around += [(f"layers.{index}.{name}", *rest) for name, *rest in _inside(layer, config)]  # type: ignore[misc]
+        around += [(f"layers.{index}.{name}", *rest) for name, *rest in _inside(layer, config)]
     for name, module, kind, shape in around:
         reason = plain.why_not_module(module, kind)
         if reason is None and shape is not None:
@@ -219,7 +219,6 @@ class FusedWhisper:
                 room(tokens, self.hidden), room(tokens, self.middle), room(threads, MOST_QUERIES * longest),
                 self.scale, self.epsilon,
             )  # fmt: skip
-
 
     def _where(self) -> list[list[int]]:
         return [[p.data_ptr() for p in layer] for layer in (*self.parameters, [*_both(self._norm)])]

@@ -1,7 +1,7 @@
 """Modules and weights that our own code may stand in for: exactly what torch or transformers made, with nothing added.
 
-A replaced `forward`, a hook, a subclass or a tensor that is more than memory means that somebody wants something else to
-happen. Whatever these functions name goes to the modules themselves.
+A replaced `forward`, a hook, a subclass or a tensor that is more than memory means that somebody wants something else
+to happen. Whatever these functions name goes to the modules themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def why_not_forward(module: nn.Module) -> str | None:
 
 
 def runs_its_class(module: nn.Module) -> bool:
-    """Whether a module's forward is the one its class was written with: not this module's alone, nor put there later."""
+    """Whether a module's forward is the one its class was written with, not one that was put in its place."""
     written = getattr(type(module).forward, "__module__", None)
     return "forward" not in module.__dict__ and written == type(module).__module__
 

@@ -21,9 +21,10 @@ from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.math.tree import is_chain
 from forerun.models import families
-from forerun.models.attention import KeysChanged, RaggedStates, ragged
+from forerun.models.attention import KeysChanged, RaggedStates, forget_configs, ragged
 from forerun.models.families import Family, Layout
 from forerun.models.fast import fused_body
+from forerun.models.fingerprint import Fingerprint
 from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
@@ -94,15 +95,23 @@ class Scorer:
         use: Kernels | None = None,
         layout: Layout | None = None,
     ) -> None:
-        self.family = self._inspect(model, headless)
-        if layout is not None:
-            self.family = replace(self.family, layout=layout)
-        self.model = model.eval()
+        self.model = model
         self.listeners: list[Listener] = []
         self.form = form
         self.cache = cache if cache is not None else RaggedCache()
-        self.device: torch.device = model.device
         self.kernels = kernels(use)
+        self._headless, self._layout = headless, layout
+        self._connect()
+        self._made_of = Fingerprint.of(model)
+
+    def _connect(self) -> None:
+        """Take from the model, as it is now, whatever passes need to know of it."""
+        model = self.model
+        self.family = self._inspect(model, self._headless)
+        if self._layout is not None:
+            self.family = replace(self.family, layout=self._layout)
+        model.eval()
+        self.device: torch.device = model.device
         self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
         use = Kernels.OFF if self.body is not None else self.kernels
         self._products = FewRowProducts(model, use, self._never_run(model))
@@ -110,6 +119,17 @@ class Scorer:
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
+
+    def has_changed(self) -> bool:
+        """Whether modules, weights (their places, not their values), hooks or settings are no longer what they were."""
+        return not self._made_of.fits(self.model)
+
+    def renew(self) -> None:
+        """Go on with the model as it is now, without any row: their keys are the old model's."""
+        self.reset()
+        forget_configs(self.model)
+        self._connect()
+        self._made_of = Fingerprint.of(self.model)
 
     def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
         return families.inspect(model, headless=headless)

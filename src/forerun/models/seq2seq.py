@@ -51,18 +51,26 @@ class Seq2SeqScorer(Scorer):
         borrowed: Callable[[Source], Tensor] | None = None,
         beside: Seq2SeqScorer | None = None,
     ) -> None:
-        super().__init__(model, form, cache, use=use)
-        self._base = model.get_decoder()
-        self._takes_positions = "position_ids" in signature(self._base.forward).parameters
-        self._positions = RowPositions(self._base, self._takes_positions)
-        self._projections = projections(self._base)
-        self.encoder = Encoder(model, is_draft)
+        self._is_draft = is_draft
         self.sources: Sources = Sources() if beside is None else beside.sources
         self._borrowed, self._beside = borrowed, beside
         self.directory = Directory()
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
-        self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=model.dtype)
+        super().__init__(model, form, cache, use=use)
+
+    def _connect(self) -> None:
+        super()._connect()
+        self._base = self.model.get_decoder()
+        self._takes_positions = "position_ids" in signature(self._base.forward).parameters
+        self._positions = RowPositions(self._base, self._takes_positions)
+        self._projections = projections(self._base)
+        self.encoder = Encoder(self.model, self._is_draft)
+        self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=self.model.dtype)
+
+    def renew(self) -> None:
+        self.directory = Directory()
+        super().renew()
 
     def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
         return families.inspect_seq2seq(model)

@@ -1,0 +1,260 @@
+"""A model that is changed between two calls: the next call says what the changed model says, or refuses."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from forerun import Chain, DraftModel, EarlyExit, PromptLookup, SpeculativeDecoder, Tree
+from forerun.config import Kernels
+from forerun.errors import UnsupportedModel
+from forerun.models.fingerprint import Fingerprint, checksum
+from forerun.models.scorer import Scorer
+from support.tiny import draft_of, plain_greedy, tiny_model
+
+pytest.importorskip("numba")
+
+PROMPT = [5, 9, 3, 60, 2, 7, 11]
+NUMBER = 6
+
+
+def _swap_layer(model: Any) -> None:
+    model.model.layers[1] = copy.deepcopy(tiny_model("llama", 5).model.layers[1])
+
+
+def _swap_linear(model: Any) -> None:
+    old = model.model.layers[0].mlp.up_proj
+    new = nn.Linear(old.in_features, old.out_features, bias=True)
+    nn.init.normal_(new.weight, std=0.5)
+    model.model.layers[0].mlp.up_proj = new.requires_grad_(False)
+
+
+def _new_parameter(model: Any) -> None:
+    down = model.model.layers[1].mlp.down_proj
+    down.weight = nn.Parameter(torch.randn_like(down.weight), requires_grad=False)
+
+
+def _new_norm(model: Any) -> None:
+    model.model.norm.weight = nn.Parameter(torch.randn_like(model.model.norm.weight))
+
+
+def _new_head(model: Any) -> None:
+    model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
+
+
+def _untie(model: Any) -> None:
+    model.set_input_embeddings(copy.deepcopy(tiny_model("llama", 6).get_input_embeddings()))
+
+
+def _assign(model: Any) -> None:
+    model.load_state_dict(tiny_model("llama", 7).state_dict(), assign=True)
+
+
+def _load(model: Any) -> None:
+    model.load_state_dict(tiny_model("llama", 7).state_dict())
+
+
+def _data(model: Any) -> None:
+    model.model.layers[0].self_attn.v_proj.weight.data = torch.randn_like(model.model.layers[0].self_attn.v_proj.weight)
+
+
+def _in_place(model: Any) -> None:
+    model.model.layers[0].self_attn.v_proj.weight.data.mul_(-1)
+
+
+def _hook(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, given, made: -made)
+
+
+def _pre_hook_on_the_model(model: Any) -> None:
+    model.lm_head.register_forward_pre_hook(lambda module, given: (-given[0],))
+
+
+def _own_forward(model: Any) -> None:
+    layer = model.model.layers[1].self_attn.o_proj
+    layer.forward = lambda x: -nn.functional.linear(x, layer.weight)
+
+
+def _setting(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 3
+
+
+def _fewer_layers(model: Any) -> None:
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers = 1
+
+
+def _double(model: Any) -> None:
+    model.double()
+
+
+def _half(model: Any) -> None:
+    model.to(torch.bfloat16)
+
+
+def _resize(model: Any) -> None:
+    model.resize_token_embeddings(120)
+
+
+CHANGES = [
+    _swap_layer, _swap_linear, _new_parameter, _new_norm, _new_head, _untie, _assign, _load, _data, _in_place, _hook,
+    _pre_hook_on_the_model, _own_forward, _setting, _fewer_layers, _double, _half, _resize,
+]  # fmt: skip
+
+
+def said(decoder: SpeculativeDecoder, number: int = NUMBER) -> list[int]:
+    out = decoder.generate(torch.tensor([PROMPT]), max_new_tokens=number).sequences
+    return [int(token) for token in out[0, len(PROMPT) :]]
+
+
+@pytest.mark.parametrize("kernels", ["on", "off"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_the_next_call_says_what_the_changed_model_says(change: Callable[[Any], None], kernels: str) -> None:
+    """Kept rows are of the old model: they are not gone on with."""
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels=kernels, keep_rows=1)
+    before = plain_greedy(model, PROMPT, NUMBER)
+    assert said(decoder) == before
+    change(model)
+    with torch.no_grad():
+        after = plain_greedy(model, PROMPT, NUMBER)
+    assert after != before or change in (_double, _resize), "control: this change is one"
+    assert said(decoder) == after
+    inside = model.generate(
+        torch.tensor([PROMPT]), max_new_tokens=NUMBER, do_sample=False, custom_generate=decoder.as_custom_generate()
+    )
+    assert inside[0, len(PROMPT) :].tolist() == after
+
+
+def test_a_model_that_stays_is_not_made_ready_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by calls of ours nor by calls of its own, nor by looking at its hidden states."""
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels="on", keep_rows=1)
+    body = decoder.engine.target.body
+    said(decoder)
+    plain_greedy(model, PROMPT, 3)
+    model(torch.tensor([PROMPT]), output_hidden_states=True)
+    model.requires_grad_(True).requires_grad_(False)
+    monkeypatch.setattr(decoder.engine.target, "admit", lambda row: pytest.fail("the kept row was not gone on with"))
+    said(decoder)
+    assert decoder.engine.target.body is body and body is not None
+    assert Scorer(model, use=Kernels.ON).body is not None, "hooks that collect hidden states do no harm"
+
+
+DRAFTERS: dict[str, Callable[[Any], Any]] = {
+    "model": lambda model: DraftModel(draft_of(model)),
+    "early exit": lambda model: EarlyExit(1),
+    "tree": lambda model: Tree(DraftModel(draft_of(model)), width=2, nodes=4),
+    "chain": lambda model: Chain(PromptLookup(), DraftModel(draft_of(model))),
+}
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.filterwarnings("error")
+def test_drafters_follow(kind: str) -> None:
+    """No drafter stumbles over the new target: that would be a warning."""
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, DRAFTERS[kind](model), policy=2, kernels="off", keep_rows=1)
+    said(decoder)
+    _assign(model)
+    model.double()
+    assert said(decoder) == plain_greedy(model, PROMPT, NUMBER)
+
+
+@pytest.mark.parametrize("change", [_assign, _half], ids=lambda change: change.__name__)
+@pytest.mark.filterwarnings("error")
+def test_a_draft_model_that_changes(change: Callable[[Any], None]) -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    draft = copy.deepcopy(model)
+    decoder = SpeculativeDecoder(model, DraftModel(draft), policy=2, kernels="on", keep_rows=1)
+    said(decoder)
+    change(draft)
+    assert said(decoder) == plain_greedy(model, PROMPT, NUMBER)
+    assert type(decoder.drafter) is DraftModel and not decoder.drafter.has_changed()
+
+
+def test_changed_while_a_call_is_running() -> None:
+    """The fused body reads memory by its address: what lies there must still be what it was."""
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels="on")
+    stream = decoder.stream(torch.tensor([PROMPT]), max_new_tokens=NUMBER)
+    next(stream)
+    model.to(torch.bfloat16)
+    with pytest.raises(UnsupportedModel, match="changed while a call was running"):
+        list(stream)
+    assert said(decoder) == plain_greedy(model, PROMPT, NUMBER)
+
+
+def test_training_goes_on_where_it_was() -> None:
+    model = copy.deepcopy(tiny_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5))
+    decoder = SpeculativeDecoder(model, None, kernels="off")
+    want = plain_greedy(model, PROMPT, NUMBER)
+    model.train()
+    model.transformer.h[0].eval()
+    modes = [module.training for module in model.modules()]
+    assert said(decoder) == want
+    assert [module.training for module in model.modules()] == modes
+    stream = decoder.stream(torch.tensor([PROMPT]), max_new_tokens=NUMBER)
+    next(stream)
+    stream.close()
+    assert [module.training for module in model.modules()] == modes
+
+
+def test_refused_until_it_is_one_again() -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels="on")
+    want = said(decoder)
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="linear_attention"):
+            said(decoder)
+    del model.config.layer_types
+    assert said(decoder) == want
+
+
+class TestFingerprint:
+    def test_every_change_of_places_is_noticed(self) -> None:
+        for change in CHANGES:
+            model = copy.deepcopy(tiny_model("llama"))
+            seen = Fingerprint.of(model)
+            assert seen.fits(model)
+            change(model)
+            assert seen.fits(model) == (change in (_load, _in_place)), change.__name__
+
+    def test_values_change_the_sum(self) -> None:
+        model = copy.deepcopy(tiny_model("llama"))
+        before = checksum(model)
+        assert checksum(model) == before
+        weight = model.model.layers[1].mlp.up_proj.weight
+        weight.data[3, 5] += 1e-6
+        assert checksum(model) != before
+        weight.data[3, 5] -= 1e-6
+        swapped = weight[[1, 0, *range(2, len(weight))]].clone()
+        before = checksum(model)
+        weight.data.copy_(swapped)
+        assert checksum(model) != before, "rows in another order"
+
+    def test_a_new_module_at_an_old_address(self) -> None:
+        """Nothing is kept alive, so addresses of the old are free for the new."""
+        model = nn.Sequential(nn.Linear(2, 2))
+        seen = Fingerprint.of(model)
+        for _ in range(50):
+            model[0] = nn.Identity()
+            model[0] = nn.Linear(2, 2)
+            assert not seen.fits(model)
+
+    def test_hooks_for_all_modules(self) -> None:
+        model = nn.Linear(2, 2)
+        seen = Fingerprint.of(model)
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda *given: None)
+        try:
+            assert not seen.fits(model)
+        finally:
+            handle.remove()
+        assert seen.fits(model)
