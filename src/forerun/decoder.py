@@ -18,6 +18,7 @@ from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import decoder_inputs, listening, read_call
 from forerun.keywords import GenerateKeywords, Job, understand
 from forerun.math.attention import Form
+from forerun.models.adapters import unwrapped
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.policy import as_policy
 from forerun.result import GenerateResult
@@ -62,7 +63,8 @@ class SpeculativeDecoder:
         compile: bool = True,
         strict: bool = False,
     ) -> None:
-        self.target = target
+        self._given = target
+        target = self.target = unwrapped(target)
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
         use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
@@ -168,6 +170,7 @@ class SpeculativeDecoder:
 
     def _job(self, input_ids: Tensor | None, attention_mask: Tensor | None, keywords: Any) -> tuple[Job, Tensor]:
         """The call understood, and the tensor after which its sequences are shaped."""
+        unwrapped(self._given)  # an adapter may have come that acts in the wrapper: it is refused
         config, scorer = self.target.generation_config or GenerationConfig(), self.engine.target
         if isinstance(scorer, Seq2SeqScorer):
             given = read_inputs(scorer, input_ids, attention_mask, keywords, config)

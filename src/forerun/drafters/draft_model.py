@@ -24,6 +24,7 @@ from forerun.errors import InvalidArgument
 from forerun.loading import load_model
 from forerun.loading.drafter_folder import is_drafter_folder, read_kind
 from forerun.math.attention import Form
+from forerun.models.adapters import unwrapped
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Draft, DraftContext, Source
@@ -55,7 +56,7 @@ class DraftModel:
         self.score_last: ScoreLast | None = None  # lent by an engine that has its passes recorded
         self._folder = model if isinstance(model, ModelFolder) else None
         if not isinstance(model, ModelFolder):
-            self._run_with(model)
+            self._run_with(unwrapped(model))
 
     @classmethod
     def load(

@@ -37,11 +37,18 @@ class Renamed:
 
 
 @contextmanager
-def alone(model: nn.Module, configs: Sequence[Any], name: str) -> Iterator[None]:
-    """A pass of `model`: its attention is called `name`, and no other pass of it runs meanwhile."""
+def between_passes(model: nn.Module) -> Iterator[None]:
+    """While no pass of `model` is under way in any thread: nothing of ours is set in its modules."""
     with _guard:
         lock = _locks.setdefault(model, RLock())
     with lock:
+        yield
+
+
+@contextmanager
+def alone(model: nn.Module, configs: Sequence[Any], name: str) -> Iterator[None]:
+    """A pass of `model`: its attention is called `name`, and no other pass of it runs meanwhile."""
+    with between_passes(model):
         token = _inside.set(True)
         _rename(configs, name)
         try:

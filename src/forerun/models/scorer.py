@@ -26,6 +26,7 @@ from forerun.models.families import Family, Layout
 from forerun.models.fast import fused_body
 from forerun.models.fingerprint import Fingerprint
 from forerun.models.fused_whisper import FusedWhisper
+from forerun.models.passes import between_passes
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
 from forerun.types import RaggedRows, Source
@@ -101,8 +102,9 @@ class Scorer:
         self.cache = cache if cache is not None else RaggedCache()
         self.kernels = kernels(use)
         self._headless, self._layout = headless, layout
-        self._connect()
-        self._made_of = Fingerprint.of(model)
+        with between_passes(model):
+            self._connect()
+            self._made_of = Fingerprint.of(model)
 
     def _connect(self) -> None:
         """Take from the model, as it is now, whatever passes need to know of it."""
@@ -122,14 +124,16 @@ class Scorer:
 
     def has_changed(self) -> bool:
         """Whether modules, weights (their places, not their values), hooks or settings are no longer what they were."""
-        return not self._made_of.fits(self.model)
+        with between_passes(self.model):
+            return not self._made_of.fits(self.model)
 
     def renew(self) -> None:
         """Go on with the model as it is now, without any row: their keys are the old model's."""
         self.reset()
         forget_configs(self.model)
-        self._connect()
-        self._made_of = Fingerprint.of(self.model)
+        with between_passes(self.model):
+            self._connect()
+            self._made_of = Fingerprint.of(self.model)
 
     def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
         return families.inspect(model, headless=headless)
