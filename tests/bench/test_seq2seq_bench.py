@@ -40,6 +40,7 @@ def test_full_shapes_are_the_published_ones() -> None:
     assert (t5.layers, t5.width, t5.mlp, t5.heads) == (24, 4096, 10240, 64)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "record.json"
     asked = ["--pairs", "t5-mini", "--batches", "1", "2", "--tokens", "24", "--repeats", "2", "--device", "cpu"]

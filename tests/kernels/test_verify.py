@@ -122,6 +122,7 @@ def test_tile_sizes_change_nothing() -> None:
     assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1, listed=1)), round_.judged())  # the long way
 
 
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_who_draws_changes_nothing(rule: Rule) -> None:
     """The last program of a row to finish, or a launch of its own."""

@@ -47,6 +47,7 @@ def best_constant(rows: int, generations: int, **world: Any) -> float:
     return max(mean_rate(lambda k=k: Constant(k), rows, generations, **world) for k in LENGTHS)
 
 
+@pytest.mark.quick("cpu-1-sampled", "gpu-1-judged", "cpu-8-judged")
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("rows", [1, 4, 8])
 @pytest.mark.parametrize("name", MACHINES)

@@ -36,6 +36,7 @@ def test_a_recording_is_written_down_alike_alone_and_among_others() -> None:
     assert batch == Transcriber(model, Processor(), None, GREEDY).batch(together)
 
 
+@pytest.mark.slow
 def test_sampled_second_tries_do_not_depend_on_the_neighbours_either() -> None:
     settings = SpeechSettings(temperature=(0.0, 0.8), compression_ratio_threshold=0.1, seed=3)
     model, together = tiny_whisper(), clips(0.8, 0.6)

@@ -23,6 +23,7 @@ def test_plain():
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr("support.budget.LONGEST", 0.02)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take seconds to load
     pytester.makeini("[pytest]\nmarkers =\n  slow: slow\n  quick: quick")
 
     def run(names: str, *arguments: str) -> pytest.RunResult:

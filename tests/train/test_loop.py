@@ -64,6 +64,7 @@ def test_acceptance_rises(target: PreTrainedModel, data: Memory, tmp_path: Path,
     assert trained.proxy.tokens_per_round > 1.8
 
 
+@pytest.mark.slow
 def test_a_shuffled_teacher_teaches_nothing(
     target: PreTrainedModel, data: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
