@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from forerun.arguments import FLOAT32_MAX, integer, mapping, number, shown
 from forerun.errors import InvalidArgument
 
 
@@ -34,17 +35,12 @@ class SamplingParams:
     """Add to the logits of these tokens; -inf forbids one."""
 
     def __post_init__(self) -> None:
-        _check(self.temperature >= 0 and math.isfinite(self.temperature), "temperature", self.temperature,
-               "must be finite and >= 0; use 0 for greedy decoding")  # fmt: skip
-        _check(self.top_k is None or self.top_k >= 0, "top_k", self.top_k, "must be >= 1, or 0 or None for no limit")
-        _check(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]; 1 keeps everything")
-        _check(0 <= self.min_p <= 1, "min_p", self.min_p, "must be in [0, 1]; 0 keeps everything")
-        _check(self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty), "repetition_penalty",
-               self.repetition_penalty, "must be finite and > 0; 1 changes nothing")  # fmt: skip
-        for name in ("presence_penalty", "frequency_penalty"):
-            _check(math.isfinite(getattr(self, name)), name, getattr(self, name), "must be finite; 0 changes nothing")
-        for token, bias in self.logit_bias.items():
-            _check(token >= 0 and bias < math.inf, "logit_bias", {token: bias}, "needs token ids >= 0 and biases < inf")
+        """Refuse what cannot be sampled with; numbers of numpy and torch become Python's."""
+        for name, (good, remedy) in _RANGES.items():
+            object.__setattr__(self, name, number(name, getattr(self, name), good, remedy))
+        if self.top_k is not None:
+            object.__setattr__(self, "top_k", integer("top_k", self.top_k, 0, remedy=_TOP_K))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
     @property
     def is_greedy(self) -> bool:
@@ -56,9 +52,31 @@ class SamplingParams:
         return bool(self.repetition_penalty != 1 or self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
 
-def _check(good: bool, name: str, value: object, rule: str) -> None:
-    if not good:
-        raise InvalidArgument(f"{name}={value!r}: {name} {rule}")
+_TOP_K = "must be a whole number >= 1, or 0 or None for no limit"
+_PENALTY = "must be a number of float32's range; 0 changes nothing"
+# What each number may be. Logits are float32, so an option beyond its range would make them infinite.
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda x: 0 <= x < math.inf, "must be finite and >= 0; use 0 for greedy decoding"),
+    "top_p": (lambda x: 0 < x <= 1, "must be in (0, 1]; 1 keeps everything"),
+    "min_p": (lambda x: 0 <= x <= 1, "must be in [0, 1]; 0 keeps everything"),
+    "repetition_penalty": (
+        lambda x: 1 / FLOAT32_MAX <= x <= FLOAT32_MAX,
+        "must be > 0 and of float32's range; 1 changes nothing",
+    ),
+    "presence_penalty": (lambda x: abs(x) <= FLOAT32_MAX, _PENALTY),
+    "frequency_penalty": (lambda x: abs(x) <= FLOAT32_MAX, _PENALTY),
+}
+
+
+def _bias(given: Mapping[int, float]) -> dict[int, float]:
+    remedy = "needs token ids >= 0 and biases of float32's range, or -inf to forbid a token"
+    pairs = mapping("logit_bias", given, f"must be a dictionary from token ids to numbers; {remedy}").items()
+    return {
+        integer("logit_bias, a key", token, 0, remedy=remedy): number(
+            f"logit_bias[{shown(token)}]", bias, lambda x: x == -math.inf or abs(x) <= FLOAT32_MAX, remedy
+        )
+        for token, bias in pairs
+    }
 
 
 class Kernels(StrEnum):

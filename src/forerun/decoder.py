@@ -7,18 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from forerun.arguments import choice, flag, integer, methods, refuse
 from forerun.config import Kernels
 from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, NonFiniteLogits
 from forerun.inside_generate import decoder_inputs, listening, read_call
+from forerun.keyword_checks import check_tokenizer
 from forerun.keywords import GenerateKeywords, Job, understand
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
+from forerun.models.given import check_model
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.policy import as_policy
 from forerun.result import GenerateResult
@@ -26,7 +29,7 @@ from forerun.rules import AnyRule, parse
 from forerun.sources import read_inputs, refuse_for_causal
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
-from forerun.unpadded import unpadded
+from forerun.unpadded import check_ids, unpadded
 from forerun.whisper import Windows, is_whisper
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
@@ -63,21 +66,24 @@ class SpeculativeDecoder:
         compile: bool = True,
         strict: bool = False,
     ) -> None:
+        check_model("target", target)
         self._given = target
         target = self.target = unwrapped(target)
-        self.tokenizer = tokenizer
+        self.tokenizer = None if tokenizer is None else check_tokenizer("tokenizer", tokenizer)
         self.policy = as_policy(policy)
-        use: Kernels | None = None if kernels is None else _choice(Kernels, kernels, "kernels")
-        scorer = scorer_of(target, _choice(Form, attention, "attention"), use=use)
+        use = None if kernels is None else choice("kernels", kernels, Kernels)
+        form, judged = choice("attention", attention, Form), parse(rule)
+        kept, recorded = integer("keep_rows", keep_rows, 0), flag("compile", compile)
+        scorer = scorer_of(target, form, use=use)
         self.engine = Engine(
             scorer,
             _drafter(drafter, target),
             self.policy,
-            rule=parse(rule),
+            rule=judged,
             tokenizer=tokenizer,
-            keep_rows=keep_rows,
-            compile=compile,
-            strict=strict,
+            keep_rows=kept,
+            compile=recorded,
+            strict=flag("strict", strict),
         )
 
     @property
@@ -174,12 +180,15 @@ class SpeculativeDecoder:
         config, scorer = self.target.generation_config or GenerationConfig(), self.engine.target
         if isinstance(scorer, Seq2SeqScorer):
             given = read_inputs(scorer, input_ids, attention_mask, keywords, config)
-            job = understand(given.prompts, given.keywords, config, self.tokenizer, given.sources)
+            job = understand(
+                given.prompts, given.keywords, config, self.tokenizer, given.sources, vocab_size=scorer.vocab_size
+            )
             like = given.like.to(self.target.device)
         else:
             refuse_for_causal(keywords, self.target)
             like = _given(input_ids)
-            job = understand(unpadded(like, attention_mask), keywords, config, self.tokenizer)
+            prompts = unpadded(like, attention_mask, vocab_size=scorer.vocab_size)
+            job = understand(prompts, keywords, config, self.tokenizer, vocab_size=scorer.vocab_size)
         if job.streamer is not None and len(job.requests) > 1:
             raise InvalidArgument(
                 f"a streamer takes one sequence and there are {len(job.requests)}; use decoder.stream"
@@ -196,28 +205,34 @@ def _finished(stream: Stream) -> GenerateResult:
 
 
 def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Drafter | None:
+    if value is None:
+        return None
+    if isinstance(value, str | Path):
+        return _named_drafter(value, target)
+    if isinstance(value, nn.Module) and not hasattr(value, "propose"):
+        refuse("drafter", value, f"is a model; wrap it: DraftModel({type(value).__name__.lower()})")
+    drafter: Drafter = methods(
+        "drafter", value, ("propose", "rewind"),
+        "give an object with the methods propose and rewind, a drafter's folder, 'auto', 'lookup', or None",
+    )  # fmt: skip
+    return drafter
+
+
+def _named_drafter(value: str | Path, target: PreTrainedModel) -> Drafter | None:
     if value == "auto":
         return default_drafter(target)
     if value == "lookup":
         return PromptLookup()
-    if isinstance(value, str | Path) and Path(value).is_dir():
-        return from_folder(value, device=target.device, dtype=target.dtype)
-    if value is None or all(hasattr(value, verb) for verb in ("propose", "rewind")):
-        return value  # type: ignore[return-value]
-    raise InvalidArgument(
-        f"drafter={value!r}: give an object with the methods propose and rewind, a drafter's folder, 'auto', 'lookup', "
-        "or None"
-    )
+    if not Path(value).is_dir():
+        refuse(
+            "drafter", str(value),
+            "there is no such folder; give a drafter's folder, 'auto', 'lookup', or for a model by its name "
+            "DraftModel.load(NAME)",
+        )  # fmt: skip
+    return from_folder(value, device=target.device, dtype=target.dtype)
 
 
 def _given(input_ids: Tensor | None) -> Tensor:
     if input_ids is None:
         raise InvalidArgument("input_ids is missing: give a tensor [batch, length]")
-    return input_ids
-
-
-def _choice(kind: Any, value: Any, name: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise InvalidArgument(f"{name}={value!r}: choose one of {', '.join(kind)}") from None
+    return check_ids(input_ids, "input_ids")

@@ -32,7 +32,7 @@ class UnreadableAudio(ForerunError, ValueError):
 
 
 class NonFiniteLogits(ForerunError, ArithmeticError):
-    """The target returned NaN or infinity for a row."""
+    """A row's logits are NaN or infinite: the target's own, or an option made them so; the message says which."""
 
 
 class ForerunWarning(UserWarning):

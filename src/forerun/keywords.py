@@ -21,9 +21,12 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from forerun.arguments import refuse, shown
 from forerun.config import SamplingParams
+from forerun.engine.bans import forbidden
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument, UnknownArgument
+from forerun.keyword_checks import CHECKS, MOST_SEQUENCES, PER_ROW_PARAMS
 from forerun.types import Source
 
 MAX_NEW_TOKENS = 128
@@ -75,16 +78,17 @@ class GenerateKeywords(TypedDict, total=False):
 
 
 KNOWN = frozenset(GenerateKeywords.__annotations__)
-PER_ROW_PARAMS = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-)  # fmt: skip
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 # Settings of transformers that Forerun does not offer; their neutral values do nothing and may be passed.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((1, None), "beam search is not sampling; use model.generate"),
     "num_beam_groups": ((1, None), "beam search is not sampling; use model.generate"),
+    "constraints": ((None, []), "constrained beam search is not sampling; use model.generate"),
+    "force_words_ids": ((None, []), "constrained beam search is not sampling; use model.generate"),
     "penalty_alpha": ((None, 0), "contrastive search is not offered; use model.generate"),
+    "dola_layers": ((None,), "contrasting layers (DoLa) is not offered; use model.generate"),
+    "top_h": ((None,), "use top_p or min_p"),
     "typical_p": ((1.0, None), "use top_p or min_p"),
     "epsilon_cutoff": ((0.0, None), "use min_p"),
     "eta_cutoff": ((0.0, None), "use min_p"),
@@ -93,11 +97,15 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "encoder_no_repeat_ngram_size": ((0, None), "use no_repeat_ngram_size"),
     "exponential_decay_length_penalty": ((None,), "use max_new_tokens"),
     "min_length": ((0, None), "use min_new_tokens"),
+    "token_healing": ((False, None), "heal the prompt's last token before the call, as model.heal_tokens does"),
     "stopping_criteria": ((None, []), "use stop_strings, eos_token_id, max_new_tokens or max_time"),
     "prefix_allowed_tokens_fn": ((None,), "pass a logits_processor"),
     "assistant_model": ((None,), "give the drafter to SpeculativeDecoder(target, DraftModel(assistant))"),
     "prompt_lookup_num_tokens": ((None,), "give PromptLookup() to SpeculativeDecoder"),
     "assistant_early_exit": ((None,), "give EarlyExit(layers) to SpeculativeDecoder"),
+    "assistant_ensemble_weight": ((None,), "give rule='ensemble:WEIGHT' to SpeculativeDecoder"),
+    "use_mtp": ((False, None), "give a drafter to SpeculativeDecoder"),
+    "speculation_type": ((None,), "give a drafter to SpeculativeDecoder"),
     "watermarking_config": ((None,), "pass a logits_processor"),
     "inputs_embeds": ((None,), "pass input_ids"),
     "synced_gpus": ((None, False), "run one process a GPU"),
@@ -111,6 +119,15 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "renormalize_logits": ((False, None, True), ""),
     "token_type_ids": ((None,), "not used by causal language models"),
 }  # fmt: skip
+
+# Fields of a GenerationConfig that change no text of one-beam decoding, in transformers as little as here: they speak
+# of beams, of how transformers drafts, keeps its cache or compiles, or of how a call without a prompt begins.
+WITHOUT_EFFECT = frozenset({
+    "bos_token_id", "early_stopping", "length_penalty", "diversity_penalty", "low_memory", "is_assistant",
+    "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "cache_config", "max_cache_len",
+    "compile_config", "disable_compile", "continuous_batching_config", "prefill_chunk_size", "transformers_version",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +149,30 @@ def understand(
     model_config: GenerationConfig,
     tokenizer: Any = None,
     sources: Sequence[Source] | None = None,
+    vocab_size: int | None = None,
 ) -> Job:
-    """Turn `generate`'s arguments into requests. Only ids (eos, pad) are read from the model's own configuration."""
+    """Turn `generate`'s arguments into requests. Only ids (eos, pad) are read from the model's own configuration.
+
+    With a `vocab_size`, ids that it does not hold are refused where they would have to be said or weighed.
+    """
     if not prompts:
         raise InvalidArgument("no prompts: input_ids has no rows")
-    given = merged(keywords)
+    given = merged(keywords, model_config)
+    if vocab_size is not None:
+        _check_vocabulary(given, vocab_size)
     tokenizer = given.get("tokenizer", tokenizer)
-    copies = _positive(given, "num_return_sequences", 1)
+    copies = given.get("num_return_sequences", 1)
+    if copies * len(prompts) > MOST_SEQUENCES:
+        raise InvalidArgument(
+            f"num_return_sequences={copies} for {len(prompts)} prompts: at most {MOST_SEQUENCES} sequences in one call"
+        )
     seeds = _spread(_seed(given), len(prompts), "seed")
     budgets = _budgets(given, prompts)
     params = _params(given, len(prompts))
     eos = _id_set(given.get("eos_token_id", model_config.eos_token_id))
-    ids = list(given.get("request_ids") or range(len(prompts) * copies))
+    ids = given.get("request_ids") or list(range(len(prompts) * copies))
     if len(ids) != len(prompts) * copies or len(set(ids)) != len(ids):
-        raise InvalidArgument(f"request_ids={ids}: give {len(prompts) * copies} different ids, one a sequence")
-    stops = given.get("stop_strings") or ()
+        raise InvalidArgument(f"request_ids={shown(ids)}: give {len(prompts) * copies} different ids, one a sequence")
     requests = tuple(
         Request(
             prompt=tuple(prompts[i]),
@@ -155,8 +181,9 @@ def understand(
             seed=seeds[i],
             request_id=ids[i * copies + copy],
             stop_ids=eos,
-            stop_strings=(stops,) if isinstance(stops, str) else tuple(stops),
-            min_new_tokens=given.get("min_new_tokens") or 0,
+            stop_strings=tuple(given.get("stop_strings", ())),
+            min_new_tokens=given.get("min_new_tokens", 0),
+            biases=_biases(given),
             processors=_processors(given, eos, len(prompts[i]), len(prompts[i]) + budgets[i]),
             logprobs=_logprobs(given, copies),
             source=None if sources is None else sources[i],
@@ -164,60 +191,108 @@ def understand(
         for i in range(len(prompts))
         for copy in range(copies)
     )
+    if vocab_size is not None:
+        _check_bans(requests[0], given, vocab_size)
     pad = given.get("pad_token_id", _first(model_config.pad_token_id, *sorted(eos), 0))
     return Job(
         requests, copies, pad, given.get("max_time"), given.get("streamer"), tokenizer, given.get("seed") is not None
     )
 
 
-def merged(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Keywords over the fields of `generation_config`, both checked. A neutral value of a refused setting drops out."""
-    config = keywords.get("generation_config")
-    fields = {} if config is None else {k: v for k, v in config.to_diff_dict().items() if v is not None}
-    fields.pop("transformers_version", None)
-    fields.pop("_from_model_config", None)
+def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[str, Any]:
+    """Keywords over the fields of `generation_config`, each of the right type. Neutral values of refused ones drop out.
+
+    A model's own configuration may have fields that no other has (Whisper's have many), and so may a copy of it.
+    """
     found = {}
-    for name, value in {**_known_fields(fields), **keywords}.items():
+    for name, value in {**_fields(keywords.get("generation_config"), model_config), **keywords}.items():
         if name in REFUSED:
             _refuse_unless_neutral(name, value)
         elif name not in KNOWN:
             raise UnknownArgument(_suggestion(name))
-        elif value is not None or name == "seed":
-            found[name] = value
+        elif value is not None:
+            found[name] = CHECKS[name](name, value) if name in CHECKS else value
     if found.get("use_cache") is False:
         raise InvalidArgument("use_cache=False: speculation lives off the cache; leave it out")
     return found
 
 
-def _known_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration carries bookkeeping no keyword has (bos_token_id, assistant settings): it changes nothing."""
-    return {name: value for name, value in fields.items() if name in KNOWN or name in REFUSED}
+def _fields(config: Any, model_config: GenerationConfig) -> dict[str, Any]:
+    """What a caller's configuration sets. All of it is honoured, refused by name, or known to be without effect."""
+    if config is None:
+        return {}
+    if not isinstance(config, GenerationConfig):
+        refuse("generation_config", config, "must be a transformers.GenerationConfig")
+    default = vars(GenerationConfig())
+    own = {name: value for name, value in vars(config).items() if not name.startswith("_") and value is not None}
+    changed = {name: value for name, value in own.items() if not _equal(value, default.get(name))}
+    ignored = {
+        name for name in changed if name in WITHOUT_EFFECT or (name not in default and name in vars(model_config))
+    }
+    if strange := sorted(changed.keys() - KNOWN - REFUSED.keys() - ignored):
+        name = strange[0]
+        refuse(f"generation_config.{name}", changed[name], f"no such setting is known; {_hint(name)}")
+    return {name: value for name, value in changed.items() if name not in ignored}
 
 
 def _refuse_unless_neutral(name: str, value: Any) -> None:
     neutral, remedy = REFUSED[name]
-    if not any(value is n or value == n for n in neutral):
-        raise InvalidArgument(f"{name}={value!r} is not offered: {remedy}")
+    if not any(value is n or _equal(value, n) for n in neutral):
+        raise InvalidArgument(f"{name}={shown(value)} is not offered: {remedy}")
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Arrays and tensors answer for each element, others may not answer at all: none of them is a neutral value."""
+    try:
+        return bool(value == other)
+    except Exception:
+        return False
 
 
 def _suggestion(name: str) -> str:
+    return f"generate() got an unknown keyword {name!r}; {_hint(name)}"
+
+
+def _hint(name: str) -> str:
     close = difflib.get_close_matches(name, KNOWN, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(KNOWN))}"
-    return f"generate() got an unknown keyword {name!r}; {hint}"
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(KNOWN))}"
 
 
-def _seed(given: Mapping[str, Any]) -> int | Sequence[int]:
-    seed = given.get("seed")
-    return secrets.randbits(63) if seed is None else seed
+def _check_vocabulary(given: Mapping[str, Any], vocab_size: int) -> None:
+    """Ids that are to be said or weighed must be the model's; ids that are to be avoided need not."""
+    asked = {
+        "logit_bias": given.get("logit_bias", {}),
+        "bad_words_ids": [token for word in given.get("bad_words_ids", ()) for token in word],
+        "sequence_bias": [token for word in given.get("sequence_bias", ()) for token in word],
+        "forced_bos_token_id": [given[name] for name in ("forced_bos_token_id",) if name in given],
+        "forced_eos_token_id": given.get("forced_eos_token_id", ()),
+    }
+    for name, ids in asked.items():
+        if strange := [token for token in ids if isinstance(token, int) and token >= vocab_size]:
+            raise InvalidArgument(f"{name}: the vocabulary ends at {vocab_size - 1}; remove {shown(strange[0])}")
+
+
+def _check_bans(request: Request, given: Mapping[str, Any], vocab_size: int) -> None:
+    """Some token must be left to say."""
+    names = [
+        name for name in ("logit_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens") if name in given
+    ]
+    if len(forbidden(request) & set(range(vocab_size))) == vocab_size:
+        raise InvalidArgument(f"{' and '.join(names)}: all {vocab_size} tokens are forbidden; leave at least one")
+
+
+def _seed(given: Mapping[str, Any]) -> int | list[int]:
+    seed: int | list[int] = given["seed"] if "seed" in given else secrets.randbits(63)
+    return seed
 
 
 def _spread(value: Any, count: int, name: str) -> list[Any]:
     """One value for all rows, or a list with one a row."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
+    if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
         raise InvalidArgument(f"{name} has {len(value)} entries for {count} prompts; give one value, or one a prompt")
-    return list(value)
+    return value
 
 
 def _budgets(given: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> list[int]:
@@ -241,10 +316,16 @@ def _params(given: Mapping[str, Any], count: int) -> list[SamplingParams]:
     if not do_sample:
         columns = {name: values for name, values in columns.items() if name not in SAMPLING}
     columns.setdefault("temperature", [1.0 if do_sample else 0.0] * count)
-    bias = dict(given.get("logit_bias") or {})
+    bias = given.get("logit_bias", {})
     return [
         SamplingParams(**{name: values[i] for name, values in columns.items()}, logit_bias=bias) for i in range(count)
     ]
+
+
+def _biases(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What transformers adds to the logits before it penalises repetition."""
+    bias = given.get("sequence_bias")
+    return (SequenceBiasLogitsProcessor(bias),) if bias else ()
 
 
 def _processors(given: Mapping[str, Any], eos: frozenset[int], begin: int, end: int) -> tuple[Any, ...]:
@@ -256,19 +337,17 @@ def _processors(given: Mapping[str, Any], eos: frozenset[int], begin: int, end: 
     if size := given.get("no_repeat_ngram_size"):
         found.append(NoRepeatNGramLogitsProcessor(size))
     if words := given.get("bad_words_ids"):
-        found.append(NoBadWordsLogitsProcessor([list(word) for word in words], sorted(eos) or None))
+        found.append(NoBadWordsLogitsProcessor(words, sorted(eos) or None))
     if (first := given.get("forced_bos_token_id")) is not None:
         found.append(ForcedBOSTokenLogitsProcessor(first))
         begin += begin == 1  # what may not come first then comes second
     if (last := given.get("forced_eos_token_id")) is not None:
         found.append(ForcedEOSTokenLogitsProcessor(end, last))
     if banned := given.get("suppress_tokens"):
-        found.append(SuppressTokensLogitsProcessor(list(banned)))
+        found.append(SuppressTokensLogitsProcessor(banned))
     if banned := given.get("begin_suppress_tokens"):
-        found.append(SuppressTokensAtBeginLogitsProcessor(list(banned), begin))
-    if bias := given.get("sequence_bias"):
-        found.append(SequenceBiasLogitsProcessor(bias))
-    return (*found, *(given.get("logits_processor") or ()))
+        found.append(SuppressTokensAtBeginLogitsProcessor(banned, begin))
+    return (*found, *given.get("logits_processor", ()))
 
 
 def _logprobs(given: Mapping[str, Any], copies: int) -> int | None:
@@ -277,13 +356,6 @@ def _logprobs(given: Mapping[str, Any], copies: int) -> int | None:
     if asked is None or asked is False:
         return 0 if copies > 1 else None
     return 0 if asked is True else int(asked)
-
-
-def _positive(given: Mapping[str, Any], name: str, default: int) -> int:
-    value = given.get(name, default)
-    if value < 1:
-        raise InvalidArgument(f"{name}={value}: must be at least 1")
-    return int(value)
 
 
 def _id_set(value: int | Sequence[int] | None) -> frozenset[int]:

@@ -10,6 +10,7 @@ from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import Any
 
+from forerun.arguments import refuse
 from forerun.errors import InvalidArgument
 from forerun.math.ensemble import Ensemble
 from forerun.math.lenient import Lenient
@@ -36,7 +37,7 @@ def parse(rule: AnyRule | str) -> AnyRule:
     if isinstance(rule, Rule | LossyRule):
         return rule
     if not isinstance(rule, str):
-        raise InvalidArgument(f"rule={rule!r}: give a Rule, a lossy rule of forerun.rules, or the text of one")
+        refuse("rule", rule, "give a Rule, a lossy rule of forerun.rules, or the text of one")
     name, colon, rest = rule.partition(":")
     if name in LOSSY:
         return _make(LOSSY[name], rule, rest)

@@ -206,7 +206,7 @@ def test_neutral_values_of_refused_keywords_pass() -> None:
     ("settings", "message"),
     [
         ({"policy": "quick"}, "policy='quick'"),
-        ({"policy": -1}, "draft length -1"),
+        ({"policy": -1}, "policy=-1: draft lengths"),
         ({"rule": "lossy"}, "rule='lossy': choose one of token"),
         ({"attention": "flat"}, "attention='flat'"),
         ({"drafter": 3}, "drafter=3"),
@@ -226,6 +226,9 @@ class Words:
 
     def __len__(self) -> int:
         return len(self.words)
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return " ".join(self.words[token] for token in tokens)
 
 
 def test_foreign_tokenizers_are_refused_by_name() -> None:

@@ -70,8 +70,19 @@ def test_a_stop_string_across_rounds(begin: int, end: int, length: int) -> None:
     assert row.finish_reason is FinishReason.STOP
 
 
-def test_a_stop_string_in_the_prompt_stops_nothing() -> None:
-    row = run(prophet(), tokenizer=Spell(), stop_strings=(f"<{PROMPT[-1]}><{answer()[0]}>",))
+@pytest.mark.parametrize("length", (0, 4))
+@pytest.mark.parametrize("end", (0, 1, 6))
+def test_a_stop_string_may_begin_in_the_prompt(end: int, length: int) -> None:
+    """As in transformers: what counts is the token that completes it."""
+    text = "".join(f"<{token}>" for token in (*PROMPT[-2:], *answer()[: end + 1]))
+    for stop in (text, text[2:-1]):
+        row = run(prophet(), length, Spell(), stop_strings=(stop,))
+        assert row.tokens == answer()[: end + 1]
+        assert row.finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_that_is_whole_in_the_prompt_stops_nothing() -> None:
+    row = run(prophet(), tokenizer=Spell(), stop_strings=(f"<{PROMPT[-2]}><{PROMPT[-1]}>", f"<{PROMPT[-1]}>"))
     assert len(row.tokens) == 20
 
 

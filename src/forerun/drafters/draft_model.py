@@ -12,6 +12,7 @@ from typing import Any, Self
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun.arguments import refuse
 from forerun.config import Kernels
 from forerun.drafters.autoregressive import ScoreLast, check_stop_below, draft_with
 from forerun.drafters.causal_folder import CausalFolder
@@ -25,6 +26,7 @@ from forerun.loading import load_model
 from forerun.loading.drafter_folder import is_drafter_folder, read_kind
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
+from forerun.models.given import check_model
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Draft, DraftContext, Source
@@ -50,6 +52,7 @@ class DraftModel:
         form: Form = Form.AUTO,
     ) -> None:
         check_stop_below(stop_below)
+        _check_model(model)
         self.tokenizer, self.stop_below, self.form = tokenizer, stop_below, form
         self.shares_encoder = shares_encoder or isinstance(model, DecoderFolder)
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
@@ -183,3 +186,10 @@ class DraftModel:
             return 0
         limit = self.scorer.context_length
         return sys.maxsize if limit is None else limit - len(history)
+
+
+def _check_model(model: Any) -> None:
+    if isinstance(model, str | Path):
+        refuse("model", model, f"is a name; load it: DraftModel.load({str(model)!r})")
+    if not isinstance(model, ModelFolder):
+        check_model("model", model)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,28 +12,45 @@ from torch import Tensor
 from transformers import SequenceBiasLogitsProcessor
 
 from forerun import ops
-from forerun.config import Kernels
+from forerun.arguments import shown
+from forerun.config import Kernels, SamplingParams
 from forerun.engine.bans import without_banned
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
+from forerun.math.laws import working
 from forerun.types import Adjuster
+
+# (logits [n, V], tokens before the first position, tokens between the positions) -> logits [n, V]
+Step = Callable[[Tensor, list[int], Sequence[int]], Tensor]
+
+# Which keyword of `generate` a processor of transformers comes from.
+KEYWORDS = {
+    "ForcedBOSTokenLogitsProcessor": "forced_bos_token_id",
+    "ForcedEOSTokenLogitsProcessor": "forced_eos_token_id",
+    "NoBadWordsLogitsProcessor": "bad_words_ids",
+    "NoRepeatNGramLogitsProcessor": "no_repeat_ngram_size",
+    "SequenceBiasLogitsProcessor": "sequence_bias",
+    "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
+    "SuppressTokensLogitsProcessor": "suppress_tokens",
+}
 
 
 def adjuster(request: Request, output: Sequence[int], use: Kernels | None = None) -> Adjuster | None:
     """The row's adjuster, or None where the model's logits are used as they are. `output` is read when it is called."""
-    if not (request.params.has_penalties or request.min_new_tokens or request.processors):
+    params = request.params
+    if not (params.has_penalties or request.min_new_tokens or request.biases or request.processors):
         return None
-    forbid = sorted(request.stop_ids) if request.min_new_tokens else []
+    steps = [
+        *(_processor(bias, request) for bias in request.biases),
+        _penalties(params, request, request.min_new_tokens, use),
+        *(_processor(processor, request) for processor in request.processors),
+    ]
 
     def apply(logits: Tensor, drafted: Sequence[int], first: int) -> Tensor:
         before = [*output, *drafted[:first]]
-        logits = ops.adjust(
-            logits, request.prompt, before, drafted[first:], request.params,
-            forbid=forbid, min_new_tokens=request.min_new_tokens, use=use,
-        )  # fmt: skip
-        history = [*request.prompt, *before]
-        for processor in request.processors:
-            logits = _processed(processor, history, drafted[first:], logits)
+        logits = working(logits)
+        for step in steps:
+            logits = step(logits, before, drafted[first:])
         return logits
 
     return apply
@@ -47,6 +65,71 @@ class AfterPads:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         pads = input_ids.new_tensor([self.pads]).expand(len(input_ids), -1)
         return self.processor(torch.cat([pads, input_ids], dim=1), scores)
+
+
+def cause_of_failure(request: Request, output: Sequence[int], drafted: Sequence[int], logits: Tensor) -> str | None:
+    """Which of a request's options left nothing to choose, where the target's own `logits` [n, V] are sound.
+
+    None where they are not. `drafted` are the tokens between the positions of `logits`.
+    """
+    if not _can_be_sampled(logits):
+        return None
+    before, names = list(output), []
+    logits = working(logits)
+    for name, step in _single_steps(request):
+        names.append(name)
+        logits = step(logits, before, drafted)
+        if not _can_be_sampled(logits):
+            break
+    others = f" (applied after {', '.join(names[:-1])})" if names[1:] else ""
+    return f"{names[-1]}{others}" if names else "an option of the sampler"
+
+
+def _single_steps(request: Request) -> list[tuple[str, Step]]:
+    """What the adjuster does, option by option."""
+    params, plain = request.params, SamplingParams()
+    changed = [name for name in OPTIONS if getattr(params, name) != getattr(plain, name)]
+    found = [(_name(bias), _processor(bias, request)) for bias in request.biases]
+    found += [
+        (f"{name}={shown(getattr(params, name))}", _penalties(replace(plain, **{name: getattr(params, name)}), request))
+        for name in changed
+    ]
+    if request.min_new_tokens:
+        minimum = request.min_new_tokens
+        found.append((f"min_new_tokens={minimum}", _penalties(plain, request, minimum)))
+    return found + [(_name(processor), _processor(processor, request)) for processor in request.processors]
+
+
+OPTIONS = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")  # in the order they are applied
+
+
+def _name(processor: LogitsProcessor) -> str:
+    kind = type(_own(processor)).__name__
+    return KEYWORDS.get(kind, f"logits_processor {kind}")
+
+
+def _can_be_sampled(logits: Tensor) -> bool:
+    """Whether every position has a token to choose, and none is infinitely likely or not a number."""
+    best = logits.amax(dim=-1)  # NaN where any logit is
+    return bool(best.isfinite().all())
+
+
+def _penalties(params: SamplingParams, request: Request, min_new_tokens: int = 0, use: Kernels | None = None) -> Step:
+    forbid = sorted(request.stop_ids) if min_new_tokens else []
+
+    def step(logits: Tensor, before: list[int], following: Sequence[int]) -> Tensor:
+        return ops.adjust(
+            logits, request.prompt, before, following, params, forbid=forbid, min_new_tokens=min_new_tokens, use=use
+        )
+
+    return step
+
+
+def _processor(processor: LogitsProcessor, request: Request) -> Step:
+    def step(logits: Tensor, before: list[int], following: Sequence[int]) -> Tensor:
+        return _processed(processor, [*request.prompt, *before], following, logits)
+
+    return step
 
 
 def _processed(processor: LogitsProcessor, history: list[int], drafted: Sequence[int], logits: Tensor) -> Tensor:
@@ -65,10 +148,15 @@ def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> T
     adjusted = processor(torch.tensor([history], device=scores.device), scores.clone())
     if _state(processor) != before:
         raise InvalidArgument(
-            f"logits processor {type(_own(processor)).__name__} changes its own state when called; a draft asks for "
+            f"logits_processor {type(_own(processor)).__name__} changes its own state when called; a draft asks for "
             "positions that may be taken back, so only processors that depend on their arguments alone can be used"
         )
-    return adjusted
+    if not isinstance(adjusted, Tensor) or adjusted.shape != scores.shape or not adjusted.is_floating_point():
+        raise InvalidArgument(
+            f"logits_processor {type(processor).__name__} returned {shown(adjusted)}; it must return scores of shape "
+            f"{tuple(scores.shape)}, as it was given them"
+        )
+    return adjusted.to(scores)
 
 
 def _own(processor: LogitsProcessor) -> LogitsProcessor:

@@ -6,6 +6,7 @@ processors that say no more than this.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -49,11 +50,18 @@ class Bans:
 
 def bans_of(request: Request) -> Bans | None:
     """All that a request does to the logits; None where it does more than forbid ids."""
-    if request.params.has_penalties or request.min_new_tokens:
+    if request.params.has_penalties or request.min_new_tokens or request.biases:
         return None
     found = [_ban(processor, len(request.prompt)) for processor in request.processors]
     known = [ban for ban in found if ban is not None]
     return reduce(Bans.and_also, known, Bans()) if len(known) == len(found) else None
+
+
+def forbidden(request: Request) -> frozenset[int]:
+    """Ids that cannot be the first token of the output, as far as that follows from the request alone."""
+    found = [_ban(processor, len(request.prompt)) for processor in request.processors]
+    ids = {token for ban in found if ban is not None for token in (*ban.never, *ban.not_first)}
+    return frozenset(ids | {token for token, bias in request.params.logit_bias.items() if bias == -math.inf})
 
 
 def without_banned(processor: Any, seen: int, logits: Tensor) -> Tensor | None:
@@ -67,7 +75,8 @@ def without_banned(processor: Any, seen: int, logits: Tensor) -> Tensor | None:
     else:
         return None
     left = logits.clone()
-    left[place, ids[ids < logits.shape[1]].to(logits.device)] = -torch.inf
+    known = ids[(ids >= 0) & (ids < logits.shape[1])]  # others forbid nothing
+    left[place, known.to(logits.device)] = -torch.inf
     return left
 
 
@@ -90,4 +99,4 @@ def _ban(processor: Any, prompt: int) -> Bans | None:
 
 
 def _ids(values: Any) -> tuple[int, ...]:
-    return tuple(sorted(set(values.tolist())))
+    return tuple(sorted({token for token in values.tolist() if token >= 0}))

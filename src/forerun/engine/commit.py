@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forerun.engine.adjust import cause_of_failure
 from forerun.engine.branching import Kept
 from forerun.engine.request import FinishReason
 from forerun.engine.row import Progress, Row, TokenLogprob
@@ -37,9 +38,13 @@ def commit(
         # A view of a tensor costs more than all else here: it is made for those who read it.
         if logits is not None and row.request.logprobs is not None:
             own = logits[start : start + len(block)]
-        start += len(block)
         drafted = block[1:]
-        progress.append(_commit_row(row, drafted, draft, token, own) if good else _fail(row, draft.depth, len(drafted)))
+        if good:
+            progress.append(_commit_row(row, drafted, draft, token, own))
+        else:
+            seen = None if logits is None else logits[start : start + len(block)]
+            progress.append(_fail(row, draft.depth, drafted, seen))
+        start += len(block)
     return progress
 
 
@@ -59,14 +64,21 @@ def _commit_row(
     return Progress(row.handle, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason)
 
 
-def _fail(row: Row, depth: int, nodes: int) -> Progress:
-    """Logits that are not numbers end the row and nobody else's."""
+def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None) -> Progress:
+    """Logits that are not numbers end the row and nobody else's. `logits` [n, V] are the target's own."""
     row.finish_reason = FinishReason.ERROR
-    row.error = (
-        f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights and "
-        "dtype (float16 overflows where bfloat16 does not)"
-    )
-    row.counts = depth, 0, 0, nodes
+    cause = None if logits is None else cause_of_failure(row.request, row.output, drafted, logits)
+    if cause is None:
+        row.error = (
+            f"the target returned NaN or infinite logits after {len(row.history)} tokens; check the model's weights "
+            "and dtype (float16 overflows where bfloat16 does not)"
+        )
+    else:
+        row.error = (
+            f"{cause} leaves no token to choose after {len(row.history)} tokens: the target's logits are finite, and "
+            "all -inf, +inf or NaN behind it; change that option"
+        )
+    row.counts = depth, 0, 0, len(drafted)
     return Progress(row.handle, row.request.request_id, (), (), row.finish_reason)
 
 

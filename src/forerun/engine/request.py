@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from torch import Tensor
 
+from forerun.arguments import integer, list_of, number, refuse
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.types import Source
@@ -16,6 +19,8 @@ from forerun.types import Source
 # `along(history, drafted, logits [n, V]) -> [n, V]` is asked for all positions of a draft at once: the first of them
 # follows `history`, each later one a token of `drafted` more; it may change the logits in place.
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+
+MOST_NEW_TOKENS = 2**31 - 1  # more than any memory holds
 
 
 class FinishReason(StrEnum):
@@ -44,7 +49,10 @@ class Request:
     """Ends the row with the token that completes one of them."""
     min_new_tokens: int = 0
     """No stop id before so many tokens."""
+    biases: tuple[LogitsProcessor, ...] = ()
+    """Processors that come before the penalties, as `sequence_bias` does in transformers."""
     processors: tuple[LogitsProcessor, ...] = ()
+    """Processors that come after them."""
     logprobs: int | None = None
     """None for none; n for each token's log-probability under the model itself and the n most likely alternatives."""
     source: Source | None = None
@@ -53,15 +61,67 @@ class Request:
     """By the engine's clock: what is not finished then ends with what it has."""
 
     def __post_init__(self) -> None:
-        if not self.prompt:
-            raise InvalidArgument("the prompt is empty: give at least one token (a begin-of-sequence id will do)")
-        if self.max_new_tokens < 1:
-            raise InvalidArgument(f"max_new_tokens={self.max_new_tokens}: must be at least 1")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise InvalidArgument(f"logprobs={self.logprobs}: must be >= 0, or None for no log-probabilities")
-        if not -(2**63) <= self.seed < 2**63:
-            raise InvalidArgument(f"seed={self.seed}: must fit 64 bits, sign included")
-        if not 0 <= self.request_id < 2**32:
-            raise InvalidArgument(f"request_id={self.request_id}: must fit 32 bits")
-        if any(not text for text in self.stop_strings):
-            raise InvalidArgument("stop_strings holds an empty string, which would stop everything: remove it")
+        """Refuse what cannot be decoded; numbers of numpy and torch become Python's."""
+        if not isinstance(self.params, SamplingParams):
+            refuse("params", self.params, "must be SamplingParams(...)")
+        if self.source is not None and not isinstance(self.source, Source):
+            refuse("source", self.source, "must be Source(...)")
+        checked: dict[str, Any] = {
+            "prompt": _prompt(self.prompt),
+            "max_new_tokens": integer("max_new_tokens", self.max_new_tokens, 1, MOST_NEW_TOKENS),
+            "min_new_tokens": integer("min_new_tokens", self.min_new_tokens, 0, MOST_NEW_TOKENS),
+            "seed": integer("seed", self.seed),
+            "request_id": integer("request_id", self.request_id, 0, 2**32 - 1, "must fit 32 bits"),
+            "stop_ids": _stop_ids(self.stop_ids),
+            "stop_strings": tuple(list_of("stop_strings", self.stop_strings, check_stop_string, "must be strings")),
+            "biases": tuple(list_of("biases", self.biases, check_processor, "must be processors")),
+            "processors": tuple(list_of("processors", self.processors, check_processor, "must be processors")),
+        }
+        if self.logprobs is not None:
+            rule = "must be >= 0, or None for no log-probabilities"
+            checked["logprobs"] = integer("logprobs", self.logprobs, 0, remedy=rule)
+        if self.deadline is not None:
+            checked["deadline"] = number("deadline", self.deadline)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def check_processor(name: str, value: Any) -> LogitsProcessor:
+    """Something that can be called with token ids and scores."""
+    if isinstance(value, type):
+        refuse(name, value, f"is a class; give an object of it, {value.__name__}(...)")
+    if not callable(value):
+        refuse(name, value, "must be a logits processor, called with (input_ids, scores)")
+    try:
+        inspect.signature(value).bind(None, None)
+    except TypeError:
+        refuse(name, value, "must be callable with two arguments, (input_ids, scores)")
+    except ValueError:  # of what is written in C nothing is known
+        pass
+    processor: LogitsProcessor = value
+    return processor
+
+
+def check_stop_string(name: str, value: Any) -> str:
+    """A text that can be looked for."""
+    if not isinstance(value, str):
+        refuse(name, value, "must be a string")
+    if not value:
+        raise InvalidArgument("stop_strings holds an empty string, which would stop everything: remove it")
+    return value
+
+
+def _prompt(value: Any) -> tuple[int, ...]:
+    tokens = list_of("prompt", value, _token, "must be token ids")
+    if not tokens:
+        raise InvalidArgument("the prompt is empty: give at least one token (a begin-of-sequence id will do)")
+    return tuple(tokens)
+
+
+def _token(name: str, value: Any) -> int:
+    return value if type(value) is int else integer(name, value)
+
+
+def _stop_ids(value: Any) -> frozenset[int]:
+    ids = sorted(value) if isinstance(value, frozenset | set) else value
+    return frozenset(list_of("stop_ids", ids, integer, "must be token ids"))

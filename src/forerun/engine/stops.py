@@ -29,8 +29,25 @@ class StopRule:
         return len(new), None
 
     def _completes_stop_string(self, output: Sequence[int], new: Sequence[int]) -> bool:
+        """Whether one of them reaches into the last of `new`, wherever it began: in the prompt, too, as transformers
+        has it. One that was whole before that token stops nothing."""
         if not self.request.stop_strings:
             return False
-        recent = [*output[-self.window :], *new][-self.window :]
-        tail = self.tokenizer.decode(recent, skip_special_tokens=False)
-        return any(stop in tail for stop in self.request.stop_strings)
+        recent = self._recent(output, new)
+        text = self._decode(recent)
+        found = [stop for stop in self.request.stop_strings if stop in text]
+        if not found:
+            return False
+        before = self._decode(recent[:-1])
+        known = next((i for i, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), len(before))
+        return any(stop in text[max(known - len(stop) + 1, 0) :] for stop in found)
+
+    def _recent(self, output: Sequence[int], new: Sequence[int]) -> list[int]:
+        """The last tokens of the row, those of the prompt included."""
+        gained = [*output[-self.window :], *new][-self.window :]
+        missing = self.window - len(gained)
+        return [*self.request.prompt[-missing:], *gained] if missing else gained
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
+        return text

@@ -69,7 +69,13 @@ class Encoder:
         self.calls += 1
         inputs, mask = self._text(sources) if self.reads_text else self._features(sources)
         options = {"attention_mask": mask} if mask is not None and self._takes_mask else {}
-        out = self.module(**{self.name: inputs}, **options)
+        try:
+            out = self.module(**{self.name: inputs}, **options)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (ValueError, RuntimeError) as error:  # another shape than it was built for
+            shape = tuple(inputs.shape)
+            raise InvalidArgument(f"the encoder cannot read {self.name} of shape {shape}: {error}") from error
         states: Tensor = out.last_hidden_state
         kept = mask if self.reads_text else getattr(out, "attention_mask", None)
         if kept is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.errors import InvalidArgument
+from forerun.arguments import integer, methods, refuse
 from forerun.policy.auto import CostModel
 from forerun.policy.by_name import Auto
 from forerun.policy.constant import Constant
@@ -16,10 +16,11 @@ def as_policy(value: str | int | Policy) -> Policy:
     """`"auto"`, a constant draft length, or a policy as it is."""
     if isinstance(value, str):
         if value != "auto":
-            raise InvalidArgument(f'policy={value!r}: the only name is "auto"; give that, an integer or a policy')
+            refuse("policy", value, 'the only name is "auto"; give that, an integer or a policy')
         return Auto()
-    if isinstance(value, int):
-        return Constant(value)
-    if not all(callable(getattr(value, name, None)) for name in ("lengths", "trim", "observe")):
-        raise InvalidArgument(f'policy={value!r}: needs lengths, trim and observe; or give "auto" or an integer')
-    return value
+    if hasattr(value, "__index__"):
+        return Constant(integer("policy", value, 0, remedy="draft lengths are >= 0; 0 decodes without drafting"))
+    policy: Policy = methods(
+        "policy", value, ("lengths", "trim", "observe"), 'needs lengths, trim and observe; or give "auto" or an integer'
+    )
+    return policy

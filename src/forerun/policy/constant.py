@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.errors import InvalidArgument
+from forerun.arguments import integer
 from forerun.types import BatchView, Draft, RoundOutcome
 
 
@@ -12,9 +12,7 @@ class Constant:
     is_fixed = True  # it may be asked before the round before is known
 
     def __init__(self, n: int) -> None:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 0:
-            raise InvalidArgument(f"draft length {n!r}: must be an integer >= 0; 0 decodes without drafting")
-        self.n = n
+        self.n = integer("draft length", n, 0, remedy="must be an integer >= 0; 0 decodes without drafting")
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         return tuple(min(self.n, room) for room in view.max_lengths)

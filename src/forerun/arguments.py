@@ -1,0 +1,152 @@
+"""Checks of single arguments: a plain Python value comes back, or an error with the name, the value and the remedy.
+
+Scalars of numpy and tensors without dimensions count as the numbers they hold. True and False are no numbers, and a
+float is no whole number, not even 3.0. Neither torch nor numpy is imported here: settings are read without them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NoReturn, TypeVar
+
+from forerun.errors import InvalidArgument
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # logits are float32: what is larger is infinite there
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
+
+
+def shown(value: object) -> str:
+    """`value` for a message: short whatever it is. Tensors and arrays are described, models and classes named."""
+    if isinstance(value, type):
+        return f"<class {value.__name__}>"
+    if hasattr(value, "named_modules"):
+        return f"<{type(value).__name__}>"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None and (len(shape) or _is_meta(value)):
+        return f"<{type(value).__name__} of shape {tuple(shape)}, {dtype}>"
+    try:
+        return _short.repr(value)
+    except Exception:  # of the value's own, or of an integer with too many digits
+        return f"<{type(value).__name__}>"
+
+
+def refuse(name: str, value: object, remedy: str) -> NoReturn:
+    """Say that `value` cannot be honoured, and what can."""
+    raise InvalidArgument(f"{name}={shown(value)}: {remedy}")
+
+
+def integer(name: str, value: Any, low: int = INT64_MIN, high: int = INT64_MAX, remedy: str = "") -> int:
+    """A whole number from `low` to `high`."""
+    remedy = remedy or _range(low, high)
+    if _is_bool(value) or not _is_scalar(value):
+        refuse(name, value, f"must be a whole number; {remedy}")
+    try:
+        found = operator.index(value)
+    except Exception:
+        refuse(name, value, f"must be a whole number; {remedy}")
+    if not low <= found <= high:
+        refuse(name, value, remedy)
+    return found
+
+
+def number(name: str, value: Any, good: Callable[[float], bool] = lambda _: True, remedy: str = "") -> float:
+    """A number for which `good` holds. NaN never is one."""
+    told = f"must be a number; {remedy}" if remedy else "must be a number"
+    if _is_bool(value) or isinstance(value, str | bytes) or not _is_scalar(value):
+        refuse(name, value, told)
+    try:
+        found = float(value)
+    except Exception:  # no number, or too large for a float
+        refuse(name, value, told)
+    if math.isnan(found) or not good(found):
+        refuse(name, value, remedy or told)
+    return found
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False."""
+    if not _is_bool(value) or not _is_scalar(value) or _is_meta(value):
+        refuse(name, value, "must be True or False")
+    return bool(value)
+
+
+def entries(value: Any) -> list[Any] | None:
+    """What a list, tuple, range, or array or tensor of one dimension holds; None for anything else."""
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return list(value)
+    if getattr(value, "ndim", None) == 1 and hasattr(value, "tolist"):
+        try:
+            return list(value.tolist())
+        except Exception:  # without contents: a meta tensor
+            return None
+    return None
+
+
+def list_of(name: str, value: Any, check: Callable[[str, Any], T], remedy: str) -> list[T]:
+    """Each entry of a list, checked."""
+    found = entries(value)
+    if found is None:
+        refuse(name, value, remedy)
+    return [check(f"{name}[{place}]", entry) for place, entry in enumerate(found)]
+
+
+def one_or_several(name: str, value: Any, check: Callable[[str, Any], T]) -> T | list[T]:
+    """One value, or a list of them."""
+    found = entries(value)
+    if found is None:
+        return check(name, value)
+    return [check(f"{name}[{place}]", entry) for place, entry in enumerate(found)]
+
+
+def choice(name: str, value: Any, kind: type[E]) -> E:
+    """A member of an enumeration, or its name."""
+    if not isinstance(value, str) or value not in list(kind):
+        refuse(name, value, f"choose one of {', '.join(kind)}")
+    return kind(value)
+
+
+def mapping(name: str, value: Any, remedy: str) -> Mapping[Any, Any]:
+    """A dictionary or its like."""
+    if not isinstance(value, Mapping):
+        refuse(name, value, remedy)
+    return value
+
+
+def methods(name: str, value: Any, verbs: Sequence[str], remedy: str) -> Any:
+    """An object that has these methods. A class has them too, but wants to be called first."""
+    if isinstance(value, type):
+        refuse(name, value, f"is a class; give an object of it, {value.__name__}(...)")
+    if isinstance(value, str | bytes) or not all(callable(getattr(value, verb, None)) for verb in verbs):
+        refuse(name, value, remedy)
+    return value
+
+
+def _range(low: int, high: int) -> str:
+    if (low, high) == (INT64_MIN, INT64_MAX):
+        return "must fit 64 bits, sign included"
+    return f"must be at least {low}" if high == INT64_MAX else f"must be from {low} to {high}"
+
+
+def _is_bool(value: Any) -> bool:
+    """Also numpy's and torch's."""
+    dtype = getattr(value, "dtype", None)
+    return isinstance(value, bool) or (dtype is not None and str(dtype) in ("bool", "torch.bool"))
+
+
+def _is_scalar(value: Any) -> bool:
+    """A tensor or array of one element in a list is a list."""
+    return bool(getattr(value, "ndim", 0) == 0)
+
+
+def _is_meta(value: Any) -> bool:
+    return bool(getattr(value, "is_meta", False))
