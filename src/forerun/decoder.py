@@ -223,7 +223,7 @@ def _named_drafter(value: str | Path, target: PreTrainedModel) -> Drafter | None
         return default_drafter(target)
     if value == "lookup":
         return PromptLookup()
-    if not Path(value).is_dir():
+    if not value or not Path(value).is_dir():
         refuse(
             "drafter", str(value),
             "there is no such folder; give a drafter's folder, 'auto', 'lookup', or for a model by its name "

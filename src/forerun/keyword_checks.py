@@ -52,6 +52,13 @@ def _some_ids(check: Check = integer) -> Check:
     return checked
 
 
+def _end_ids(name: str, value: Any) -> list[int]:
+    found: list[int] = _some_ids(_whole(0))(name, value)
+    if not found:
+        refuse(name, value, "must be a token id or several; leave it out to force none")
+    return found
+
+
 def _texts(name: str, value: Any) -> list[str]:
     if isinstance(value, str):
         return [check_stop_string(name, value)]
@@ -143,7 +150,7 @@ CHECKS: dict[str, Check] = {
     "suppress_tokens": _ids(),
     "begin_suppress_tokens": _ids(),
     "forced_bos_token_id": _whole(0),
-    "forced_eos_token_id": _some_ids(_whole(0)),
+    "forced_eos_token_id": _end_ids,
     "sequence_bias": _sequence_bias,
     "logprobs": _logprobs_asked,
     "max_time": _seconds,

@@ -62,7 +62,10 @@ def _make(kind: type[Any], text: str, rest: str) -> LossyRule:
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in given]
     if missing:
         raise InvalidArgument(f"rule={text!r}: say {' and '.join(missing)}, as in {EXAMPLES}")
-    made: LossyRule = kind(**given)
+    try:
+        made: LossyRule = kind(**given)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"rule={text!r}: {error}") from None
     return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ def refuse_for_causal(keywords: Mapping[str, Any], model: PreTrainedModel) -> No
 def _sources(inputs: Any, states: Any, mask: Tensor | None, scorer: Seq2SeqScorer) -> tuple[Source, ...]:
     name = scorer.encoder.name
     if states is not None:
-        return _from_states(states, inputs if scorer.encoder.reads_text else None, mask)
+        return _from_states(states, inputs if scorer.encoder.reads_text else None, mask, scorer.encoder.width)
     if inputs is None:
         raise InvalidArgument(f"{type(scorer.model).__name__} reads a source: give {name}")
     if scorer.encoder.reads_text:
@@ -111,15 +112,15 @@ def _check_numbers(values: Any, name: str, remedy: str) -> None:
         raise InvalidArgument(f"{name} holds NaN or infinite numbers: {remedy}")
 
 
-def _from_states(given: Any, ids: Tensor | None, mask: Tensor | None) -> tuple[Source, ...]:
+def _from_states(given: Any, ids: Tensor | None, mask: Tensor | None, width: int) -> tuple[Source, ...]:
     """Encoder outputs [B, S, H]: what the mask leaves of each row."""
-    remedy = "give states [batch, length, width], or what the encoder returned"
+    remedy = f"give states [batch, length, {width}], or what the encoder returned"
     found = entries(given)  # a tuple of tensors; a model's output is none, but has them by place, too
     if not isinstance(given, Tensor) and not (found or isinstance(given, ModelOutput)):
         refuse("encoder_outputs", given, remedy)
     states: Tensor = given if isinstance(given, Tensor) else given[0]
     _check_numbers(states, "encoder_outputs", remedy)
-    if states.ndim != 3:
+    if states.ndim != 3 or states.shape[2] != width:
         refuse("encoder_outputs", states, remedy)
     mask = getattr(given, "attention_mask", None) if getattr(given, "attention_mask", None) is not None else mask
     if mask is not None:
@@ -149,7 +150,8 @@ def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, configs
     takes_any_start = scorer.model.config.model_type == "whisper"
     if ids is not None and takes_any_start:
         return ids
-    start = _start(own.get("decoder_start_token_id"), count, configs).to("cpu" if ids is None else ids.device)
+    start = _start(own.get("decoder_start_token_id"), count, configs, scorer.vocab_size)
+    start = start.to("cpu" if ids is None else ids.device)
     if ids is None:
         return start
     if bool((ids[:, :1] == start).any()):
@@ -159,11 +161,11 @@ def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, configs
     return torch.cat([start, ids], dim=1)
 
 
-def _start(given: Any, count: int, configs: Sequence[GenerationConfig]) -> Tensor:
+def _start(given: Any, count: int, configs: Sequence[GenerationConfig], vocab_size: int) -> Tensor:
     """[B, 1]"""
     for value in (given, _of_first(configs, "decoder_start_token_id"), _of_first(configs, "bos_token_id")):
         if value is not None:
-            ids = one_or_several("decoder_start_token_id", value, integer)
+            ids = one_or_several("decoder_start_token_id", value, partial(integer, low=0, high=vocab_size - 1))
             start = torch.tensor(ids).reshape(-1, 1)
             if len(start) not in (1, count):
                 raise InvalidArgument(

@@ -206,7 +206,7 @@ def test_neutral_values_of_refused_keywords_pass() -> None:
     ("settings", "message"),
     [
         ({"policy": "quick"}, "policy='quick'"),
-        ({"policy": -1}, "policy=-1: draft lengths"),
+        ({"policy": -1}, "policy=-1: a draft length"),
         ({"rule": "lossy"}, "rule='lossy': choose one of token"),
         ({"attention": "flat"}, "attention='flat'"),
         ({"drafter": 3}, "drafter=3"),

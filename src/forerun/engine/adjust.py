@@ -151,9 +151,9 @@ def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> T
             f"logits_processor {type(_own(processor)).__name__} changes its own state when called; a draft asks for "
             "positions that may be taken back, so only processors that depend on their arguments alone can be used"
         )
-    if not isinstance(adjusted, Tensor) or adjusted.shape != scores.shape or not adjusted.is_floating_point():
+    if not _are_scores(adjusted, scores):
         raise InvalidArgument(
-            f"logits_processor {type(processor).__name__} returned {shown(adjusted)}; it must return scores of shape "
+            f"logits_processor {type(_own(processor)).__name__} returned {shown(adjusted)}; it must return scores of shape "
             f"{tuple(scores.shape)}, as it was given them"
         )
     return adjusted.to(scores)
@@ -162,6 +162,12 @@ def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> T
 def _own(processor: LogitsProcessor) -> LogitsProcessor:
     """The caller's, whatever it is wrapped in."""
     return processor.processor if isinstance(processor, AfterPads) else processor
+
+
+def _are_scores(value: Any, like: Tensor) -> bool:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return value.shape == like.shape and value.is_floating_point() and value.device == like.device
 
 
 def _state(processor: LogitsProcessor) -> Any:

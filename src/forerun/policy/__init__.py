@@ -19,7 +19,9 @@ def as_policy(value: str | int | Policy) -> Policy:
             refuse("policy", value, 'the only name is "auto"; give that, an integer or a policy')
         return Auto()
     if hasattr(value, "__index__"):
-        return Constant(integer("policy", value, 0, remedy="draft lengths are >= 0; 0 decodes without drafting"))
+        return Constant(
+            integer("policy", value, 0, remedy="a draft length is an integer >= 0; 0 decodes without drafting")
+        )
     policy: Policy = methods(
         "policy", value, ("lengths", "trim", "observe"), 'needs lengths, trim and observe; or give "auto" or an integer'
     )

@@ -1,0 +1,298 @@
+"""Whatever is given for whatever argument: a result, or an error of ours that names the argument. And never for ever.
+
+Every argument of the constructor, of `generate` and of `stream` meets every odd value of a table, one at a time; then
+several meet several at random. The quick part takes a sample of them, the slow part all.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+import forerun
+from engine.scripted import Spell
+from forerun.errors import ForerunError
+from forerun.keyword_checks import CHECKS
+from forerun.keywords import KNOWN, REFUSED, WITHOUT_EFFECT
+from forerun.sources import OWN
+from fuzz.odd_values import IDS, MASKS, ODD, PROCESSORS, PROMPT, model
+from support.seq2seq import batch_of, rows_of
+from support.tiny import plain_greedy, tiny_model
+
+NEW = 4
+LIMIT = 60.0  # seconds a call may take on the slowest machine; the longest takes a fraction of one
+LONGEST_MESSAGE = 1500  # an error that prints a whole model is none that helps
+QUICK = 120
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+SPECIAL = {"input_ids": IDS, "attention_mask": MASKS, "logits_processor": PROCESSORS}
+FEW = (
+    "True",
+    "1",
+    "3.5",
+    "nan",
+    "'a'",
+    "[]",
+    "[1]",
+    "{5: nan}",
+    "Unkind()",
+    "np.array([1, 2])",
+    "tensor([1, 2])",
+    "model",
+)
+SETTINGS = ("target", "drafter", "policy", "rule", "tokenizer", "attention", "kernels", "keep_rows", "compile")
+# Other words by which a message may speak of an argument.
+ALIASES = {"input_ids": ("prompt",), "attention_mask": ("input_ids",), "generation_config": tuple(KNOWN)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: of `generate` or `stream` with these arguments, or of the constructor."""
+
+    method: str
+    arguments: dict[str, Callable[[], Any]]
+    label: str
+
+
+def decoder_of(drafter: Any = None, **settings: Any) -> forerun.SpeculativeDecoder:
+    return forerun.SpeculativeDecoder(model(), drafter, policy=2, tokenizer=Spell(), kernels="off", **settings)
+
+
+def calls() -> list[Case]:
+    """Every argument of `generate` with every value; a third of them as a stream."""
+    offered = sorted({*KNOWN, "input_ids", "attention_mask"})
+    pairs = [(name, label, make) for name in offered for label, make in {**ODD, **SPECIAL.get(name, {})}.items()]
+    pairs += [(name, label, ODD[label]) for name in sorted(REFUSED) for label in FEW]
+    return [
+        Case("stream" if place % 3 == 0 else "generate", {name: make}, f"{name}={label}")
+        for place, (name, label, make) in enumerate(pairs)
+    ]
+
+
+def constructions() -> list[Case]:
+    pairs = [(name, label) for name in SETTINGS for label in ODD]
+    pairs.remove(("kernels", "'auto'"))  # a good value, which compiles for a minute where they never were
+    return [Case("new", {name: ODD[label]}, f"{name}={label}") for name, label in pairs]
+
+
+def mixtures(count: int, seed: int) -> list[Case]:
+    """Two to four arguments at once."""
+    chance = random.Random(seed)
+    names = sorted({*KNOWN - OWN, "input_ids", "attention_mask"})
+    found = []
+    for _ in range(count):
+        picked = {}
+        for name in chance.sample(names, chance.randint(2, 4)):
+            label, make = chance.choice(sorted({**ODD, **SPECIAL.get(name, {})}.items()))
+            picked[name] = (label, make)
+        label = ", ".join(f"{name}={value}" for name, (value, _) in picked.items())
+        found.append(Case("generate", {name: make for name, (_, make) in picked.items()}, label))
+    return found
+
+
+class Hang(BaseException):
+    """Not caught by anything on the way."""
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def ring(*_: Any) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def perform(case: Case, decoder: Any, inputs: dict[str, Any]) -> Any:
+    arguments = {name: make() for name, make in case.arguments.items()}
+    if case.method == "new":
+        settings = {"target": model(), "drafter": None, "kernels": "off", **arguments}
+        return forerun.SpeculativeDecoder(**settings)
+    given = {**inputs, "max_new_tokens": NEW, **arguments}
+    if case.method == "stream":
+        stream = decoder.stream(**given)
+        for _ in stream:
+            pass
+        return stream.result
+    return decoder.generate(**given)
+
+
+def complaint(case: Case, decoder: Any, inputs: dict[str, Any], limit: float = LIMIT) -> str | None:
+    """What is wrong with the answer to one call; None for a result or an error that helps."""
+    try:
+        with limited(limit):
+            answer = perform(case, decoder, inputs)
+    except Hang:
+        return f"{case.label}: no end after {limit} s"
+    except ForerunError as error:
+        return _unclear(case, str(error))
+    except Exception as error:
+        return f"{case.label}: {type(error).__name__}: {str(error)[:200]}"
+    if case.method == "new":
+        answer = answer.generate(**inputs, max_new_tokens=2)
+    odd = [row.tokens for row in answer.rows if not all(isinstance(token, int) for token in row.tokens)]
+    return f"{case.label}: tokens {odd}" if odd else None
+
+
+def _unclear(case: Case, message: str) -> str | None:
+    names = [word for name in case.arguments for word in (name, *ALIASES.get(name, ()))]
+    if not any(name in message for name in names):
+        return f"{case.label}: the message names no argument: {message[:200]}"
+    if "weights" in message:
+        return f"{case.label}: the weights are blamed: {message[:200]}"
+    if len(message) > LONGEST_MESSAGE:
+        return f"{case.label}: a message of {len(message)} characters"
+    return None
+
+
+def complaints(cases: Sequence[Case], decoder: Any, inputs: dict[str, Any], expected: list[list[int]]) -> list[str]:
+    """Of all calls, and of the decoder itself where one of them has spoiled it."""
+    found = []
+    for case in cases:
+        if problem := complaint(case, decoder, inputs):
+            found.append(problem)
+        if decoder.generate(**inputs, max_new_tokens=3).new_tokens != expected:
+            found.append(f"{case.label}: the decoder does not work any more")
+    return found
+
+
+def plain_inputs() -> dict[str, Any]:
+    return {"input_ids": torch.tensor([PROMPT])}
+
+
+def plain_answer() -> list[list[int]]:
+    return [plain_greedy(model(), PROMPT, 3)]
+
+
+def seq2seq_calls(family: str) -> list[Case]:
+    names = (*sorted(OWN), "attention_mask", "forced_bos_token_id", "suppress_tokens")
+    floats = {
+        "nan features": lambda: torch.full((1, 8, 48), math.nan), "long features": lambda: torch.ones(1, 8, 31),
+        "wide features": lambda: torch.ones(1, 9, 48), "flat features": lambda: torch.ones(8, 48),
+        "states": lambda: torch.ones(1, 5, 32), "wide states": lambda: torch.ones(1, 5, 33),
+        "many states": lambda: torch.ones(3, 5, 32), "tuple": lambda: (torch.ones(1, 5, 32),),
+    }  # fmt: skip
+    return [
+        Case("generate", {name: make}, f"{family} {name}={label}")
+        for name in names
+        for label, make in {**ODD, **IDS, **MASKS, **floats}.items()
+    ]
+
+
+def seq2seq_decoder(family: str) -> tuple[Any, dict[str, Any], list[list[int]]]:
+    decoder = forerun.SpeculativeDecoder(tiny_model(family), None, kernels="off")
+    inputs: dict[str, Any] = dict(batch_of(family, rows_of(family)[:1]))
+    return decoder, inputs, decoder.generate(**inputs, max_new_tokens=3).new_tokens
+
+
+def sampled(cases: Sequence[Case], count: int) -> list[Case]:
+    return random.Random(5).sample(list(cases), min(count, len(cases)))
+
+
+def test_a_sample_of_calls() -> None:
+    assert not complaints(sampled(calls(), QUICK), decoder_of(), plain_inputs(), plain_answer())
+
+
+def test_a_sample_of_constructions() -> None:
+    assert not complaints(sampled(constructions(), QUICK // 3), decoder_of(), plain_inputs(), plain_answer())
+
+
+def test_a_sample_of_mixtures() -> None:
+    assert not complaints(mixtures(QUICK // 2, seed=0), decoder_of(), plain_inputs(), plain_answer())
+
+
+@pytest.mark.parametrize("name", sorted(SPECIAL))
+def test_inputs_and_processors(name: str) -> None:
+    cases = [case for case in calls() if case.label.split("=")[0] == name and case.label.split("=")[1] in SPECIAL[name]]
+    assert len(cases) == len(SPECIAL[name])
+    assert not complaints(cases, decoder_of(), plain_inputs(), plain_answer())
+
+
+@pytest.mark.slow
+def test_every_call() -> None:
+    assert not complaints(calls(), decoder_of("lookup"), plain_inputs(), plain_answer())
+
+
+@pytest.mark.slow
+def test_every_construction() -> None:
+    assert not complaints(constructions(), decoder_of(), plain_inputs(), plain_answer())
+
+
+@pytest.mark.slow
+def test_many_mixtures() -> None:
+    drafter = forerun.DraftModel(model())
+    assert not complaints(mixtures(600, seed=1), decoder_of(drafter), plain_inputs(), plain_answer())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ("t5", "whisper"))
+def test_every_call_of_an_encoder_decoder_model(family: str) -> None:
+    assert not complaints(seq2seq_calls(family), *seq2seq_decoder(family))
+
+
+def test_every_keyword_has_its_check() -> None:
+    assert CHECKS.keys() | OWN - {"input_ids"} | {"generation_config"} == KNOWN
+
+
+def test_every_field_of_a_generation_config_is_known() -> None:
+    """A new one of transformers is honoured or refused on purpose, not by chance."""
+    fields = {name for name in vars(GenerationConfig()) if not name.startswith("_")}
+    assert fields <= KNOWN | REFUSED.keys() | WITHOUT_EFFECT
+    assert not WITHOUT_EFFECT & (KNOWN | REFUSED.keys())
+
+
+class Broken:
+    """What a decoder must not do, for every way in which it might."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self.answer, self.sound = answer, decoder_of()
+
+    def generate(self, **given: Any) -> Any:
+        return self.answer() if given["max_new_tokens"] != 3 else self.sound.generate(**given)
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _forever() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (lambda: 3 + "a", "TypeError"),  # type: ignore[operator]
+        (lambda: torch.zeros(2).item(), "RuntimeError"),
+        (lambda: _raise(ForerunError("must be a number")), "names no argument"),
+        (lambda: _raise(ForerunError("top_k" + 2000 * "x")), "2005 characters"),
+        (lambda: _raise(ForerunError("top_k: check the model's weights")), "weights are blamed"),
+        (_forever, "no end"),
+    ],
+)
+def test_obscure_errors_and_hangs_are_noticed(answer: Callable[[], Any], found: str) -> None:
+    case = Case("generate", {"top_k": lambda: "a"}, "top_k='a'")
+    assert found in (complaint(case, Broken(answer), plain_inputs(), limit=0.2) or "")
+
+
+def test_a_spoiled_decoder_is_noticed() -> None:
+    case = Case("generate", {"top_k": lambda: "a"}, "top_k='a'")
+    (problem,) = complaints([case], decoder_of(), plain_inputs(), [[0, 0, 0]])
+    assert "does not work" in problem
