@@ -51,7 +51,18 @@ FEW = (
     "tensor([1, 2])",
     "model",
 )
-SETTINGS = ("target", "drafter", "policy", "rule", "tokenizer", "attention", "kernels", "keep_rows", "compile")
+SETTINGS = (
+    "target",
+    "drafter",
+    "policy",
+    "rule",
+    "tokenizer",
+    "attention",
+    "kernels",
+    "keep_rows",
+    "compile",
+    "strict",
+)
 # Other words by which a message may speak of an argument.
 ALIASES = {"input_ids": ("prompt",), "attention_mask": ("input_ids",), "generation_config": tuple(KNOWN)}
 

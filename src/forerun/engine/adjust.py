@@ -153,8 +153,8 @@ def _called(processor: LogitsProcessor, history: list[int], scores: Tensor) -> T
         )
     if not _are_scores(adjusted, scores):
         raise InvalidArgument(
-            f"logits_processor {type(_own(processor)).__name__} returned {shown(adjusted)}; it must return scores of shape "
-            f"{tuple(scores.shape)}, as it was given them"
+            f"logits_processor {type(_own(processor)).__name__} returned {shown(adjusted)}; it must return scores of "
+            f"shape {tuple(scores.shape)}, as it was given them"
         )
     return adjusted.to(scores)
 
