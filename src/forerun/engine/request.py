@@ -112,14 +112,12 @@ def check_stop_string(name: str, value: Any) -> str:
 
 
 def _prompt(value: Any) -> tuple[int, ...]:
-    tokens = list_of("prompt", value, _token, "must be token ids")
+    if type(value) is tuple and value and set(map(type, value)) == {int}:
+        return value  # as nearly all are: requests are made often, and prompts are long
+    tokens = list_of("prompt", value, integer, "must be token ids")
     if not tokens:
         raise InvalidArgument("the prompt is empty: give at least one token (a begin-of-sequence id will do)")
     return tuple(tokens)
-
-
-def _token(name: str, value: Any) -> int:
-    return value if type(value) is int else integer(name, value)
 
 
 def _stop_ids(value: Any) -> frozenset[int]:
