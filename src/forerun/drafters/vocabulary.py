@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from forerun.errors import TokenizerMismatch
+from forerun.models.families import head_size
 
 # One tokenizer is shipped with differently padded embeddings (151936 and 152064 are both Qwen's); paddings seen in the
 # field are multiples of 64 to 256, so sizes further apart than this are different tokenizers.
@@ -21,7 +22,7 @@ def check_vocabularies(
         if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
             raise TokenizerMismatch(_message(target, target_tokenizer, draft, draft_tokenizer))
         return
-    sizes = [model.get_output_embeddings().weight.shape[0] for model in (target, draft)]
+    sizes = [head_size(model) for model in (target, draft)]
     if abs(sizes[0] - sizes[1]) > PADDING:
         raise TokenizerMismatch(_message(target, target_tokenizer, draft, draft_tokenizer))
 
@@ -38,4 +39,4 @@ def _message(target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedMo
 
 
 def _size(model: PreTrainedModel, tokenizer: Any) -> int:
-    return len(tokenizer) if tokenizer is not None else int(model.get_output_embeddings().weight.shape[0])
+    return len(tokenizer) if tokenizer is not None else head_size(model)

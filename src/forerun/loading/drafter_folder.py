@@ -62,12 +62,12 @@ class DrafterManifest:
 def describe_target(model: PreTrainedModel) -> dict[str, Any]:
     """The manifest's entry `target` for a model."""
     config = model.config.get_text_config(decoder=True)
-    head = model.get_output_embeddings()
+    weight = getattr(model.get_output_embeddings(), "weight", None)  # of a quantised head it may be a method
     return {
         "name": model.config.name_or_path or type(model).__name__,
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
-        "vocab_size": int(head.weight.shape[0]) if head is not None else config.vocab_size,
+        "vocab_size": int(weight.shape[0]) if isinstance(weight, Tensor) else config.vocab_size,
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun.errors import UnsupportedModel
@@ -50,11 +51,12 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
             f"{type(model).__name__} is an encoder-decoder model, which takes a Seq2SeqScorer: make it one, or give "
             "the model to SpeculativeDecoder"
         )
+    _refuse_unloaded(model)
     _refuse_unrewindable(model, config)
     head = None if headless else model.get_output_embeddings()
     if not headless and head is None and not hasattr(model, "lm_head"):
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
-    vocab_size = head.weight.shape[0] if head is not None and hasattr(head, "weight") else config.vocab_size
+    vocab_size = config.vocab_size if head is None else head_size(model)
     alibi = config.model_type == "falcon" and config.alibi
     by_place = alibi or config.model_type == "bloom"
     return Family(_layout(model, config), _context_length(config), vocab_size, alibi, not by_place)
@@ -68,13 +70,33 @@ def inspect_seq2seq(model: PreTrainedModel) -> Family:
             f"{type(model).__name__} ({kind}) is an encoder-decoder model whose cross-attention Forerun does not know; "
             f"known are {', '.join(sorted(SEQ2SEQ_FAMILIES))}; use model.generate for it"
         )
+    _refuse_unloaded(model)
     head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForSeq2SeqLM")
     limit = getattr(model.config, "max_target_positions", None) or getattr(
         model.config, "max_position_embeddings", None
     )
-    return Family(Layout.PACKED, limit, head.weight.shape[0], False)
+    return Family(Layout.PACKED, limit, head_size(model), False)
+
+
+def head_size(model: PreTrainedModel) -> int:
+    """Tokens that a model's head has logits for. The weight of a quantised head may be of any shape, or a method."""
+    head: Any = model.get_output_embeddings()
+    weight: Any = getattr(head, "weight", None)
+    told = getattr(head, "out_features", None)
+    if type(weight) in (Tensor, nn.Parameter) or (isinstance(weight, Tensor) and told is None):
+        return int(weight.shape[0])
+    return int(told if told is not None else model.config.get_text_config(decoder=True).vocab_size)
+
+
+def _refuse_unloaded(model: PreTrainedModel) -> None:
+    """Weights on the meta device have no values, unless accelerate fetches them for each forward."""
+    if any(p.is_meta for p in model.parameters()) and not any(hasattr(m, "_hf_hook") for m in model.modules()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has weights on the meta device, which have no values; load them with "
+            "from_pretrained, or with load_state_dict(..., assign=True)"
+        )
 
 
 def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:

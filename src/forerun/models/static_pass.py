@@ -11,11 +11,12 @@ from inspect import signature
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forerun import ops
 from forerun.errors import UnsupportedModel
 from forerun.math.ragged_attention import Reach
+from forerun.models import plain
 from forerun.models.attention import RaggedStates, ragged
 from forerun.models.families import Layout
 from forerun.models.gpu_body import GpuBody
@@ -143,4 +144,16 @@ def why_not(scorer: Scorer) -> str | None:
         return f"{type(scorer.model).__name__} takes no positions"
     if scorer.listeners and not isinstance(scorer.body, GpuBody):
         return "somebody listens to the target's hidden states"
+    if not isinstance(scorer.body, GpuBody) and (found := _python_inside(scorer.model)):
+        return found
+    return None
+
+
+def _python_inside(model: nn.Module) -> str | None:
+    """Somebody's own code around modules, which a recording would run once and never again."""
+    if plain.has_global_hooks():
+        return "forward hooks are registered for all modules"
+    for name, module in model.named_modules():
+        if "forward" in module.__dict__ or plain.has_hooks(module):
+            return f"{name or 'the model'} has forward hooks or a forward of its own"
     return None
