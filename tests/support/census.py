@@ -85,6 +85,7 @@ UNTIED: Settings = {"tie_word_embeddings": False}
 
 # What one type needs beyond SMALL.
 CAUSAL: dict[str, Settings] = {
+    "moshi": {"sliding_window": 256},  # past it `model.generate` depends on how it got there: see `models.families`
     **dict.fromkeys(("bart", "cpmant", "marian", "mvp", "openai-gpt", "plbart", "roformer", "trocr", "xlm"), UNTIED),
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},

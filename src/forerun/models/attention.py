@@ -107,10 +107,14 @@ class RaggedStates(Cache):
         )  # [N]
         self.addresses = cache.addresses(rows).to(device)  # [N]
         self.padded = PaddedRows.of(rows, cache.capacity, device) if self.layout is Layout.PADDED else None
+        self.both_ways = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)  # stands for a mask that hides nothing
         self._masks: dict[int, Tensor | None] = {}  # made in this pass, by id: keeping one keeps its id
         self.alibi_in_scores = family.alibi_in_scores
         self.current: Layer | None = None
         self.returned: tuple[Tensor, Tensor] | None = None  # what the model was given for the keys of `current`
+        self.shares_keys = family.shares_keys
+        self._earlier: dict[int, tuple[Tensor, Tensor, Layer]] = {}  # by the id of the keys a layer was given
+        self.is_unread = False  # whether `attention` is yet to be called for `current`
         self.across: Across | None = None  # of an encoder-decoder model
         self.looks_across = False  # whether `current` is a layer of cross-attention
 
@@ -122,9 +126,25 @@ class RaggedStates(Cache):
         if self.layout is Layout.PADDED:
             return self._update_padded(key_states, value_states, layer_idx)
         keys, values = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)
+        self.check_read()
         self.current = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
-        self.looks_across, self.returned = False, (key_states, value_states)
+        self.looks_across, self.returned, self.is_unread = False, (key_states, value_states), True
+        if self.shares_keys:
+            self._earlier[id(key_states)] = (*self.returned, self.current)
         return key_states, value_states
+
+    def turn_to(self, key: Tensor, value: Tensor) -> bool:
+        """Make the layer that returned these the current one once more, if there is one."""
+        keys, values, layer = self._earlier.get(id(key), (None, None, None))
+        if key is not keys or value is not values:
+            return False
+        self.current, self.looks_across = layer, False
+        return True
+
+    def check_read(self) -> None:
+        """Raise where a layer has cached keys and attended to them by other means than our `attention`."""
+        if self.is_unread:
+            raise KeysChanged("a layer computes attention in its own module, which packed rows cannot follow")
 
     def look_across(self, layer: Layer, shown: Tensor) -> None:
         """The next attention reads a source's keys and values; the model is `shown` a stand-in for both."""
@@ -141,7 +161,7 @@ class RaggedStates(Cache):
         assert self.padded is not None
         keys, values = (self.padded.packed(new.transpose(1, 2)) for new in (key_states, value_states))
         layer = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
-        keys, values = (pool[self.padded.addresses].transpose(1, 2) for pool in layer.flat)
+        keys, values = (self.padded.rows_of(pool) for pool in layer.by_head)
         return keys, values
 
     def made(self, mask: Tensor | None) -> Tensor | None:
@@ -269,13 +289,21 @@ def attention(
     if not others.keys() <= HARMLESS:
         _refuse_unknown(module, others)
     factor = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if attention_mask is states.both_ways:
+        raise UnsupportedModel(
+            f"the tokens of {type(module).__name__} see those that follow them, so this is no decoder; if it can be "
+            "one, load it with is_decoder=True"
+        )
     if states.padded is not None:
         scale = Scale(factor, softcap, s_aux)
         return _attend_rows(module, query, key, value, attention_mask, position_bias, scale), None
     if states.returned is None or key is not states.returned[0] or value is not states.returned[1]:
-        _refuse_changed(module, states.returned, key, value)
+        if not states.turn_to(key, value):
+            _refuse_changed(module, states.returned, key, value)
+    elif states.shares_keys:
+        states.turn_to(key, value)
     assert states.current is not None
-    layer = states.current
+    states.is_unread, layer = False, states.current
     padding = query.shape[-1] - layer.keys.shape[-1]  # Moonshine pads its heads behind the cache's back
     packed = query[0, ..., : layer.keys.shape[-1]].transpose(0, 1)
     if states.looks_across:
@@ -368,6 +396,8 @@ def _mask(
         return made
     if states.across is not None and mask_function is bidirectional_mask_function:
         return None  # every source has its own length, which `Across` knows
+    if mask_function is bidirectional_mask_function:
+        return states.both_ways  # for an encoder, whose output decoders without one ask a mask for all the same
     if states.padded is not None:
         return _padded_mask(states, states.padded, mask_function, dtype)
     if states.takes_rules and (window := known_window(mask_function)) is not None and states.is_wide(window):

@@ -14,9 +14,41 @@ from forerun.errors import UnsupportedModel
 # Layers whose state is keys and values, one a token. Anything else in `config.layer_types` keeps state of another kind.
 REWINDABLE_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 
-# Families that compute attention in their own modules but take an additive 4-D mask and any `Cache`. BLOOM and ALiBi
-# Falcon are among them: ALiBi depends on the key's position alone up to a constant a row, which softmax ignores.
-MASKED_FAMILIES = frozenset({"codegen", "gptj", "falcon", "bloom"})
+# Families whose layers call transformers' attention interface although their classes do not say so.
+INTERFACE_FAMILIES = frozenset({
+    "bart", "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus", "plbart",
+    "stablelm", "whisper",
+})  # fmt: skip
+
+# Families that compute attention in their own modules but take an additive 4-D mask and any `Cache`.
+OWN_ATTENTION = frozenset({
+    "big_bird", "bloom", "codegen", "falcon", "git", "gptj", "gpt_neo", "gpt_neox_japanese", "megatron-bert", "mpt",
+    "mvp", "rembert", "trocr", "xglm",
+})  # fmt: skip
+
+# Families that make something of a row's keys and values between the cache and attention: latent attention expands
+# them, DiffLlama and JetMoE repeat them, Doge makes a mask of them. Others are found out in their first pass, which
+# `Scorer` then repeats.
+WHOLE_ROWS = frozenset({
+    "axk1", "deepseek_v2", "deepseek_v3", "diffllama", "doge", "glm4_moe_lite", "jetmoe", "longcat_flash", "minicpm3",
+    "youtu",
+})  # fmt: skip
+
+# ALiBi: positions are told from where keys lie. Padded rows lie so that distances within a row are right, and a
+# constant a row more or less is nothing to the softmax. GPT-Neo's local layers tell their window in the same way.
+BY_PLACE = frozenset({"bloom", "gpt_neo", "mpt"})
+
+# What is left, and why.
+REASONS = {
+    "blt": "reads bytes in patches of its own making, whose number is not the number of tokens",
+    "cpmant": "puts a learned prompt before the text and counts positions from there",
+    "openai-gpt": "keeps no keys: every token is computed anew",
+    "prophetnet": "predicts several tokens at once by streams of its own, each with a mask of its own",
+    "reformer": "keeps buckets of hashed states instead of keys",
+    "roformer": "rotates by the length of the cache, which is the same for all rows",
+    "xlm": "keeps no keys: every token is computed anew",
+    "xlnet": "keeps no keys: every token is computed anew, in an order of its own",
+}
 
 # Encoder-decoder families: absolute positions looked up in `embed_positions`, given as `position_ids`, or T5's bias.
 # All cross-attend with keys that are a projection of the encoder's states and nothing else.
@@ -25,11 +57,14 @@ SEQ2SEQ_FAMILIES = frozenset({
 })  # fmt: skip
 
 
+LIMITS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+
+
 class Layout(Enum):
     """How the rows of a pass are laid out for the model."""
 
     PACKED = "packed"  # [1, N]: rows one after the other, no padding; attention comes through the interface
-    PADDED = "padded"  # [B, T]: rows padded on the right; the model's own attention with a 4-D mask
+    PADDED = "padded"  # [B, T]: whole rows side by side, see `models.padded`; the model may attend as it likes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +75,8 @@ class Family:
     context_length: int | None  # tokens a row may hold, None where positions are not bounded
     vocab_size: int
     alibi_in_scores: bool  # the family adds ALiBi to its scores itself and must not find a 4-D mask to fold it into
-    takes_trees: bool = True  # False where a key's place in the cache is its position, as ALiBi has it
+    shares_keys: bool = False  # layers attend to what earlier ones have cached
+    by_place: bool = False  # a key's place in the cache is its position, as ALiBi has it: no trees, no positions told
 
 
 def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
@@ -52,14 +88,18 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
             "the model to SpeculativeDecoder"
         )
     _refuse_unloaded(model)
+    if reason := REASONS.get(config.model_type):
+        raise UnsupportedModel(f"{type(model).__name__} {reason}; use model.generate for it")
+    _refuse_encoder(model)
     _refuse_unrewindable(model, config)
     head = None if headless else model.get_output_embeddings()
     if not headless and head is None and not hasattr(model, "lm_head"):
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForCausalLM")
     vocab_size = config.vocab_size if head is None else head_size(model)
     alibi = config.model_type == "falcon" and config.alibi
-    by_place = alibi or config.model_type == "bloom"
-    return Family(_layout(model, config), _context_length(config), vocab_size, alibi, not by_place)
+    by_place = alibi or config.model_type in BY_PLACE
+    shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
+    return Family(_layout(model, config), _context_length(config), vocab_size, alibi, shares_keys, by_place)
 
 
 def inspect_seq2seq(model: PreTrainedModel) -> Family:
@@ -99,34 +139,43 @@ def _refuse_unloaded(model: PreTrainedModel) -> None:
         )
 
 
+def _refuse_encoder(model: PreTrainedModel) -> None:
+    """BERT and its relatives are listed as causal, yet see what follows unless they are told to be decoders."""
+    if any(getattr(module, "is_decoder", None) is False for module in model.get_decoder().modules()):
+        raise UnsupportedModel(
+            f"{type(model).__name__} was loaded as an encoder, whose tokens see those that follow them; load it with "
+            "is_decoder=True"
+        )
+
+
 def _refuse_unrewindable(model: PreTrainedModel, config: Any) -> None:
     name = type(model).__name__
     odd = set(getattr(config, "layer_types", None) or ()) - REWINDABLE_LAYERS
     if getattr(model, "_is_stateful", False) or odd:
         what = f"layers of kind {', '.join(sorted(odd))}" if odd else "recurrent state"
         raise UnsupportedModel(
-            f"{name} keeps {what}, which cannot be cut back after a rejected draft; "
+            f"{name} keeps {what}, which the ragged cache cannot hold and cut back after a rejected draft; "
             "use a model whose layers are all attention"
         )
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise UnsupportedModel(
-            f"{name} shares keys between layers, which the ragged cache does not hold yet; use model.generate"
-        )
+    if (getattr(config, "num_kv_shared_layers", 0) or 0) >= config.num_hidden_layers:
+        raise UnsupportedModel(f"{name} has no keys of its own: it reads those of the model that it assists")
 
 
 def _layout(model: PreTrainedModel, config: Any) -> Layout:
-    if config.model_type in MASKED_FAMILIES:
+    if config.model_type in WHOLE_ROWS:
+        return Layout.PADDED
+    if config.model_type in OWN_ATTENTION:
         if "flash" in str(config._attn_implementation):
             raise UnsupportedModel(
                 f"{type(model).__name__} was loaded with attn_implementation={config._attn_implementation!r}, which "
                 "takes no 4-D mask; load it with attn_implementation='eager'"
             )
         return Layout.PADDED
-    if getattr(model, "_supports_attention_backend", False):
+    if getattr(model, "_supports_attention_backend", False) or config.model_type in INTERFACE_FAMILIES:
         return Layout.PACKED
     raise UnsupportedModel(
         f"{type(model).__name__} ({config.model_type}) does not call attention through transformers' attention "
-        f"interface, and is none of {', '.join(sorted(MASKED_FAMILIES))}; use model.generate for it"
+        f"interface, and is none of {', '.join(sorted(OWN_ATTENTION))}; use model.generate for it"
     )
 
 
@@ -138,7 +187,11 @@ def _context_length(config: Any) -> int | None:
     """
     if getattr(config, "alibi", False) or config.model_type == "bloom":
         return None
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = next((found for name in LIMITS if (found := getattr(config, name, None))), None)
+    if config.model_type == "moshi":  # its cache forgets what lies before the window, which its mask knows nothing of
+        limit = min(limit or config.sliding_window, config.sliding_window)
+    if config.model_type == "big_bird" and config.attention_type == "block_sparse":  # full attention until then
+        limit = min(limit, (5 + 2 * config.num_random_blocks) * config.block_size)
     for rope in _rope_settings(config):
         original = rope.get("original_max_position_embeddings")
         if rope.get("rope_type") in {"longrope", "dynamic"} and original:

@@ -24,7 +24,8 @@ class PaddedRows:
     tokens: Tensor  # [B, T] which of the packed tokens stands where; past a row's count its last one once more
     is_real: Tensor  # [B, T] bool, False for those repeated ones
     places: Tensor  # [B, S] how many keys of its row come before each key, negative for pads in front
-    addresses: Tensor  # [B, S] where keys lie in the cache when slots and positions are one axis
+    slots: Tensor  # [B, 1, 1] of the rows
+    kept: Tensor  # [B, 1, S] where keys lie in their slots; pads show whatever lies there
 
     @classmethod
     def of(cls, rows: RaggedRows, capacity: int, device: torch.device) -> PaddedRows:
@@ -33,9 +34,14 @@ class PaddedRows:
         tokens = counts.cumsum(0) - counts + torch.minimum(step, counts - 1)
         longest = max(rows.past)
         places = torch.arange(longest + len(step)) - (longest - past)
-        addresses = torch.tensor(rows.slots)[:, None] * capacity + places.clamp(0, capacity - 1)
-        return cls(*(made.to(device) for made in (tokens, step < counts, places, addresses)))
+        slots, kept = torch.tensor(rows.slots)[:, None, None], places.clamp(0, capacity - 1)[:, None]
+        return cls(*(made.to(device) for made in (tokens, step < counts, places, slots, kept)))
 
     def packed(self, made: Tensor) -> Tensor:
         """[B, T, ..] -> [N, ..], pads left out."""
         return made[self.is_real]
+
+    def rows_of(self, pool: Tensor) -> Tensor:
+        """[slots, H, capacity, D] -> [B, H, S, D], contiguous: what a model's own cache would return."""
+        heads = torch.arange(pool.shape[1], device=pool.device)[:, None]
+        return pool[self.slots, heads, self.kept]

@@ -1,7 +1,7 @@
 """Positions of each row's own, for decoders that would count them from the longest row's past.
 
 BART and its relatives look learned positions up by the length of the cache, T5 makes its relative bias from it. Both
-are told the positions of the packed tokens for the duration of a pass; outside a pass the model is as it was. Passes of
+are told the positions of the new tokens for the duration of a pass; outside a pass the model is as it was. Passes of
 fixed shape do without a bias for every query and key: T5's depends on the distance alone, and kernels look it up.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,10 +23,15 @@ class RowPositions:
     """The parts of one decoder that count positions themselves."""
 
     def __init__(self, decoder: nn.Module, takes_positions: bool) -> None:
-        table = None if takes_positions else getattr(decoder, "embed_positions", None)
-        self._table: Any = table
+        table: Any = None if takes_positions else getattr(decoder, "embed_positions", None)
+        self._table = table if table is not None and "position_ids" in signature(table.forward).parameters else None
         self._biases: list[Any] = [m for m in decoder.modules() if getattr(m, "has_relative_attention_bias", False)]
         self._buckets: dict[tuple[int, torch.device], Tensor] = {}  # of every distance that counts, by module
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the decoder has parts that learn positions from here."""
+        return self._table is not None or bool(self._biases)
 
     @contextmanager
     def during_pass(self, states: RaggedStates) -> Iterator[None]:
@@ -65,8 +71,9 @@ def _looked_up(table: Any, states: RaggedStates) -> Callable[..., Tensor]:
     forward = table.forward  # as it is: somebody may have wrapped it
 
     def looked_up(shape_or_ids: Any, past_key_values_length: int = 0, position_ids: Tensor | None = None) -> Tensor:
-        found: Tensor = forward(shape_or_ids, past_key_values_length, position_ids=states.positions)
-        return found
+        shown = states.positions if states.padded is None else states.positions[states.padded.tokens]
+        found: Tensor = forward(shape_or_ids, past_key_values_length, position_ids=shown.flatten())
+        return found if states.padded is None else found.view(*shown.shape, -1)
 
     return looked_up
 

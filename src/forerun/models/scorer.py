@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from itertools import accumulate
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from forerun.models.fast import fused_body
 from forerun.models.fingerprint import Fingerprint
 from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.passes import between_passes
+from forerun.models.positions import RowPositions
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
 from forerun.types import RaggedRows, Source
@@ -120,7 +121,20 @@ class Scorer:
         self._rotary = RotaryWrites(model, self.kernels)
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
-        self._takes_positions = "position_ids" in signature(self._base.forward).parameters
+        self._tell_positions(self._base)
+
+    def _tell_positions(self, decoder: nn.Module) -> None:
+        """Find out how `decoder` learns where new tokens stand."""
+        inner = self.model.get_decoder()  # which `decoder` may merely wrap
+        self._takes_positions = _takes(decoder, "position_ids") or (
+            _takes(inner, "position_ids") and _hands_on(decoder)
+        )
+        self._positions = RowPositions(inner, self._takes_positions)
+        if not (self._takes_positions or self._positions.is_told or self.family.by_place):
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} counts positions from the length of the cache, which is the same for "
+                "all rows; use model.generate for it"
+            )
 
     def has_changed(self) -> bool:
         """Whether modules, weights (their places, not their values), hooks or settings are no longer what they were."""
@@ -203,10 +217,10 @@ class Scorer:
 
     def check_trees(self) -> None:
         """Raise unless a pass may end in trees."""
-        if not self.family.takes_trees or not self._takes_positions:
+        if self.family.by_place:
             raise UnsupportedModel(
-                f"{type(self.model).__name__} tells positions from where keys lie in the cache (ALiBi), so it cannot "
-                "score trees; use its drafter without a tree"
+                f"{type(self.model).__name__} tells positions from where keys lie in the cache, so it cannot score "
+                "trees; use its drafter without a tree"
             )
 
     def feed(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
@@ -227,7 +241,28 @@ class Scorer:
 
     @_in_either_layout
     def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
+        if self._reaches_too_far(rows, blocks):
+            with self._all_or_none(rows):
+                for row, block in zip(rows, blocks, strict=True):
+                    self._forward(self._base, [row], [block])
+            return
         self._forward(self._base, rows, blocks)
+
+    def _reaches_too_far(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> bool:
+        """Whether padding would take places past the end of a family's tables of places, though no row gets there."""
+        if not self.family.by_place or self.context_length is None or len(rows) == 1:
+            return False
+        return max(map(self.length, rows)) + max(map(len, blocks)) > self.context_length
+
+    @contextmanager
+    def _all_or_none(self, rows: Sequence[int]) -> Iterator[None]:
+        """Several passes of which one may fail: then none leaves a token behind."""
+        before = [self.length(row) for row in rows]
+        try:
+            yield
+        except BaseException:
+            self.rewind(rows, before)
+            raise
 
     def _twins(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, int]:
         """Empty rows that are given the same prompt as an earlier empty row: it is encoded once and copied."""
@@ -280,6 +315,10 @@ class Scorer:
         if self.body is not None and trees is None:
             hidden = self._fused(rows, [len(block) for block in blocks], self._tokens(blocks))
             return self._head(hidden if keep is None else hidden[keep])
+        if self._reaches_too_far(rows, blocks):
+            with self._all_or_none(rows):
+                logits = torch.cat([self._logits([r], [b], None, None) for r, b in zip(rows, blocks, strict=True)])
+            return logits if keep is None else logits[keep]
         if self.family.layout is Layout.PACKED and keep is not None and self._picks_logits:
             _, out = self._forward(self.model, rows, blocks, trees, logits_to_keep=keep)
             picked: Tensor = out.logits[0]
@@ -353,7 +392,9 @@ class Scorer:
                 self._rotary.during_pass() if states.padded is None else nullcontext(),
                 self._overheard(rows, states),
             ):
-                return states, self.call(module, rows, states, new, positions, **options)
+                out = self.call(module, rows, states, new, positions, **options)
+                states.check_read()
+                return states, out
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
@@ -371,7 +412,8 @@ class Scorer:
         options["inputs_embeds" if new.is_floating_point() else "input_ids"] = new
         if self._takes_positions:
             options["position_ids"] = positions
-        return module(past_key_values=states, use_cache=True, **options)
+        with self._positions.during_pass(states):
+            return module(past_key_values=states, use_cache=True, **options)
 
     @contextmanager
     def _overheard(self, rows: Sequence[int], states: RaggedStates) -> Iterator[None]:
@@ -391,6 +433,15 @@ class Scorer:
         hidden = _packed(made[0].last_hidden_state, states)
         for listener in self.listeners:
             listener.hear(rows, states.rows.past, states.rows.counts, hidden)
+
+
+def _takes(module: nn.Module, name: str) -> bool:
+    return name in signature(module.forward).parameters
+
+
+def _hands_on(module: nn.Module) -> bool:
+    """Whether a module passes keywords on that it does not know."""
+    return any(p.kind is Parameter.VAR_KEYWORD for p in signature(module.forward).parameters.values())
 
 
 def _with_branches(trees: Trees | None) -> Trees | None:

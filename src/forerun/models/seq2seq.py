@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from forerun.models.attention import RaggedStates
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
 from forerun.models.fused_whisper import FusedWhisper
-from forerun.models.positions import RowPositions
 from forerun.models.scorer import Scorer, Trees
 from forerun.types import RaggedRows, Source
 
@@ -62,8 +60,7 @@ class Seq2SeqScorer(Scorer):
     def _connect(self) -> None:
         super()._connect()
         self._base = self.model.get_decoder()
-        self._takes_positions = "position_ids" in signature(self._base.forward).parameters
-        self._positions = RowPositions(self._base, self._takes_positions)
+        self._tell_positions(self._base)
         self._projections = projections(self._base)
         self.encoder = Encoder(self.model, self._is_draft)
         self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=self.model.dtype)

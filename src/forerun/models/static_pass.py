@@ -48,7 +48,9 @@ class StaticStates(RaggedStates):
         self.width = rows.reach.most_tokens
         self.longest_past = rows.reach.longest - self.width
         self.branches = self.padded = self.current = self.returned = self.tree = self.across = None
-        self.looks_across = False
+        self.looks_across = self.is_unread = False
+        self.shares_keys, self._earlier = scorer.family.shares_keys, {}
+        self.both_ways = rows.addresses.new_empty(0)
         self.layers: list[Any] = []
         self._reach, self._rules, self._plans, self._masks = rows.reach, {}, {}, {}
 
