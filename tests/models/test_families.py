@@ -74,7 +74,7 @@ def test_what_is_left_is_refused_with_its_reason(name: str) -> None:
     model = copy.copy(tiny_model("codegen"))
     model.config = copy.deepcopy(model.config)
     model.config.model_type = name
-    with pytest.raises(UnsupportedModel, match="CodeGenForCausalLM (keeps|puts|predicts|reads|rotates)"):
+    with pytest.raises(UnsupportedModel, match=r"CodeGenForCausalLM (keeps|puts|predicts|reads|rotates)"):
         families.inspect(model)
 
 
