@@ -51,10 +51,13 @@ def read_inputs(
     rest = {name: value for name, value in keywords.items() if name not in OWN}
     name = scorer.encoder.name
     if inputs is not None:
-        check_tensor(inputs, name, f"give a tensor of {name}")
+        check_tensor(inputs, "input_ids", f"give a tensor of {name}")
         # A model that does not read text takes token ids for the decoder's, as transformers does.
         is_text = not inputs.is_floating_point() and not scorer.encoder.reads_text
-        own.setdefault("decoder_input_ids" if is_text else name, inputs)
+        meant = "decoder_input_ids" if is_text else name
+        if meant in own:
+            raise InvalidArgument(f"input_ids stands for {meant} here, which is given as well: leave one out")
+        own[meant] = inputs
     sources = _sources(own.pop(name, None), own.pop("encoder_outputs", None), mask, scorer)
     if strange := sorted(own.keys() & {"input_ids", "input_features", "input_values"}):
         raise InvalidArgument(f"{', '.join(strange)}: {type(scorer.model).__name__}'s encoder reads {name}")

@@ -64,7 +64,12 @@ SETTINGS = (
     "strict",
 )
 # Other words by which a message may speak of an argument.
-ALIASES = {"input_ids": ("prompt",), "attention_mask": ("input_ids",), "generation_config": tuple(KNOWN)}
+ALIASES = {
+    "input_ids": ("prompt",),
+    "decoder_input_ids": ("prompt",),
+    "attention_mask": ("input_ids",),
+    "generation_config": tuple(KNOWN),
+}
 
 
 @dataclass(frozen=True)
