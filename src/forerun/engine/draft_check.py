@@ -50,7 +50,7 @@ def checked(draft: Draft, context: DraftContext, rule: AnyRule, target: Scorer, 
 
 def _whole(numbers: Tensor, name: str, dims: int, context: DraftContext) -> Tensor:
     """Whole numbers of so many dimensions, as int64, where the target is."""
-    if not isinstance(numbers, Tensor) or numbers.dim() != dims or numbers.dtype not in WHOLE:
+    if not isinstance(numbers, Tensor) or numbers.dim() != dims or numbers.dtype not in WHOLE:  # int64 comes first
         what = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
         raise InvalidArgument(f"draft.{name} is {what}: give a tensor of int64 with {dims} dimensions")
     if numbers.device.type != context.device.type:
@@ -72,8 +72,7 @@ def _each(values: object, count: int, kind: type) -> bool:
 
 def _check_values(draft: Draft, context: DraftContext, rule: AnyRule, target: Scorer) -> int:
     """Lengths within the room that was given, tokens that the target knows, a tree that is one; the longest length."""
-    both = torch.cat([draft.tokens, draft.lengths[:, None]], dim=1).tolist()  # one look at the device
-    tokens, lengths = [row[:-1] for row in both], [row[-1] for row in both]
+    tokens, lengths = draft.tokens.tolist(), draft.lengths.tolist()
     copies = context.copy_lengths or context.max_lengths
     rooms = [max(pair) for pair in zip(context.max_lengths, copies, strict=True)]
     if draft.tree is not None:
