@@ -98,6 +98,16 @@ def kernels(asked: Kernels | None = None) -> Kernels:
         raise InvalidArgument(f"FORERUN_KERNELS={found!r}: choose one of {', '.join(Kernels)}") from None
 
 
+def self_check(asked: bool | None = None) -> bool:
+    """Whether models that no test has proven are tried first: as asked, or as $FORERUN_SELF_CHECK says (on or off)."""
+    if asked is not None:
+        return asked
+    found = os.environ.get("FORERUN_SELF_CHECK", "on").lower()
+    if found not in {"on", "off"}:
+        raise InvalidArgument(f"FORERUN_SELF_CHECK={found!r}: choose on or off")
+    return found == "on"
+
+
 def cache_folder() -> Path:
     """Where converted models and measured costs are kept: $FORERUN_CACHE, or a folder of the user's cache."""
     if chosen := os.environ.get("FORERUN_CACHE"):

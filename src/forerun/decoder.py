@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from forerun.arguments import choice, flag, integer, methods, refuse
 from forerun.config import Kernels
+from forerun.config import self_check as wants_self_check
 from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
@@ -22,6 +23,7 @@ from forerun.keywords import GenerateKeywords, Job, understand
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
 from forerun.models.given import check_model
+from forerun.models.self_check import self_check as examine_target
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.policy import as_policy
 from forerun.result import GenerateResult
@@ -50,6 +52,9 @@ class SpeculativeDecoder:
     on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.capture_seconds`) and
     saves most of the host's time in every round after it. A drafter or a policy that fails costs its draft and a
     warning, and `engine.first_fault` keeps the first traceback; with `strict` the error is raised.
+    A target of a class that the test suite has not proven with the installed transformers is first tried on a few short
+    rows beside its own forward, and refused with what differs. `self_check=False` leaves that out, None does as
+    $FORERUN_SELF_CHECK says (on or off); `decoder.self_check` tells what was done.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class SpeculativeDecoder:
         keep_rows: int = 0,
         compile: bool = True,
         strict: bool = False,
+        self_check: bool | None = None,
     ) -> None:
         check_model("target", target)
         self._given = target
@@ -74,7 +80,9 @@ class SpeculativeDecoder:
         use = None if kernels is None else choice("kernels", kernels, Kernels)
         form, judged = choice("attention", attention, Form), parse(rule)
         kept, recorded = integer("keep_rows", keep_rows, 0), flag("compile", compile)
+        wanted = wants_self_check(None if self_check is None else flag("self_check", self_check))
         scorer = scorer_of(target, form, use=use)
+        self.self_check = examine_target(scorer, wanted)
         self.engine = Engine(
             scorer,
             _drafter(drafter, target),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
+import transformers
 from pytest import MonkeyPatch
 from torch import Tensor
 
-from forerun.models import attention
+from forerun.models import attention, proven
 from support.census import NOT_BUILT, Recipe, build, causal_recipes, seq2seq_recipes
-from support.census_judge import Outcome, assert_exact_or_refused, judge, judge_model
+from support.census_judge import Outcome, assert_exact_or_refused, judge, judge_model, judge_text
 
 CAUSAL, SEQ2SEQ = causal_recipes(), seq2seq_recipes()
 # One of each way to be run: packed, padded, by position, with a window, with experts, with an encoder; and a refusal.
@@ -42,30 +42,56 @@ def test_enough_types() -> None:
     assert all(reason for reason in NOT_BUILT.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [*CAUSAL, *SEQ2SEQ], ids=lambda recipe: f"{recipe.class_name} {recipe.variant}")
+def test_every_type(recipe: Recipe) -> None:
+    """Exact or refused; and where it is exact, the list of proven classes says so."""
+    finding = judge(recipe)
+    assert_exact_or_refused(finding)
+    if finding.outcome is Outcome.EXACT:
+        assert recipe.class_name in proven.CLASSES, "run python -m benchmarks.census --write"
+    elif recipe.class_name in proven.CLASSES:
+        assert recipe.class_name in TWO_FOLD, f"listed as proven, and yet refused: {finding.reason}"
+
+
+# Exact in one variant, refused in another: encoders that are told to be decoders.
+TWO_FOLD = {recipe.class_name for recipe in CAUSAL if recipe.variant}
+
+
+def test_the_list_is_of_this_transformers() -> None:
+    assert transformers.__version__ == proven.TRANSFORMERS, "run python -m benchmarks.census --write"
+    assert {recipe.class_name for recipe in (*CAUSAL, *SEQ2SEQ)} >= proven.CLASSES
+    assert len(proven.CLASSES) > 90
+
+
+def _future_seen(states: Any, mask_function: Any) -> Tensor | None:
+    """Every query sees one key more than it should, and its row's first no longer."""
+    mask = RIGHT_MASK(states, mask_function)
+    return None if mask is None else states.made(mask.roll(1, dims=-1))
+
+
+RIGHT_MASK = attention._dense_mask
+
+
 def test_control_a_mask_that_is_off_by_one_is_found(monkeypatch: MonkeyPatch) -> None:
-    """Rows see one key of the future, or of their own past one less: the judge must not call that exact."""
-    right = attention._dense_mask
-
-    def shifted(states: Any, mask_function: Any) -> Tensor | None:
-        mask = right(states, mask_function)
-        return None if mask is None else mask.roll(-1, dims=-1) | torch.eye(mask.shape[-1])[0].bool()
-
-    monkeypatch.setattr(attention, "_dense_mask", shifted)
-    finding = judge(named("llama"))
+    """The text is another one, which the assertion reports, and which the self-check would have refused."""
+    model = build(named("llama"))
+    monkeypatch.setattr(attention, "_dense_mask", _future_seen)
+    finding = judge_text(named("llama"), model)
     assert finding.outcome is Outcome.WRONG
     with pytest.raises(AssertionError, match="llama: wrong"):
         assert_exact_or_refused(finding)
+    assert judge_model(named("llama"), model).outcome is Outcome.REFUSED
 
 
 def test_control_an_obscure_error_is_found(monkeypatch: MonkeyPatch) -> None:
-    """An error that is no refusal counts as wrong, too."""
+    """An error that is no refusal counts as wrong."""
     model = build(named("llama"))
 
     def broken(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    finding_before = judge_model(named("llama"), model)
-    assert finding_before.outcome is Outcome.EXACT
+    assert judge_text(named("llama"), model).outcome is Outcome.EXACT
     monkeypatch.setattr(attention, "_attend", broken)
-    finding = judge_model(named("llama"), model)
+    finding = judge_text(named("llama"), model)
     assert finding.outcome is Outcome.WRONG and "RuntimeError" in finding.reason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +14,8 @@ from transformers import GenerationMixin, PreTrainedModel
 from forerun import SpeculativeDecoder
 from forerun.errors import UnsupportedModel
 from forerun.math.laws import PointMass
+from forerun.models.self_check import tried
+from forerun.models.seq2seq import scorer_of
 from forerun.types import Draft, DraftContext, Siblings, TreeShape
 from support.census import VOCAB, Recipe, build
 from support.tiny import check_stock
@@ -60,23 +62,37 @@ def judge(recipe: Recipe) -> Finding:
 
 
 def judge_model(recipe: Recipe, model: PreTrainedModel) -> Finding:
-    """The same for a model that is there."""
+    """The same for a model that is there: as its text says, and as the self-check says, which must agree with it."""
+    finding = judge_text(recipe, model)
+    if finding.outcome not in (Outcome.EXACT, Outcome.WRONG):
+        return finding
     try:
-        decoder = SpeculativeDecoder(model, None)
+        tried(scorer_of(model))
+    except UnsupportedModel as why:
+        if finding.outcome is Outcome.WRONG:
+            return replace(finding, outcome=Outcome.REFUSED, reason=str(why))
+        return replace(finding, outcome=Outcome.WRONG, reason=f"exact, and yet the self-check refuses it: {why}")
+    return finding
+
+
+def judge_text(recipe: Recipe, model: PreTrainedModel) -> Finding:
+    """Without the self-check, so that what is exact is exact without it."""
+    try:
+        decoder = _decoder(model, None)
         texts = answers_of(model)
         if (doubt := _doubt(texts, model.dtype)) is not None:
             return Finding(recipe, Outcome.UNDECIDED, doubt)
-        layout = decoder.engine.target.family.layout.value
-        if (fault := _fault("plain", _decoded(model, None, texts), texts)) is not None:
-            return Finding(recipe, Outcome.WRONG, fault, layout)
-        if (fault := _fault("with drafts", _decoded(model, Foresight(texts), texts), texts)) is not None:
+        fault = _fault("plain", _decoded(decoder, texts), texts)
+        layout = decoder.engine.target.family.layout.value  # as it turned out in the first pass
+        fault = fault or _fault("with drafts", _decoded(_decoder(model, Foresight(texts)), texts), texts)
+        if fault is not None:
             return Finding(recipe, Outcome.WRONG, fault, layout)
     except UnsupportedModel as why:
         return Finding(recipe, Outcome.REFUSED, str(why))
     except Exception as error:
         return Finding(recipe, Outcome.WRONG, f"{type(error).__name__}: {error}")
     try:
-        fault = _fault("with trees", _decoded(model, ForesightTrees(texts), texts), texts)
+        fault = _fault("with trees", _decoded(_decoder(model, ForesightTrees(texts)), texts), texts)
     except UnsupportedModel:
         return Finding(recipe, Outcome.EXACT, "", layout, False)
     except Exception as error:
@@ -84,6 +100,12 @@ def judge_model(recipe: Recipe, model: PreTrainedModel) -> Finding:
     if fault is not None:
         return Finding(recipe, Outcome.WRONG, fault, layout)
     return Finding(recipe, Outcome.EXACT, "", layout, True)
+
+
+def proven_classes(findings: Sequence[Finding]) -> frozenset[str]:
+    """Classes of which some model was exact and none was anything but exact or refused."""
+    exact = {f.recipe.class_name for f in findings if f.outcome is Outcome.EXACT}
+    return frozenset(exact - {f.recipe.class_name for f in findings if f.outcome in (Outcome.WRONG, Outcome.UNDECIDED)})
 
 
 def assert_exact_or_refused(finding: Finding) -> None:
@@ -139,9 +161,12 @@ def _doubt(texts: Texts, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _decoded(model: PreTrainedModel, drafter: Any, texts: Texts) -> list[tuple[int, ...]]:
+def _decoder(model: PreTrainedModel, drafter: Any) -> SpeculativeDecoder:
+    return SpeculativeDecoder(model, drafter, policy=DRAFT_LENGTH, self_check=False)
+
+
+def _decoded(decoder: SpeculativeDecoder, texts: Texts) -> list[tuple[int, ...]]:
     """The three rows in one ragged batch."""
-    decoder = SpeculativeDecoder(model, drafter, policy=DRAFT_LENGTH)
     result = decoder.generate(**_batch(texts.inputs), max_new_tokens=NEW, temperature=0.0)
     return [tuple(row[-NEW:]) for row in result.sequences.tolist()]
 

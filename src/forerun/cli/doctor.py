@@ -7,12 +7,16 @@ import importlib.util
 import json
 import platform
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from forerun.cli.doctor_cpu import CpuKernels, examine_cpu, lines
 from forerun.config import cache_folder, is_offline
 from forerun.version import __version__
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 OPTIONAL = {
     "numba": "steps of few tokens on a CPU in a half to a quarter of the time: pip install 'forerun[cpu]'",
@@ -68,6 +72,7 @@ class Report:
     offline: bool
     optional_packages: list[OptionalPackage]
     cpu_kernels: CpuKernels
+    self_check: str | None = None  # why the model that was asked about is trusted, or why it is refused
 
 
 def examine(name: str | None = None) -> Report:
@@ -89,7 +94,14 @@ def examine(name: str | None = None) -> Report:
         offline=is_offline(),
         optional_packages=[OptionalPackage(name, _version(name), brings) for name, brings in OPTIONAL.items()],
         cpu_kernels=examine_cpu(name, model),
+        self_check=None if model is None else _self_check(model),
     )
+
+
+def _self_check(model: PreTrainedModel) -> str:
+    from forerun.models.self_check import described
+
+    return described(model)
 
 
 def _versions() -> dict[str, str]:
@@ -160,6 +172,8 @@ def _print_tables(report: Report) -> None:
     for package in report.optional_packages:
         facts.add_row(f"{package.name} (optional)", package.version or f"missing ({package.brings})")
     facts.add_section()
+    if report.self_check is not None:
+        facts.add_row("self-check", report.self_check)
     for what, here in lines(report.cpu_kernels):
         facts.add_row(what, here)
     console.print(facts, markup=False)
@@ -170,7 +184,11 @@ def _yes(fact: bool) -> str:
 
 
 @click.command()
-@click.option("--model", metavar="NAME", help="Also load this model and measure which of its products are faster here.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Also load this model, say why it is trusted, and measure which of its products are faster here.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(model: str | None, as_json: bool) -> None:
     """Say what is installed and what will be used. Without --model no model is loaded and nothing is timed."""

@@ -317,7 +317,8 @@ def attention(
         table = position_bias[0, :, 0] if position_bias is not None and states.is_static else None
         bias = position_bias if table is None else None
         out = _attend(states, packed, layer, attention_mask, Scale(factor, softcap, s_aux, table), bias)
-    return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0), None
+    # Some layers call `view` on it, which transformers' own functions allow.
+    return (F.pad(out, (0, padding)) if padding else out).unsqueeze(0).contiguous(), None
 
 
 def _attend_across(states: RaggedStates, query: Tensor, layer: Layer, scale: Scale) -> Tensor:
@@ -365,7 +366,7 @@ def _attend_rows(
         )
     if bias is not None:
         mask = bias + mask
-    return attend_whole(query, key, value, mask, scale).transpose(1, 2)
+    return attend_whole(query, key, value, mask, scale).transpose(1, 2).contiguous()
 
 
 def _refuse_changed(module: nn.Module, returned: tuple[Tensor, Tensor] | None, key: Tensor, value: Tensor) -> None:

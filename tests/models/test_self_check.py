@@ -1,0 +1,188 @@
+"""Models that no test has seen are tried when their decoder is made: what is wrong is refused, rounding is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from forerun import SpeculativeDecoder
+from forerun.cache import ragged
+from forerun.cache.ragged import RaggedCache
+from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.models import attention, proven
+from forerun.models.self_check import Kind, tried
+from forerun.models.seq2seq import scorer_of
+from support.census import Recipe, build, causal_recipes, seq2seq_recipes
+from support.tiny import tiny_model
+
+DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
+RECIPES = {recipe.name: recipe for recipe in (*seq2seq_recipes(), *causal_recipes())}
+PROVEN = [recipe for recipe in causal_recipes() if recipe.class_name in proven.CLASSES]
+
+
+def wrong_positions(patch: MonkeyPatch) -> None:
+    """New tokens stand one place further than their row's past says."""
+    patch.setattr(
+        attention, "ranges", lambda starts, counts: ragged.ranges([s + 1 if s else 0 for s in starts], counts)
+    )
+
+
+def wrong_mask(patch: MonkeyPatch) -> None:
+    """One key of the future is seen."""
+    dense, padded = attention._dense_mask, attention._padded_mask
+
+    def rolled(states: Any, *rest: Any) -> Any:
+        mask = dense(states, *rest)
+        return None if mask is None else mask.roll(-1, -1)
+
+    patch.setattr(attention, "_dense_mask", rolled)
+    patch.setattr(attention, "_padded_mask", lambda *a: padded(*a).roll(-1, -1))
+
+
+def stale_key(patch: MonkeyPatch) -> None:
+    """A cut back leaves one key too many."""
+    rewind = RaggedCache.rewind
+    patch.setattr(RaggedCache, "rewind", lambda c, row, n: rewind(c, row, min(n + 1, c.length(row))))
+
+
+def changed_keys(patch: MonkeyPatch) -> None:
+    """The cache holds other keys than those the model made."""
+    write = RaggedCache.write
+    patch.setattr(RaggedCache, "write", lambda c, layer, where, k, *rest: write(c, layer, where, 2 * k, *rest))
+
+
+def short_copy(patch: MonkeyPatch) -> None:
+    """A copied prompt lacks its last key."""
+    copy = RaggedCache._copy
+    patch.setattr(RaggedCache, "_copy", lambda c, source, target, n: copy(c, source, target, n - 1))
+
+
+FAULTS = {
+    wrong_positions: "drafts behind ragged rows",
+    wrong_mask: "pass",
+    stale_key: "after a cut back",
+    changed_keys: "pass",
+    short_copy: "copied",
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ("llama", "mixtral", "bloom"))
+def test_rounding_passes(name: str, dtype: torch.dtype) -> None:
+    found = tried(scorer_of(build(RECIPES[name]).to(dtype)))
+    assert found.kind is Kind.PASSED and found.deviation <= found.allowed < 0.5
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    ("name", "dtype"), (("llama", torch.float64), ("bloom", torch.float32), ("mixtral", torch.bfloat16))
+)
+def test_controls_are_refused(
+    name: str, dtype: torch.dtype, fault: Callable[[MonkeyPatch], None], monkeypatch: MonkeyPatch
+) -> None:
+    scorer = scorer_of(build(RECIPES[name]).to(dtype))
+    fault(monkeypatch)
+    with pytest.raises(UnsupportedModel, match=FAULTS[fault]):
+        tried(scorer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", PROVEN, ids=lambda recipe: recipe.name)
+def test_every_exact_type_passes_and_every_fault_is_refused(recipe: Recipe) -> None:
+    try:
+        scorer = scorer_of(build(recipe).float())
+    except UnsupportedModel:
+        pytest.skip("this variant is refused")
+    tried(scorer)
+    for fault in FAULTS:
+        with MonkeyPatch.context() as patch:
+            fault(patch)
+            with pytest.raises(UnsupportedModel):
+                tried(scorer)
+
+
+@pytest.mark.parametrize("name", ("t5", "whisper"))
+def test_encoder_decoder_models(name: str, monkeypatch: MonkeyPatch) -> None:
+    recipe = next(recipe for recipe in seq2seq_recipes() if recipe.name == name)
+    scorer = scorer_of(build(recipe).float())
+    assert tried(scorer).kind is Kind.PASSED
+    stale_key(monkeypatch)
+    with pytest.raises(UnsupportedModel, match="after a cut back"):
+        tried(scorer)
+
+
+def test_the_body_in_use_is_what_is_checked() -> None:
+    class Body:
+        def run_rows(self, embeddings: Any, places: Any, cache: Any) -> Any:
+            return embeddings * 0.5
+
+    scorer = scorer_of(tiny_model("llama"))
+    scorer.body = Body()  # type: ignore[assignment]
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM: Forerun's logits differ .* the prompts' pass"):
+        tried(scorer)
+
+
+class Other(LlamaForCausalLM):
+    """A class that no test has proven, and that is wrong: it forgets the cache's past positions."""
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        options.pop("position_ids", None)
+        return super().forward(*arguments, **options)
+
+
+def other(like: str = "llama") -> PreTrainedModel:
+    model = tiny_model(like)
+    made = Other(model.config).eval()
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+def test_what_was_done_is_told() -> None:
+    assert SpeculativeDecoder(tiny_model("llama"), None).self_check.kind is Kind.PROVEN
+    assert SpeculativeDecoder(other(), None, self_check=False).self_check.kind is Kind.OFF
+    with pytest.raises(UnsupportedModel, match=r"^Other: Forerun's logits differ .* model.generate"):
+        SpeculativeDecoder(other(), None)
+
+
+def test_another_transformers_proves_nothing(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(proven, "TRANSFORMERS", "5.0.0")
+    found = SpeculativeDecoder(tiny_model("llama"), None).self_check
+    assert found.kind is Kind.PASSED and "deviation" in str(found)
+
+
+def test_the_environment_can_switch_it_off(monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_SELF_CHECK", "off")
+    assert SpeculativeDecoder(other(), None).self_check.kind is Kind.OFF
+    with pytest.raises(UnsupportedModel):
+        SpeculativeDecoder(other(), None, self_check=True)
+    monkeypatch.setenv("FORERUN_SELF_CHECK", "perhaps")
+    with pytest.raises(InvalidArgument, match="on or off"):
+        SpeculativeDecoder(other(), None)
+
+
+def test_an_error_inside_is_a_refusal_with_its_cause(monkeypatch: MonkeyPatch) -> None:
+    def broken(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    scorer = scorer_of(tiny_model("llama"))
+    monkeypatch.setattr(attention, "_attend", broken)
+    with pytest.raises(UnsupportedModel, match="RuntimeError: mat1 and mat2") as caught:
+        tried(scorer)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_nothing_stays_behind() -> None:
+    """No keys, no hooks, no other attention, and the caller's random numbers are his own."""
+    model = tiny_model("llama")
+    scorer = scorer_of(model)
+    cache, before = scorer.cache, torch.get_rng_state()
+    tried(scorer)
+    assert scorer.cache is cache and not cache.layers and not cache.rows and cache.num_slots == 0
+    assert torch.equal(before, torch.get_rng_state())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert model.config._attn_implementation in ("sdpa", "eager")
