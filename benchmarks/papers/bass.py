@@ -25,7 +25,7 @@ from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN, policy_of
 from forerun.bench.trace import Trace, decode
-from forerun.policy import as_policy
+from forerun.policy import CostModel
 
 TITLE = "Batches of 1 to 8: first, last and all rows; draft lengths; PAD and SPLIT (BASS, Tables 1 to 6)"
 BATCHES = (1, 2, 4, 8)
@@ -55,7 +55,7 @@ class Methods:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.auto = as_policy("auto")
+        self.auto = CostModel()
         self._decoders: dict[tuple[str | None, str, str | None], SpeculativeDecoder] = {}
 
     def decoder(self, method: str, drafter: str) -> SpeculativeDecoder:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import forerun
-from forerun.policy import HfHeuristic
+from forerun.policy import OwnAcceptance
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 PROMPTS = ragged_prompts(3, 97, seed=81)
@@ -71,7 +71,7 @@ def test_who_names_no_seed_or_is_greedy_keeps_measured_lengths() -> None:
     auto = type(ours.policy)
     assert policies_of(ours, temperature=1.0) <= {auto}
     assert policies_of(ours, seed=3) <= {auto}
-    assert HfHeuristic in policies_of(ours, seed=3, temperature=1.0)
+    assert OwnAcceptance in policies_of(ours, seed=3, temperature=1.0)
     assert ours.engine.policy is ours.policy, "a call's own policy stayed behind"
 
 

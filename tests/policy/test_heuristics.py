@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 import torch
 
 from forerun.errors import InvalidArgument
-from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic, as_policy
+from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic, OwnAcceptance, as_policy
 from forerun.types import Policy
 from policy.rounds import as_draft, outcome, view
 
@@ -94,7 +95,31 @@ def test_bass_bounds() -> None:
         assert after >= max(accepted)
 
 
-@pytest.mark.parametrize("policy", [Constant(4), HfHeuristic(), BassHeuristic(), CostModel()])
+def test_own_acceptance_goes_up_and_down_by_one_within_its_limit() -> None:
+    policy = OwnAcceptance(limit=5)
+    assert [step(policy, kept) for kept in (None, None, None, 0, 3, None)] == [3, 4, 5, 5, 4, 3]
+    policy.observe(outcome((7, 8), (3, 3), (3, 2)))
+    assert policy.lengths(view(8, 7)) == (2, 4)
+
+
+def test_own_acceptance_pauses_longer_each_time_and_begins_anew_after_a_kept_draft() -> None:
+    policy = OwnAcceptance(start=1, patience=8)
+    drafted = [step(policy, 0) for _ in range(60)]
+    tries = [place for place, length in enumerate(drafted) if length]
+    assert [b - a for a, b in itertools.pairwise(tries)] == [2, 3, 5, 9, 9, 9, 9, 9]
+    while not policy.lengths(view(0))[0]:
+        step(policy, 0)
+    assert step(policy, None) == 1
+    assert [step(policy, 0) for _ in range(4)] == [2, 1, 0, 1]  # a pause of one round again
+
+
+def test_own_acceptance_forgets_finished_requests() -> None:
+    policy = OwnAcceptance()
+    step(policy, 0, ended=True)
+    assert not policy._trust and step(policy, 0) == 3
+
+
+@pytest.mark.parametrize("policy", [Constant(4), HfHeuristic(), BassHeuristic(), CostModel(), OwnAcceptance()])
 def test_room_is_never_exceeded(policy: Policy) -> None:
     for rooms in ((0, 3, 1), (2, 0, 0), (0, 0, 0), (1, 1, 40)) * 8:
         lengths = policy.lengths(view(0, 1, 2, rooms=rooms))
@@ -128,6 +153,7 @@ def test_as_policy_names_the_remedy(wrong: object) -> None:
     [
         lambda: HfHeuristic(start=0),
         lambda: HfHeuristic(decrease=-1),
+        lambda: OwnAcceptance(start=0),
         lambda: BassHeuristic(l0=40),
         lambda: BassHeuristic(modulus=0),
         lambda: CostModel(max_length=0),

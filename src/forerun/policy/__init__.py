@@ -6,10 +6,10 @@ from forerun.arguments import integer, methods, refuse
 from forerun.policy.auto import CostModel
 from forerun.policy.by_name import Auto
 from forerun.policy.constant import Constant
-from forerun.policy.heuristics import BassHeuristic, HfHeuristic
+from forerun.policy.heuristics import BassHeuristic, HfHeuristic, OwnAcceptance
 from forerun.types import Policy
 
-__all__ = ["Auto", "BassHeuristic", "Constant", "CostModel", "HfHeuristic", "as_policy"]
+__all__ = ["Auto", "BassHeuristic", "Constant", "CostModel", "HfHeuristic", "OwnAcceptance", "as_policy"]
 
 
 def as_policy(value: str | int | Policy) -> Policy:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from forerun.errors import InvalidArgument
 from forerun.policy.constant import kept_whole
 from forerun.types import BatchView, Draft, RoundOutcome
@@ -48,6 +50,60 @@ class HfHeuristic:
         last = self._length.pop(request, self._opening)
         if self.persistent:
             self._opening = last
+
+
+@dataclass(slots=True)
+class _Trust:
+    """How far one row's drafts are trusted."""
+
+    length: int
+    pause: int = 1  # rounds without a draft, the next time there is nothing left of the length
+    waited: int = 0
+
+
+class OwnAcceptance:
+    """Each row's lengths follow from what became of its own drafts: no clock, no other row, no earlier call.
+
+    A fully kept draft makes the next one longer by one, up to `limit`, any other shorter by one. A row that comes
+    down to 0 decodes plainly for one round before it tries a single token again, and for twice as many each time that
+    fails, up to `patience`: so a drafter that is never right costs next to nothing.
+    """
+
+    def __init__(self, start: int = 3, limit: int = 16, patience: int = 32) -> None:
+        _at_least(1, start=start, limit=limit, patience=patience)
+        self.start, self.limit, self.patience = start, limit, patience
+        self._trust: dict[int, _Trust] = {}  # by request id
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        wanted = (self._of(request).length for request in view.request_ids)
+        return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))
+
+    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+        return kept_whole(view, draft)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        for row, request in enumerate(outcome.request_ids):
+            trust = self._of(request)
+            if outcome.drafted[row]:
+                self._judge(trust, outcome.accepted[row] == outcome.drafted[row])
+            elif not trust.length:
+                self._wait(trust)
+            if outcome.ended[row]:
+                del self._trust[request]
+
+    def _of(self, request: int) -> _Trust:
+        return self._trust.setdefault(request, _Trust(min(self.start, self.limit)))
+
+    def _judge(self, trust: _Trust, kept: bool) -> None:
+        if kept:
+            trust.length, trust.pause = min(trust.length + 1, self.limit), 1
+        else:
+            trust.length -= 1
+
+    def _wait(self, trust: _Trust) -> None:
+        trust.waited += 1
+        if trust.waited >= trust.pause:
+            trust.length, trust.waited, trust.pause = 1, 0, min(2 * trust.pause, self.patience)
 
 
 class BassHeuristic:
