@@ -15,7 +15,7 @@ from forerun.cache import ragged
 from forerun.cache.ragged import RaggedCache
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models import attention, proven
-from forerun.models.self_check import Kind, tried
+from forerun.models.self_check import Kind, described, tried
 from forerun.models.seq2seq import scorer_of
 from support.census import Recipe, build, causal_recipes, seq2seq_recipes
 from support.tiny import tiny_model
@@ -147,6 +147,16 @@ def test_what_was_done_is_told() -> None:
     assert SpeculativeDecoder(other(), None, self_check=False).self_check.kind is Kind.OFF
     with pytest.raises(UnsupportedModel, match=r"^Other: Forerun's logits differ .* model.generate"):
         SpeculativeDecoder(other(), None)
+
+
+def test_the_doctor_says_what_was_done(monkeypatch: MonkeyPatch) -> None:
+    assert described(tiny_model("llama")).startswith("proven")
+    assert described(other()).startswith("refused: Other")
+    assert described(tiny_model("mamba")).startswith("refused: Mamba")
+    monkeypatch.setattr(proven, "CLASSES", frozenset())
+    assert "deviation" in described(tiny_model("llama"))
+    monkeypatch.setenv("FORERUN_SELF_CHECK", "off")
+    assert "switched off" in described(other())
 
 
 def test_another_transformers_proves_nothing(monkeypatch: MonkeyPatch) -> None:
