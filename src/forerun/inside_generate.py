@@ -104,8 +104,14 @@ def listening(model: PreTrainedModel) -> Iterator[Any]:
 
     If the call is refused it hears the end as well: who listens in another thread would wait for it.
     """
-    streamer = surrounding_call(model).get("streamer")
+    outside = surrounding_call(model)
+    streamer = outside.get("streamer")
     try:
+        if outside.get("assistant_model") is not None:
+            raise InvalidArgument(
+                "assistant_model beside custom_generate: the decoder drafts by itself; leave it out, or give it to "
+                "SpeculativeDecoder as DraftModel(...)"
+            )
         yield streamer
     except BaseException:
         if streamer is not None:

@@ -113,10 +113,10 @@ def limits_of(criteria: Sequence[Any]) -> dict[str, Any]:
 
 
 def surrounding_call(model: PreTrainedModel) -> Mapping[str, Any]:
-    """Arguments of the `model.generate` that is calling, for what it keeps from a `custom_generate`: the streamer.
+    """Arguments of the `model.generate` that is calling, for what it keeps from a `custom_generate`.
 
-    transformers puts the prompt into the streamer and then hands over neither that nor a word of it: whoever listens
-    would wait for ever. Empty where nobody has called `generate`.
+    Of an `assistant_model` it says nothing. Into a streamer it puts the prompt, and says nothing of it either: whoever
+    listens would wait for ever. Empty where nobody has called `generate`.
     """
     return next((call for call in _calls() if call.get("self") is model), {})
 

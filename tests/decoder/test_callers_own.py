@@ -247,3 +247,9 @@ def test_a_streamer_hears_the_end_of_what_was_refused_or_failed() -> None:
 
     _, errors = heard_by_thread(logits_processor=[fail])
     assert [str(error) for error in errors] == ["halfway"]
+
+
+def test_an_assistant_is_refused_not_ignored() -> None:
+    model = tiny_model("llama")
+    with pytest.raises(InvalidArgument, match="assistant_model"):
+        model.generate(**batch(PROMPTS[:1]), assistant_model=draft_of(model), custom_generate=inside())
