@@ -45,7 +45,7 @@ def drawn_slowly(name: str) -> Any:
     return pytest.param(name, marks=[] if is_quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", map(drawn_slowly, RECORDS))
+@pytest.mark.parametrize("name", list(map(drawn_slowly, RECORDS)))
 def test_a_kept_record_is_drawn_or_says_why_not(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "picture.svg"
