@@ -21,6 +21,7 @@ pytest_plugins = ["support.budget"]
 
 def pytest_configure() -> None:
     os.environ.setdefault("FORERUN_KERNELS", "off")  # chosen by timing otherwise; tests that mean them ask for them
+    os.environ.setdefault("FORERUN_SELF_CHECK", "off")  # controls break passes on purpose; its own tests ask for it
     os.environ.setdefault("NUMBA_NUM_THREADS", "2")  # the same pool on one core and on sixteen
     torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
 

@@ -22,7 +22,7 @@ from transformers.models.whisper.modeling_whisper import WhisperAttention, Whisp
 from forerun import ops
 from forerun.math.skinny import LayerNorm, Norm
 from forerun.models.attention import attention
-from forerun.models.passes import in_passes
+from forerun.models.passes import replacing
 from forerun.models.plain import is_memory, runs_its_class, why_not_module
 
 Forward = Callable[..., Any]
@@ -42,13 +42,8 @@ class LeanModules:
     @contextmanager
     def during_pass(self) -> Iterator[None]:
         changed = [pair for pair in self._leaner if "forward" not in pair[0].__dict__]
-        for module, forward in changed:
-            module.__dict__["forward"] = in_passes(partial(forward, module), partial(type(module).forward, module))
-        try:
+        with replacing([(module, "forward", partial(forward, module)) for module, forward in changed]):
             yield
-        finally:
-            for module, _ in changed:
-                del module.__dict__["forward"]
 
 
 def _is_plain(module: nn.Module) -> bool:

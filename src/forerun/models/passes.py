@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock, RLock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from forerun.errors import UnsupportedModel
 
-_inside: ContextVar[bool] = ContextVar("forerun_inside_pass", default=False)
+_inside: ContextVar[tuple[int, ...]] = ContextVar("forerun_inside_pass", default=())  # ids of models
 _guard = Lock()  # of the two below
 _locks: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
 _renamed: dict[int, Renamed] = {}  # by the id of a configuration
@@ -33,7 +33,7 @@ class Renamed:
 
     config: Any
     own: str  # the implementation it had before
-    passes: int = 0
+    models: set[int] = field(default_factory=set)  # ids of those that have it in a pass
 
 
 @contextmanager
@@ -49,13 +49,37 @@ def between_passes(model: nn.Module) -> Iterator[None]:
 def alone(model: nn.Module, configs: Sequence[Any], name: str) -> Iterator[None]:
     """A pass of `model`: its attention is called `name`, and no other pass of it runs meanwhile."""
     with between_passes(model):
-        token = _inside.set(True)
-        _rename(configs, name)
+        around = _inside.get()
         try:
+            _inside.set((*around, id(model)))
+            _rename(model, configs, name)
             yield
         finally:
-            _restore(configs)
-            _inside.reset(token)
+            _inside.set(around)
+            if id(model) not in around:
+                _restore(model)
+
+
+def restore(model: nn.Module) -> None:
+    """Give a model its own names back if an interrupt left it with ours."""
+    with between_passes(model):
+        _restore(model)
+
+
+@contextmanager
+def replacing(changes: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Methods of modules (module, name, ours) for calls from within a pass; they go again, however the pass ends."""
+    before = [(module, name, module.__dict__.get(name)) for module, name, _ in changes]
+    try:
+        for module, name, ours in changes:
+            module.__dict__[name] = in_passes(ours, getattr(module, name))
+        yield
+    finally:
+        for module, name, own in before:
+            if own is None:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = own
 
 
 def in_passes(ours: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,19 +111,18 @@ def own_attention(module: nn.Module) -> Callable[..., Any]:
     return found
 
 
-def _rename(configs: Sequence[Any], name: str) -> None:
+def _rename(model: nn.Module, configs: Sequence[Any], name: str) -> None:
     with _guard:
         for config in configs:
             entry = _renamed.setdefault(id(config), Renamed(config, config._attn_implementation_internal))
-            entry.passes += 1
+            entry.models.add(id(model))
             config._attn_implementation_internal = name
 
 
-def _restore(configs: Sequence[Any]) -> None:
+def _restore(model: nn.Module) -> None:
     with _guard:
-        for config in configs:
-            entry = _renamed[id(config)]
-            entry.passes -= 1
-            if not entry.passes:
-                config._attn_implementation_internal = entry.own
-                del _renamed[id(config)]
+        for entry in [entry for entry in _renamed.values() if id(model) in entry.models]:
+            entry.models.discard(id(model))
+            if not entry.models:
+                entry.config._attn_implementation_internal = entry.own
+                del _renamed[id(entry.config)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.models.attention import RaggedStates
-from forerun.models.passes import in_passes
+from forerun.models.passes import replacing
 
 
 class RowPositions:
@@ -40,17 +40,8 @@ class RowPositions:
         ]
         if self._table is not None:
             told.append((self._table, "forward", _looked_up(self._table, states)))
-        before = [module.__dict__.get(name) for module, name, _ in told]
-        for module, name, function in told:
-            module.__dict__[name] = in_passes(function, getattr(module, name))
-        try:
+        with replacing(told):
             yield
-        finally:
-            for (module, name, _), own in zip(told, before, strict=True):
-                if own is None:
-                    del module.__dict__[name]
-                else:
-                    module.__dict__[name] = own
 
     def _by_distance(self, module: Any) -> Callable[..., Tensor]:
         """In the place of the bias [1, heads, N, S] one that is said once for all tokens: [1, heads, 1, distances]."""

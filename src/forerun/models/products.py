@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.config import Kernels
-from forerun.models.passes import in_passes
+from forerun.models.passes import replacing
 
 MOST_ROWS = 32  # more rows than this are a matter for the library
 
@@ -47,15 +47,8 @@ class FewRowProducts:
         """Let the layers use our product where it is faster for so many rows."""
         chosen = (layer for layers in self._chosen(num_rows) for layer in layers)
         changed = [layer for layer in chosen if "forward" not in layer.__dict__]  # somebody's own stays where it is
-        for layer in changed:
-            layer.__dict__["forward"] = in_passes(
-                partial(_forward, layer, self._use), partial(nn.Linear.forward, layer)
-            )
-        try:
+        with replacing([(layer, "forward", partial(_forward, layer, self._use)) for layer in changed]):
             yield
-        finally:
-            for layer in changed:
-                del layer.__dict__["forward"]
 
     def _chosen(self, num_rows: int) -> list[list[nn.Linear]]:
         if not self._layers or num_rows > MOST_ROWS:

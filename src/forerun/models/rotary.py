@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from forerun import ops
 from forerun.config import Kernels
 from forerun.models.attention import RaggedStates, attention
-from forerun.models.passes import in_passes
+from forerun.models.passes import replacing
 from forerun.models.plain import runs_its_class
 
 # All rotate halves over the whole head; Qwen3 has norms before it. Subclasses may do anything, so types are exact.
@@ -40,13 +40,8 @@ class RotaryWrites:
     @contextmanager
     def during_pass(self) -> Iterator[None]:
         changed = [module for module in self._modules if "forward" not in module.__dict__]
-        for module in changed:
-            module.__dict__["forward"] = in_passes(partial(_forward, module), partial(type(module).forward, module))
-        try:
+        with replacing([(module, "forward", partial(_forward, module)) for module in changed]):
             yield
-        finally:
-            for module in changed:
-                del module.__dict__["forward"]
 
 
 def _forward(

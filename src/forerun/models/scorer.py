@@ -26,7 +26,7 @@ from forerun.models.families import Family, Layout
 from forerun.models.fast import fused_body
 from forerun.models.fingerprint import Fingerprint
 from forerun.models.fused_whisper import FusedWhisper
-from forerun.models.passes import between_passes
+from forerun.models.passes import between_passes, restore
 from forerun.models.positions import RowPositions
 from forerun.models.products import FewRowProducts
 from forerun.models.rotary import RotaryWrites
@@ -199,6 +199,7 @@ class Scorer:
 
     def reset(self) -> None:
         """Forget all rows, whatever state an error has left them in."""
+        restore(self.model)
         self.cache.clear()
 
     def length(self, row: int) -> int:
