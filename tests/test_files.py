@@ -112,7 +112,15 @@ def test_an_output_that_cannot_be_written_is_noticed_first(tmp_path: Path) -> No
     with pytest.raises(InvalidArgument, match="is a folder"):
         check_output(tmp_path)
     check_output(tmp_path / "new" / "r.json")
-    assert not (tmp_path / "new" / "r.json").exists()
+    check_output_folder(tmp_path / "new" / "folder")
+    with pytest.raises(InvalidArgument, match="name too long"):
+        check_output_folder(tmp_path / "new" / ("x" * 300))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "a check leaves nothing behind"
+
+
+def test_the_folder_of_a_file_is_made(tmp_path: Path) -> None:
+    write_whole(tmp_path / "new" / "deep" / "r.json", WRITERS["python"])
+    assert (tmp_path / "new" / "deep" / "r.json").exists()
 
 
 def test_an_existing_file_survives_the_check(tmp_path: Path) -> None:

@@ -71,15 +71,20 @@ def check_output(path: Path, option: str = "--output") -> None:
 
 
 def check_output_folder(folder: Path, option: str = "--output") -> None:
-    """Raise unless files can be written in `folder`; it is made where it is missing."""
+    """Raise unless files can be written in `folder`, or it can be made; it is not made here."""
     _check_folder(folder, option, folder)
 
 
 def _check_folder(folder: Path, option: str, named: Path) -> None:
+    """What is missing is tried out in a folder aside: a command that is refused later leaves nothing behind."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(place))
+        if there == folder.absolute():
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        else:
+            with tempfile.TemporaryDirectory(dir=there) as aside:
+                (Path(aside) / folder.absolute().relative_to(there)).mkdir(parents=True)
     except OSError as error:
         reason = error.strerror or str(error)
         raise InvalidArgument(
@@ -90,12 +95,14 @@ def _check_folder(folder: Path, option: str, named: Path) -> None:
 def write_whole(path: Path, write: Callable[[Path], Any], advice: str = "make room or choose another place") -> None:
     """Let `write` make a file beside `path`, then move it there: whoever looks sees the old file or the new one, whole.
 
-    Whatever goes wrong, nothing half-written stays. The file gets the mode that the user's umask gives to new files.
+    Its folder is made where it is missing. Whatever goes wrong, nothing half-written stays. The file gets the mode that
+    the user's umask gives to new files.
     """
     if path.exists() and not path.is_file():
         raise InvalidArgument(f"{str(path)!r} is no ordinary file and cannot be replaced; name another")
     beside = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside.unlink(missing_ok=True)
         beside.touch()
         mode = beside.stat().st_mode & 0o777

@@ -109,8 +109,9 @@ def _logprobs_asked(name: str, value: Any) -> int | bool:
 
 
 def check_tokenizer(name: str, value: Any) -> Any:
-    """Something that turns ids into text."""
-    return methods(name, value, ("decode",), "must be a tokenizer; load one with AutoTokenizer.from_pretrained")
+    """Something that turns ids into text, for stop strings, or tells its vocabulary, for drafters: all we ask of it."""
+    verb = "get_vocab" if hasattr(value, "get_vocab") else "decode"
+    return methods(name, value, (verb,), "must be a tokenizer; load one with AutoTokenizer.from_pretrained")
 
 
 def _streamer(name: str, value: Any) -> Any:

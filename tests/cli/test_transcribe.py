@@ -183,6 +183,7 @@ def test_a_dash_reads_standard_input(transcribe: Command, whisper: str, recordin
 
 
 def test_standard_input_that_is_no_sound_is_named_so(transcribe: Command, whisper: str) -> None:
+    pytest.importorskip("soundfile")
     result = transcribe("-m", whisper, "-d", "none", "-", stdin=b"no sound")
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: standard input: not a sound file")

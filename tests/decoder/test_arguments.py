@@ -162,7 +162,9 @@ def test_numbers_of_numpy_and_torch_count_as_numbers() -> None:
         ({"policy": forerun.Constant}, "policy=<class Constant>: is a class"),
         ({"policy": True}, "policy=True"),
         ({"rule": "lenient:7"}, "rule='lenient:7': factor=7"),
-        ({"tokenizer": "gpt2"}, "tokenizer='gpt2'"),
+        ({"tokenizer": "gpt2"}, "tokenizer='gpt2': must be a tokenizer"),
+        ({"tokenizer": tiny_model("llama")}, "tokenizer=<LlamaForCausalLM>: must be a tokenizer"),
+        ({"tokenizer": len}, "tokenizer=.*: must be a tokenizer"),
         ({"kernels": 3}, "kernels=3: choose one of auto, on, off"),
         ({"keep_rows": -1}, "keep_rows=-1"),
         ({"compile": "no"}, "compile='no': must be True or False"),
@@ -173,6 +175,19 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
     with pytest.raises(InvalidArgument, match=message) as caught:
         forerun.SpeculativeDecoder(**{"target": tiny_model("llama"), "drafter": None, **settings})
     assert len(str(caught.value)) < 300
+
+
+def test_a_tokenizer_is_what_tells_its_vocabulary() -> None:
+    """Stop strings need one that decodes, which is said when they are asked for."""
+
+    class Words:
+        def get_vocab(self) -> dict[str, int]:
+            return {}
+
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), None, tokenizer=Words())
+    assert decoder.generate(torch.tensor([[5, 6]]), max_new_tokens=2).sequences.shape == (1, 4)
+    with pytest.raises(InvalidArgument, match="stop_strings need the tokenizer: the one given has no method decode"):
+        decoder.generate(torch.tensor([[5, 6]]), max_new_tokens=2, stop_strings=["a"])
 
 
 def test_a_draft_model_by_name_says_how_to_load_it() -> None:

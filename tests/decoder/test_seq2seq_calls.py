@@ -233,7 +233,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("t5", {"input_features": torch.zeros(1, 8, 48)}, "input_ids"),
     ("whisper", {"input_features": torch.zeros(1, 8, 48, dtype=torch.long)}, "numbers"),
     ("t5", {"input_ids": torch.tensor([[3, 4]]), "decoder_input_ids": torch.tensor([[0], [0]])}, "a row a source"),
-    ("t5", {"encoder_outputs": torch.zeros(1, 3, 31)}, r"\[length, 32\]"),
+    ("t5", {"encoder_outputs": torch.zeros(1, 3, 31)}, r"\[batch, length, 32\]"),
     ("t5", {"input_ids": torch.tensor([[3, 4]]), "num_beams": 4}, "beam search"),
     ("t5", {"input_ids": torch.tensor([[3, 4]]), "attention_mask": torch.tensor([[0, 0]])}, "empty"),
     ("llama", {"input_ids": torch.tensor([[3, 4]]), "decoder_input_ids": torch.tensor([[0]])}, "no encoder"),

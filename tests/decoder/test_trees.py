@@ -219,7 +219,7 @@ def test_other_rules_are_refused(rule: str) -> None:
 @pytest.mark.parametrize("family", ALIBI)
 def test_alibi_is_refused(family: str) -> None:
     model = tiny_model(family)
-    with pytest.raises(UnsupportedModel, match="ALiBi"):
+    with pytest.raises(UnsupportedModel, match="positions from where keys lie"):
         forerun.SpeculativeDecoder(model, Tree(DraftModel(model)))
 
 

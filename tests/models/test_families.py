@@ -16,8 +16,11 @@ from forerun.models.families import Layout
 from forerun.models.scorer import Scorer
 from support.census import Recipe, build, causal_recipes
 from support.census_judge import Outcome, judge
+from support.pinned import needs_pinned_transformers
 from support.recompute import check, recomputed
 from support.tiny import plain_greedy, ragged_prompts, tiny_model
+
+pytestmark = needs_pinned_transformers
 
 RECIPES = {recipe.name: recipe for recipe in causal_recipes()}
 

@@ -136,7 +136,9 @@ def test_the_text_is_the_models_own(make: Callable[[Any], None]) -> None:
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         pytest.skip(f"this torch cannot: {error}")
     want = plain_greedy(model, PROMPT, NUMBER)
-    decoder = SpeculativeDecoder(model, kernels="on")  # the default drafter looks at the model, too
+    # Dynamic quantisation scales activations over all that is computed at once, so packed rows differ from single ones.
+    checked = make is not _dynamic
+    decoder = SpeculativeDecoder(model, kernels="on", self_check=checked)  # the default drafter looks at it, too
     assert decoder.engine.target.body is None
     assert said(decoder) == want
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from pytest import MonkeyPatch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
@@ -18,11 +19,24 @@ from forerun.models import attention, proven
 from forerun.models.self_check import Kind, described, tried
 from forerun.models.seq2seq import scorer_of
 from support.census import Recipe, build, causal_recipes, seq2seq_recipes
+from support.pinned import needs_pinned_transformers
 from support.tiny import tiny_model
 
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 RECIPES = {recipe.name: recipe for recipe in (*seq2seq_recipes(), *causal_recipes())}
 PROVEN = [recipe for recipe in causal_recipes() if recipe.class_name in proven.CLASSES]
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch: MonkeyPatch) -> None:
+    """Whatever the caller's environment says."""
+    monkeypatch.setenv("FORERUN_SELF_CHECK", "on")
+
+
+@pytest.fixture
+def this_transformers(monkeypatch: MonkeyPatch) -> None:
+    """The list of proven classes as if it had been made with the transformers that is installed."""
+    monkeypatch.setattr(proven, "TRANSFORMERS", transformers.__version__)
 
 
 def wrong_positions(patch: MonkeyPatch) -> None:
@@ -91,6 +105,7 @@ def test_controls_are_refused(
         tried(scorer)
 
 
+@needs_pinned_transformers
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", PROVEN, ids=lambda recipe: recipe.name)
 def test_every_exact_type_passes_and_every_fault_is_refused(recipe: Recipe) -> None:
@@ -142,6 +157,7 @@ def other(like: str = "llama") -> PreTrainedModel:
     return made
 
 
+@pytest.mark.usefixtures("this_transformers")
 def test_what_was_done_is_told() -> None:
     assert SpeculativeDecoder(tiny_model("llama"), None).self_check.kind is Kind.PROVEN
     assert SpeculativeDecoder(other(), None, self_check=False).self_check.kind is Kind.OFF
@@ -149,6 +165,7 @@ def test_what_was_done_is_told() -> None:
         SpeculativeDecoder(other(), None)
 
 
+@pytest.mark.usefixtures("this_transformers")
 def test_the_doctor_says_what_was_done(monkeypatch: MonkeyPatch) -> None:
     assert described(tiny_model("llama")).startswith("proven")
     assert described(other()).startswith("refused: Other")
@@ -163,6 +180,7 @@ def test_another_transformers_proves_nothing(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(proven, "TRANSFORMERS", "5.0.0")
     found = SpeculativeDecoder(tiny_model("llama"), None).self_check
     assert found.kind is Kind.PASSED and "deviation" in str(found)
+    assert described(tiny_model("llama")).startswith("checked")
 
 
 def test_the_environment_can_switch_it_off(monkeypatch: MonkeyPatch) -> None:

@@ -345,8 +345,9 @@ class Engine:
         if max(request.prompt) >= self.target.vocab_size or min(request.prompt) < 0:
             bad = next(t for t in request.prompt if not 0 <= t < self.target.vocab_size)
             raise InvalidArgument(f"prompt token {bad} is outside the target's vocabulary of {self.target.vocab_size}")
-        if request.stop_strings and self.tokenizer is None:
-            raise InvalidArgument("stop_strings need the tokenizer: pass tokenizer= as well")
+        if request.stop_strings and not hasattr(self.tokenizer, "decode"):
+            lack = "pass tokenizer= as well" if self.tokenizer is None else "the one given has no method decode"
+            raise InvalidArgument(f"stop_strings need the tokenizer: {lack}")
         self.target.check_source(request.source)
         limit = self.target.context_length
         if limit is None:
