@@ -55,11 +55,20 @@ def test_an_honest_pair_passes_and_the_control_is_caught() -> None:
 class Forged:
     """A law that claims `claim` for every drafted token and nothing for the rest."""
 
-    def __init__(self, claim: float, vocab_size: int) -> None:
-        self.claim, self.vocab_size = claim, vocab_size
+    def __init__(self, claim: float, tokens: Tensor, vocab_size: int) -> None:
+        self.claim, self.tokens, self.vocab_size = claim, tokens, vocab_size
 
     def of(self, tokens: Tensor) -> Tensor:
         return torch.full_like(tokens, self.claim, dtype=torch.float64)
+
+    def at(self, position: Tensor) -> Tensor:
+        drafted = self.tokens.gather(1, position.unsqueeze(-1))
+        law = torch.zeros(len(position), self.vocab_size, dtype=torch.float64)
+        return law.scatter(1, drafted, self.claim)
+
+
+class Contradicting(Forged):
+    """Says nothing of the tokens when asked for the whole law."""
 
     def at(self, position: Tensor) -> Tensor:
         return torch.zeros(len(position), self.vocab_size, dtype=torch.float64)
@@ -68,15 +77,16 @@ class Forged:
 class Liar:
     """Drafts as another drafter does and lies about how."""
 
-    def __init__(self, honest: Any, claim: float) -> None:
-        self.honest, self.claim = honest, claim
+    def __init__(self, honest: Any, claim: float, law: type[Forged] = Forged) -> None:
+        self.honest, self.claim, self.law = honest, claim, law
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.honest, name)
 
     def propose(self, context: DraftContext) -> Draft:
         draft: Draft = self.honest.propose(context)
-        return replace(draft, law=Forged(self.claim, context.vocab_size), deterministic=False)
+        law = self.law(self.claim, draft.tokens, context.vocab_size)
+        return replace(draft, law=law, deterministic=False)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         self.honest.rewind(rows, lengths)
@@ -86,6 +96,14 @@ def test_a_drafter_that_lies_about_its_law_fails() -> None:
     report = run(Liar(drafter(), 1e-9))
     assert outcomes(report)["sampled law"] is Outcome.FAILED
     assert not report.passed
+
+
+def test_a_drafter_whose_law_contradicts_itself_fails() -> None:
+    """The whole law is what counts, and this one would have every draft rejected: exact text, nothing tested."""
+    report = run(Liar(drafter(), 1e-9, Contradicting))
+    assert outcomes(report)["sampled law"] is Outcome.UNTESTED
+    (failure,) = (finding for finding in report.findings if finding.name == "drafter")
+    assert "draft.law.of says 1e-09 of a drafted token, draft.law.at 0" in failure.summary
 
 
 def test_the_coupled_rule_does_not_mind_a_liar() -> None:

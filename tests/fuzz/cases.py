@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,12 +211,16 @@ class _Counts(LogitsProcessor):
 
 
 class _StopStrings(StoppingCriteria):
-    def __init__(self, prompt: int, strings: Sequence[str]) -> None:
-        self.prompt, self.strings = prompt, strings
+    """Ends with a string that the last token completes, even one that began in the prompt: transformers' own rule."""
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self.strings = strings
 
     def __call__(self, ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        text = Spell().decode(ids[0, self.prompt :].tolist())
-        return torch.tensor([any(stop in text for stop in self.strings)])
+        *before, last = ids[0].tolist()
+        known, text = len(Spell().decode(before)), Spell().decode([*before, last])
+        ends = (match.end() for stop in self.strings for match in re.finditer(f"(?<={re.escape(stop)})", text))
+        return torch.tensor([any(end > known for end in ends)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +249,7 @@ def _generate(model: PreTrainedModel, prompt: tuple[int, ...], new: int, options
     out: Any = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, eos_token_id=eos,
         pad_token_id=0, logits_processor=_processors(len(prompt), options, eos or []),
-        stopping_criteria=[_StopStrings(len(prompt), options["stop_strings"])] if "stop_strings" in options else [],
+        stopping_criteria=[_StopStrings(options["stop_strings"])] if "stop_strings" in options else [],
         return_dict_in_generate=True, output_scores=True,
     )  # fmt: skip
     return Oracle(out.sequences[0, len(prompt) :].tolist(), [scores[0] for scores in out.scores])

@@ -20,6 +20,7 @@ from forerun.rules import AnyRule
 from forerun.types import Draft, DraftContext, Law, Rule
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+AGREEMENT = 0.05  # of a probability, by which two ways to ask for it may differ: bfloat16 through a logarithm and back
 SLACK = 1e-3  # by which the mass of a law may exceed 1: sums of many rounded numbers
 
 
@@ -167,9 +168,27 @@ def _read_whole(law: Law, draft: Draft, vocab_size: int) -> TableLaw:
     wanted = (len(draft.lengths), vocab_size)
     positions = [torch.full_like(draft.lengths, i) for i in range(draft.width)]
     probs = _stacked([law.at(position) for position in positions], wanted, draft)
+    table = TableLaw(probs)
+    if draft.tree is None:  # a tree is judged by whole laws alone
+        _check_agreement(law.of(draft.tokens), table.of(draft.tokens), draft)
     if (logits_at := getattr(law, "logits_at", None)) is None:
-        return TableLaw(probs)
+        return table
     return TableLaw(probs, _stacked([logits_at(position) for position in positions], wanted, draft))
+
+
+def _check_agreement(said: Tensor, listed: Tensor, draft: Draft) -> None:
+    """Only `at` is heeded from here on, so an `of` that says something else would be ignored in silence."""
+    if not isinstance(said, Tensor) or said.shape != listed.shape or not said.is_floating_point():
+        what = f"{said.dtype} {tuple(said.shape)}" if isinstance(said, Tensor) else type(said).__name__
+        raise InvalidArgument(f"draft.law.of gave {what}: give probabilities of shape {tuple(listed.shape)}")
+    said, listed = said.to(listed.device).double(), listed.double()
+    real = torch.arange(draft.width, device=listed.device) < draft.lengths.unsqueeze(-1)
+    apart = ~torch.isclose(said, listed, rtol=AGREEMENT, atol=0.0, equal_nan=True) & real
+    if bool(apart.any()):
+        one, other = float(said[apart][0]), float(listed[apart][0])
+        raise InvalidArgument(
+            f"draft.law.of says {one:.3g} of a drafted token, draft.law.at {other:.3g}: one law, please"
+        )
 
 
 def _stacked(parts: Sequence[Tensor], wanted: tuple[int, int], draft: Draft) -> Tensor:
