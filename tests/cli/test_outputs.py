@@ -110,6 +110,8 @@ def test_too_little_data_is_said_before_anything_is_loaded(data: Path, tmp_path:
 def test_a_run_that_cannot_go_on_is_said_before_anything_is_loaded(data: Path, tmp_path: Path) -> None:
     common = ["train", "draft", "MODEL", "--data", str(data), "--hold-out", "1", "-o", str(tmp_path / "d")]
     assert "to resume from" in CliRunner().invoke(cli, [*common, "--resume"]).stderr
+    assert not (tmp_path / "d").exists(), "a refused run leaves no folder"
+    (tmp_path / "d").mkdir()
     (tmp_path / "d" / "checkpoint.pt").write_bytes(b"x")
     assert "holds a run already" in CliRunner().invoke(cli, common).stderr
 
