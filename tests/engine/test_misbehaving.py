@@ -53,6 +53,7 @@ def told(change: str, rule: str) -> tuple[list[list[int]], list[str]]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.quick(every=3)
 def test_a_faulty_draft_costs_itself_alone(change: str) -> None:
     """The greedy row beside a sampled one says what it says alone; what can be noticed is told, once."""
     found, warned = told(change, "token")
@@ -115,6 +116,7 @@ class Rubbish:
     (lambda: 1 // 0, None, 3, "many", (1, 1, 1), (1,), (-1, -1), (1.5, 1.5), (10**9, 10**9), (True, True)),
     ids=lambda answer: "raises" if callable(answer) else str(answer),
 )
+@pytest.mark.quick(every=2)
 def test_a_faulty_policy_costs_a_warning(answers: Any, to: str) -> None:
     expects = callable(answers) or to != "observe"
     with warnings.catch_warnings(record=True) as caught:

@@ -37,6 +37,7 @@ def constant(rows: int, width: int, accept: float, final: float) -> Noise:
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.quick(every=3)
 def test_a_draft_from_the_targets_own_law_is_always_kept(rule: Rule, dtype: torch.dtype):
     number, width = 100_000, 4
     logits = torch.randn(1, width + 1, 6).mul(3).to(dtype).expand(number, -1, -1)
@@ -107,6 +108,7 @@ def test_the_comparison_is_strict_and_nan_never_passes():
 
 
 @pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.quick(every=3)
 def test_what_the_target_forbids_is_never_emitted(rule: Rule):
     number = 300_000
     logits = torch.randn(1, 3, 8).expand(number, -1, -1)

@@ -162,6 +162,7 @@ SIZES = [(4, 1), (4, 2), (3, 3), (7, 1), (2, 3)]
 @pytest.mark.parametrize("rule", [token_rule, block_rule])
 @pytest.mark.parametrize("kind", ["full", "sparse", "point"])
 @pytest.mark.parametrize(("vocab", "length"), SIZES)
+@pytest.mark.quick(every=2)
 def test_what_is_emitted_follows_the_target(rule: RuleFunction, kind: str, vocab: int, length: int):
     pair, case = markov_case(vocab, length, kind)
     assert error(pair, case, rule) < TOLERANCE

@@ -71,6 +71,7 @@ def expected(model: PreTrainedModel) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.quick(every=2)
 def test_families(family: str) -> None:
     want = expected(copy.deepcopy(model_of(family)))
     got = scorer_of(model_of(family)).score([0, 1], NEW).split([len(new) for new in NEW])

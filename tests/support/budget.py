@@ -1,9 +1,9 @@
 """Which tests belong to the quick part of the suite, and what they cost.
 
 `make test` has to stay short. A test is kept out of it by `@pytest.mark.slow`; of a parametrised test,
-`@pytest.mark.quick("id", ...)` names the cases that stay in it, and all others are slow. What every test takes is
-measured in CPU time, which other work on the machine does not change, and the end of a run lists quick tests that are
-not quick.
+`@pytest.mark.quick("id", ...)` names the cases that stay in it, `@pytest.mark.quick(every=3)` leaves the first of every
+three, and all others are slow. What every test takes is measured in CPU time, which other work on the machine does not
+change, and the end of a run lists quick tests that are not quick.
 """
 
 from __future__ import annotations
@@ -30,16 +30,22 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     named: dict[str, tuple[set[str], set[str]]] = {}  # of each marked test: the cases named, the cases there are
+    counts: Counter[str] = Counter()
     for item in items:
         mark = item.get_closest_marker("quick")
         if mark is None:
             continue
-        case = getattr(item, "callspec", None)
-        if not mark.args or case is None:
-            raise pytest.UsageError(f"{item.nodeid}: mark.quick names cases of a parametrised test")
-        wanted, there = named.setdefault(item.nodeid.partition("[")[0], (set(mark.args), set()))
-        there.add(case.id)
-        if case.id not in wanted:
+        case, test = getattr(item, "callspec", None), item.nodeid.partition("[")[0]
+        if case is None or bool(mark.args) is ("every" in mark.kwargs):
+            raise pytest.UsageError(f"{item.nodeid}: mark.quick names cases of a parametrised test, or says every=n")
+        if mark.args:
+            wanted, there = named.setdefault(test, (set(mark.args), set()))
+            there.add(case.id)
+            is_quick = case.id in wanted
+        else:
+            is_quick = counts[test] % mark.kwargs["every"] == 0
+            counts[test] += item.get_closest_marker("gpu") is None  # those are skipped where the others run
+        if not is_quick:
             item.add_marker(pytest.mark.slow)
     if not any("::" in argument for argument in config.args):  # else not all cases need have been collected
         for test, (wanted, there) in named.items():

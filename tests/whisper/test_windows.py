@@ -77,6 +77,7 @@ CASES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick(every=2)
 def test_greedy_transcripts_are_transformers_own(name: str) -> None:
     lengths, keywords = CASES[name]
     model = tiny_whisper()
@@ -112,6 +113,7 @@ DRAFTERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.quick(every=2)
 def test_drafters_of_all_kinds(name: str) -> None:
     model, hearing = tiny_whisper(), Hearing()
     inside = windows(model, DRAFTERS[name](model))
@@ -211,6 +213,7 @@ class Overheard:
 
 @pytest.mark.parametrize("multilingual", [False, True], ids=["english", "multilingual"])
 @pytest.mark.parametrize("name", ["judged", "judged, timed", "judged, long"])
+@pytest.mark.quick(every=3)
 def test_chances_of_silence_are_those_of_transformers(name: str, multilingual: bool) -> None:
     lengths, keywords = CASES[name]
     model = tiny_whisper(multilingual=multilingual)
