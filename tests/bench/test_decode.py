@@ -238,6 +238,7 @@ class TestRun:
         lengths = {m: max(c.drafted / c.draft_steps for c in record.calls(m, 1)) for m in FIXED}
         assert set(lengths.values()) == {1.0}, "alone, a row's draft takes as many passes as it has tokens"
 
+    @pytest.mark.slow
     def test_a_part_that_fails_is_named_and_the_others_go_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

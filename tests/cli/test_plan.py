@@ -29,6 +29,7 @@ def _prompts(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_synthetic_pair_needs_no_tokenizer(plan: Command, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture, output = tmp_path / "plan.png", tmp_path / "plan.json"
@@ -52,6 +53,7 @@ def test_a_synthetic_pair_needs_no_tokenizer(plan: Command, tmp_path: Path) -> N
     assert record["complete"] is True
 
 
+@pytest.mark.slow
 def test_json_says_everything(plan: Command) -> None:
     result = plan(PAIR, *QUICK, "--temperatures", "0,1", "--batch-sizes", "1,2", "--json", FORERUN_KERNELS="off")
     assert result.exit_code == 0, result.output
@@ -76,6 +78,7 @@ def test_json_says_everything(plan: Command) -> None:
     assert len(found["advice"]) == len(found["summary"]["verdicts"]) == 4
 
 
+@pytest.mark.slow
 def test_a_drafter_that_cannot_help_is_not_recommended(
     plan: Command, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +93,7 @@ def test_a_drafter_that_cannot_help_is_not_recommended(
     assert "with drafts of 3, 4.00 times plain (measured)" in helped.stdout
 
 
+@pytest.mark.slow
 def test_a_record_can_be_shown_again(plan: Command, tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
     first = plan(PAIR, *QUICK, "-o", str(output), FORERUN_KERNELS="off", COLUMNS="200")

@@ -168,12 +168,14 @@ def _environment() -> dict[str, str]:
 
 @needs_kernels
 @pytest.mark.skipif(not hasattr(__import__("os"), "sched_setaffinity"), reason="cores cannot be taken away here")
+@pytest.mark.slow
 def test_one_core(tmp_path: Any) -> None:
     off, on, auto, missing = _run("os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])", tmp_path)
     assert (off, on, missing) == ("off None", "on 1", "None")
     assert auto in ("auto None", "auto 1")
 
 
+@pytest.mark.slow
 def test_without_numba(tmp_path: Any) -> None:
     *uses, missing = _run("sys.modules['numba'] = None", tmp_path)
     assert uses == ["off None", "on None", "auto None"]

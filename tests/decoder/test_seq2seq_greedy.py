@@ -85,6 +85,7 @@ def test_greedy_equals_generate(case: dict[str, Any], recwarn: pytest.WarningsRe
 
 @pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
 @pytest.mark.parametrize("shares_encoder", (False, True))
+@pytest.mark.quick(every=3)
 def test_good_drafts_are_kept(family: str, shares_encoder: bool) -> None:
     """Identity would also hold if nothing were ever accepted."""
     drafter = forerun.DraftModel(tiny_model(family), shares_encoder=shares_encoder)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
 from threading import Barrier
 from typing import Any
 
@@ -12,8 +14,7 @@ import pytest
 import torch
 
 import forerun
-from forerun.models.attention import NAME
-from forerun.models.passes import alone
+from forerun.models.passes import NAME, alone
 from support.seq2seq import batch_of, rows_of
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
@@ -86,7 +87,7 @@ def test_who_comes_during_a_pass_gets_the_models_own_attention(own: str) -> None
     model = tiny_model("llama", seed=7, attn_implementation=own)
     ids = torch.tensor([PROMPTS[1]])
     wanted = model(ids).logits
-    with alone(model, [model.config], NAME), ThreadPoolExecutor(1) as pool:
+    with alone(model, [model.config]), ThreadPoolExecutor(1) as pool:
         assert model.config._attn_implementation == NAME
         got = pool.submit(lambda: model(ids).logits).result(60)
     assert torch.equal(got, wanted)
@@ -97,10 +98,27 @@ def test_names_come_back_when_passes_overlap() -> None:
     """Two models may have one configuration."""
     first, second = tiny_model("llama"), tiny_model("llama", seed=1)
     config, before = first.config, first.config._attn_implementation
-    one, other = alone(first, [config], NAME), alone(second, [config], NAME)
+    one, other = alone(first, [config]), alone(second, [config])
     one.__enter__()
     other.__enter__()
     one.__exit__(None, None, None)
     assert config._attn_implementation == NAME
     other.__exit__(None, None, None)
     assert config._attn_implementation == before
+
+
+def test_what_an_interrupt_left_behind_goes_with_the_next_pass() -> None:
+    """As if Ctrl-C had come at the very moment a pass was to be left."""
+    model = tiny_model("llama", seed=8)
+    own = model.config._attn_implementation
+    left = alone(model, [model.config])
+    left.__enter__()
+    copied = deepcopy(model)
+    assert copied.config._attn_implementation == NAME
+    ids = torch.tensor([PROMPTS[1]])
+    out = forerun.SpeculativeDecoder(model, None, policy=0).generate(ids, max_new_tokens=3)
+    assert model.config._attn_implementation == own
+    assert out.sequences.tolist() == model.generate(ids, max_new_tokens=3, do_sample=False).tolist()
+    torch.testing.assert_close(copied(ids).logits, model(ids).logits)
+    with suppress(RuntimeError):
+        left.__exit__(None, None, None)

@@ -115,6 +115,7 @@ def said(decoder: SpeculativeDecoder, number: int = NUMBER) -> list[int]:
 
 @pytest.mark.parametrize("kernels", ["on", "off"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.quick(every=2)
 def test_the_next_call_says_what_the_changed_model_says(change: Callable[[Any], None], kernels: str) -> None:
     """Kept rows are of the old model: they are not gone on with."""
     model = copy.deepcopy(tiny_model("llama"))

@@ -42,6 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
         *[(case, SAMPLED, 8) for case in ("token", "block")],
     ],
 )
+@pytest.mark.quick(every=2)
 def test_same_tokens_as_step_by_step(case: str, params: SamplingParams, number: int) -> None:
     settings = CASES[case]
     want = texts(engine(False, **settings), requests(number, params))

@@ -99,6 +99,7 @@ def nan_model(family: str = "llama") -> Any:
 @pytest.mark.parametrize("family", ("llama", "mistral", "codegen"))
 @pytest.mark.parametrize("attention", ("pad", "split"))
 @pytest.mark.parametrize("place", (0, 1, 2))
+@pytest.mark.quick(every=3)
 def test_nan_ends_its_own_row(family: str, attention: str, place: int) -> None:
     model = nan_model(family)
     prompts = [list(prompt) for prompt in PROMPTS]
@@ -243,6 +244,7 @@ def test_foreign_tokenizers_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("size", (96, 100))
 @pytest.mark.parametrize("rule", ("token", "block", "coupled"))
+@pytest.mark.quick(every=3)
 def test_vocabularies_may_differ_by_padding(size: int, rule: str) -> None:
     """A draft with fewer or more ids: no failure, nothing the target lacks, and what it says counts."""
     draft = tiny_model("llama", vocab=size)

@@ -25,7 +25,7 @@ SETTINGS: Any = {"max_new_tokens": NEW, "temperature": [0.0, 0.9], "seed": 4}
 # What is no fault, or one that nobody can see: a law that is plausible and not the one the tokens were drawn from.
 HARMLESS = {
     "none", "right", "int32", "int32 and its law", "int32 lengths", "too wide", "law of other tokens", "sparse",
-    "logits", "logits, nan", "tree that is a chain", "law: uniform", "law: of raises", "law: zero",
+    "logits", "logits, nan", "tree that is a chain", "law: uniform", "law: zero",
 }  # fmt: skip
 
 
@@ -71,6 +71,7 @@ def test_no_law_bends_a_greedy_row_under_the_block_rule(fault: str) -> None:
     "change", ("int32", "bool", "float", "lengths deep", "law: raises", "law: shape", "law missing")
 )
 @pytest.mark.parametrize("rule", ("coupled", "lenient:0.5", "sigmoid"))
+@pytest.mark.quick(every=3)
 def test_under_every_rule(change: str, rule: str) -> None:
     found, _ = told(change, rule)
     assert found[0] == plain()[0]

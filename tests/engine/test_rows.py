@@ -39,6 +39,7 @@ def padded(prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("kind", range(4), ids=("none", "model", "exit", "lookup"))
 @pytest.mark.parametrize("keep_rows", (0, 2))
 @pytest.mark.parametrize("form", (Form.PAD, Form.SPLIT))
+@pytest.mark.quick(every=3)
 def test_rows_join_and_leave_in_flight(kind: int, keep_rows: int, form: Form) -> None:
     """Budgets differ, rows join every second step, one in the middle is aborted: nobody's answer changes."""
     engine = engine_with(drafters()[kind], 3, keep_rows=keep_rows)

@@ -185,6 +185,7 @@ def test_windows_score_each_token_once() -> None:
 
 @pytest.mark.model
 @needs("gsm8k/test.jsonl")
+@pytest.mark.slow
 def test_on_the_embedded_model(embedded: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forerun.loading, "load_model", lambda name, **where: embedded)
     result = evaluate("gsm8k", "--data", str(data_folder()), "-o", str(tmp_path / "r.json"), "--limit", "1",

@@ -177,6 +177,7 @@ def test_what_means_nothing_here_is_refused(folder: Path, arguments: list[str], 
 
 @pytest.mark.skipif(importlib.util.find_spec(whisper.PACKAGE) is None, reason=f"needs the wheel {whisper.DISTRIBUTION}")
 @needs("speech/manifest.jsonl")
+@pytest.mark.slow
 def test_the_real_pair_on_two_real_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command as a user runs it: both transcripts right, every way the same, drafts accepted at every size."""
     monkeypatch.setattr("forerun.cli.eval_speech.BATCH_SIZES", (1, 2))

@@ -53,6 +53,7 @@ def test_five_tokens(rule: Rule, drafter: str) -> None:
     assert not verdict(Loop(drafter, "3", rule, vocab=5).sample(NUMBER), law(5))
 
 
+@pytest.mark.slow
 def test_plain_decoding() -> None:
     assert not verdict(Loop("model", Constant(0)).sample(NUMBER, max_new_tokens=4), law(3))
 

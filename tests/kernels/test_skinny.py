@@ -57,6 +57,7 @@ PLANNED = [
 
 
 @pytest.mark.parametrize(("rows", "dtype", "plan"), PLANNED)
+@pytest.mark.quick(every=2)
 def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
     """Sizes that no tile divides; a bias, a norm and a residual."""
     x, weight = numbers(rows, 70, dtype=dtype), numbers(45, 70, dtype=dtype)

@@ -147,6 +147,7 @@ def test_packed_rows_with_any_stride_and_garbage_past_the_lengths() -> None:
     assert_same(packed.judged(), dense.expected())
 
 
+@pytest.mark.slow
 def test_broken_logits_are_flagged_and_hurt_nobody_else() -> None:
     round_ = make(1200, rows=6)
     want = round_.expected()

@@ -45,12 +45,14 @@ def scores(model: Any, use: Kernels, rows: int = 3) -> list[torch.Tensor]:
     return [first, second]
 
 
+@pytest.mark.slow
 def test_logits_are_the_modules(model: Any) -> None:
     for fused, plain in zip(scores(model, Kernels.ON), scores(model, Kernels.OFF), strict=True):
         torch.testing.assert_close(fused, plain, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("part", ["self_attn.v_proj", "encoder_attn.q_proj", "fc1"])
+@pytest.mark.slow
 def test_every_part_is_looked_at(model: Any, part: str) -> None:
     """A control: with one bias changed, the two part."""
     changed = copy.deepcopy(model)
@@ -60,6 +62,7 @@ def test_every_part_is_looked_at(model: Any, part: str) -> None:
     assert (fused - plain).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_many_tokens_at_once(model: Any) -> None:
     """More than one call's worth, rows cut anywhere."""
     words = torch.randint(VOCAB, (36,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -74,6 +77,7 @@ def test_many_tokens_at_once(model: Any) -> None:
 
 
 @pytest.mark.parametrize("drafter", ["none", "model", "exit"])
+@pytest.mark.slow
 def test_text_is_that_of_the_modules(model: Any, drafter: str) -> None:
     features = torch.randn(3, 8, 2 * STEPS, generator=torch.Generator().manual_seed(4))
     prefix = torch.tensor([[START, NO_TIMES]]).expand(3, -1)

@@ -57,6 +57,7 @@ def check_trains(model: PreTrainedModel, family: str) -> None:
         *(pytest.param(family, "cuda", marks=on_gpu) for family in ("llama", "qwen3", "gemma3", "codegen", "t5")),
     ],
 )
+@pytest.mark.quick(every=3)
 def test_a_model_learns_after_a_call(family: str, device: str) -> None:
     model, draft = own_model(family, device), own_model(family, device)
     decoder = SpeculativeDecoder(model, DraftModel(draft), policy=2, compile=False)

@@ -36,6 +36,7 @@ def greedy_rows(model: PreTrainedModel, num_tokens: int = 40, length: int = 12) 
 
 
 @pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.quick(every=3)
 def test_greedy_text_is_varied(family: str) -> None:
     new = greedy_rows(tiny_model(family))[:, 12:]
     distinct = [len(set(row.tolist())) for row in new]
@@ -63,6 +64,7 @@ def test_the_distant_past_matters(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.quick(every=3)
 def test_draft_agrees_often_but_not_always(family: str) -> None:
     model = tiny_model(family)
     rows = greedy_rows(model)

@@ -41,13 +41,11 @@ from forerun.math.ragged_attention import Reach, reach_of
 from forerun.models.branches import Branches, new_trees
 from forerun.models.families import Family, Layout
 from forerun.models.padded import PaddedRows
-from forerun.models.passes import alone, own_attention, own_name
+from forerun.models.passes import NAME, alone, own_attention, own_name
 from forerun.types import RaggedRows
 
 if TYPE_CHECKING:
     from forerun.models.across import Across
-
-NAME = "forerun"
 
 # Keywords that layers pass along and that change nothing for one forward without training: the mask already says what a
 # window or causality would, positions are in the keys.
@@ -245,7 +243,7 @@ def ragged(model: PreTrainedModel, states: RaggedStates) -> Iterator[None]:
     """Let `model` run one pass over ragged rows; its own attention setting comes back afterwards."""
     token = _pass.set(states)
     try:
-        with alone(model, _configs(model), NAME):
+        with alone(model, _configs(model)):
             yield
     finally:
         _pass.reset(token)

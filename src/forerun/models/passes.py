@@ -21,6 +21,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from forerun.errors import UnsupportedModel
 
+NAME = "forerun"  # of our attention and mask among transformers' implementations
+
 _inside: ContextVar[tuple[int, ...]] = ContextVar("forerun_inside_pass", default=())  # ids of models
 _guard = Lock()  # of the two below
 _locks: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
@@ -46,18 +48,15 @@ def between_passes(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def alone(model: nn.Module, configs: Sequence[Any], name: str) -> Iterator[None]:
-    """A pass of `model`: its attention is called `name`, and no other pass of it runs meanwhile."""
+def alone(model: nn.Module, configs: Sequence[Any]) -> Iterator[None]:
+    """A pass of `model`: its attention is called ours, and no other pass of it runs meanwhile."""
     with between_passes(model):
-        around = _inside.get()
         try:
-            _inside.set((*around, id(model)))
-            _rename(model, configs, name)
+            _inside.set((*_inside.get(), id(model)))
+            _rename(model, configs)
             yield
         finally:
-            _inside.set(around)
-            if id(model) not in around:
-                _restore(model)
+            _restore(model)
 
 
 def restore(model: nn.Module) -> None:
@@ -95,7 +94,7 @@ def own_name(config: Any) -> str:
     """The attention implementation that a configuration has outside passes."""
     found = _renamed.get(id(config))
     name: str = config._attn_implementation_internal if found is None else found.own
-    return name
+    return "eager" if name == NAME else name  # a model that was copied while another thread had it in a pass
 
 
 def own_attention(module: nn.Module) -> Callable[..., Any]:
@@ -111,15 +110,17 @@ def own_attention(module: nn.Module) -> Callable[..., Any]:
     return found
 
 
-def _rename(model: nn.Module, configs: Sequence[Any], name: str) -> None:
+def _rename(model: nn.Module, configs: Sequence[Any]) -> None:
     with _guard:
         for config in configs:
-            entry = _renamed.setdefault(id(config), Renamed(config, config._attn_implementation_internal))
+            entry = _renamed.setdefault(id(config), Renamed(config, own_name(config)))
             entry.models.add(id(model))
-            config._attn_implementation_internal = name
+            config._attn_implementation_internal = NAME
 
 
 def _restore(model: nn.Module) -> None:
+    """Passes of one model do not nest, so whatever an earlier one has left behind goes with this one's."""
+    _inside.set(tuple(other for other in _inside.get() if other != id(model)))
     with _guard:
         for entry in [entry for entry in _renamed.values() if id(model) in entry.models]:
             entry.models.discard(id(model))
