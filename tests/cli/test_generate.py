@@ -266,6 +266,7 @@ def on_a_terminal(arguments: list[str]) -> str:
     return seen.decode()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_colours_and_a_legend(target: str) -> None:
     speculation = ["--policy", "3", "-d", "early:1", "--max-new-tokens", "24"]
     seen = on_a_terminal(["generate", "-m", target, "--device", "cpu", *speculation, "aaaa"])

@@ -101,7 +101,7 @@ def padded(prompts: list[list[int]], side: str, device: str = "cpu") -> tuple[Te
 
 
 @pytest.mark.parametrize(("device", "case"), EVERYWHERE)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_greedy_equals_generate(device: str, case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
     family = case["family"]
     model, wanted, noise = model_on(family, device), *oracle(family, device)

@@ -35,7 +35,7 @@ def law(vocab: int) -> Tensor:
     return joint_law(toy_pair(vocab)[0], PROMPT, STEPS[vocab])
 
 
-@pytest.mark.quick("token-model-1", "block-ngram-hf", "coupled-exit-1")
+@pytest.mark.quick("token-model-1")
 @pytest.mark.parametrize(("rule", "drafter", "policy"), COVERING)
 def test_three_tokens(rule: Rule, drafter: str, policy: str) -> None:
     loop = Loop(drafter, policy, rule)

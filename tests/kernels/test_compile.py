@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.quick("few")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [("compile_for_hopper", ["few"]), ("compile_for_hopper", []), ("compile_verification", [])],

@@ -87,6 +87,7 @@ print(before, torch.get_num_threads())
 """
 
 
+@pytest.mark.slow
 def test_torch_keeps_its_number_of_threads() -> None:
     """Numba's threads, once started, are four in this process: torch is asked for one and keeps to it."""
     environment = {**os.environ, "NUMBA_NUM_THREADS": "4"}

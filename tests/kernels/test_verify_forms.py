@@ -118,6 +118,7 @@ def test_what_no_kernel_reads_is_left_to_the_reference() -> None:
     assert not verify.supports(round_.target, replace(round_.draft, law=object()), Rule.TOKEN)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_forerun_is_imported_without_triton() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"

@@ -34,6 +34,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert not HEAVY & modules
 
 
+@pytest.mark.slow
 def test_the_library_does_not_need_the_command_lines_packages() -> None:
     asked = asked_for_by_forerun("import forerun, forerun.loading, forerun.types; forerun.SpeculativeDecoder")
     assert "torch" in asked

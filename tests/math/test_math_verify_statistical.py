@@ -42,6 +42,7 @@ def completed(laws: Callable[[Tensor], Tensor], tokens: Tensor, kept: Tensor, la
 
 
 @pytest.mark.parametrize(("rule", "vocab"), [*((rule, 4) for rule in RULES), (Rule.BLOCK, 3)])
+@pytest.mark.quick(every=2)
 def test_the_joint_law_is_the_targets(rule: Rule, vocab: int):
     pair = MarkovPair.random(vocab, seed=1)
     tokens, verdict = one_round(pair, rule, 3)
@@ -71,12 +72,14 @@ def broken_rounds(pair: MarkovPair, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["shifted rows", "wrong q", "shared noise", "residual is p", "stale bonus"])
+@pytest.mark.quick(every=2)
 def test_the_joint_law_rejects_a_broken_round(kind: str):
     pair = MarkovPair.random(4, seed=1)
     assert not fits(counts_of(broken_rounds(pair, kind), 4), pair.joint(3))
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.quick(every=3)
 def test_each_token_follows_the_target_given_what_came_before(rule: Rule):
     pair = MarkovPair.random(4, seed=2)
     tokens, verdict = one_round(pair, rule, 3)

@@ -78,6 +78,7 @@ def runs(place: Path, brief_timing: None) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 def test_a_run_leaves_drafter_diary_and_curves(runs: dict[str, Path]) -> None:
     names = {path.name for path in runs["feature"].iterdir()}
     assert {"forerun.json", "model.safetensors", "train.jsonl", "checkpoint.pt", "eval.json"} <= names

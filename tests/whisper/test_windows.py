@@ -253,6 +253,7 @@ def sampled(model: Any, lengths: tuple[float, ...], seed: int) -> Any:
     return said(made)
 
 
+@pytest.mark.slow
 def test_second_tries_are_drawn_by_the_seed_and_not_by_the_neighbours() -> None:
     model = tiny_whisper()
     alone, again, other = (sampled(model, SHORT[:1], seed) for seed in (1, 1, 2))
