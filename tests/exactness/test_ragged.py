@@ -64,7 +64,7 @@ def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str, device
     assert verdicts(rule, drafter, policy, device) == [""] * len(KINDS)
 
 
-@pytest.mark.slow
+@pytest.mark.quick("cpu")
 @each_device
 def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, device: str) -> None:
     """Parameters handed to the wrong row, by one."""
