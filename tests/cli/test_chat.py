@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import VOCAB, Command, byte_tokenizer
+from cli.command import Command
 from forerun.cli import chat as module
 from forerun.cli.console import err_console, out_console
 from forerun.cli.conversation import Conversation
 from forerun.cli.pair import Loaded
 from forerun.cli.prompts import tokenize
 from forerun.errors import InvalidArgument
+from support.folders import VOCAB, byte_tokenizer
 from support.tiny import tiny_model
 
 SHORT = ("--max-new-tokens", "8", "-d", "none")

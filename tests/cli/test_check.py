@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from cli.conftest import Command
+from cli.command import Command
 from forerun.check import Outcome, Pair, Plan, Report, check_pair
 from forerun.check.chi_square import detectable, fit, survival
 from forerun.check.greedy import difference

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cli.conftest import save
 from forerun import kernels
 from forerun.cli import doctor_cpu
 from forerun.cli.main import cli
+from support.folders import save
 from support.tiny import tiny_model
 
 needs_kernels = pytest.mark.skipif(kernels.missing() is not None, reason="no compiled kernels here")

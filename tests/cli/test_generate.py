@@ -14,13 +14,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from cli.conftest import VOCAB, Command
+from cli.command import Command
 from decoder.test_seeded import Clock
 from forerun.cli.console import TextOut, legend
 from forerun.cli.main import cli
 from forerun.drafters import NgramTable
 from forerun.engine import Engine
 from forerun.types import Origin
+from support.folders import VOCAB
 from support.tiny import plain_greedy, tiny_model
 
 SHORT = ("--max-new-tokens", "12")

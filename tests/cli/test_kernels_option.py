@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cli.conftest import Command
+from cli.command import Command
 from forerun import decoder, kernels
 from forerun.cli.main import cli
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bench.fakes import ORIGIN
-from cli.conftest import Command
+from cli.command import Command
 from forerun.bench.methods import Bench, forerun_plain, forerun_random
 from forerun.bench.records import Record
 from forerun.bench.report import remarks

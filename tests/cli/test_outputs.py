@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cli.conftest import VOCAB, Command
+from cli.command import Command
 from forerun.cli import main, prompts
 from forerun.cli.main import cli
 from forerun.engine import Engine
 from forerun.train.shards import Manifest, Sequence_, ShardWriter
+from support.folders import VOCAB
 from train.texts import markov_target, written_by
 
 FULL = Path("/dev/full")

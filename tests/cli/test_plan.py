@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cli.conftest import Command
+from cli.command import Command
 from forerun.cli.main import cli
 from forerun.plan import rounds
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.conftest import VOCAB, byte_tokenizer
 from forerun.cli.pair import Loaded
 from forerun.cli.ready import WAITING, ready_decoder
 from forerun.cli.run import run
@@ -16,6 +15,7 @@ from forerun.cli.statistics import statistics_table
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import Engine
 from forerun.kernels.compiling import compile_timer
+from support.folders import VOCAB, byte_tokenizer
 from support.tiny import tiny_model
 
 numba = pytest.importorskip("numba")

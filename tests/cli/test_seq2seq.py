@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import VOCAB, Command, byte_tokenizer, save
+from cli.command import Command
+from support.folders import VOCAB, byte_tokenizer, save
 from support.seq2seq import generated
 from support.tiny import draft_of, tiny_model
 

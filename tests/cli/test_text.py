@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.conftest import byte_tokenizer
 from forerun.cli.text import Decoder, decode, pieces
+from support.folders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 

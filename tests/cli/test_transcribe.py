@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor, WhisperProcessor
 
-from cli.conftest import Command
+from cli.command import Command
 from forerun.loading import load_speech_model
 from forerun.speech import SpeechSettings, Transcriber, Transcript
 from support.sound import babble, write

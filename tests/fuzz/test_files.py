@@ -20,8 +20,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from cli.conftest import VOCAB
-from cli.conftest import save as save_model
 from forerun.cli.main import cli
 from forerun.cli.prompts import read_prompts as read_cli_prompts
 from forerun.drafters import NgramTable, from_folder
@@ -37,6 +35,8 @@ from forerun.train.shards import Manifest, Sequence_, Shards, ShardWriter
 from fuzz.mutations import damaged
 from loading.ctranslate_writer import pack
 from loading.gguf_writer import write_llama
+from support.folders import VOCAB
+from support.folders import save as save_model
 from support.sound import babble, write
 from support.tiny import tiny_model
 

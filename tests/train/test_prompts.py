@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cli.conftest import byte_tokenizer
 from forerun.errors import InvalidArgument
 from forerun.train.prompts import encode_prompts, read_prompts, uses_template
+from support.folders import byte_tokenizer
 
 USER = {"role": "user", "content": "hello"}
 REPLY = {"role": "assistant", "content": "yes?"}

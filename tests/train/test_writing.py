@@ -13,7 +13,6 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from cli.conftest import VOCAB, byte_tokenizer, save
 from forerun.cli.main import cli
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
@@ -34,6 +33,7 @@ from forerun.train.writing import (
     write_items,
     write_shards,
 )  # fmt: skip
+from support.folders import VOCAB, byte_tokenizer, save
 from support.tiny import plain_greedy, ragged_prompts, tiny_model
 
 ITEMS = [Item(i, tuple(prompt)) for i, prompt in enumerate(ragged_prompts(9, 97, seed=3))]

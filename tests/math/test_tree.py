@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import MarkovPair, all_paths, law_of
 from pytest import MonkeyPatch
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from forerun.math import siblings
 from forerun.math.tree import lineage, tree_rule
 from forerun.math.verify import Noise
 from forerun.types import Draft, DraftContext, LawParams, Siblings, TreeShape
+from support.oracle import MarkovPair, all_paths, law_of
 
 TOLERANCE = 1e-12
 ALMOST_ONE = 1 - 2.0**-53

@@ -8,12 +8,12 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 
-from cli.conftest import VOCAB, byte_tokenizer, save
 from forerun.cli.main import cli
 from forerun.config import SamplingParams
 from forerun.drafters import NgramTable
 from forerun.train.shards import Manifest, Sequence_, ShardWriter
 from forerun.types import DraftContext, LawParams
+from support.folders import VOCAB, byte_tokenizer, save
 from support.tiny import tiny_model
 
 

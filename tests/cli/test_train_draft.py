@@ -14,7 +14,6 @@ import torch
 from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM
 
-from cli.conftest import VOCAB, byte_tokenizer
 from forerun.cli.main import cli
 from forerun.loading.drafter_folder import load_drafter
 from forerun.train import evaluate
@@ -23,6 +22,7 @@ from forerun.train.costs import Costs, survival_of, weigh
 from forerun.train.loop import train_draft
 from forerun.train.processes import Processes
 from forerun.train.shards import Manifest, Sequence_, ShardWriter
+from support.folders import VOCAB, byte_tokenizer
 from train.texts import markov_target, memory, small, written_by
 
 TRAIN = ("--steps", "12", "--batch-tokens", "512", "--max-length", "64", "--hold-out", "6", "--evaluate-every", "6",

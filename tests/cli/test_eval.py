@@ -14,7 +14,6 @@ import torch
 from click.testing import CliRunner, Result
 
 import forerun.loading
-from cli.conftest import VOCAB, byte_tokenizer
 from eval.fakes import small_data, sums
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
@@ -25,6 +24,7 @@ from forerun.eval.ways import PLAIN, SPECULATIVE, Asked, Decoding, both
 from forerun.eval.windows import read, windows
 from forerun.models.scorer import Scorer
 from support.data import data_folder, needs
+from support.folders import VOCAB, byte_tokenizer
 from support.seq2seq import generated
 from support.tiny import draft_of, tiny_model
 

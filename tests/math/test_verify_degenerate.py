@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import MarkovPair, keys_for, law_of
 from torch import Tensor
 
 from forerun.config import SamplingParams
@@ -12,6 +11,7 @@ from forerun.math.laws import LogitLaw, PointMass, SparseLaw, draw
 from forerun.math.random import draft_uniforms
 from forerun.math.verify import RULES, Noise, count_accepted, noise_of, residual, verify
 from forerun.types import Draft, Law, LawParams, Rule
+from support.oracle import MarkovPair, keys_for, law_of
 
 ALMOST_ONE = 1 - 2.0**-53
 SAMPLED = SamplingParams(temperature=1.0)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from oracle import MarkovPair, all_paths, law_of
 from torch import Tensor
 
 from forerun.math import theory, verify
 from forerun.math.laws import PointMass, SparseLaw, draw
 from forerun.math.verify import Noise, block_rule, coupled_rule, token_rule
 from forerun.types import Draft, Law
+from support.oracle import MarkovPair, all_paths, law_of
 
 RuleFunction = Callable[[Law, Draft, Noise], tuple[Tensor, Tensor]]
 ALMOST_ONE = 1 - 2.0**-53

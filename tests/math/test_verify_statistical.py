@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from oracle import MarkovPair, all_paths, counts_of, fits, keys_for, law_of
 from torch import Tensor
 
 from forerun.config import SamplingParams
@@ -15,6 +14,7 @@ from forerun.math.penalties import adjust
 from forerun.math.random import Stream, draft_uniforms, span, uniforms
 from forerun.math.verify import Noise, count_accepted, noise_of, residual, token_rule, verify
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
+from support.oracle import MarkovPair, all_paths, counts_of, fits, keys_for, law_of
 
 NUMBER = 200_000
 RULES = list(Rule)

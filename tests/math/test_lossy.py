@@ -11,13 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import lossy_oracle as oracle
 import pytest
 import torch
-from lossy_oracle import Models, Round
-from oracle import all_paths, chi_square_ok, keys_for
 from torch import Tensor
 
+import support.lossy_oracle as oracle
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, draw
@@ -28,6 +26,8 @@ from forerun.math.topk_importance import top_candidates
 from forerun.math.verify import Judgement, Noise, verify
 from forerun.rules import Ensemble, Lenient, Rule, Sigmoid, TopKImportance, parse, warning
 from forerun.types import Draft, LawParams
+from support.lossy_oracle import Models, Round
+from support.oracle import all_paths, chi_square_ok, keys_for
 
 TOLERANCE = 1e-12
 ALMOST_ONE = 1 - 2.0**-53

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import chi_square_ok, keys_for
 from torch import Tensor
 
 from forerun.math import random
 from forerun.math.random import MASK, Stream, draft_uniforms, philox, span, uniforms
 from forerun.types import Keys, Rule
+from support.oracle import chi_square_ok, keys_for
 
 # Known answers published with Random123, the authors' own implementation.
 KNOWN = [

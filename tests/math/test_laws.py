@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from oracle import fits
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -12,6 +11,7 @@ from forerun.config import SamplingParams
 from forerun.math import laws
 from forerun.math.laws import TILE, LogitLaw, MixedLaw, PointMass, SparseLaw, draw, log_sum_exp, warp
 from forerun.types import LawParams
+from support.oracle import fits
 
 SIZES = [1, 2, 1023, 1024, 1025, 8191, 8192, 8193, 32000, 50257, 51865, 128256, 151936, 256000]
 MIXTURE = [
