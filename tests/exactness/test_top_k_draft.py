@@ -45,7 +45,7 @@ def test_the_law_is_cut_and_the_text_is_not() -> None:
 
 def test_control_reported_uncut() -> None:
     drafter = Misreporting(TopK(draft_model(toy_pair(3)[1]), 1), lambda draft, context: Spread(draft.law))
-    assert verdict(Loop(drafter, "3").sample(NUMBER // 3), joint_law(toy_pair(3)[0], PROMPT, 4))
+    assert verdict(Loop(drafter, "3").sample(NUMBER), joint_law(toy_pair(3)[0], PROMPT, 4))
 
 
 @pytest.mark.parametrize("k", [0, -1, True, 2.5])
