@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from cli.command import Command
-from forerun.check import Outcome, Pair, Plan, Report, check_pair
+from forerun.check import CheckSettings, Outcome, Pair, Report, check_pair
 from forerun.check.chi_square import detectable, fit, survival
 from forerun.check.greedy import difference
 from forerun.check.plain import deviation, greedy, logits_after
@@ -24,7 +24,7 @@ from forerun.errors import InvalidArgument
 from forerun.types import Draft, DraftContext
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
-QUICK = Plan(samples=300, max_new_tokens=8)
+QUICK = CheckSettings(samples=300, max_new_tokens=8)
 PROMPTS = [prompt + prompt[:4] for prompt in ragged_prompts(3, 97, seed=5, longest=12)]
 OPEN = PROMPTS[1:]
 
@@ -33,7 +33,7 @@ def outcomes(report: Report) -> dict[str, Outcome]:
     return {finding.name: finding.outcome for finding in report.findings}
 
 
-def run(drafter: Any, plan: Plan = QUICK, **settings: Any) -> Report:
+def run(drafter: Any, plan: CheckSettings = QUICK, **settings: Any) -> Report:
     return check_pair(Pair(tiny_model("llama"), drafter, **settings), PROMPTS, OPEN, plan)
 
 
@@ -158,7 +158,7 @@ def test_rows_that_lean_on_their_neighbours_fail(monkeypatch: pytest.MonkeyPatch
 
 
 def test_too_few_samples_for_the_control_is_said() -> None:
-    report = run(None, Plan(samples=100, alpha=1e-12, max_new_tokens=4, temperature=0.2))
+    report = run(None, CheckSettings(samples=100, alpha=1e-12, max_new_tokens=4, temperature=0.2))
     control = next(finding for finding in report.findings if finding.name == "control")
     assert control.outcome is Outcome.UNTESTED
     assert "--samples" in control.summary
@@ -240,7 +240,7 @@ class TestChiSquare:
 @pytest.mark.parametrize("bad", [{"samples": 5}, {"alpha": 0.0}, {"max_new_tokens": 1}, {"temperature": 0.0}])
 def test_a_plan_that_shows_nothing_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(bad))):
-        Plan(**bad)
+        CheckSettings(**bad)
 
 
 QUICKLY = ("--samples", "200", "--max-new-tokens", "6")

@@ -19,8 +19,8 @@ from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
 from forerun.eval import record as records
 from forerun.eval.job import check_packages, sandbox_notes
+from forerun.eval.methods import PLAIN, SPECULATIVE, DecoderMethod, IndexedPrompt, both
 from forerun.eval.tasks import TASKS
-from forerun.eval.ways import PLAIN, SPECULATIVE, Asked, Decoding, both
 from forerun.eval.windows import read, windows
 from forerun.models.scorer import Scorer
 from support.data import data_folder, needs
@@ -152,7 +152,7 @@ def test_sampled_answers_do_not_depend_on_the_batch() -> None:
     model = tiny_model("llama", vocab=VOCAB)
     plain, _ = both(model, None, tokenizer=byte_tokenizer())
     keywords = {"max_new_tokens": 8, "temperature": 1.0, "seed": 5, "num_return_sequences": 2}
-    asked = [Asked(index, (3 + index, 7, 9)) for index in range(3)]
+    asked = [IndexedPrompt(index, (3 + index, 7, 9)) for index in range(3)]
     together = plain.answer(asked, dict(keywords)).prompts
     apart = [plain.answer([one], dict(keywords)).prompts[0] for one in asked]
     assert [[w.tokens for w in row] for row in together] == [[w.tokens for w in row] for row in apart]
@@ -254,16 +254,16 @@ class TestModelsWithAnEncoder:
 
     def test_texts_that_part_are_seen(self, t5: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("rouge_score")
-        answer = Decoding.answer
+        answer = DecoderMethod.answer
 
-        def wrong(self: Decoding, asked: Any, keywords: Any) -> Any:
+        def wrong(self: DecoderMethod, asked: Any, keywords: Any) -> Any:
             made = answer(self, asked, keywords)
             if self.name == PLAIN:
                 return made
             rows = tuple(tuple(replace(w, tokens=(*w.tokens[:3], 5, *w.tokens[4:])) for w in p) for p in made.prompts)
             return replace(made, prompts=rows)
 
-        monkeypatch.setattr(Decoding, "answer", wrong)
+        monkeypatch.setattr(DecoderMethod, "answer", wrong)
         assert self.run(tmp_path, "xsum").exit_code == 0
         agreement = records.read(tmp_path / "r.json").findings[0].agreement
         assert agreement is not None and agreement.different == 3

@@ -18,7 +18,7 @@ from cli.command import Command
 from forerun.cli import main, prompts
 from forerun.cli.main import cli
 from forerun.engine import Engine
-from forerun.train.shards import Manifest, Sequence_, ShardWriter
+from forerun.train.shards import Manifest, ShardWriter, TrainingText
 from support.folders import VOCAB
 from train.texts import markov_target, written_by
 
@@ -68,7 +68,7 @@ def data(tmp_path: Path) -> Path:
     entry = {"name": "tiny", "model_type": "llama", "hidden_size": 32, "vocab_size": VOCAB}
     writer = ShardWriter(tmp_path / "data", Manifest(entry, 0, {}))
     for i, row in enumerate(written_by(markov_target(VOCAB), 3, 16, first=5)):
-        writer.add(i, Sequence_(row, 2))
+        writer.add(i, TrainingText(row, 2))
     writer.flush()
     return tmp_path / "data"
 

@@ -21,7 +21,7 @@ from forerun.train.compare import read_run
 from forerun.train.costs import Costs, survival_of, weigh
 from forerun.train.loop import train_draft
 from forerun.train.processes import Processes
-from forerun.train.shards import Manifest, Sequence_, ShardWriter
+from forerun.train.shards import Manifest, ShardWriter, TrainingText
 from support.folders import VOCAB, byte_tokenizer
 from train.texts import markov_target, memory, small, written_by
 
@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entry = {"name": "tiny", "model_type": "llama", "hidden_size": 32, "vocab_size": VOCAB}
     writer = ShardWriter(folder / "data", Manifest(entry, 0, {}))
     for i, row in enumerate(written_by(model, 60, 32, first=5)):
-        writer.add(i, Sequence_(row, 2))
+        writer.add(i, TrainingText(row, 2))
     writer.flush()
     rows = [{"category": "ab"[i % 2], "turns": [f"Question {i}"]} for i in range(4)]
     (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from forerun.cli.main import cli
 from forerun.config import SamplingParams
 from forerun.drafters import NgramTable
-from forerun.train.shards import Manifest, Sequence_, ShardWriter
+from forerun.train.shards import Manifest, ShardWriter, TrainingText
 from forerun.types import DraftContext, LawParams
 from support.folders import VOCAB, byte_tokenizer, save
 from support.tiny import tiny_model
@@ -54,7 +54,7 @@ def test_shards_count_the_targets_words_and_not_the_prompts(tmp_path: Path, targ
     writer = ShardWriter(tmp_path / "data", Manifest(about, 0, {}))
     for item in range(3):
         tokens = tokenizer("qrqrqr?mnopmnop", add_special_tokens=False)["input_ids"]
-        writer.add(item, Sequence_(torch.tensor(tokens), 7))
+        writer.add(item, TrainingText(torch.tensor(tokens), 7))
     writer.flush()
     result = ngram(target, "--data", str(tmp_path / "data"), "--output", str(tmp_path / "table"))
     assert result.exit_code == 0, result.output
@@ -68,7 +68,7 @@ def test_mistakes_are_one_line(tmp_path: Path, target: str) -> None:
     assert nothing.exit_code == 2 and "--data" in nothing.stderr
     about = {"name": "other", "model_type": "llama", "hidden_size": 32, "vocab_size": 20}
     writer = ShardWriter(tmp_path / "data", Manifest(about, 0, {}))
-    writer.add(0, Sequence_(torch.arange(10), 2))
+    writer.add(0, TrainingText(torch.arange(10), 2))
     writer.flush()
     wrong = ngram(target, "--data", str(tmp_path / "data"), "--output", str(tmp_path / "t.safetensors"))
     assert wrong.exit_code == 2 and "'other'" in wrong.stderr

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.eval.ways import PLAIN, SPECULATIVE, Asked, Call, Written
+from forerun.eval.methods import PLAIN, SPECULATIVE, Call, DecodedSequence, IndexedPrompt
 
 # (way, index of the example, copy) -> answer
 Script = Callable[[str, int, int], str]
@@ -34,7 +34,7 @@ class FakeWay:
         self.name, self.script, self.fail_at, self.error = name, script, fail_at, error
         self.calls: list[list[int]] = []
 
-    def answer(self, asked: Sequence[Asked], keywords: dict[str, Any]) -> Call:
+    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> Call:
         if self.fail_at is not None and len(self.calls) >= self.fail_at:
             raise self.error("killed")
         self.calls.append([one.index for one in asked])
@@ -42,9 +42,9 @@ class FakeWay:
         prompts = tuple(tuple(self._written(one.index, copy) for copy in range(copies)) for one in asked)
         return Call(float(len(asked)), prompts)
 
-    def _written(self, index: int, copy: int) -> Written:
+    def _written(self, index: int, copy: int) -> DecodedSequence:
         tokens = tuple(map(ord, self.script(self.name, index, copy)))
-        return Written(tokens, "stop", 1.0 + copy, -0.1 * (copy + 1), max(len(tokens), 1), 4, 2)
+        return DecodedSequence(tokens, "stop", 1.0 + copy, -0.1 * (copy + 1), max(len(tokens), 1), 4, 2)
 
 
 def fake_ways(script: Script, **more: Any) -> tuple[FakeWay, FakeWay]:

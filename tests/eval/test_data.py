@@ -10,8 +10,8 @@ import pytest
 
 from eval.fakes import Letters, small_data, sums, write_jsonl
 from forerun.errors import InvalidArgument
-from forerun.eval.prepare import Found, bad_rows, find, prepare, spread
-from forerun.eval.settings import Settings
+from forerun.eval.prepare import TaskData, bad_rows, find, prepare, spread
+from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import TASKS, chosen
 from support.data import data_folder, lack_of
 
@@ -72,7 +72,7 @@ def test_bad_rows_are_counted_named_and_skipped(tmp_path: Path) -> None:
         8: "id",
     }.items():
         assert words in told[line]
-    (note,) = bad_rows(Found(TASKS["gsm8k"], reading))
+    (note,) = bad_rows(TaskData(TASKS["gsm8k"], reading))
     assert "8 bad rows skipped" in note and "line 1" in note and "5 more" in note
 
 
@@ -129,12 +129,12 @@ def test_unequal_pairs_of_lines_and_broken_archives(tmp_path: Path) -> None:
 def test_examples_are_spread_over_the_file_and_long_prompts_left_out(tmp_path: Path) -> None:
     assert spread(range(10), 4) == [0, 2, 5, 7] and spread(range(3), None) == [0, 1, 2]
     write_jsonl(tmp_path / "gsm8k.jsonl", [{"question": "x" * n, "answer": "#### 1"} for n in (5, 500, 6)])
-    found = Found(TASKS["gsm8k"], TASKS["gsm8k"].read(tmp_path))
-    prepared = prepare(found, Letters(), 100, Settings(max_new_tokens=50))
+    found = TaskData(TASKS["gsm8k"], TASKS["gsm8k"].read(tmp_path))
+    prepared = prepare(found, Letters(), 100, EvalSettings(max_new_tokens=50))
     assert [one.index for one in prepared.asked] == [0, 2] and "1 prompts left out" in prepared.notes[0]
     assert prepared.keywords["stop_strings"] and prepared.keywords["max_new_tokens"] == 50
     with pytest.raises(InvalidArgument, match="no prompt leaves room"):
-        prepare(found, Letters(), 20, Settings(max_new_tokens=50))
+        prepare(found, Letters(), 20, EvalSettings(max_new_tokens=50))
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_examples_are_spread_over_the_file_and_long_prompts_left_out(tmp_path: P
 )
 def test_settings_answer_back(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
-        Settings(**wrong)  # type: ignore[arg-type]
+        EvalSettings(**wrong)  # type: ignore[arg-type]
 
 
 def test_rows_of_a_call() -> None:
-    assert Settings().prompts_per_call == 8
-    assert Settings(max_time=1.0).prompts_per_call == 1
-    assert Settings(num_sequences=4, temperature=1.0).prompts_per_call == 2
-    assert Settings(num_sequences=16, temperature=1.0, batch_size=8).prompts_per_call == 1
+    assert EvalSettings().prompts_per_call == 8
+    assert EvalSettings(max_time=1.0).prompts_per_call == 1
+    assert EvalSettings(num_sequences=4, temperature=1.0).prompts_per_call == 2
+    assert EvalSettings(num_sequences=16, temperature=1.0, batch_size=8).prompts_per_call == 1

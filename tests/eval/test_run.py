@@ -12,24 +12,24 @@ import pytest
 from eval.fakes import FakeWay, Letters, Script, fake_ways, small_data, sums
 from forerun.errors import InvalidArgument
 from forerun.eval.journal import Journal
-from forerun.eval.prepare import Found, Prepared, prepare
+from forerun.eval.methods import PLAIN, SPECULATIVE
+from forerun.eval.prepare import Prepared, TaskData, prepare
 from forerun.eval.run import answer_all
-from forerun.eval.settings import Settings
-from forerun.eval.summary import AGREE, DIFFER, SAME, Finding, summarise
+from forerun.eval.settings import EvalSettings
+from forerun.eval.summary import AGREE, DIFFER, SAME, TaskResult, summarise
 from forerun.eval.tasks import TASKS
-from forerun.eval.ways import PLAIN, SPECULATIVE
 
 JOURNAL = "a.answers.jsonl"
 
 
-def ready(folder: Path, name: str, settings: Settings) -> Prepared:
-    return prepare(Found(TASKS[name], TASKS[name].read(folder)), Letters(), None, settings)
+def ready(folder: Path, name: str, settings: EvalSettings) -> Prepared:
+    return prepare(TaskData(TASKS[name], TASKS[name].read(folder)), Letters(), None, settings)
 
 
 def go(
-    folder: Path, name: str, ways: Sequence[FakeWay], settings: Settings | None = None, **more: Any
-) -> Finding | None:
-    settings = settings or Settings(batch_size=2)
+    folder: Path, name: str, ways: Sequence[FakeWay], settings: EvalSettings | None = None, **more: Any
+) -> TaskResult | None:
+    settings = settings or EvalSettings(batch_size=2)
     prepared = ready(folder, name, settings)
     journal = Journal(folder / JOURNAL, settings.identity)
     answer_all([prepared], ways, settings, Letters().decode, journal, **more)
@@ -84,8 +84,8 @@ def test_answers_of_other_settings_or_data_are_not_mixed(tmp_path: Path) -> None
     sums(tmp_path, 2)
     go(tmp_path, "gsm8k", fake_ways(right))
     with pytest.raises(InvalidArgument, match=r"temperature=0\.0"):
-        go(tmp_path, "gsm8k", fake_ways(right), Settings(batch_size=2, temperature=1.0))
-    go(tmp_path, "gsm8k", fake_ways(right), Settings(batch_size=2, confidence=0.9))  # the answers would be the same
+        go(tmp_path, "gsm8k", fake_ways(right), EvalSettings(batch_size=2, temperature=1.0))
+    go(tmp_path, "gsm8k", fake_ways(right), EvalSettings(batch_size=2, confidence=0.9))  # the answers would be the same
     sums(tmp_path, 3)
     with pytest.raises(InvalidArgument, match=r"2 rows.*3 rows"):
         go(tmp_path, "gsm8k", fake_ways(right))
@@ -116,7 +116,7 @@ def guesses(good: float, drafted: float) -> Script:
 
 def test_equal_decoders_agree_and_a_worse_one_is_found_out(tmp_path: Path) -> None:
     sums(tmp_path, 80)
-    sampled = Settings(temperature=1.0, batch_size=8, limit=None)
+    sampled = EvalSettings(temperature=1.0, batch_size=8, limit=None)
     equal = go(tmp_path, "gsm8k", fake_ways(guesses(0.6, 0.6)), sampled)
     assert equal is not None and equal.verdict == AGREE and equal.comparisons[0].plain.value < 1
     (tmp_path / JOURNAL).unlink()
@@ -143,7 +143,7 @@ def test_several_sequences_give_pass_at_k_and_a_service(tmp_path: Path) -> None:
         good = copy == 1 or (copy == 0 and index % 2 == 0)
         return f"#### {index if good else -1}"
 
-    settings = Settings(num_sequences=4, temperature=1.0, max_time=5.0, k=(1, 2))
+    settings = EvalSettings(num_sequences=4, temperature=1.0, max_time=5.0, k=(1, 2))
     finding = go(tmp_path, "gsm8k", fake_ways(script), settings)
     assert finding is not None and finding.services is not None
     one, two = finding.comparisons
@@ -161,7 +161,7 @@ def test_programs_that_were_stopped_are_noted(tmp_path: Path) -> None:
     def script(way: str, index: int, copy: int) -> str:
         return "    return 1\n" if way == PLAIN else "    while True: pass\n"
 
-    finding = go(tmp_path, "humaneval", fake_ways(script), Settings(code_seconds=0.3))
+    finding = go(tmp_path, "humaneval", fake_ways(script), EvalSettings(code_seconds=0.3))
     assert finding is not None and finding.comparisons[0].plain.value == 1
     assert finding.comparisons[0].speculative.value == 0
     assert any("speculative: programs stopped by the sandbox: 1 out of time" in note for note in finding.notes)
@@ -177,6 +177,6 @@ def test_spec_bench_is_told_by_category(tmp_path: Path) -> None:
 
 def test_nothing_answered_both_ways_is_no_finding(tmp_path: Path) -> None:
     sums(tmp_path, 2)
-    settings = Settings()
+    settings = EvalSettings()
     prepared = ready(tmp_path, "gsm8k", settings)
     assert summarise(prepared, Journal(tmp_path / JOURNAL, settings.identity), settings, 1) is None

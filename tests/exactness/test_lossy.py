@@ -17,7 +17,7 @@ from torch import Tensor
 
 from exactness.sampling import PROMPT, Loop, verdict
 from forerun import SpeculativeDecoder
-from forerun.check import Outcome, Pair, Plan, check_pair
+from forerun.check import CheckSettings, Outcome, Pair, check_pair
 from forerun.check.divergence import measure_divergence
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel
@@ -168,7 +168,7 @@ def test_greedy_text_is_the_targets_under_every_rule(rule: LossyRule) -> None:
 
 
 PROMPTS = [prompt + prompt[:4] for prompt in ragged_prompts(3, 97, seed=5, longest=12)]
-PLAN = Plan(samples=100, max_new_tokens=8)
+PLAN = CheckSettings(samples=100, max_new_tokens=8)
 
 
 @pytest.mark.parametrize("rule", [Lenient(0.99), TopKImportance(5)], ids=lambda rule: rule.name)

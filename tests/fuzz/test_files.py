@@ -31,7 +31,7 @@ from forerun.models.draft_head import DraftHead
 from forerun.speech import audio
 from forerun.train.checkpoint import load_checkpoint, save_checkpoint
 from forerun.train.prompts import read_prompts
-from forerun.train.shards import Manifest, Sequence_, Shards, ShardWriter
+from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
 from fuzz.mutations import damaged
 from loading.ctranslate_writer import pack
 from loading.gguf_writer import write_llama
@@ -91,7 +91,7 @@ def _shards(folder: Path) -> None:
     entry = {"name": "tiny", "model_type": "llama", "hidden_size": 32, "vocab_size": VOCAB}
     writer = ShardWriter(folder, Manifest(entry, 0, {}))
     for i in range(4):
-        writer.add(i, Sequence_(torch.arange(10 + i), 3))
+        writer.add(i, TrainingText(torch.arange(10 + i), 3))
     writer.flush()
 
 

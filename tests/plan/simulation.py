@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
-from forerun.plan.rounds import Prompt, Round, Task
+from forerun.plan.rounds import Prompt, PromptBatch, TimedRound
 
 PLAIN = 0.020  # seconds of a plain step of one row
 
@@ -35,24 +35,24 @@ class Simulated:
     drift: float = 0.0  # every round is slower than the one before by so much
     clock: float = 1.0  # grows with the drift
 
-    def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
-        rng = random.Random(f"{self.name} {task.ids} {task.seed}")
-        made = dict.fromkeys(task.ids, 1)  # the first round, which reads the prompts, drafts nothing here
-        while min(made.values()) < task.new_tokens:
-            yield self.one(task, choose(), made, rng)
+    def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:
+        rng = random.Random(f"{self.name} {batch.ids} {batch.seed}")
+        made = dict.fromkeys(batch.ids, 1)  # the first round, which reads the prompts, drafts nothing here
+        while min(made.values()) < batch.new_tokens:
+            yield self.one(batch, choose(), made, rng)
 
-    def one(self, task: Task, length: int, made: dict[int, int], rng: random.Random) -> Round:
-        drafted = [min(length, self.supply(rng)) for _ in task.ids]
-        accepted = [self.kept(n, made[row], rng) for row, n in zip(task.ids, drafted, strict=True)]
+    def one(self, batch: PromptBatch, length: int, made: dict[int, int], rng: random.Random) -> TimedRound:
+        drafted = [min(length, self.supply(rng)) for _ in batch.ids]
+        accepted = [self.kept(n, made[row], rng) for row, n in zip(batch.ids, drafted, strict=True)]
         draw = 0.0 if self.copies else self.per_draft * max(drafted)
         slow = max(rng.gauss(1, self.noise), 0.5) * (10 if rng.random() < self.hiccup else 1) * self.clock
         self.clock *= 1 + self.drift
         before = tuple(made.values())
-        for row, n in zip(task.ids, accepted, strict=True):
+        for row, n in zip(batch.ids, accepted, strict=True):
             made[row] += n + 1
         whole = draw + PLAIN + self.per_position * sum(drafted)
-        return Round(
-            task.ids, before, tuple(drafted), tuple(accepted), (self.copies,) * task.batch, whole * slow, draw * slow
+        return TimedRound(
+            batch.ids, before, tuple(drafted), tuple(accepted), (self.copies,) * batch.size, whole * slow, draw * slow
         )
 
     def kept(self, drafted: int, start: int, rng: random.Random) -> int:

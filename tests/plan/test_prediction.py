@@ -9,24 +9,24 @@ import pytest
 
 from forerun.errors import InvalidArgument
 from forerun.math.theory import expected_tokens, walltime_factor
-from forerun.plan.check import Checked, judge, lengths_to_run, run_lengths
+from forerun.plan.check import LengthRun, judge, lengths_to_run, run_lengths
 from forerun.plan.predict import Prediction, best, predict
-from forerun.plan.record import Plan, advise
+from forerun.plan.record import DrafterPlan, advise
 from forerun.plan.report import verdicts
-from forerun.plan.rounds import tasks_of
-from forerun.plan.run import Findings, Subjects, make_plan
-from forerun.plan.settings import Extent, Settings
+from forerun.plan.rounds import prompt_batches
+from forerun.plan.run import Candidates, PlanResults, make_plan
+from forerun.plan.settings import Extent, PlanSettings
 from plan.simulation import PLAIN, Silence, Simulated, even, patchy, plain, prompts
 
-LONG = Settings(max_new_tokens=400, check=Extent.ALL, repeats=12)
+LONG = PlanSettings(max_new_tokens=400, check=Extent.ALL, repeats=12)
 
 
-def found_with(*drafters: Simulated, settings: Settings = LONG, count: int = 12) -> Findings:
-    subjects = Subjects(plain(), drafters, {drafter.name: 0.1 for drafter in drafters})
-    return make_plan(subjects, prompts(count), settings, Silence())
+def found_with(*drafters: Simulated, settings: PlanSettings = LONG, count: int = 12) -> PlanResults:
+    candidates = Candidates(plain(), drafters, {drafter.name: 0.1 for drafter in drafters})
+    return make_plan(candidates, prompts(count), settings, Silence())
 
 
-def errors(plan: Plan) -> dict[int, float]:
+def errors(plan: DrafterPlan) -> dict[int, float]:
     """Predicted over measured, less 1, by draft length."""
     measured = {entry.length: entry.factor for entry in plan.checked}
     return {entry.length: entry.factor / measured[entry.length] - 1 for entry in plan.predictions}
@@ -65,8 +65,8 @@ def test_a_longer_trace_cut_short_would_be_wrong() -> None:
     """Why acceptance is counted at several lengths: rounds of long drafts begin at the hard places."""
     from forerun.plan.acceptance import measure_acceptance
 
-    tasks = tasks_of(prompts(12), 1, 400, 9, 0.0, 0)
-    traces = measure_acceptance(Simulated("d", patchy), tasks, [1, 8]).traces
+    batches = prompt_batches(prompts(12), 1, 400, 9, 0.0, 0)
+    traces = measure_acceptance(Simulated("d", patchy), batches, [1, 8]).traces
     assert traces[8].cut(1).survival()[0] < 0.9 * traces[1].survival()[0]
 
 
@@ -84,7 +84,7 @@ def test_copies_that_do_not_fill_the_draft() -> None:
 def test_several_batches_and_temperatures_are_cells_of_their_own() -> None:
     found = found_with(
         Simulated("a", even(0.9)), Simulated("b", even(0.4)),
-        settings=Settings(batch_sizes=(1, 2), temperatures=(0.0, 1.0), contexts=(64,), check=Extent.NONE),
+        settings=PlanSettings(batch_sizes=(1, 2), temperatures=(0.0, 1.0), contexts=(64,), check=Extent.NONE),
     )  # fmt: skip
     cells = [(plan.drafter, plan.batch, plan.temperature) for plan in found.plans]
     assert cells == [(d, b, t) for t in (0.0, 1.0) for b in (1, 2) for d in ("a", "b")]
@@ -112,9 +112,9 @@ class Deceived:
         from forerun.plan.acceptance import measure_acceptance
         from forerun.plan.costs import measure_costs
 
-        tasks = tasks_of(prompts(12), 1, 400, 9, 0.0, 0)
-        accepted = measure_acceptance(self.cheap, tasks, (1, 2, 4, 8))
-        costs = measure_costs(plain(), [self.cheap], tasks, range(1, 9), 8)[self.name]
+        batches = prompt_batches(prompts(12), 1, 400, 9, 0.0, 0)
+        accepted = measure_acceptance(self.cheap, batches, (1, 2, 4, 8))
+        costs = measure_costs(plain(), [self.cheap], batches, range(1, 9), 8)[self.name]
         return predict(accepted, costs, range(1, 9), 0.1)
 
 
@@ -123,11 +123,11 @@ def test_a_wrong_c_is_caught(factor: float, held: bool) -> None:
     subject = Deceived(Simulated("d", even(0.8)), factor)
     predictions = subject.predictions()
     top = best(predictions)
-    checked = run_lengths(plain(), subject.dear, tasks_of(prompts(12), 1, 400, 9, 0.0, 1), range(9))
+    checked = run_lengths(plain(), subject.dear, prompt_batches(prompts(12), 1, 400, 9, 0.0, 1), range(9))
     verdict = judge(top, checked)
     assert (verdict.speed_held, verdict.length_held) == (held, held)
     record: Any = type(
-        "Record", (), {"plans": [Plan("d", 1, 0.0, tuple(predictions), top.length, tuple(checked), verdict)]}
+        "Record", (), {"plans": [DrafterPlan("d", 1, 0.0, tuple(predictions), top.length, tuple(checked), verdict)]}
     )
     (sentence, good), = verdicts(record)  # fmt: skip
     assert good is held
@@ -152,7 +152,7 @@ def test_the_faster_of_two_is_recommended_and_speed_counts_not_acceptance() -> N
 
 class TestJudging:
     def verdict(self, predicted: int, factors: dict[int, float], error: float = 0.0) -> Any:
-        checked = [Checked(n, 100, 100, 1.0, factor, error) for n, factor in factors.items()]
+        checked = [LengthRun(n, 100, 100, 1.0, factor, error) for n, factor in factors.items()]
         top: Any = type("P", (), {"length": predicted, "factor": factors[predicted], "tokens_per_second": 100.0})
         return judge(top, checked)
 
@@ -172,8 +172,8 @@ def test_greedy_text_has_no_luck() -> None:
     """Its tokens are the same in every run, so only times count as noise; sampled text has more of it."""
     errors = {}
     for temperature in (0.0, 1.0):
-        tasks = tasks_of(prompts(6), 1, 100, 9, temperature, 0)
-        errors[temperature] = run_lengths(plain(), Simulated("d", noise=0.01), tasks, [0, 4])[1].error
+        batches = prompt_batches(prompts(6), 1, 100, 9, temperature, 0)
+        errors[temperature] = run_lengths(plain(), Simulated("d", noise=0.01), batches, [0, 4])[1].error
     assert errors[0.0] < 0.003
     assert errors[1.0] > 0.02
 
@@ -188,14 +188,14 @@ def test_which_lengths_are_run() -> None:
 
 def test_an_interrupt_leaves_what_there_is() -> None:
     class Impatient(Simulated):
-        def rounds(self, task: Any, choose: Any) -> Any:
-            if task.batch == 2:
+        def rounds(self, batch: Any, choose: Any) -> Any:
+            if batch.size == 2:
                 raise KeyboardInterrupt
-            return super().rounds(task, choose)
+            return super().rounds(batch, choose)
 
-    settings = Settings(batch_sizes=(1, 2), check=Extent.NONE)
-    subjects = Subjects(plain(), [Impatient("d")], {"d": 0.0})
-    found = make_plan(subjects, prompts(4), replace(settings, batch_sizes=(2,)), Silence())
+    settings = PlanSettings(batch_sizes=(1, 2), check=Extent.NONE)
+    candidates = Candidates(plain(), [Impatient("d")], {"d": 0.0})
+    found = make_plan(candidates, prompts(4), replace(settings, batch_sizes=(2,)), Silence())
     assert (found.complete, found.plans) == (False, [])
 
 
@@ -206,9 +206,9 @@ def test_an_interrupt_leaves_what_there_is() -> None:
 )  # fmt: skip
 def test_settings_that_cannot_be_measured_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(bad))):
-        Settings(**bad)
+        PlanSettings(**bad)
 
 
 def test_too_few_prompts_for_the_batch_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="batch of 8"):
-        found_with(Simulated("d"), settings=Settings(batch_sizes=(8,)), count=4)
+        found_with(Simulated("d"), settings=PlanSettings(batch_sizes=(8,)), count=4)

@@ -11,56 +11,56 @@ from forerun.drafters import DraftModel, PromptLookup
 from forerun.plan.acceptance import measure_acceptance
 from forerun.plan.candidates import operations_ratio
 from forerun.plan.costs import Curve, measure_costs, steady
-from forerun.plan.rounds import EngineProber, engine_prober, full_rounds, tasks_of
+from forerun.plan.rounds import EngineRunner, engine_runner, full_rounds, prompt_batches
 from plan.simulation import Simulated, even, plain, prompts
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 PROMPTS = [tuple(prompt) for prompt in ragged_prompts(4, 97, seed=3, longest=12)]
 
 
-def drafting() -> EngineProber:
-    return engine_prober("draft", tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), noise=0.05)))
+def drafting() -> EngineRunner:
+    return engine_runner("draft", tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), noise=0.05)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rounds_are_the_engines_own(temperature: float) -> None:
     """No draft is cut short by the end of a text; rows are gone when the rounds are over."""
-    prober = drafting()
-    (task,) = tasks_of(PROMPTS, 4, 20, 5, temperature, seed=0)
-    found = list(prober.rounds(task, lambda: 4))
+    runner = drafting()
+    (batch,) = prompt_batches(PROMPTS, 4, 20, 5, temperature, seed=0)
+    found = list(runner.rounds(batch, lambda: 4))
     assert all(n == 4 for entry in found for n, before in zip(entry.drafted, entry.before, strict=True) if before < 20)
     assert all(entry.seconds > entry.draft_seconds > 0 for entry in found)
-    made = dict.fromkeys(task.ids, 0)
+    made = dict.fromkeys(batch.ids, 0)
     for entry in found:
         for row, before, accepted in zip(entry.rows, entry.before, entry.accepted, strict=True):
             assert made[row] in (0, before)
             made[row] = before + accepted + 1
     assert min(made.values()) >= 20
-    assert prober.engine.is_idle
+    assert runner.engine.is_idle
     assert any(entry.longest_drawn == 4 and entry.total_drafted == 4 * len(entry.rows) for entry in found)
 
 
 def test_a_batch_is_over_when_its_first_row_is() -> None:
-    prober = drafting()
-    (task,) = tasks_of(PROMPTS, 4, 20, 5, 0.0, seed=0)
-    found = list(full_rounds(prober, task, lambda: 4))
+    runner = drafting()
+    (batch,) = prompt_batches(PROMPTS, 4, 20, 5, 0.0, seed=0)
+    found = list(full_rounds(runner, batch, lambda: 4))
     assert all(len(entry.rows) == 4 and max(entry.before) < 20 for entry in found)
-    assert prober.engine.is_idle
+    assert runner.engine.is_idle
 
 
 def test_rounds_left_early_leave_nothing_behind() -> None:
-    prober = drafting()
-    (task,) = tasks_of(PROMPTS[:2], 2, 20, 5, 0.0, seed=0)
-    rounds = prober.rounds(task, lambda: 2)
+    runner = drafting()
+    (batch,) = prompt_batches(PROMPTS[:2], 2, 20, 5, 0.0, seed=0)
+    rounds = runner.rounds(batch, lambda: 2)
     next(rounds)
     rounds.close()
-    assert prober.engine.is_idle
+    assert runner.engine.is_idle
 
 
 def test_acceptance_of_greedy_text_does_not_depend_on_the_batch() -> None:
     """Traces are counted in one batch and put together into others."""
     alone, together = (
-        measure_acceptance(drafting(), tasks_of(PROMPTS, batch, 16, 5, 0.0, 0), (2, 4)) for batch in (1, 4)
+        measure_acceptance(drafting(), prompt_batches(PROMPTS, batch, 16, 5, 0.0, 0), (2, 4)) for batch in (1, 4)
     )
     assert alone == together
     kept, reached = alone.longest.by_position()[0]
@@ -69,10 +69,10 @@ def test_acceptance_of_greedy_text_does_not_depend_on_the_batch() -> None:
 
 
 def test_copies_are_told_from_what_is_drawn() -> None:
-    prober = engine_prober("lookup", tiny_model("llama"), PromptLookup())
+    runner = engine_runner("lookup", tiny_model("llama"), PromptLookup())
     repeated = [prompt * 3 for prompt in PROMPTS[1:]]
-    tasks = tasks_of(repeated, 3, 16, 5, 0.0, 0)
-    found = [entry for task in tasks for entry in prober.rounds(task, lambda: 4)]
+    batches = prompt_batches(repeated, 3, 16, 5, 0.0, 0)
+    found = [entry for batch in batches for entry in runner.rounds(batch, lambda: 4)]
     assert any(entry.total_drafted for entry in found)
     assert all(entry.longest_drawn == 0 for entry in found)
 
@@ -116,9 +116,9 @@ def test_costs_are_found_and_turns_are_taken() -> None:
             diary.append(self.name)
             return super().one(*arguments)
 
-    tasks = tasks_of(prompts(4), 2, 100, 9, 0.0, 0)
+    batches = prompt_batches(prompts(4), 2, 100, 9, 0.0, 0)
     drafters = [Noted("a", even(0.8), per_draft=0.004, noise=0.0), Noted("b", even(0.5), noise=0.0)]
-    costs = measure_costs(Noted("plain", per_draft=0.0, noise=0.0), drafters, tasks, range(1, 9), 3)
+    costs = measure_costs(Noted("plain", per_draft=0.0, noise=0.0), drafters, batches, range(1, 9), 3)
     for length in range(1, 9):
         assert costs["a"].draft_ratio(length) == pytest.approx(0.2)
         assert costs["a"].score_ratio(length) == pytest.approx(1 + length * 2 * 0.0005 / 0.020)
@@ -129,10 +129,10 @@ def test_costs_are_found_and_turns_are_taken() -> None:
 
 def test_a_machine_that_slows_down_slows_all_alike() -> None:
     """0.2 % a round: half as fast at the end as at the beginning, and c is the same."""
-    tasks = tasks_of(prompts(4), 1, 200, 9, 0.0, 0)
+    batches = prompt_batches(prompts(4), 1, 200, 9, 0.0, 0)
     drifting = Simulated("d", even(0.8), per_draft=0.004, drift=0.002)
     baseline = Simulated("plain", per_draft=0.0, drift=0.002)
-    costs = measure_costs(baseline, [drifting], tasks, range(1, 9), 40)["d"]
+    costs = measure_costs(baseline, [drifting], batches, range(1, 9), 40)["d"]
     assert [costs.draft_ratio(n) for n in (1, 4, 8)] == pytest.approx([0.2] * 3, rel=0.06)
-    steady_costs = measure_costs(plain(), [Simulated("d", per_draft=0.004)], tasks, range(1, 9), 40)["d"]
+    steady_costs = measure_costs(plain(), [Simulated("d", per_draft=0.004)], batches, range(1, 9), 40)["d"]
     assert steady_costs.plain < 0.8 * costs.plain

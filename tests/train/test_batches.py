@@ -9,34 +9,34 @@ import pytest
 import torch
 
 from forerun.errors import InvalidArgument
-from forerun.train.batches import Ahead, Batch, Plan, Rollouts, collate, split
-from forerun.train.shards import Sequence_
+from forerun.train.batches import Batch, BatchOrder, Prefetch, Rollouts, collate, split
+from forerun.train.shards import TrainingText
 
 LENGTHS = [5 + 7 * (i % 11) for i in range(60)]
 
 
-def plan(seed: int = 0) -> Plan:
-    return Plan(LENGTHS, range(60), batch_tokens=256, max_length=64, seed=seed)
+def order(seed: int = 0) -> BatchOrder:
+    return BatchOrder(LENGTHS, range(60), batch_tokens=256, max_length=64, seed=seed)
 
 
-def text(length: int, prompt: int) -> Sequence_:
-    return Sequence_(torch.arange(1, length + 1), prompt)
+def text(length: int, prompt: int) -> TrainingText:
+    return TrainingText(torch.arange(1, length + 1), prompt)
 
 
 def test_an_epoch_has_every_sequence_once_within_the_budget() -> None:
-    batches = plan().epoch(3)
+    batches = order().epoch(3)
     assert sorted(i for batch in batches for i in batch) == list(range(60))
     for batch in batches:
         widest = max(min(LENGTHS[i], 64) for i in batch)
         assert -(-widest // 32) * 32 * len(batch) <= 256
-    assert plan().epoch(0) != plan().epoch(1)
-    assert plan(0).epoch(0) != plan(1).epoch(0)
+    assert order().epoch(0) != order().epoch(1)
+    assert order(0).epoch(0) != order(1).epoch(0)
 
 
 def test_any_step_can_be_reached_directly() -> None:
-    steps = list(islice(plan().from_step(0), 3 * len(plan().epoch(0))))
-    for start in (0, 1, len(plan().epoch(0)), len(steps) - 2):
-        assert list(islice(plan().from_step(start), 2)) == steps[start : start + 2]
+    steps = list(islice(order().from_step(0), 3 * len(order().epoch(0))))
+    for start in (0, 1, len(order().epoch(0)), len(steps) - 2):
+        assert list(islice(order().from_step(start), 2)) == steps[start : start + 2]
 
 
 def test_held_out_sequences_are_not_trained_on() -> None:
@@ -65,7 +65,7 @@ def test_what_is_too_long_loses_its_beginning() -> None:
 
 def test_stored_laws_stay_with_their_positions() -> None:
     tops = torch.arange(100)[:, None].expand(100, 2)
-    stored = Sequence_(torch.arange(1, 101), 50, tops, -tops.float())
+    stored = TrainingText(torch.arange(1, 101), 50, tops, -tops.float())
     batch = collate([stored], 64, Rollouts(), 0, with_tops=True)
     assert batch.top_ids is not None and batch.top_logprobs is not None
     assert batch.top_ids[:, 0].tolist() == list(range(49, 99))
@@ -92,5 +92,5 @@ def test_errors_while_reading_ahead_are_raised() -> None:
 
     found = []
     with pytest.raises(InvalidArgument, match="shard-00001"):
-        found.extend(Ahead(broken()))
+        found.extend(Prefetch(broken()))
     assert len(found) == 1

@@ -19,11 +19,11 @@ from forerun.errors import ForerunError, InvalidArgument
 from forerun.loading.drafter_folder import load_drafter
 from forerun.math.losses import TeacherLaw
 from forerun.train import checkpoint, loop
-from forerun.train.diary import read_diary
 from forerun.train.loop import Diverged, Progress, Trained, train_draft
 from forerun.train.options import TrainOptions
-from forerun.train.shards import Manifest, Sequence_, Shards, ShardWriter
+from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
 from forerun.train.shared_head import SharedHead
+from forerun.train.train_log import read_log
 from train.texts import Memory, markov_target, memory, small, written_by
 
 VOCAB, LENGTH = 24, 24
@@ -56,7 +56,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_acceptance_rises(target: PreTrainedModel, data: Memory, tmp_path: Path, kind: str) -> None:
     trained = run(target, data, tmp_path, small(loss="tv+kl", steps=40, **KINDS[kind]))
-    first = read_diary(tmp_path)[0]
+    first = read_log(tmp_path)[0]
     assert trained.proxy is not None
     assert trained.proxy.loss < 0.6 * first["loss"]
     assert trained.proxy.acceptance[0] > first["acceptance"][0] + 0.2
@@ -76,10 +76,10 @@ def test_a_shuffled_teacher_teaches_nothing(
     def shuffled(self: SharedHead, features: Tensor) -> TeacherLaw:
         return law(self, features[torch.randperm(len(features))])
 
-    def look_honestly(self: loop.Trainer, diary: Any) -> Any:
+    def look_honestly(self: loop.Trainer, log: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(SharedHead, "law", law)
-            return look(self, diary)
+            return look(self, log)
 
     monkeypatch.setattr(SharedHead, "law", shuffled)
     monkeypatch.setattr(loop.Trainer, "_look", look_honestly)
@@ -113,7 +113,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    steps = [row["step"] for row in read_diary(tmp_path / "killed") if "loss" in row]
+    steps = [row["step"] for row in read_log(tmp_path / "killed") if "loss" in row]
     assert steps == list(range(1, 15))
 
 
@@ -246,13 +246,13 @@ def test_stored_laws_spare_the_target(
         tokens = data.sequence(i).tokens
         with torch.no_grad():
             logs, ids = target(tokens[None]).logits[0].log_softmax(-1).topk(VOCAB, dim=-1)
-        stored.append(Sequence_(tokens, 2, ids, logs))
+        stored.append(TrainingText(tokens, 2, ids, logs))
     options = small(steps=6, log_every=1, **KINDS["causal"])
     run(target, data, tmp_path / "online", options)
     monkeypatch.setattr(target.base_model, "forward", None)  # it must not be asked
     run(target, Memory(stored, VOCAB, top_k=VOCAB), tmp_path / "stored", options)
     online, offline = (
-        [row["loss"] for row in read_diary(tmp_path / name) if "loss" in row] for name in ("online", "stored")
+        [row["loss"] for row in read_log(tmp_path / name) if "loss" in row] for name in ("online", "stored")
     )
     assert offline == pytest.approx(online, rel=1e-3)
 

@@ -9,11 +9,11 @@ import torch
 
 from forerun.train import objective as module
 from forerun.train.batches import Batch, Rollouts, collate
-from forerun.train.beginning import begin
 from forerun.train.head_loss import Positions, judge
+from forerun.train.init_student import init_student
 from forerun.train.objective import Objective
 from forerun.train.proxy import chains, expected_tokens
-from forerun.train.shards import Sequence_
+from forerun.train.shards import TrainingText
 from support.tiny import tiny_model
 from train.texts import small
 
@@ -24,8 +24,8 @@ TOKENS = torch.arange(0, VOCAB, 2)
 def setting(**options: Any) -> tuple[Objective, Batch]:
     target = tiny_model("llama")
     chosen = small(**options)
-    objective = Objective(target, begin(target, chosen, TOKENS), chosen, stored_laws=False)
-    texts = [Sequence_(torch.randint(1, VOCAB, (length,)), 1) for length in (9, 14)]
+    objective = Objective(target, init_student(target, chosen, TOKENS), chosen, stored_laws=False)
+    texts = [TrainingText(torch.randint(1, VOCAB, (length,)), 1) for length in (9, 14)]
     return objective, collate(texts, 32, Rollouts(), 0, with_tops=False)
 
 
@@ -43,7 +43,7 @@ def test_each_position_meets_the_targets_law_there(kind: str, monkeypatch: pytes
     positions = seen[0]
     with torch.no_grad():
         logits = objective.target(batch.tokens).logits.flatten(0, 1)[batch.keep]
-        made = objective.begun.student(batch.tokens, objective.features(batch.tokens))
+        made = objective.initial.student(batch.tokens, objective.features(batch.tokens))
     law = positions.law(slice(3, 7))
     torch.testing.assert_close(law.log_p, logits.log_softmax(-1)[3:7, TOKENS], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(positions.hidden, made.flatten(1, 2)[:, batch.keep])

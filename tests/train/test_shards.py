@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.train import shards as module
-from forerun.train.shards import Manifest, Sequence_, Shards, ShardWriter
+from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
 
 TARGET = {"name": "tiny", "model_type": "llama", "hidden_size": 32, "vocab_size": 258}
 
@@ -23,8 +23,8 @@ def manifest(top_k: int = 0, vocab_size: int = 258, **arguments: Any) -> Manifes
     return Manifest(TARGET | {"vocab_size": vocab_size}, top_k, {"seed": 0} | arguments, {"torch": "2"})
 
 
-def text(item: int, length: int = 12) -> Sequence_:
-    return Sequence_((torch.arange(length) * 7 + item) % 250, 3 + item % 2)
+def text(item: int, length: int = 12) -> TrainingText:
+    return TrainingText((torch.arange(length) * 7 + item) % 250, 3 + item % 2)
 
 
 def fill(folder: Path, items: range = range(5), **settings: Any) -> ShardWriter:
@@ -61,7 +61,7 @@ def test_the_format_is_the_one_agreed_on(tmp_path: Path) -> None:
 
 def test_ids_past_two_bytes_are_kept_whole(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, manifest(vocab_size=100_000))
-    writer.add(0, Sequence_(torch.tensor([1, 65_536, 99_999]), 1))
+    writer.add(0, TrainingText(torch.tensor([1, 65_536, 99_999]), 1))
     writer.flush()
     assert Shards(tmp_path).sequence(0).tokens.tolist() == [1, 65_536, 99_999]
 

@@ -290,8 +290,8 @@ def test_the_command_writes_continues_and_refuses_other_arguments(tmp_path: Path
     shards = Shards(tmp_path / "out")
     assert shards.top_k == 3 and shards.sequence(0).top_ids is not None
     tokenizer = byte_tokenizer()
-    begun = tokenizer.decode(shards.sequence(2).tokens[: shards.sequence(2).prompt_length])
-    assert begun == "<|start|>user\nquestion 2<|end|>\n<|start|>assistant\n"
+    initial = tokenizer.decode(shards.sequence(2).tokens[: shards.sequence(2).prompt_length])
+    assert initial == "<|start|>user\nquestion 2<|end|>\n<|start|>assistant\n"
 
     again = data(target, *call)
     assert json.loads(again.stdout)["sequences"] == 0

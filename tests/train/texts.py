@@ -13,14 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.train.options import TrainOptions
-from forerun.train.shards import Sequence_
+from forerun.train.shards import TrainingText
 from support.tiny import tiny_model
 
 
 class Memory:
     """What `Shards` gives, without a disk."""
 
-    def __init__(self, sequences: Sequence[Sequence_], vocab_size: int, top_k: int = 0) -> None:
+    def __init__(self, sequences: Sequence[TrainingText], vocab_size: int, top_k: int = 0) -> None:
         self._sequences = list(sequences)
         self.vocab_size = vocab_size
         self.top_k = top_k
@@ -33,7 +33,7 @@ class Memory:
     def fingerprint(self) -> str:
         return hashlib.sha256(b"".join(s.tokens.numpy().tobytes() for s in self._sequences)).hexdigest()
 
-    def sequence(self, i: int, /) -> Sequence_:
+    def sequence(self, i: int, /) -> TrainingText:
         return self._sequences[i]
 
 
@@ -49,7 +49,7 @@ def written_by(model: PreTrainedModel, num: int, length: int, seed: int = 0, fir
 
 
 def memory(tokens: Tensor, vocab_size: int, prompt_length: int = 2) -> Memory:
-    return Memory([Sequence_(row, prompt_length) for row in tokens], vocab_size)
+    return Memory([TrainingText(row, prompt_length) for row in tokens], vocab_size)
 
 
 def small(**changes: Any) -> TrainOptions:

@@ -12,7 +12,7 @@ from forerun.types import Draft, DraftContext
 
 
 @dataclass(frozen=True, slots=True)
-class ForgedLaw:
+class WrongLaw:
     """Says of every drafted token that it was certain, and of the whole law that it is nothing."""
 
     vocab_size: int
@@ -24,7 +24,7 @@ class ForgedLaw:
         return torch.zeros(len(position), self.vocab_size, dtype=torch.float64, device=position.device)
 
 
-class LyingDrafter:
+class WrongDrafter:
     """Drafts one fixed token after the prompt. Its forged law has corrections drawn from p, not from what is left of p.
 
     That is the classic mistake of speculative sampling: the drafted token comes out with probability p + (1 - p) p.
@@ -37,7 +37,7 @@ class LyingDrafter:
         first = [len(history) == self.prompt_length for history in context.histories]
         lengths = [int(begins and room > 0) for begins, room in zip(first, context.max_lengths, strict=True)]
         tokens = torch.full((len(lengths), 1), self.token, device=context.device)
-        return Draft(tokens, torch.tensor(lengths, device=context.device), ForgedLaw(context.vocab_size))
+        return Draft(tokens, torch.tensor(lengths, device=context.device), WrongLaw(context.vocab_size))
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Nothing is remembered."""

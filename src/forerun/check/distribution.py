@@ -11,9 +11,9 @@ import torch
 
 from forerun.check import plain
 from forerun.check.chi_square import POWER, Fit, detectable, fit
-from forerun.check.control import LyingDrafter, most_telling
-from forerun.check.finding import Finding, Outcome
-from forerun.check.plan import Pair, Plan, Tell
+from forerun.check.control import WrongDrafter, most_telling
+from forerun.check.finding import CheckResult, Outcome
+from forerun.check.settings import CheckSettings, Pair, Tell
 from forerun.engine import Stats
 from forerun.types import Rule
 
@@ -37,7 +37,7 @@ class Judge:
 
     pair: Pair
     prompt: Sequence[int]
-    plan: Plan
+    settings: CheckSettings
     rounding: float
 
     def fit(self, tokens: Sequence[Sequence[int]], beginning: tuple[int, ...]) -> Fit:
@@ -45,41 +45,41 @@ class Judge:
         n = len(beginning)
         counts = Counter(t[n] for t in tokens if len(t) > n and tuple(t[:n]) == beginning)
         logits = plain.logits_after(self.pair.model, [*self.prompt, *beginning])
-        law = plain.law(logits, self.plan.params)
-        doubtful = plain.edge(logits, self.plan.params, self.rounding)
-        return fit(counts, law, plain.slack(self.rounding, self.plan.temperature), doubtful)
+        law = plain.law(logits, self.settings.params)
+        doubtful = plain.edge(logits, self.settings.params, self.rounding)
+        return fit(counts, law, plain.slack(self.rounding, self.settings.temperature), doubtful)
 
 
 def check_distribution(
-    pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, rounding: float, tell: Tell
-) -> list[Finding]:
+    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, tell: Tell
+) -> list[CheckResult]:
     """The test on the prompt whose continuation is most open, then the control on the same one."""
-    laws = [plain.law(plain.logits_after(pair.model, prompt), plan.params) for prompt in prompts]
+    laws = [plain.law(plain.logits_after(pair.model, prompt), settings.params) for prompt in prompts]
     best = max(range(len(laws)), key=lambda i: most_telling(laws[i])[1])
-    judge = Judge(pair, prompts[best], plan, rounding)
-    draws = _draw(pair, judge.prompt, plan, tell, "sampled law", max_new_tokens=LENGTH)
+    judge = Judge(pair, prompts[best], settings, rounding)
+    draws = _draw(pair, judge.prompt, settings, tell, "sampled law", max_new_tokens=LENGTH)
     beginnings = _beginnings(draws.tokens)
-    level = plan.alpha / len(beginnings)
+    level = settings.alpha / len(beginnings)
     fits = {beginning: judge.fit(draws.tokens, beginning) for beginning in beginnings}
-    return [_finding(pair, plan, draws, fits, level), _check_control(judge, laws[best], level, tell)]
+    return [_finding(pair, settings, draws, fits, level), _check_control(judge, laws[best], level, tell)]
 
 
-def _draw(pair: Pair, prompt: Sequence[int], plan: Plan, tell: Tell, stage: str, **ends: Any) -> Draws:
+def _draw(pair: Pair, prompt: Sequence[int], settings: CheckSettings, tell: Tell, stage: str, **ends: Any) -> Draws:
     """Independent continuations: one seed, request ids that count on from batch to batch. `ends`: where they end."""
     decoder = pair.decoder()
     ids = torch.tensor([list(prompt)], device=pair.model.device)
     tokens: list[list[int]] = []
     stats = []
-    while len(tokens) < plan.samples:
-        tell(stage, len(tokens), plan.samples)
-        count = min(plan.batch, plan.samples - len(tokens))
+    while len(tokens) < settings.samples:
+        tell(stage, len(tokens), settings.samples)
+        count = min(settings.batch, settings.samples - len(tokens))
         result = decoder.generate(
-            ids, temperature=plan.temperature, top_k=plan.top_k, seed=plan.seed, **ends,
+            ids, temperature=settings.temperature, top_k=settings.top_k, seed=settings.seed, **ends,
             num_return_sequences=count, request_ids=range(len(tokens), len(tokens) + count),
         )  # fmt: skip
         tokens += result.new_tokens
         stats.append(result.stats)
-    tell(stage, plan.samples, plan.samples)
+    tell(stage, settings.samples, settings.samples)
     return Draws(tokens, Stats.total(stats))
 
 
@@ -90,38 +90,40 @@ def _beginnings(tokens: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     return [(), *frequent]
 
 
-def _finding(pair: Pair, plan: Plan, draws: Draws, fits: dict[tuple[int, ...], Fit], level: float) -> Finding:
+def _finding(
+    pair: Pair, settings: CheckSettings, draws: Draws, fits: dict[tuple[int, ...], Fit], level: float
+) -> CheckResult:
     worst = min(fits.values(), key=lambda f: f.p_value)
     adjusted = min(1.0, worst.p_value * len(fits))
     distance = _detectable(fits[()], level)
     stats = draws.stats
     numbers: dict[str, Any] = {
-        "samples": plan.samples, "drafted": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens,
+        "samples": settings.samples, "drafted": stats.num_draft_tokens, "accepted": stats.num_accepted_tokens,
         "tests": [{"beginning": list(b), **asdict(f)} for b, f in fits.items()], "level_each": level,
-        "p_value": adjusted, "alpha": plan.alpha, "detectable_distance": distance, "power": POWER,
+        "p_value": adjusted, "alpha": settings.alpha, "detectable_distance": distance, "power": POWER,
     }  # fmt: skip
     summary = (
-        f"{plan.samples} continuations, {stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted accepted; p = "
-        f"{adjusted:.2g} over {len(fits)} chi-square tests; a first-token law off by {distance:.0%} or more would fail "
-        f"with chance {POWER:.0%}"
+        f"{settings.samples} continuations, {stats.num_accepted_tokens} of {stats.num_draft_tokens} drafted accepted; "
+        f"p = {adjusted:.2g} over {len(fits)} chi-square tests; a first-token law off by {distance:.0%} or more would "
+        f"fail with chance {POWER:.0%}"
     )
-    if adjusted < plan.alpha:
-        return Finding(NAME, Outcome.FAILED, f"{summary}; the text does not follow the target's law", numbers)
+    if adjusted < settings.alpha:
+        return CheckResult(NAME, Outcome.FAILED, f"{summary}; the text does not follow the target's law", numbers)
     drafted = stats.num_draft_tokens or pair.drafter is None
-    return Finding(NAME, Outcome.PASSED if drafted else Outcome.UNTESTED, summary, numbers)
+    return CheckResult(NAME, Outcome.PASSED if drafted else Outcome.UNTESTED, summary, numbers)
 
 
 def _detectable(first: Fit, level: float) -> float:
     return detectable(first.samples, first.freedom, level, first.shift) if first.freedom else 1.0
 
 
-def _check_control(judge: Judge, law: torch.Tensor, level: float, tell: Tell) -> Finding:
+def _check_control(judge: Judge, law: torch.Tensor, level: float, tell: Tell) -> CheckResult:
     """The same test on a sampler that is wrong by a known distance: it must be rejected."""
     token, distance = most_telling(law)
-    liar = replace(judge.pair, drafter=LyingDrafter(token, len(judge.prompt)), policy=1, rule=Rule.TOKEN)
+    liar = replace(judge.pair, drafter=WrongDrafter(token, len(judge.prompt)), policy=1, rule=Rule.TOKEN)
     # Room for a draft, yet any token ends the text: only the first is judged.
     ends = {"max_new_tokens": 2, "eos_token_id": range(len(law))}
-    draws = _draw(liar, judge.prompt, judge.plan, tell, "control", **ends)
+    draws = _draw(liar, judge.prompt, judge.settings, tell, "control", **ends)
     found = judge.fit(draws.tokens, ())
     caught = found.p_value < level
     numbers = {"distance": distance, "p_value": found.p_value, "level": level, "caught": caught}
@@ -132,4 +134,4 @@ def _check_control(judge: Judge, law: torch.Tensor, level: float, tell: Tell) ->
     )
     if not caught:
         summary += "; the distribution test proves nothing here: give more --samples or a higher --temperature"
-    return Finding(CONTROL, Outcome.PASSED if caught else Outcome.UNTESTED, summary, numbers)
+    return CheckResult(CONTROL, Outcome.PASSED if caught else Outcome.UNTESTED, summary, numbers)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from forerun.check.finding import Finding, Outcome
+from forerun.check.finding import CheckResult, Outcome
 from forerun.check.greedy import padded
-from forerun.check.plan import Pair, Plan, Tell, tell_nobody
+from forerun.check.settings import CheckSettings, Pair, Tell, tell_nobody
 from forerun.config import SamplingParams
 from forerun.math.lossy import LossyRule, kl, outside, total_variation, with_rest
 from forerun.math.verify import Judgement, Noise, TargetLaw, residual, token_rule
@@ -88,7 +88,7 @@ class Divergence:
 
 
 @dataclass(slots=True, eq=False)
-class Witness(LossyRule):
+class DivergenceRecorder(LossyRule):
     """Judges as the lossless rule does, and notes what other rules would have emitted at the positions it comes to."""
 
     rules: tuple[LossyRule, ...]
@@ -136,8 +136,8 @@ def measure_divergence(
     tell: Tell = tell_nobody,
 ) -> dict[str, Divergence]:
     """By the rules' names, on the same contexts for all; `token`, the lossless one, is measured with them."""
-    witness = Witness((TokenRule(), *rules))
-    decoder = replace(pair, rule=witness).decoder()
+    recorder = DivergenceRecorder((TokenRule(), *rules))
+    decoder = replace(pair, rule=recorder).decoder()
     for start in range(0, len(prompts), BATCH):
         tell("divergence", start, len(prompts))
         decoder.generate(
@@ -146,19 +146,25 @@ def measure_divergence(
             min_p=params.min_p, seed=seed,
         )  # fmt: skip
     tell("divergence", len(prompts), len(prompts))
-    return {rule.name: found for rule, found in zip(witness.rules, witness.found, strict=True)}
+    return {rule.name: found for rule, found in zip(recorder.rules, recorder.found, strict=True)}
 
 
-def check_lossy(pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, tell: Tell) -> list[Finding]:
+def check_lossy(pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, tell: Tell) -> list[CheckResult]:
     """Nothing of a lossless rule. A lossy one fails whether or not the samples show it, with how much it bends."""
     if not isinstance(pair.rule, LossyRule):
         return []
     measured = measure_divergence(
-        pair, prompts, [pair.rule], plan.params, max_new_tokens=plan.max_new_tokens, seed=plan.seed, tell=tell
+        pair,
+        prompts,
+        [pair.rule],
+        settings.params,
+        max_new_tokens=settings.max_new_tokens,
+        seed=settings.seed,
+        tell=tell,
     )
     found, control = measured[pair.rule.name].as_dict(), measured["token"].as_dict()
     numbers = {"rule": pair.rule.name, "divergence": found, "lossless": control}
-    return [Finding(NAME, Outcome.FAILED, f"{pair.rule.warning}; {_summary(found, control)}", numbers)]
+    return [CheckResult(NAME, Outcome.FAILED, f"{pair.rule.warning}; {_summary(found, control)}", numbers)]
 
 
 def _summary(found: dict[str, float | int | None], control: dict[str, float | int | None]) -> str:

@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from forerun.check import plain
-from forerun.check.finding import Finding, Outcome
-from forerun.check.plan import Pair, Plan, Tell
+from forerun.check.finding import CheckResult, Outcome
+from forerun.check.settings import CheckSettings, Pair, Tell
 from forerun.config import SamplingParams
 from forerun.math.penalties import adjust
 
@@ -60,14 +60,16 @@ def gap_in_words(found: Difference) -> str:
     return "where one has ended" if found.gap is None else f"where the logits lie {found.gap:.2g} apart"
 
 
-def check_greedy(pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, rounding: float, tell: Tell) -> Finding:
+def check_greedy(
+    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, tell: Tell
+) -> CheckResult:
     """All prompts in one batch against `model.generate` one by one; ties of the best logits are told, not failed."""
     tell("greedy text, with drafts", 0, len(prompts) + 1)
-    result = pair.decoder().generate(*padded(prompts, pair), max_new_tokens=plan.max_new_tokens)
+    result = pair.decoder().generate(*padded(prompts, pair), max_new_tokens=settings.max_new_tokens)
     differences = []
     for row, (prompt, ours) in enumerate(zip(prompts, result.new_tokens, strict=True)):
         tell("greedy text, model.generate", row + 1, len(prompts) + 1)
-        theirs = plain.greedy(pair.model, prompt, plan.max_new_tokens)
+        theirs = plain.greedy(pair.model, prompt, settings.max_new_tokens)
         if (found := difference(pair.model, prompt, ours, theirs, rounding, row)) is not None:
             differences.append(found)
     tell("greedy text", len(prompts) + 1, len(prompts) + 1)
@@ -77,7 +79,7 @@ def check_greedy(pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, round
         "accepted": result.stats.num_accepted_tokens, "logit_deviation": rounding,
         "differences": [asdict(d) for d in differences],
     }  # fmt: skip
-    return Finding(NAME, _outcome(differences, drafted, pair), _summary(numbers, differences), numbers)
+    return CheckResult(NAME, _outcome(differences, drafted, pair), _summary(numbers, differences), numbers)
 
 
 def padded(prompts: Sequence[Sequence[int]], pair: Pair) -> tuple[torch.Tensor, torch.Tensor]:

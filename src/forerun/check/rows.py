@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from forerun.check import plain
-from forerun.check.finding import Finding, Outcome
+from forerun.check.finding import CheckResult, Outcome
 from forerun.check.greedy import padded
-from forerun.check.plan import Pair, Plan, Tell
+from forerun.check.settings import CheckSettings, Pair, Tell
 from forerun.math.random import Stream, span, uniforms
 from forerun.types import Keys, Rule
 
@@ -18,7 +18,7 @@ NAME = "rows apart"
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class RowDifference:
     """Where a row alone and the same row in a batch part."""
 
     row: int
@@ -27,45 +27,61 @@ class Parting:
     is_rounding: bool
 
 
-def check_rows(pair: Pair, prompts: Sequence[Sequence[int]], plan: Plan, rounding: float, tell: Tell) -> Finding:
+def check_rows(
+    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, tell: Tell
+) -> CheckResult:
     """Sample every prompt alone and all of them together, with the same request ids."""
-    length = max(2, plan.max_new_tokens // 2)
-    keywords = {"max_new_tokens": length, "temperature": plan.temperature, "top_k": plan.top_k, "seed": plan.seed}
+    length = max(2, settings.max_new_tokens // 2)
+    keywords = {
+        "max_new_tokens": length,
+        "temperature": settings.temperature,
+        "top_k": settings.top_k,
+        "seed": settings.seed,
+    }
     decoder = pair.decoder(Rule.COUPLED)
     tell("rows together", 0, len(prompts) + 1)
     together = decoder.generate(*padded(prompts, pair), **keywords).new_tokens  # type: ignore[arg-type]
-    partings = []
+    differences = []
     for row, prompt in enumerate(prompts):
         tell("rows alone", row + 1, len(prompts) + 1)
         alone = decoder.generate(*padded([prompt], pair), request_ids=[row], **keywords).new_tokens[0]  # type: ignore[arg-type]
-        if (found := _parting(pair, prompt, alone, together[row], row, plan, rounding)) is not None:
-            partings.append(found)
+        if (found := _row_difference(pair, prompt, alone, together[row], row, settings, rounding)) is not None:
+            differences.append(found)
     tell("rows", len(prompts) + 1, len(prompts) + 1)
-    faults = [p for p in partings if not p.is_rounding]
+    faults = [p for p in differences if not p.is_rounding]
     numbers = {
         "rows": len(prompts),
         "tokens_each": length,
         "logit_deviation": rounding,
-        "partings": [asdict(p) for p in partings],
+        "partings": [asdict(p) for p in differences],
     }
-    return Finding(
-        NAME, Outcome.FAILED if faults else Outcome.PASSED, _summary(partings, faults, len(prompts), rounding), numbers
+    return CheckResult(
+        NAME,
+        Outcome.FAILED if faults else Outcome.PASSED,
+        _summary(differences, faults, len(prompts), rounding),
+        numbers,
     )
 
 
-def _parting(
-    pair: Pair, prompt: Sequence[int], alone: list[int], together: list[int], row: int, plan: Plan, rounding: float
-) -> Parting | None:
+def _row_difference(
+    pair: Pair,
+    prompt: Sequence[int],
+    alone: list[int],
+    together: list[int],
+    row: int,
+    settings: CheckSettings,
+    rounding: float,
+) -> RowDifference | None:
     if alone == together:
         return None
     pairs = enumerate(zip(alone, together, strict=False))
     position = next((i for i, (a, b) in pairs if a != b), min(len(alone), len(together)))
     if position in (len(alone), len(together)):
-        return Parting(row, position, 1.0, False)
-    law = plain.law(plain.logits_after(pair.model, [*prompt, *alone[:position]]), plan.params)
-    u = _uniform(plan.seed, row, position)
+        return RowDifference(row, position, 1.0, False)
+    law = plain.law(plain.logits_after(pair.model, [*prompt, *alone[:position]]), settings.params)
+    u = _uniform(settings.seed, row, position)
     distance = max(_outside(law, tokens[position], u) for tokens in (alone, together))
-    return Parting(row, position, distance, distance <= 2 * plain.slack(rounding, plan.temperature))
+    return RowDifference(row, position, distance, distance <= 2 * plain.slack(rounding, settings.temperature))
 
 
 def _uniform(seed: int, request_id: int, position: int) -> float:
@@ -80,14 +96,14 @@ def _outside(law: torch.Tensor, token: int, u: float) -> float:
     return max(end - float(law[token]) - u, u - end, 0.0)
 
 
-def _summary(partings: list[Parting], faults: list[Parting], rows: int, rounding: float) -> str:
+def _summary(differences: list[RowDifference], faults: list[RowDifference], rows: int, rounding: float) -> str:
     if faults:
         first = faults[0]
         where = f"the first (prompt {first.row + 1}) at token {first.position + 1}"
         return f"{len(faults)} of {rows} rows change with their neighbours, {where}"
-    if partings:
+    if differences:
         return (
-            f"{len(partings)} of {rows} rows part where a random number falls between two tokens: this model's logits "
-            f"depend on the batch's shape, by {rounding:.1g}; the laws agree"
+            f"{len(differences)} of {rows} rows part where a random number falls between two tokens: this model's "
+            f"logits depend on the batch's shape, by {rounding:.1g}; the laws agree"
         )
     return f"{rows} rows, rule coupled: the same tokens alone and in a batch"

@@ -11,10 +11,10 @@ from typing import Any
 from forerun.check import plain
 from forerun.check.distribution import check_distribution
 from forerun.check.divergence import check_lossy
-from forerun.check.finding import Finding, Outcome
+from forerun.check.finding import CheckResult, Outcome
 from forerun.check.greedy import check_greedy
-from forerun.check.plan import Pair, Plan, Tell, tell_nobody
 from forerun.check.rows import check_rows
+from forerun.check.settings import CheckSettings, Pair, Tell, tell_nobody
 from forerun.errors import ForerunWarning, InvalidArgument
 
 MEASURED = 2  # prompts the model's rounding is measured on
@@ -24,8 +24,8 @@ MEASURED = 2  # prompts the model's rounding is measured on
 class Report:
     """All findings on one pair."""
 
-    findings: tuple[Finding, ...]
-    plan: Plan
+    findings: tuple[CheckResult, ...]
+    settings: CheckSettings
 
     @property
     def passed(self) -> bool:
@@ -33,14 +33,14 @@ class Report:
         return all(finding.outcome is Outcome.PASSED for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"passed": self.passed, "plan": asdict(self.plan), "findings": [asdict(f) for f in self.findings]}
+        return {"passed": self.passed, "plan": asdict(self.settings), "findings": [asdict(f) for f in self.findings]}
 
 
 def check_pair(
     pair: Pair,
     prompts: Sequence[Sequence[int]],
     open_prompts: Sequence[Sequence[int]],
-    plan: Plan | None = None,
+    settings: CheckSettings | None = None,
     tell: Tell = tell_nobody,
 ) -> Report:
     """Test that `pair` gives exactly the target's text. Prompts are token ids; open ones may go on in several ways.
@@ -49,30 +49,30 @@ def check_pair(
     """
     if not prompts or not open_prompts:
         raise InvalidArgument(f"{len(prompts)} prompts and {len(open_prompts)} open prompts: give at least one of each")
-    plan = plan or Plan()
+    settings = settings or CheckSettings()
     tell("the model's own rounding", 0, 1)
     rounding = max(plain.deviation(pair.model, prompt) for prompt in prompts[:MEASURED])
     tell("the model's own rounding", 1, 1)
     with _drafter_failures() as failures:
         findings = [
-            check_greedy(pair, prompts, plan, rounding, tell),
-            *check_distribution(pair, open_prompts, plan, rounding, tell),
-            check_rows(pair, prompts, plan, rounding, tell),
-            *check_lossy(pair, [*prompts, *open_prompts], plan, tell),
+            check_greedy(pair, prompts, settings, rounding, tell),
+            *check_distribution(pair, open_prompts, settings, rounding, tell),
+            check_rows(pair, prompts, settings, rounding, tell),
+            *check_lossy(pair, [*prompts, *open_prompts], settings, tell),
         ]
-    return Report((*findings, *failures), plan)
+    return Report((*findings, *failures), settings)
 
 
 @contextmanager
-def _drafter_failures() -> Iterator[list[Finding]]:
+def _drafter_failures() -> Iterator[list[CheckResult]]:
     """A drafter that fails costs the engine a draft and the user a warning; here it is a finding."""
-    failures: list[Finding] = []
+    failures: list[CheckResult] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ForerunWarning)
         yield failures
     messages = {str(w.message): w for w in caught}
     for text, warning in messages.items():
         if issubclass(warning.category, ForerunWarning):
-            failures.append(Finding("drafter", Outcome.FAILED, text))
+            failures.append(CheckResult("drafter", Outcome.FAILED, text))
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

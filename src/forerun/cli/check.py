@@ -13,7 +13,7 @@ from forerun.cli.options import GroupedCommand, model_options, option, speculati
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.check import Pair, Plan, Report
+    from forerun.check import CheckSettings, Pair, Report
 
 TEST, OUTPUT = "Test", "Output"
 COLOURS = {"passed": "green", "FAILED": "red", "untested": "yellow"}
@@ -55,13 +55,13 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
     deliberately wrong sampler has shown that they can fail; rows of a batch with the same rows alone. A lossy --rule
     always fails, with how far its law lies from the target's.
     """
-    from forerun.check import Pair, Plan, check_pair
+    from forerun.check import CheckSettings, Pair, check_pair
     from forerun.cli.console import err_console, progress_bar
     from forerun.cli.pair import load
     from forerun.rules import parse
 
     names = ("samples", "alpha", "temperature", "top_k", "max_new_tokens", "seed")
-    plan = Plan(**{name: options[name] for name in names})
+    settings = CheckSettings(**{name: options[name] for name in names})
     console = err_console(options["quiet"])
     loaded = load(options, console)
     pair = Pair(
@@ -81,7 +81,7 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
         def tell(stage: str, done: int, total: int) -> None:
             bar.update(task, description=stage, completed=done, total=total, refresh=True)
 
-        report = check_pair(pair, prompts, open_prompts, plan, tell)
+        report = check_pair(pair, prompts, open_prompts, settings, tell)
     _print(report, pair, options)
     if not report.passed:
         raise click.exceptions.Exit(1)
@@ -116,11 +116,11 @@ def _print_table(report: Report, console: Console, options: dict[str, Any]) -> N
         table.add_row(finding.name, Text(finding.outcome, COLOURS[finding.outcome]), Text(finding.summary))
         table.add_section()
     console.print(table)
-    console.print(_verdict(report, report.plan), markup=False)
+    console.print(_verdict(report, report.settings), markup=False)
 
 
-def _verdict(report: Report, plan: Plan) -> str:
-    rate = f"A pair that is exact fails this command by chance {plan.alpha:g} of the time, over all seeds."
+def _verdict(report: Report, settings: CheckSettings) -> str:
+    rate = f"A pair that is exact fails this command by chance {settings.alpha:g} of the time, over all seeds."
     if report.passed:
         return f"Passed. {rate}"
     if any(finding.outcome == "FAILED" for finding in report.findings):

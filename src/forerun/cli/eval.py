@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from forerun.bench.report import Table
     from forerun.eval.record import EvalRecord
-    from forerun.eval.settings import Settings
+    from forerun.eval.settings import EvalSettings
 
 TASKS, DECODING, SCORING, OUTPUT = "Tasks", "Decoding", "Scoring", "Output"
 SOME_MISSING = 1
@@ -149,7 +149,7 @@ def evaluate(
     """
     from forerun.cli.console import err_console
     from forerun.config import data_folder
-    from forerun.eval.settings import Settings
+    from forerun.eval.settings import EvalSettings
     from forerun.eval.tasks import chosen
 
     if as_json and markdown:
@@ -166,7 +166,7 @@ def evaluate(
         evaluate_speech(tasks, folder, output, form, options, console)
         return
     wanted = chosen(tasks)
-    settings = Settings(**_named(options))
+    settings = EvalSettings(**_named(options))
     record, path = _evaluate(wanted, folder, output, settings, options, console)
     _show(record, path, form, console)
     if not record.complete:
@@ -187,7 +187,7 @@ def _evaluate(
     wanted: list[Any],
     folder: Path | None,
     output: Path | None,
-    settings: Settings,
+    settings: EvalSettings,
     options: dict[str, Any],
     console: Console,
 ) -> tuple[EvalRecord, Path]:
@@ -197,8 +197,8 @@ def _evaluate(
     from forerun.cli.pair import load
     from forerun.errors import InvalidArgument
     from forerun.eval.job import carry_out, check_packages
+    from forerun.eval.methods import both
     from forerun.eval.prepare import bad_rows, find
-    from forerun.eval.ways import both
     from forerun.files import check_output
 
     with busy(console, "reading tasks"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from forerun.plan.record import PlanRecord
     from forerun.plan.rounds import Prompt
-    from forerun.plan.settings import Settings
+    from forerun.plan.settings import PlanSettings
     from forerun.types import Drafter
 
 MODEL, PROMPTS, MEASURE, OUTPUT = "Model", "Prompts", "Measuring", "Output"
@@ -183,8 +183,8 @@ def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord
     from forerun.config import Kernels
     from forerun.plan.candidates import operations_ratio
     from forerun.plan.record import PlanRecord, advise
-    from forerun.plan.rounds import engine_prober
-    from forerun.plan.run import Subjects, make_plan
+    from forerun.plan.rounds import engine_runner
+    from forerun.plan.run import Candidates, make_plan
 
     settings = _settings(target, options)
     with Bar(err) as bar:
@@ -194,10 +194,10 @@ def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord
         prompts, source = _prompts(loaded, settings, options)
         origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
         use = None if options["kernels"] is None else Kernels(options["kernels"])
-        plain = engine_prober("plain", loaded.model, None, use)
-        probers = [engine_prober(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
-        operations = {prober.name: operations_ratio(prober.drafter, loaded.model) for prober in probers}
-        found = make_plan(Subjects(plain, probers, operations), prompts, settings, bar)
+        plain = engine_runner("plain", loaded.model, None, use)
+        runners = [engine_runner(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
+        operations = {runner.name: operations_ratio(runner.drafter, loaded.model) for runner in runners}
+        found = make_plan(Candidates(plain, runners, operations), prompts, settings, bar)
     shown: dict[str, Any] = {"target": without_folders(target), "drafts": list(operations), "prompts": source}
     shown |= {"num_prompts": len(prompts), "prompt_tokens": sum(map(len, prompts)), "dtype": str(loaded.model.dtype)}
     return PlanRecord(
@@ -213,13 +213,13 @@ def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord
     )
 
 
-def _settings(target: str, options: dict[str, Any]) -> Settings:
+def _settings(target: str, options: dict[str, Any]) -> PlanSettings:
     from forerun.bench.synthetic import is_synthetic
-    from forerun.plan.settings import Extent, Settings
+    from forerun.plan.settings import Extent, PlanSettings
 
     chosen = {name: options[name] for name in FIELDS}
     chosen["temperatures"] = chosen["temperatures"] or ((1.0,) if is_synthetic(target) else (0.0,))
-    return Settings(**chosen | {"contexts": chosen["contexts"] or (), "check": Extent(chosen["check"])})
+    return PlanSettings(**chosen | {"contexts": chosen["contexts"] or (), "check": Extent(chosen["check"])})
 
 
 def _load(target: str, options: dict[str, Any]) -> Loaded:
@@ -266,7 +266,7 @@ def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool
     return found
 
 
-def _prompts(loaded: Loaded, settings: Settings, options: dict[str, Any]) -> tuple[list[Prompt], str]:
+def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) -> tuple[list[Prompt], str]:
     """Prompts that fit the context, and where they come from."""
     wanted = options["num_prompts"] or max(6, *settings.batch_sizes)
     if loaded.tokenizer is None:

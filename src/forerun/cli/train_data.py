@@ -119,15 +119,15 @@ def data(target: str, **options: Any) -> None:  # fmt: skip
     temperatures = _temperatures(options["temperatures"])
     reading = _read(options)
     with plain_warnings(console):
-        job = _prepare(target, options, part, budget, temperatures, reading, console)
+        run = _prepare(target, options, part, budget, temperatures, reading, console)
         if reading and reading.complaint:
             console.print(f"Note: {reading.complaint}", style="yellow", markup=False, soft_wrap=True)
-        tally = _run(job, options, part, console)
-    _print(tally, job.writer, options)
+        tally = _run(run, options, part, console)
+    _print(tally, run.writer, options)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DataRun:
     """Everything a run needs."""
 
     engine: Engine
@@ -147,7 +147,7 @@ def _prepare(
     temperatures: tuple[float, ...],
     reading: Reading | None,
     console: Console,
-) -> Job:
+) -> DataRun:
     from forerun.cli.console import busy
     from forerun.loading import load_model
     from forerun.train.prompts import encode_prompts, uses_template
@@ -181,7 +181,7 @@ def _prepare(
     )
     engine = wide_engine(model, tokenizer)
     items = _items(encoded, _longest(options, engine), options["samples_per_prompt"], console)
-    return Job(engine, tokenizer, template, items, len(encoded) * options["samples_per_prompt"], settings, writer)
+    return DataRun(engine, tokenizer, template, items, len(encoded) * options["samples_per_prompt"], settings, writer)
 
 
 def _longest(options: dict[str, Any], engine: Engine) -> int:
@@ -204,19 +204,19 @@ def _items(encoded: list[tuple[int, ...]], longest: int, samples: int, console: 
     return tuple(Item(i * samples + copy, prompt) for i, prompt in fitting for copy in range(samples))
 
 
-def _run(job: Job, options: dict[str, Any], part: tuple[int, int], console: Console) -> Tally:
+def _run(run: DataRun, options: dict[str, Any], part: tuple[int, int], console: Console) -> Tally:
     from forerun.cli.console import progress_bar
     from forerun.cli.interrupt import stop_on_interrupt
     from forerun.train.writing import write_shards
 
     index, count = part
-    items = [item for item in job.items if item.number // options["samples_per_prompt"] % count == index]
+    items = [item for item in run.items if item.number // options["samples_per_prompt"] % count == index]
     with stop_on_interrupt() as pressed, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None)
-        items += _bare_items(job, options, part, bar, task)
-        left = sum(item.number not in job.writer.done for item in items)
+        items += _bare_items(run, options, part, bar, task)
+        left = sum(item.number not in run.writer.done for item in items)
         gc.freeze()  # tens of thousands of prompts stay to the end: the collector need not look them over again
-        if not left and not job.writer.num_sequences:
+        if not left and not run.writer.num_sequences:
             raise InvalidArgument("nothing to write: this slice has no prompts; give more, or use fewer slices")
 
         def tell(tally: Tally) -> None:
@@ -224,7 +224,7 @@ def _run(job: Job, options: dict[str, Any], part: tuple[int, int], console: Cons
             what = f"{tally.new_tokens} tokens, {tally.tokens_per_second:.0f}/s"
             bar.update(task, description=what, completed=done, total=left)
 
-        return write_shards(job.engine, items, job.writer, job.settings, _limits(options, part, pressed), tell)
+        return write_shards(run.engine, items, run.writer, run.settings, _limits(options, part, pressed), tell)
 
 
 def _limits(options: dict[str, Any], part: tuple[int, int], pressed: Any) -> Limits:
@@ -235,7 +235,7 @@ def _limits(options: dict[str, Any], part: tuple[int, int], pressed: Any) -> Lim
     return Limits(tokens=tokens, seconds=seconds, interrupted=pressed)
 
 
-def _bare_items(job: Job, options: dict[str, Any], part: tuple[int, int], bar: Any, task: Any) -> Iterator[Item]:
+def _bare_items(run: DataRun, options: dict[str, Any], part: tuple[int, int], bar: Any, task: Any) -> Iterator[Item]:
     """Prompts the target writes itself, kept in the folder so that the next run need not write them again."""
     from forerun.train.bare_turns import write_turns
     from forerun.train.prompts import encode_prompts
@@ -243,16 +243,16 @@ def _bare_items(job: Job, options: dict[str, Any], part: tuple[int, int], bar: A
     from forerun.train.writing import Item
 
     index, count = part
-    numbers = range(job.first_turn + index, job.first_turn + options["bare_turns"], count)
+    numbers = range(run.first_turn + index, run.first_turn + options["bare_turns"], count)
     path = options["output"] / f"turns-{index}.jsonl"
     if numbers and not path.exists():
         rows = []
-        for done, (number, turn) in enumerate(write_turns(job.engine, job.tokenizer, numbers, job.settings), start=1):
+        for done, (number, turn) in enumerate(write_turns(run.engine, run.tokenizer, numbers, run.settings), start=1):
             rows += [json.dumps({"number": number, "prompt": turn})] if turn is not None else []
             bar.update(task, description="writing prompts", completed=done, total=len(numbers))
         put(path, "\n".join(sorted(rows)).encode())
     kept = _read_turns(path) if numbers else []
-    prompts = encode_prompts(job.tokenizer, [row["prompt"] for row in kept], job.template)
+    prompts = encode_prompts(run.tokenizer, [row["prompt"] for row in kept], run.template)
     for row, prompt in zip(kept, prompts, strict=True):
         yield Item(row["number"], prompt)
 

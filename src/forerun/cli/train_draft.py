@@ -274,16 +274,16 @@ def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Cos
     """What a step of this draft costs here, measured on its untrained shape: an early answer to whether it can pay."""
     import tempfile
 
-    from forerun.train.beginning import begin
     from forerun.train.evaluate import EvaluateOptions, measure_costs
+    from forerun.train.init_student import init_student
     from forerun.train.loop import draft_shape
     from forerun.train.result_folder import write_drafter
 
-    begun = begin(target, options, draft_shape(options, data, special_tokens(target, tokenizer)))
+    initial = init_student(target, options, draft_shape(options, data, special_tokens(target, tokenizer)))
     text = data.sequence(0)
     prompt = text.tokens[: max(text.prompt_length, 1)].tolist()
     with tempfile.TemporaryDirectory() as place:
-        write_drafter(Path(place), target, begun, {}, target.dtype)
+        write_drafter(Path(place), target, initial, {}, target.dtype)
         timing = EvaluateOptions(max_new_tokens=24)
         return measure_costs(target, tokenizer, Path(place), [prompt] * 3, timing)
 

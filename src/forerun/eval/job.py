@@ -13,14 +13,14 @@ from forerun.check.plain import Reading, decoder_start
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.eval.journal import Journal
-from forerun.eval.prepare import Found, Missing, Prepared, prepare
+from forerun.eval.methods import DecoderMethod
+from forerun.eval.prepare import MissingTask, Prepared, TaskData, prepare
 from forerun.eval.record import EvalRecord, journal_path, summary
 from forerun.eval.run import Judge, Listener, answer_all
 from forerun.eval.sandbox.run import run_program
-from forerun.eval.settings import Settings
-from forerun.eval.summary import Finding, summarise
+from forerun.eval.settings import EvalSettings
+from forerun.eval.summary import TaskResult, summarise
 from forerun.eval.tasks import TASKS, Task
-from forerun.eval.ways import Decoding
 from forerun.eval.windows import Window, read, tolerance
 from forerun.models.scorer import Scorer
 
@@ -51,10 +51,10 @@ def sandbox_notes(tasks: Sequence[Task]) -> list[str]:
 
 
 def carry_out(
-    ways: tuple[Decoding, Decoding],
-    found: Sequence[Found],
-    missing: Sequence[Missing],
-    settings: Settings,
+    ways: tuple[DecoderMethod, DecoderMethod],
+    found: Sequence[TaskData],
+    missing: Sequence[MissingTask],
+    settings: EvalSettings,
     output: Path,
     listener: Listener,
     command: Sequence[str],
@@ -106,7 +106,9 @@ def _prefix(target: Any, tasks: Sequence[Task]) -> str:
     return str(known.get("summarization", {}).get("prefix", ""))
 
 
-def _findings(prepared: Sequence[Prepared], journal: Journal, settings: Settings, dtype: Any) -> tuple[Finding, ...]:
+def _findings(
+    prepared: Sequence[Prepared], journal: Journal, settings: EvalSettings, dtype: Any
+) -> tuple[TaskResult, ...]:
     every = [
         summarise(task, journal, settings, len(prepared), lambda perplexity: tolerance(dtype, perplexity))
         for task in prepared
@@ -114,7 +116,7 @@ def _findings(prepared: Sequence[Prepared], journal: Journal, settings: Settings
     return tuple(finding for finding in every if finding is not None)
 
 
-def _judge(target: Any, prepared: Sequence[Prepared], settings: Settings) -> Judge | None:
+def _judge(target: Any, prepared: Sequence[Prepared], settings: EvalSettings) -> Judge | None:
     """Greedy texts are compared token for token; a time budget cuts them at different places."""
     if settings.temperature > 0 or settings.max_time is not None:
         return None

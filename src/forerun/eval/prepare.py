@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from forerun.bench.prompts import Question, encode
 from forerun.errors import InvalidArgument
-from forerun.eval.settings import Settings
+from forerun.eval.methods import IndexedPrompt
+from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Example, Reading, Task
-from forerun.eval.ways import Asked
 from forerun.eval.windows import Window, windows
 
 Item = TypeVar("Item")
@@ -20,7 +20,7 @@ SOME = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TaskData:
     """A task whose data has been read."""
 
     task: Task
@@ -35,7 +35,7 @@ class Prepared:
     source: str
     total: int  # examples there are
     examples: tuple[Example, ...]
-    asked: tuple[Asked, ...]  # one an example
+    asked: tuple[IndexedPrompt, ...]  # one an example
     windows: tuple[Window, ...]
     keywords: dict[str, Any]  # for `generate`
     notes: tuple[str, ...]
@@ -46,21 +46,21 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingTask:
     """A task that cannot be run."""
 
     task: str
     why: str
 
 
-def find(tasks: Sequence[Task], folder: Path | None) -> tuple[list[Found], list[Missing]]:
+def find(tasks: Sequence[Task], folder: Path | None) -> tuple[list[TaskData], list[MissingTask]]:
     """Read every task's data; a task without any is named, not fatal."""
     found, missing = [], []
     for task in tasks:
         try:
-            found.append(Found(task, task.read(folder)))
+            found.append(TaskData(task, task.read(folder)))
         except InvalidArgument as error:
-            missing.append(Missing(task.name, str(error)))
+            missing.append(MissingTask(task.name, str(error)))
     return found, missing
 
 
@@ -72,7 +72,7 @@ def spread(items: Sequence[Item], limit: int | None) -> list[Item]:
 
 
 def prepare(
-    found: Found, tokenizer: Any, context: int | None, settings: Settings, prefix: str | None = None
+    found: TaskData, tokenizer: Any, context: int | None, settings: EvalSettings, prefix: str | None = None
 ) -> Prepared:
     """`prefix` is what a model with an encoder reads before a document; None for a causal model."""
     task = found.task
@@ -102,14 +102,14 @@ def prepare(
         source=found.reading.source,
         total=len(pairs),
         examples=tuple(example for _, example, _ in kept),
-        asked=tuple(Asked(index, tokens) for index, _, tokens in kept),
+        asked=tuple(IndexedPrompt(index, tokens) for index, _, tokens in kept),
         windows=(),
         keywords=_keywords(settings, budget, task.stops if prefix is None and not chat else ()),
         notes=tuple(notes),
     )
 
 
-def bad_rows(found: Found) -> list[str]:
+def bad_rows(found: TaskData) -> list[str]:
     bad = found.reading.bad
     if not bad:
         return []
@@ -118,7 +118,7 @@ def bad_rows(found: Found) -> list[str]:
     return [f"{found.task.title}: {len(bad)} bad row{'s' * (len(bad) > 1)} skipped ({named}{more})"]
 
 
-def _text(found: Found, tokenizer: Any, context: int | None, settings: Settings, notes: list[str]) -> Prepared:
+def _text(found: TaskData, tokenizer: Any, context: int | None, settings: EvalSettings, notes: list[str]) -> Prepared:
     """Nothing is asked: the text itself is read."""
     size = settings.window if context is None else min(settings.window, context)
     tokens = tokenizer(found.reading.examples[0].text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -129,7 +129,7 @@ def _text(found: Found, tokenizer: Any, context: int | None, settings: Settings,
     return Prepared(found.task, found.reading.source, len(every), (), (), chosen, {}, tuple(notes))
 
 
-def _keywords(settings: Settings, budget: int, stops: tuple[str, ...]) -> dict[str, Any]:
+def _keywords(settings: EvalSettings, budget: int, stops: tuple[str, ...]) -> dict[str, Any]:
     """Only what was asked for: the decoder's defaults stay its own."""
     given = {"top_p": settings.top_p, "top_k": settings.top_k, "max_time": settings.max_time}
     keywords: dict[str, Any] = {name: value for name, value in given.items() if value is not None}

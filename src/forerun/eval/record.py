@@ -10,8 +10,8 @@ from typing import Any
 from forerun.bench.records import Agreement, Provenance, content_of, damaged, provenance_of
 from forerun.eval.estimate import Estimate
 from forerun.eval.passes import Service
-from forerun.eval.prepare import Missing
-from forerun.eval.summary import Comparison, Finding, Part, Speed
+from forerun.eval.prepare import MissingTask
+from forerun.eval.summary import CategoryResult, Comparison, Speed, TaskResult
 
 KIND = "eval"
 
@@ -23,13 +23,13 @@ class EvalRecord:
     provenance: Provenance
     settings: Mapping[str, Any]
     complete: bool
-    findings: tuple[Finding, ...]
-    missing: tuple[Missing, ...] = ()
+    findings: tuple[TaskResult, ...]
+    missing: tuple[MissingTask, ...] = ()
     notes: tuple[str, ...] = ()
     kind: str = KIND
 
     @property
-    def differing(self) -> list[Finding]:
+    def differing(self) -> list[TaskResult]:
         return [finding for finding in self.findings if finding.verdict == "DIFFER"]
 
 
@@ -51,7 +51,7 @@ def summary(record: EvalRecord) -> dict[str, Any]:
     }
 
 
-def times_as_fast(finding: Finding) -> float | None:
+def times_as_fast(finding: TaskResult) -> float | None:
     plain, drafted = (speed.tokens_per_second for speed in finding.speeds.values())
     return drafted / plain if plain else None
 
@@ -64,20 +64,22 @@ def read(path: Path) -> EvalRecord:
             settings=content["settings"],
             complete=content["complete"],
             findings=tuple(map(_finding, content["findings"])),
-            missing=tuple(Missing(**entry) for entry in content["missing"]),
+            missing=tuple(MissingTask(**entry) for entry in content["missing"]),
             notes=tuple(content["notes"]),
         )
 
 
-def _finding(entry: dict[str, Any]) -> Finding:
+def _finding(entry: dict[str, Any]) -> TaskResult:
     services = entry["services"]
-    return Finding(
+    return TaskResult(
         **entry
         | {
             "comparisons": tuple(map(_comparison, entry["comparisons"])),
             "speeds": {way: Speed(**speed) for way, speed in entry["speeds"].items()},
             "agreement": _agreement(entry["agreement"]),
-            "parts": tuple(Part(**part | {"agreement": _agreement(part["agreement"])}) for part in entry["parts"]),
+            "parts": tuple(
+                CategoryResult(**part | {"agreement": _agreement(part["agreement"])}) for part in entry["parts"]
+            ),
             "services": services and {way: Service(**found) for way, found in services.items()},
             "notes": tuple(entry["notes"]),
         }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from forerun.bench.records import Agreement
 from forerun.bench.report import NOTHING, Table
 from forerun.eval.estimate import Estimate
+from forerun.eval.methods import PLAIN, SPECULATIVE
 from forerun.eval.record import EvalRecord, times_as_fast
-from forerun.eval.summary import Comparison, Finding
+from forerun.eval.summary import Comparison, TaskResult
 from forerun.eval.tasks import TASKS
-from forerun.eval.ways import PLAIN, SPECULATIVE
 
 TEXT_NOTE = (
     "{title}: nothing is decoded, so this is the target itself, the same for plain and speculative decoding. 'plain' "
@@ -80,7 +80,7 @@ def _scores(record: EvalRecord) -> Table:
     return Table(title, headings, tuple(rows))
 
 
-def _score(finding: Finding, comparison: Comparison) -> tuple[str, ...]:
+def _score(finding: TaskResult, comparison: Comparison) -> tuple[str, ...]:
     of = f"{finding.examples} of {finding.total}" if finding.examples < finding.total else str(finding.examples)
     cells = (_interval(e, comparison.is_share) for e in (comparison.plain, comparison.speculative))
     return comparison.title, of, *cells, _interval(comparison.difference, comparison.is_share, sign="+")
@@ -118,7 +118,7 @@ def _speeds(record: EvalRecord) -> Table:
     return Table("Speed beside it, reading prompts included", headings, tuple(rows))
 
 
-def _parts(finding: Finding) -> Table:
+def _parts(finding: TaskResult) -> Table:
     headings = ("category", "examples", "tokens a round", "repeated 4-grams, plain", "speculative", "same text")
     rows = [
         (

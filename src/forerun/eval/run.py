@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from forerun.eval.journal import Answer, Answered, Entry, Journal
+from forerun.eval.methods import Call, DecodedSequence, Method
 from forerun.eval.prepare import Prepared
-from forerun.eval.settings import Settings
+from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Example, Made, Score
-from forerun.eval.ways import Call, Way, Written
 from forerun.eval.windows import Window
 
 WARM_UP = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
@@ -48,8 +48,8 @@ class Silent:
 
 def answer_all(
     tasks: Sequence[Prepared],
-    ways: Sequence[Way],
-    settings: Settings,
+    ways: Sequence[Method],
+    settings: EvalSettings,
     decode: Decode,
     journal: Journal,
     *,
@@ -93,7 +93,7 @@ class Step:
         return self.prepared.task.name, self.call, self.way
 
 
-def _steps(prepared: Prepared, ways: Sequence[Way], settings: Settings) -> Iterator[Step]:
+def _steps(prepared: Prepared, ways: Sequence[Method], settings: EvalSettings) -> Iterator[Step]:
     """Ways take turns at going first, so that a machine that slows down is nobody's loss."""
     size = 1 if prepared.windows else settings.prompts_per_call
     names = [way.name for way in ways]
@@ -102,7 +102,7 @@ def _steps(prepared: Prepared, ways: Sequence[Way], settings: Settings) -> Itera
             yield Step(prepared, slice(start, start + size), call, name)
 
 
-def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Way], listener: Listener) -> None:
+def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Method], listener: Listener) -> None:
     """One short call that is not counted: compilers and measured costs."""
     listener.doing("warming up")
     shortest = min((asked for prepared in tasks for asked in prepared.asked), key=lambda asked: len(asked.tokens))
@@ -116,11 +116,11 @@ def _read(step: Step, reader: Reader) -> Entry:
     return Entry(*step.key, seconds, nll=nll, tokens=window.num_scored)
 
 
-def _scored(step: Step, made: Call, decode: Decode, settings: Settings) -> Entry:
+def _scored(step: Step, made: Call, decode: Decode, settings: EvalSettings) -> Entry:
     """Programs are run side by side: most of their time is spent waiting for a process to start."""
     examples, asked = step.prepared.examples[step.part], step.prepared.asked[step.part]
 
-    def score(pair: tuple[Example, Written]) -> Answer:
+    def score(pair: tuple[Example, DecodedSequence]) -> Answer:
         example, written = pair
         said = Made(decode(written.tokens), written.tokens)
         return _answer(said, written, step.prepared.task.score(example, said, settings.code_limits))
@@ -139,7 +139,7 @@ def _scored(step: Step, made: Call, decode: Decode, settings: Settings) -> Entry
     return Entry(*step.key, made.seconds, rows)
 
 
-def _answer(said: Made, written: Written, score: Score) -> Answer:
+def _answer(said: Made, written: DecodedSequence, score: Score) -> Answer:
     return Answer(
         text=said.text,
         tokens=written.tokens,
@@ -154,7 +154,7 @@ def _answer(said: Made, written: Written, score: Score) -> Answer:
     )
 
 
-def _judged(entry: Entry, step: Step, ways: Sequence[Way], journal: Journal, judge: Judge | None) -> Entry:
+def _judged(entry: Entry, step: Step, ways: Sequence[Method], journal: Journal, judge: Judge | None) -> Entry:
     """Compare texts once both ways have answered."""
     other = next((way.name for way in ways if way.name != entry.way), "")
     partner = journal.entries.get((entry.task, entry.call, other))

@@ -13,7 +13,7 @@ REPORTING = ("confidence", "k")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class EvalSettings:
     """One evaluation, the tasks aside."""
 
     model: str = "embedded"
@@ -88,6 +88,6 @@ class Settings:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> Settings:
+    def from_dict(cls, content: dict[str, Any]) -> EvalSettings:
         known = {field.name: content[field.name] for field in fields(cls)}
         return cls(**known | {"k": tuple(known["k"])})

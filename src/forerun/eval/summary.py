@@ -12,11 +12,11 @@ from forerun.bench.records import Agreement
 from forerun.engine import FinishReason
 from forerun.eval.estimate import Estimate, compare
 from forerun.eval.journal import Answer, Answered, Entry, Journal
+from forerun.eval.methods import METHODS, PLAIN, SPECULATIVE, UNFINISHED
 from forerun.eval.passes import Candidate, Service, pass_at_k, service
 from forerun.eval.prepare import Prepared
-from forerun.eval.settings import Settings
+from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Metric, Task
-from forerun.eval.ways import PLAIN, SPECULATIVE, UNFINISHED, WAYS
 
 SAME, AGREE, DIFFER, TOO_FEW = "same text", "agree", "DIFFER", "too few"
 SILENT_ENDINGS = ("passed", "failed")
@@ -65,7 +65,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CategoryResult:
     """One category of a task."""
 
     category: str
@@ -76,7 +76,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TaskResult:
     """What is known of one task."""
 
     task: str
@@ -89,7 +89,7 @@ class Finding:
     comparisons: tuple[Comparison, ...]  # the first is judged
     speeds: Mapping[str, Speed]
     agreement: Agreement | None  # of greedy texts
-    parts: tuple[Part, ...] = ()
+    parts: tuple[CategoryResult, ...] = ()
     services: Mapping[str, Service] | None = None
     notes: tuple[str, ...] = ()
 
@@ -103,16 +103,16 @@ class Finding:
 def summarise(
     prepared: Prepared,
     journal: Journal,
-    settings: Settings,
+    settings: EvalSettings,
     tasks: int,
     tolerance: Callable[[float], float] = lambda perplexity: 0.0,
-) -> Finding | None:
+) -> TaskResult | None:
     """Of the calls that both ways have made; None where there are none. `tasks` are judged in the same run."""
     entries = _paired(journal, prepared.task.name)
     if not entries[PLAIN]:
         return None
     wider = 1 - (1 - settings.confidence) / tasks
-    rows = {way: [row for entry in entries[way] for row in entry.examples] for way in WAYS}
+    rows = {way: [row for entry in entries[way] for row in entry.examples] for way in METHODS}
     if prepared.windows:
         comparisons: tuple[Comparison, ...] = (
             _perplexity(prepared.task.primary, entries, settings.confidence, wider, tolerance),
@@ -120,7 +120,7 @@ def summarise(
     else:
         comparisons = _comparisons(prepared.task, rows, settings, wider)
     is_service = not prepared.windows and (settings.num_sequences > 1 or settings.max_time is not None)
-    return Finding(
+    return TaskResult(
         task=prepared.task.name,
         title=prepared.task.title,
         source=prepared.source,
@@ -129,27 +129,27 @@ def summarise(
         confidence=settings.confidence,
         difference_confidence=wider,
         comparisons=comparisons,
-        speeds={way: _speed(entries[way]) for way in WAYS},
-        agreement=_agreement([row for way in WAYS for row in rows[way]]),
+        speeds={way: _speed(entries[way]) for way in METHODS},
+        agreement=_agreement([row for way in METHODS for row in rows[way]]),
         parts=_parts(rows),
-        services={way: _service(prepared.task, rows[way]) for way in WAYS} if is_service else None,
-        notes=(*prepared.notes, *(note for way in WAYS for note in _endings(prepared.task, way, rows[way]))),
+        services={way: _service(prepared.task, rows[way]) for way in METHODS} if is_service else None,
+        notes=(*prepared.notes, *(note for way in METHODS for note in _endings(prepared.task, way, rows[way]))),
     )
 
 
 def _paired(journal: Journal, task: str) -> dict[str, list[Entry]]:
-    calls = [{entry.call for entry in journal.of(task, way)} for way in WAYS]
+    calls = [{entry.call for entry in journal.of(task, way)} for way in METHODS]
     common = calls[0] & calls[1]
-    return {way: [entry for entry in journal.of(task, way) if entry.call in common] for way in WAYS}
+    return {way: [entry for entry in journal.of(task, way) if entry.call in common] for way in METHODS}
 
 
 def _comparisons(
-    task: Task, rows: Mapping[str, Sequence[Answered]], settings: Settings, wider: float
+    task: Task, rows: Mapping[str, Sequence[Answered]], settings: EvalSettings, wider: float
 ) -> tuple[Comparison, ...]:
     metrics = _passes(settings) if task.is_pass and settings.num_sequences > 1 else task.metrics
     found = []
     for metric in metrics:
-        values = {way: [_value(task, metric, row) for row in rows[way]] for way in WAYS}
+        values = {way: [_value(task, metric, row) for row in rows[way]] for way in METHODS}
         paired = compare(
             values[PLAIN], values[SPECULATIVE], confidence=settings.confidence, difference_confidence=wider
         )
@@ -160,7 +160,7 @@ def _comparisons(
     return tuple(found)
 
 
-def _passes(settings: Settings) -> tuple[Metric, ...]:
+def _passes(settings: EvalSettings) -> tuple[Metric, ...]:
     return tuple(Metric(f"pass@{k}", f"pass@{k}") for k in settings.ks)
 
 
@@ -184,7 +184,7 @@ def _perplexity(
     tolerance: Callable[[float], float],
 ) -> Comparison:
     paired = compare(
-        *([entry.nll / entry.tokens for entry in entries[way]] for way in WAYS),
+        *([entry.nll / entry.tokens for entry in entries[way]] for way in METHODS),
         weights=[float(entry.tokens) for entry in entries[PLAIN]],
         exponential=True,
         confidence=confidence,
@@ -211,23 +211,24 @@ def _agreement(rows: Sequence[Answered]) -> Agreement | None:
     return Agreement(counts["identical"], counts["ties"], counts["different"]) if counts else None
 
 
-def _parts(rows: Mapping[str, Sequence[Answered]]) -> tuple[Part, ...]:
+def _parts(rows: Mapping[str, Sequence[Answered]]) -> tuple[CategoryResult, ...]:
     names = list(dict.fromkeys(row.category for row in rows[PLAIN] if row.category))
     return tuple(
-        _part(name, {way: [row for row in rows[way] if row.category == name] for way in WAYS}) for name in names
+        _part(name, {way: [row for row in rows[way] if row.category == name] for way in METHODS}) for name in names
     )
 
 
-def _part(name: str, rows: Mapping[str, Sequence[Answered]]) -> Part:
-    answers = {way: [answer for row in rows[way] for answer in row.answers] for way in WAYS}
-    return Part(
+def _part(name: str, rows: Mapping[str, Sequence[Answered]]) -> CategoryResult:
+    answers = {way: [answer for row in rows[way] for answer in row.answers] for way in METHODS}
+    return CategoryResult(
         category=name,
         examples=len(rows[PLAIN]),
         tokens_per_round={
-            way: sum(len(a.tokens) for a in answers[way]) / max(sum(a.rounds for a in answers[way]), 1) for way in WAYS
+            way: sum(len(a.tokens) for a in answers[way]) / max(sum(a.rounds for a in answers[way]), 1)
+            for way in METHODS
         },
-        repeated={way: repeated_share([answer.tokens for answer in answers[way]]) for way in WAYS},
-        agreement=_agreement([row for way in WAYS for row in rows[way]]),
+        repeated={way: repeated_share([answer.tokens for answer in answers[way]]) for way in METHODS},
+        agreement=_agreement([row for way in METHODS for row in rows[way]]),
     )
 
 

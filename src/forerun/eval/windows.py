@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.eval.ways import PLAIN
+from forerun.eval.methods import PLAIN
 from forerun.models.scorer import Scorer
 
 WHOLE = 256

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from forerun.plan.rounds import Prober, Task
+from forerun.plan.rounds import PromptBatch, RoundRunner
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RowRound:
     """A round of one row."""
 
     drafted: int
@@ -27,18 +27,18 @@ class Trace:
     """Every prompt decoded with drafts of one length."""
 
     length: int
-    rows: Mapping[int, tuple[Turn, ...]]  # by prompt
+    rows: Mapping[int, tuple[RowRound, ...]]  # by prompt
 
     def cut(self, length: int) -> Trace:
         """The same rounds, had they drafted less: right for each of them, but shorter drafts begin elsewhere."""
         rows = {
-            row: tuple(Turn(min(t.drafted, length), min(t.accepted, length), t.copied) for t in turns)
+            row: tuple(RowRound(min(t.drafted, length), min(t.accepted, length), t.copied) for t in turns)
             for row, turns in self.rows.items()
         }
         return Trace(length, rows)
 
     @property
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[RowRound]:
         return (turn for row in self.rows.values() for turn in row)
 
     @property
@@ -91,19 +91,22 @@ class Acceptance:
 
 
 def measure_acceptance(
-    prober: Prober, tasks: Sequence[Task], lengths: Sequence[int], advance: Callable[[], None] = lambda: None
+    runner: RoundRunner,
+    batches: Sequence[PromptBatch],
+    lengths: Sequence[int],
+    advance: Callable[[], None] = lambda: None,
 ) -> Acceptance:
     """Decode all prompts with each of `lengths`; only counts are kept, no times."""
-    return Acceptance({length: _trace(prober, tasks, length, advance) for length in sorted(lengths)})
+    return Acceptance({length: _trace(runner, batches, length, advance) for length in sorted(lengths)})
 
 
-def _trace(prober: Prober, tasks: Sequence[Task], length: int, advance: Callable[[], None]) -> Trace:
-    rows: dict[int, list[Turn]] = {}
-    for task in tasks:
-        for found in prober.rounds(task, lambda: length):
+def _trace(runner: RoundRunner, batches: Sequence[PromptBatch], length: int, advance: Callable[[], None]) -> Trace:
+    rows: dict[int, list[RowRound]] = {}
+    for batch in batches:
+        for found in runner.rounds(batch, lambda: length):
             turns = zip(found.rows, found.before, found.drafted, found.accepted, found.copied, strict=True)
             for row, before, drafted, accepted, copied in turns:
-                if before < task.new_tokens:
-                    rows.setdefault(row, []).append(Turn(drafted, accepted, copied))
+                if before < batch.new_tokens:
+                    rows.setdefault(row, []).append(RowRound(drafted, accepted, copied))
         advance()
     return Trace(length, {row: tuple(turns) for row, turns in rows.items()})

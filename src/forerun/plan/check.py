@@ -9,7 +9,7 @@ from itertools import islice
 from statistics import fmean
 
 from forerun.plan.predict import Prediction
-from forerun.plan.rounds import Prober, Round, Task, full_rounds
+from forerun.plan.rounds import PromptBatch, RoundRunner, TimedRound, full_rounds
 from forerun.plan.settings import Extent
 
 REACH = 2  # lengths on either side of the predicted best that are run
@@ -20,7 +20,7 @@ SURE = 2.0  # standard errors that sampled text may differ by, on top
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class LengthRun:
     """One draft length as it ran."""
 
     length: int
@@ -36,7 +36,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PlanVerdict:
     """Whether the prediction held."""
 
     predicted_length: int
@@ -80,32 +80,32 @@ def lengths_to_run(best: int, max_length: int, extent: Extent) -> list[int]:
 
 
 def run_lengths(
-    plain: Prober,
-    prober: Prober,
-    tasks: Sequence[Task],
+    plain: RoundRunner,
+    runner: RoundRunner,
+    batches: Sequence[PromptBatch],
     lengths: Sequence[int],
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
-) -> list[Checked]:
+) -> list[LengthRun]:
     """Every length on a batch of prompts, in random order, before the next batch: drift hits all alike."""
     rng = random.Random(seed)
-    found: dict[int, list[Round]] = {length: [] for length in lengths}
-    for task in tasks:
+    found: dict[int, list[TimedRound]] = {length: [] for length in lengths}
+    for batch in batches:
         for length in rng.sample(list(lengths), len(lengths)):
-            found[length] += _run(prober if length else plain, task, length)
+            found[length] += _run(runner if length else plain, batch, length)
             advance()
     rates = {length: _rate(rounds) for length, rounds in found.items()}
-    error = _luck if any(task.temperature for task in tasks) else _jitter
+    error = _luck if any(batch.temperature for batch in batches) else _jitter
     return [_checked(length, rounds, rates[length] / rates[0], error(rounds)) for length, rounds in found.items()]
 
 
-def judge(best: Prediction, checked: Sequence[Checked]) -> Verdict:
+def judge(best: Prediction, checked: Sequence[LengthRun]) -> PlanVerdict:
     """`checked` holds plain decoding and the predicted best."""
     measured = {entry.length: entry for entry in checked}
     fastest = max(checked, key=lambda entry: (entry.factor, -entry.length))
     own = measured[best.length]
     noise = (own.error**2 + fastest.error**2) ** 0.5 if own is not fastest else 0.0
-    return Verdict(
+    return PlanVerdict(
         predicted_length=best.length,
         measured_length=fastest.length,
         predicted_factor=best.factor,
@@ -117,31 +117,31 @@ def judge(best: Prediction, checked: Sequence[Checked]) -> Verdict:
     )
 
 
-def _run(prober: Prober, task: Task, length: int) -> list[Round]:
+def _run(runner: RoundRunner, batch: PromptBatch, length: int) -> list[TimedRound]:
     """Plain rounds are all alike, and so slow that a few of them must do."""
-    rounds = full_rounds(prober, task, lambda: length)
+    rounds = full_rounds(runner, batch, lambda: length)
     found = list(rounds if length else islice(rounds, PLAIN_ROUNDS))
     rounds.close()
     return found
 
 
-def _rate(rounds: Sequence[Round]) -> float:
+def _rate(rounds: Sequence[TimedRound]) -> float:
     return sum(found.tokens for found in rounds) / sum(found.seconds for found in rounds)
 
 
-def _checked(length: int, rounds: Sequence[Round], factor: float, error: float) -> Checked:
+def _checked(length: int, rounds: Sequence[TimedRound], factor: float, error: float) -> LengthRun:
     tokens, seconds = sum(found.tokens for found in rounds), sum(found.seconds for found in rounds)
-    return Checked(length, len(rounds), tokens, seconds, factor, error)
+    return LengthRun(length, len(rounds), tokens, seconds, factor, error)
 
 
-def _luck(rounds: Sequence[Round]) -> float:
+def _luck(rounds: Sequence[TimedRound]) -> float:
     """Sampled text: the error of a ratio of sums over rounds that are taken to be independent."""
     rate = _rate(rounds)
     spread: float = sum((found.tokens - rate * found.seconds) ** 2 for found in rounds) ** 0.5
     return spread / sum(found.tokens for found in rounds)
 
 
-def _jitter(rounds: Sequence[Round]) -> float:
+def _jitter(rounds: Sequence[TimedRound]) -> float:
     """Greedy text is the same in every run: only its times differ."""
     mean = fmean(found.seconds for found in rounds)
     spread: float = sum((found.seconds - mean) ** 2 for found in rounds) ** 0.5

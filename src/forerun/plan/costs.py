@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from forerun.plan.rounds import Prober, Round, Task, full_rounds
+from forerun.plan.rounds import PromptBatch, RoundRunner, TimedRound, full_rounds
 
 BINS = 12  # points of a curve where drafts have many different sizes
 
@@ -37,7 +37,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class RoundCosts:
     """Of one drafter at one batch size, temperature and range of contexts."""
 
     batch: int
@@ -59,23 +59,23 @@ class Costs:
 
 
 def measure_costs(
-    plain: Prober,
-    probers: Sequence[Prober],
-    tasks: Sequence[Task],
+    plain: RoundRunner,
+    runners: Sequence[RoundRunner],
+    batches: Sequence[PromptBatch],
     lengths: Sequence[int],
     repeats: int,
     seed: int = 0,
     advance: Callable[[], None] = lambda: None,
-) -> dict[str, Costs]:
+) -> dict[str, RoundCosts]:
     """By drafter. One plain round, one of every drafter, and again: a machine that slows down slows all alike.
 
     Draft lengths come in a new random order every time through them. The first time through is a warm-up.
     """
     rng = random.Random(seed)
-    streams = {prober.name: _Stream(prober, tasks, lengths, rng) for prober in probers}
-    steps = _endless(plain, tasks, lambda: 0)
+    streams = {runner.name: _Stream(runner, batches, lengths, rng) for runner in runners}
+    steps = _endless(plain, batches, lambda: 0)
     plains: list[float] = []
-    rounds: dict[str, list[tuple[int, Round]]] = {name: [] for name in streams}
+    rounds: dict[str, list[tuple[int, TimedRound]]] = {name: [] for name in streams}
     for turn in range((1 + repeats) * len(lengths)):
         warm = turn >= len(lengths)
         found = next(steps)
@@ -88,7 +88,7 @@ def measure_costs(
         advance()
     for source in (steps, *(stream.steps for stream in streams.values())):
         source.close()
-    return {name: _costs(tasks[0].batch, steady(plains), found) for name, found in rounds.items()}
+    return {name: _costs(batches[0].size, steady(plains), found) for name, found in rounds.items()}
 
 
 def steady(values: Sequence[float]) -> float:
@@ -97,11 +97,11 @@ def steady(values: Sequence[float]) -> float:
     return fmean(sorted(values)[quarter : len(values) - quarter])
 
 
-def _costs(batch: int, plain: float, rounds: Sequence[tuple[int, Round]]) -> Costs:
+def _costs(batch: int, plain: float, rounds: Sequence[tuple[int, TimedRound]]) -> RoundCosts:
     by_length: dict[int, list[float]] = {}
     for length, found in rounds:
         by_length.setdefault(length, []).append(found.seconds)
-    return Costs(
+    return RoundCosts(
         batch=batch,
         plain=plain,
         draft=Curve.through([(found.longest_drawn, found.draft_seconds) for _, found in rounds]),
@@ -113,24 +113,28 @@ def _costs(batch: int, plain: float, rounds: Sequence[tuple[int, Round]]) -> Cos
 class _Stream:
     """Rounds of one drafter for ever, with the length that was asked for in each."""
 
-    def __init__(self, prober: Prober, tasks: Sequence[Task], lengths: Sequence[int], rng: random.Random) -> None:
+    def __init__(
+        self, runner: RoundRunner, batches: Sequence[PromptBatch], lengths: Sequence[int], rng: random.Random
+    ) -> None:
         self.order = _shuffled(lengths, rng)
         self.length = 0
-        self.steps = _endless(prober, tasks, self.choose)
+        self.steps = _endless(runner, batches, self.choose)
 
     def choose(self) -> int:
         self.length = next(self.order)
         return self.length
 
-    def next(self) -> tuple[int, Round]:
+    def next(self) -> tuple[int, TimedRound]:
         found = next(self.steps)
         return self.length, found
 
 
-def _endless(prober: Prober, tasks: Sequence[Task], choose: Callable[[], int]) -> Generator[Round, None, None]:
-    """Round after round, task after task."""
-    for task in itertools.cycle(tasks):
-        yield from full_rounds(prober, task, choose)
+def _endless(
+    runner: RoundRunner, batches: Sequence[PromptBatch], choose: Callable[[], int]
+) -> Generator[TimedRound, None, None]:
+    """Round after round, batch after batch."""
+    for batch in itertools.cycle(batches):
+        yield from full_rounds(runner, batch, choose)
 
 
 def _shuffled(lengths: Sequence[int], rng: random.Random) -> Iterator[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.bench.plot import check_plot, save
 from forerun.math.theory import best_draft_length, expected_tokens
-from forerun.plan.record import AcceptanceFacts, Plan, PlanRecord
+from forerun.plan.record import AcceptanceFacts, DrafterPlan, PlanRecord
 
 LENGTHS = (1, 3, 5, 7, 10)  # of figure 2, as published
 COSTS = (0.01, 0.02, 0.05, 0.1)  # of figure 3, as published
@@ -85,7 +85,7 @@ def _figure_3(record: PlanRecord, axes: Any) -> None:
     _finish(axes, "alpha: chance that a drafted token is kept", "draft length")
 
 
-def _own_curve(plan: Plan, axes: Any, colours: dict[str, str]) -> None:
+def _own_curve(plan: DrafterPlan, axes: Any, colours: dict[str, str]) -> None:
     lengths = [entry.length for entry in plan.predictions]
     axes.axhline(1, color="black", linewidth=0.8)
     axes.plot(lengths, [entry.formula.factor for entry in plan.predictions], color="#8f8f8f", linestyle="--",
@@ -106,7 +106,7 @@ def _name(facts: AcceptanceFacts) -> str:
     return f"{facts.drafter}, temperature {facts.temperature:g}"
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: DrafterPlan) -> str:
     return f"{plan.drafter}, batch {plan.batch}, temperature {plan.temperature:g}"
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from forerun.math.theory import expected_tokens, operations_factor, walltime_factor
 from forerun.plan.acceptance import Acceptance, Trace
-from forerun.plan.costs import Costs
+from forerun.plan.costs import RoundCosts
 
 NOTHING_GAINED = 1.02  # a factor below this is within what timings differ by from day to day: not worth a drafter
 
@@ -47,7 +47,9 @@ class _Replay:
     drawn: float
 
 
-def predict(acceptance: Acceptance, costs: Costs, lengths: Sequence[int], operations_ratio: float) -> list[Prediction]:
+def predict(
+    acceptance: Acceptance, costs: RoundCosts, lengths: Sequence[int], operations_ratio: float
+) -> list[Prediction]:
     """For plain decoding (length 0) and each of `lengths`. `operations_ratio`: a draft step over a target step."""
     known = {length: _per_round(_replay(trace, costs)) for length, trace in acceptance.traces.items()}
     alpha = acceptance.alpha
@@ -82,11 +84,11 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     return top if top.factor > NOTHING_GAINED else predictions[0]
 
 
-def _plain(costs: Costs, rate: float) -> Prediction:
+def _plain(costs: RoundCosts, rate: float) -> Prediction:
     return Prediction(0, 1.0, costs.plain, rate, 1.0, 1.0, True, Formula(1.0, 1.0, 1.0))
 
 
-def _replay(trace: Trace, costs: Costs) -> _Replay:
+def _replay(trace: Trace, costs: RoundCosts) -> _Replay:
     """The counted rounds again, put together into batches and priced; a batch is over when its first row is."""
     rows = list(trace.rows.values())
     rounds = tokens = seconds = scored = drawn = 0.0
@@ -107,7 +109,7 @@ def _per_round(total: _Replay) -> _Replay:
     return _Replay(1.0, total.tokens / n, total.seconds / n, total.scored / n, total.drawn / n)
 
 
-def _between(acceptance: Acceptance, costs: Costs, length: int) -> _Replay:
+def _between(acceptance: Acceptance, costs: RoundCosts, length: int) -> _Replay:
     """The next longer trace cut to `length`, for the shape; its error at the next shorter one, where it is known, is
     taken off in proportion."""
     low, high = next((a, b) for a, b in pairwise(sorted(acceptance.traces)) if a < length < b)

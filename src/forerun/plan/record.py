@@ -9,8 +9,8 @@ from typing import Any
 
 from forerun.bench.records import Provenance, content_of, damaged, provenance_of
 from forerun.plan.acceptance import Acceptance
-from forerun.plan.check import Checked, Verdict
-from forerun.plan.costs import Costs
+from forerun.plan.check import LengthRun, PlanVerdict
+from forerun.plan.costs import RoundCosts
 from forerun.plan.predict import NOTHING_GAINED, Formula, Prediction
 
 KIND = "plan"
@@ -46,7 +46,7 @@ class CostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DrafterPlan:
     """One drafter at one batch size and temperature."""
 
     drafter: str
@@ -54,8 +54,8 @@ class Plan:
     temperature: float
     predictions: tuple[Prediction, ...]
     best: int  # draft length; 0 where plain decoding is best
-    checked: tuple[Checked, ...] = ()
-    verdict: Verdict | None = None
+    checked: tuple[LengthRun, ...] = ()
+    verdict: PlanVerdict | None = None
 
     @property
     def predicted(self) -> Prediction:
@@ -89,7 +89,7 @@ class PlanRecord:
     complete: bool
     acceptance: tuple[AcceptanceFacts, ...]
     costs: tuple[CostFacts, ...]
-    plans: tuple[Plan, ...]
+    plans: tuple[DrafterPlan, ...]
     advice: tuple[Advice, ...]
     notes: tuple[str, ...] = ()
     kind: str = KIND
@@ -110,7 +110,7 @@ def acceptance_facts(drafter: str, temperature: float, found: Acceptance) -> Acc
     )
 
 
-def cost_facts(drafter: str, temperature: float, context: int, own_prompts: bool, found: Costs) -> CostFacts:
+def cost_facts(drafter: str, temperature: float, context: int, own_prompts: bool, found: RoundCosts) -> CostFacts:
     lengths = list(found.whole)
     return CostFacts(
         drafter=drafter,
@@ -125,15 +125,15 @@ def cost_facts(drafter: str, temperature: float, context: int, own_prompts: bool
     )
 
 
-def advise(plans: Sequence[Plan]) -> tuple[Advice, ...]:
+def advise(plans: Sequence[DrafterPlan]) -> tuple[Advice, ...]:
     """The fastest drafter of each cell, as measured where it was; none where none is faster than plain decoding."""
-    cells: dict[tuple[int, float], list[Plan]] = {}
+    cells: dict[tuple[int, float], list[DrafterPlan]] = {}
     for plan in plans:
         cells.setdefault((plan.batch, plan.temperature), []).append(plan)
     return tuple(_advice(batch, temperature, found) for (batch, temperature), found in cells.items())
 
 
-def _advice(batch: int, temperature: float, plans: Sequence[Plan]) -> Advice:
+def _advice(batch: int, temperature: float, plans: Sequence[DrafterPlan]) -> Advice:
     top = max(plans, key=lambda plan: plan.factor)
     measured = top.verdict is not None
     if not top.best or top.factor <= NOTHING_GAINED:
@@ -170,14 +170,14 @@ def _costs(entry: dict[str, Any]) -> CostFacts:
     return CostFacts(**entry | curves)
 
 
-def _plan(entry: dict[str, Any]) -> Plan:
+def _plan(entry: dict[str, Any]) -> DrafterPlan:
     predictions = (Prediction(**p | {"formula": Formula(**p["formula"])}) for p in entry["predictions"])
-    return Plan(
+    return DrafterPlan(
         **entry
         | {
             "predictions": tuple(predictions),
-            "checked": tuple(Checked(**checked) for checked in entry["checked"]),
-            "verdict": None if entry["verdict"] is None else Verdict(**entry["verdict"]),
+            "checked": tuple(LengthRun(**checked) for checked in entry["checked"]),
+            "verdict": None if entry["verdict"] is None else PlanVerdict(**entry["verdict"]),
         }
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.bench.report import NOTHING, Table
-from forerun.plan.check import SPEED_TOLERANCE, Checked
+from forerun.plan.check import SPEED_TOLERANCE, LengthRun
 from forerun.plan.predict import Prediction
-from forerun.plan.record import Advice, CostFacts, Plan, PlanRecord
+from forerun.plan.record import Advice, CostFacts, DrafterPlan, PlanRecord
 
 SHOWN = (1, 2, 4, 8, 16, 32)  # draft lengths and places that get a column
 BEST = " *"
@@ -51,7 +51,7 @@ def _advice(entry: Advice) -> str:
     return f"{where}: use {entry.drafter} with drafts of {entry.length}, {entry.factor:.2f} times plain ({how})."
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: DrafterPlan) -> str:
     verdict = plan.verdict
     assert verdict is not None
     if not verdict.predicted_length:
@@ -67,7 +67,7 @@ def _verdict(plan: Plan) -> str:
     return f"{length}; {speed} ({verdict.factor_error:+.1%}{held}; {verdict.speed_error:+.1%} in tokens per second)"
 
 
-def _where(plan: Plan) -> str:
+def _where(plan: DrafterPlan) -> str:
     return f"Batch {plan.batch}, temperature {plan.temperature:g}"
 
 
@@ -117,7 +117,7 @@ def _context(facts: CostFacts) -> str:
     return f"{facts.context} keys" + ("" if facts.own_prompts else " (stretched prompts)")
 
 
-def _plan(plan: Plan) -> Table:
+def _plan(plan: DrafterPlan) -> Table:
     measured = {entry.length: entry for entry in plan.checked}
     rows = [_line(entry, measured.get(entry.length), entry.length == plan.best) for entry in plan.predictions]
     headings = ("draft length", "tokens a round", "times plain: predicted", "measured", "Leviathan",
@@ -125,7 +125,7 @@ def _plan(plan: Plan) -> Table:
     return Table(f"{_where(plan)}: {plan.drafter}", headings, tuple(rows))
 
 
-def _line(entry: Prediction, checked: Checked | None, is_best: bool) -> tuple[str, ...]:
+def _line(entry: Prediction, checked: LengthRun | None, is_best: bool) -> tuple[str, ...]:
     return (
         f"{entry.length}{BEST if is_best else ''}",
         f"{entry.tokens_per_round:.2f}",

@@ -20,7 +20,7 @@ Prompt = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PromptBatch:
     """Prompts that are decoded as one batch until every row has `new_tokens` or more; end tokens do not count."""
 
     prompts: tuple[Prompt, ...]
@@ -31,12 +31,12 @@ class Task:
     seed: int
 
     @property
-    def batch(self) -> int:
+    def size(self) -> int:
         return len(self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class TimedRound:
     """One round of a batch. Every row gains what it accepted and one token."""
 
     rows: tuple[int, ...]  # ids of the prompts
@@ -60,12 +60,12 @@ class Round:
         return max((n for n, copied in zip(self.drafted, self.copied, strict=True) if not copied), default=0)
 
 
-class Prober(Protocol):
+class RoundRunner(Protocol):
     """A way to decode that can be watched."""
 
     name: str
 
-    def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
+    def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:
         """Every round after the first, which reads the prompts, until all rows have their tokens.
 
         `choose` gives the draft length of the next round. Closing it ends the rows.
@@ -73,7 +73,7 @@ class Prober(Protocol):
         ...
 
 
-class Dial:
+class SettableLength:
     """A policy that drafts as much as was last set, and keeps what came of it."""
 
     def __init__(self) -> None:
@@ -90,42 +90,42 @@ class Dial:
         self.outcome = outcome
 
 
-class EngineProber:
+class EngineRunner:
     """An engine of its own around the shared target; without a drafter it decodes plainly."""
 
     def __init__(self, name: str, target: Scorer, drafter: Drafter | None) -> None:
         self.name = name
-        self.dial = Dial()
-        self.engine = Engine(target, drafter, self.dial, ahead=False)  # the dial is turned between steps
+        self.policy = SettableLength()
+        self.engine = Engine(target, drafter, self.policy, ahead=False)  # the length is set between steps
         self.drafter = self.engine.drafter  # bound, and its own
 
-    def rounds(self, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
-        made = dict.fromkeys(task.ids, 0)
-        numbers = [self.engine.add(request) for request in _requests(task)]
+    def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:
+        made = dict.fromkeys(batch.ids, 0)
+        numbers = [self.engine.add(request) for request in _requests(batch)]
         try:
             self._step(1, made)  # a draft model reads the prompts when it is first asked
-            while not self.engine.is_idle and min(made.values()) < task.new_tokens:
+            while not self.engine.is_idle and min(made.values()) < batch.new_tokens:
                 yield self._step(choose(), made)
         finally:
             for number in numbers:
                 self.engine.abort(number)
             self._refuse_errors()
 
-    def _step(self, length: int, made: dict[int, int]) -> Round:
+    def _step(self, length: int, made: dict[int, int]) -> TimedRound:
         """One round; `made` is brought up to date."""
-        self.dial.length = length
+        self.policy.length = length
         self._wait()
         started, recording = self.engine.clock(), self.engine.seconds.capture_seconds
         self.engine.step()
         self._wait()
         recording -= self.engine.seconds.capture_seconds  # paid once a shape, not once a round
         seconds = self.engine.clock() - started + recording
-        outcome = self.dial.outcome
+        outcome = self.policy.outcome
         assert outcome is not None
         before = tuple(made[row] for row in outcome.request_ids)
         for row, accepted in zip(outcome.request_ids, outcome.accepted, strict=True):
             made[row] += accepted + 1
-        return Round(
+        return TimedRound(
             rows=outcome.request_ids,
             before=before,
             drafted=outcome.drafted,
@@ -146,38 +146,44 @@ class EngineProber:
                 raise ForerunError(f"{self.name}: {result.error}; nothing can be planned on it")
 
 
-def engine_prober(name: str, model: Any, drafter: Drafter | None, use: Kernels | None = None) -> EngineProber:
-    return EngineProber(name, Scorer(model, use=use), drafter)
+def engine_runner(name: str, model: Any, drafter: Drafter | None, use: Kernels | None = None) -> EngineRunner:
+    return EngineRunner(name, Scorer(model, use=use), drafter)
 
 
-def tasks_of(
+def prompt_batches(
     prompts: Sequence[Prompt], batch: int, new_tokens: int, room: int, temperature: float, seed: int
-) -> list[Task]:
+) -> list[PromptBatch]:
     """Full batches, in order; what is left over is left out."""
     starts = range(0, len(prompts) - batch + 1, batch)
     return [
-        Task(tuple(prompts[i : i + batch]), tuple(range(i, i + batch)), new_tokens, room, temperature, seed)
+        PromptBatch(tuple(prompts[i : i + batch]), tuple(range(i, i + batch)), new_tokens, room, temperature, seed)
         for i in starts
     ]
 
 
-def full_rounds(prober: Prober, task: Task, choose: Callable[[], int]) -> Generator[Round, None, None]:
+def full_rounds(
+    runner: RoundRunner, batch: PromptBatch, choose: Callable[[], int]
+) -> Generator[TimedRound, None, None]:
     """Rounds until the first row has its tokens: then a batch of generate would be a smaller one."""
-    rounds = prober.rounds(task, choose)
+    rounds = runner.rounds(batch, choose)
     try:
         for found in rounds:
-            if max(found.before) >= task.new_tokens:
+            if max(found.before) >= batch.new_tokens:
                 return
             yield found
     finally:
         rounds.close()
 
 
-def _requests(task: Task) -> list[Request]:
-    params = SamplingParams(temperature=task.temperature)
+def _requests(batch: PromptBatch) -> list[Request]:
+    params = SamplingParams(temperature=batch.temperature)
     return [
         Request(
-            prompt=prompt, max_new_tokens=task.new_tokens + task.room, params=params, seed=task.seed, request_id=number
+            prompt=prompt,
+            max_new_tokens=batch.new_tokens + batch.room,
+            params=params,
+            seed=batch.seed,
+            request_id=number,
         )
-        for prompt, number in zip(task.prompts, task.ids, strict=True)
+        for prompt, number in zip(batch.prompts, batch.ids, strict=True)
     ]

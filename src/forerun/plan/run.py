@@ -10,11 +10,11 @@ from typing import Protocol
 from forerun.errors import InvalidArgument
 from forerun.plan.acceptance import Acceptance, measure_acceptance
 from forerun.plan.check import judge, lengths_to_run, run_lengths
-from forerun.plan.costs import Costs, measure_costs
+from forerun.plan.costs import RoundCosts, measure_costs
 from forerun.plan.predict import best, predict
-from forerun.plan.record import AcceptanceFacts, CostFacts, Plan, acceptance_facts, cost_facts
-from forerun.plan.rounds import Prober, Prompt, Task, tasks_of
-from forerun.plan.settings import Extent, Settings
+from forerun.plan.record import AcceptanceFacts, CostFacts, DrafterPlan, acceptance_facts, cost_facts
+from forerun.plan.rounds import Prompt, PromptBatch, RoundRunner, prompt_batches
+from forerun.plan.settings import Extent, PlanSettings
 
 
 class Listener(Protocol):
@@ -26,53 +26,57 @@ class Listener(Protocol):
 
 
 @dataclass(slots=True)
-class Findings:
+class PlanResults:
     """What there is so far."""
 
     acceptance: list[AcceptanceFacts] = field(default_factory=list)
     costs: list[CostFacts] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[DrafterPlan] = field(default_factory=list)
     complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Subjects:
+class Candidates:
     """Plain decoding, and the drafters that are compared."""
 
-    plain: Prober
-    drafters: Sequence[Prober]
+    plain: RoundRunner
+    drafters: Sequence[RoundRunner]
     operations: Mapping[str, float]  # by drafter: a draft step over a target step
 
 
-def make_plan(subjects: Subjects, prompts: Sequence[Prompt], settings: Settings, listener: Listener) -> Findings:
+def make_plan(
+    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, listener: Listener
+) -> PlanResults:
     """Ctrl-C ends it with what there is."""
     check_prompts(prompts, settings)
-    found = Findings()
+    found = PlanResults()
     try:
-        _fill(found, subjects, prompts, settings, listener)
+        _fill(found, candidates, prompts, settings, listener)
         found.complete = True
     except KeyboardInterrupt:
         pass
     return found
 
 
-def check_prompts(prompts: Sequence[Prompt], settings: Settings) -> None:
+def check_prompts(prompts: Sequence[Prompt], settings: PlanSettings) -> None:
     most = max(settings.batch_sizes)
     if len(prompts) < most:
         raise InvalidArgument(f"a batch of {most} needs as many prompts and there are {len(prompts)}; give more")
 
 
 def _fill(
-    found: Findings, subjects: Subjects, prompts: Sequence[Prompt], settings: Settings, listener: Listener
+    found: PlanResults, candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, listener: Listener
 ) -> None:
     for temperature in settings.temperatures:
-        accepted = _count(subjects, prompts, settings, temperature, listener)
+        accepted = _count(candidates, prompts, settings, temperature, listener)
         found.acceptance += [acceptance_facts(name, temperature, entry) for name, entry in accepted.items()]
         for batch in settings.batch_sizes:
-            _cell(found, subjects, prompts, settings, batch, temperature, accepted, listener)
+            _cell(found, candidates, prompts, settings, batch, temperature, accepted, listener)
     for context in settings.contexts:
         stretched = [stretch(prompt, context) for prompt in prompts]
-        _price(found, subjects, stretched, settings, settings.batch_sizes[0], settings.temperatures[0], listener, False)
+        _price(
+            found, candidates, stretched, settings, settings.batch_sizes[0], settings.temperatures[0], listener, False
+        )
 
 
 def stretch(prompt: Prompt, context: int) -> Prompt:
@@ -81,71 +85,84 @@ def stretch(prompt: Prompt, context: int) -> Prompt:
 
 
 def _count(
-    subjects: Subjects, prompts: Sequence[Prompt], settings: Settings, temperature: float, listener: Listener
+    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, temperature: float, listener: Listener
 ) -> dict[str, Acceptance]:
     """Acceptance does not depend on the batch, so it is counted in the largest: that is the cheapest."""
-    tasks = _tasks(prompts, settings, max(settings.batch_sizes), temperature, settings.seed)
+    batches = _batches(prompts, settings, max(settings.batch_sizes), temperature, settings.seed)
     accepted = {}
-    for prober in subjects.drafters:
-        what = f"counting what {prober.name} gets accepted at temperature {temperature:g}"
-        listener.starting(what, len(tasks) * len(settings.counted))
-        accepted[prober.name] = measure_acceptance(prober, tasks, settings.counted, listener.advance)
+    for runner in candidates.drafters:
+        what = f"counting what {runner.name} gets accepted at temperature {temperature:g}"
+        listener.starting(what, len(batches) * len(settings.counted))
+        accepted[runner.name] = measure_acceptance(runner, batches, settings.counted, listener.advance)
     return accepted
 
 
 def _price(
-    found: Findings,
-    subjects: Subjects,
+    found: PlanResults,
+    candidates: Candidates,
     prompts: Sequence[Prompt],
-    settings: Settings,
+    settings: PlanSettings,
     batch: int,
     temperature: float,
     listener: Listener,
     own_prompts: bool = True,
-) -> dict[str, Costs]:
-    tasks = _tasks(prompts, settings, batch, temperature, settings.seed)
+) -> dict[str, RoundCosts]:
+    batches = _batches(prompts, settings, batch, temperature, settings.seed)
     context = round(fmean(map(len, prompts)) + settings.max_new_tokens / 2)
     listener.starting(
         f"timing rounds at batch {batch}, {context} tokens of context", (1 + settings.repeats) * settings.max_length
     )
     costs = measure_costs(
-        subjects.plain, subjects.drafters, tasks, settings.lengths, settings.repeats, settings.seed, listener.advance
+        candidates.plain,
+        candidates.drafters,
+        batches,
+        settings.lengths,
+        settings.repeats,
+        settings.seed,
+        listener.advance,
     )
     found.costs += [cost_facts(name, temperature, context, own_prompts, entry) for name, entry in costs.items()]
     return costs
 
 
 def _cell(
-    found: Findings,
-    subjects: Subjects,
+    found: PlanResults,
+    candidates: Candidates,
     prompts: Sequence[Prompt],
-    settings: Settings,
+    settings: PlanSettings,
     batch: int,
     temperature: float,
     accepted: Mapping[str, Acceptance],
     listener: Listener,
 ) -> None:
     """Price, predict and check all drafters at one batch size and temperature."""
-    costs = _price(found, subjects, prompts, settings, batch, temperature, listener)
-    tasks = _tasks(prompts[: settings.check_prompts], settings, batch, temperature, settings.seed + 1)
-    for prober in subjects.drafters:
-        name = prober.name
-        predictions = predict(accepted[name], costs[name], settings.lengths, subjects.operations[name])
-        plan = Plan(name, batch, temperature, tuple(predictions), best(predictions).length)
+    costs = _price(found, candidates, prompts, settings, batch, temperature, listener)
+    batches = _batches(prompts[: settings.check_prompts], settings, batch, temperature, settings.seed + 1)
+    for runner in candidates.drafters:
+        name = runner.name
+        predictions = predict(accepted[name], costs[name], settings.lengths, candidates.operations[name])
+        plan = DrafterPlan(name, batch, temperature, tuple(predictions), best(predictions).length)
         found.plans.append(plan)
         if settings.check is not Extent.NONE:
-            found.plans[-1] = _checked(plan, subjects.plain, prober, tasks, settings, listener)
+            found.plans[-1] = _checked(plan, candidates.plain, runner, batches, settings, listener)
 
 
 def _checked(
-    plan: Plan, plain: Prober, prober: Prober, tasks: Sequence[Task], settings: Settings, listener: Listener
-) -> Plan:
+    plan: DrafterPlan,
+    plain: RoundRunner,
+    runner: RoundRunner,
+    batches: Sequence[PromptBatch],
+    settings: PlanSettings,
+    listener: Listener,
+) -> DrafterPlan:
     lengths = lengths_to_run(plan.best, settings.max_length, settings.check)
-    listener.starting(f"checking {plan.drafter} at batch {plan.batch}", len(lengths) * len(tasks))
-    checked = run_lengths(plain, prober, tasks, lengths, settings.seed, listener.advance)
+    listener.starting(f"checking {plan.drafter} at batch {plan.batch}", len(lengths) * len(batches))
+    checked = run_lengths(plain, runner, batches, lengths, settings.seed, listener.advance)
     verdict = judge(plan.predicted, checked)
-    return Plan(plan.drafter, plan.batch, plan.temperature, plan.predictions, plan.best, tuple(checked), verdict)
+    return DrafterPlan(plan.drafter, plan.batch, plan.temperature, plan.predictions, plan.best, tuple(checked), verdict)
 
 
-def _tasks(prompts: Sequence[Prompt], settings: Settings, batch: int, temperature: float, seed: int) -> list[Task]:
-    return tasks_of(prompts, batch, settings.max_new_tokens, settings.max_length + 1, temperature, seed)
+def _batches(
+    prompts: Sequence[Prompt], settings: PlanSettings, batch: int, temperature: float, seed: int
+) -> list[PromptBatch]:
+    return prompt_batches(prompts, batch, settings.max_new_tokens, settings.max_length + 1, temperature, seed)

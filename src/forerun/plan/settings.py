@@ -19,7 +19,7 @@ class Extent(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PlanSettings:
     """How much is measured."""
 
     max_length: int = 8

@@ -76,7 +76,7 @@ class Rollouts:
     length: int = 8
 
 
-class Plan:
+class BatchOrder:
     """The order of the data: epochs of batches, each holding at most `batch_tokens` with its padding."""
 
     def __init__(self, lengths: Sequence[int], members: Sequence[int], batch_tokens: int, max_length: int, seed: int):
@@ -209,7 +209,7 @@ def step_seed(seed: int, step: int) -> int:
     return _mix(seed + 1, step)
 
 
-class Ahead:
+class Prefetch:
     """Makes the next item while the current one is used; an error while making it is raised when it is asked for."""
 
     def __init__(self, make: Iterator[Batch]) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from forerun.errors import InvalidArgument
 from forerun.files import fresh_folder
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, building, fill, load_drafter
-from forerun.train.beginning import end_names
+from forerun.train.init_student import end_names
 
 WHY_NOT = "it reads the target's hidden states, as no ordinary model does; use the folder as it is, as a drafter"
 

@@ -16,17 +16,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.errors import ForerunError, InvalidArgument
-from forerun.train.batches import Ahead, Batch, Plan, Rollouts, Texts, collate, split, step_seed
-from forerun.train.beginning import Beginning, begin, draft_tokens
+from forerun.train.batches import Batch, BatchOrder, Prefetch, Rollouts, Texts, collate, split, step_seed
 from forerun.train.checkpoint import NAME as CHECKPOINT
 from forerun.train.checkpoint import load_checkpoint, save_checkpoint
-from forerun.train.diary import Diary, draw_curves
+from forerun.train.init_student import InitialStudent, draft_tokens, init_student
 from forerun.train.objective import Objective
 from forerun.train.options import TrainOptions
 from forerun.train.processes import Processes
 from forerun.train.proxy import ProxyResult, measure
 from forerun.train.result_folder import write_drafter
 from forerun.train.schedule import Schedule
+from forerun.train.train_log import TrainLog, draw_curves
 
 
 class Diverged(ForerunError, ArithmeticError):
@@ -130,12 +130,12 @@ class Trainer:
         self.state = _State()
         members, held = split(data.num_sequences, options.hold_out, options.seed)
         lengths, counts = survey(data, options.draft_vocabulary is not None)
-        self.plan = Plan(lengths, members, options.batch_tokens, options.max_length, options.seed)
-        self._held_plan = Plan(lengths, held, options.batch_tokens, options.max_length, 0) if held else None
-        self.begun = begin(target, options, draft_tokens(options, counts, special_tokens, data.vocab_size))
-        self.objective = Objective(target, self.begun, options, _uses_stored_laws(data, options))
-        self.optimizer: Any = _optimizer(self.begun, options, target.device)
-        self.schedule = _schedule(options, self.plan, processes.num)
+        self.order = BatchOrder(lengths, members, options.batch_tokens, options.max_length, options.seed)
+        self._held_out_order = BatchOrder(lengths, held, options.batch_tokens, options.max_length, 0) if held else None
+        self.initial = init_student(target, options, draft_tokens(options, counts, special_tokens, data.vocab_size))
+        self.objective = Objective(target, self.initial, options, _uses_stored_laws(data, options))
+        self.optimizer: Any = _optimizer(self.initial, options, target.device)
+        self.schedule = _schedule(options, self.order, processes.num)
         self._proxy: ProxyResult | None = None
         self._looked_at = -1
 
@@ -160,32 +160,32 @@ class Trainer:
                 f"{str(self.folder)!r} was begun with other {', '.join(differing)}; repeat those, or choose another "
                 "folder"
             )
-        self.begun.student.load_state_dict(stored["student"])
+        self.initial.student.load_state_dict(stored["student"])
         self.optimizer.load_state_dict(stored["optimizer"])
         self.state = _State(int(stored["step"]), int(stored["tokens"]), float(stored["elapsed"]))
 
     def run(self, report: Callable[[Progress], None], provenance: dict[str, Any], save_dtype: torch.dtype) -> Trained:
         self.folder.mkdir(parents=True, exist_ok=True)
-        diary = Diary(self.folder, self.state.step) if self.processes.is_main else None
-        self.objective.module, self.optimizer = self.processes.wrap(self.begun.student, self.optimizer)
-        self._train(diary, report)
+        log = TrainLog(self.folder, self.state.step) if self.processes.is_main else None
+        self.objective.module, self.optimizer = self.processes.wrap(self.initial.student, self.optimizer)
+        self._train(log, report)
         self.processes.wait()
         if self.processes.is_main:
             if self._looked_at != self.state.step:
-                self._proxy = self._look(diary)
+                self._proxy = self._look(log)
             self._save()
-            write_drafter(self.folder, self.target, self.begun, self._provenance(provenance), save_dtype)
+            write_drafter(self.folder, self.target, self.initial, self._provenance(provenance), save_dtype)
             draw_curves(self.folder)
-        size = sum(weight.numel() for weight in self.begun.trainable)
+        size = sum(weight.numel() for weight in self.initial.trainable)
         state = self.state
         return Trained(self.folder, state.step, state.tokens, state.elapsed, self._proxy, size)
 
-    def _train(self, diary: Diary | None, report: Callable[[Progress], None]) -> None:
+    def _train(self, log: TrainLog | None, report: Callable[[Progress], None]) -> None:
         options, state = self.options, self.state
         began = self.clock() - state.elapsed
         saved_at, logged = state.elapsed, (state.elapsed, state.tokens)
         losses: list[Tensor] = []
-        for batch in Ahead(self._batches()):
+        for batch in Prefetch(self._batches()):
             done = self.schedule.progress(state.step, state.elapsed)
             if done >= 1:
                 break
@@ -203,12 +203,12 @@ class Trainer:
                 logged = (state.elapsed, state.tokens)
                 done = self.schedule.progress(state.step, state.elapsed)
                 progress = Progress(state.step, done, mean, overlap.tolist(), rate, speed, self._proxy)
-                if diary is not None:
-                    diary.add(_row(progress, state))
+                if log is not None:
+                    log.add(_row(progress, state))
                     report(progress)
             state.elapsed = self.processes.agreed(self.clock() - began)
             if self.processes.is_main and state.step % options.evaluate_every == 0:
-                self._proxy = self._look(diary)
+                self._proxy = self._look(log)
             if self._is_time_to_save(saved_at):
                 self._checked_mean(losses)
                 saved_at = state.elapsed
@@ -225,7 +225,7 @@ class Trainer:
             group["lr"] = rate
         judged = self.objective(batch.to(self.target.device), step_seed(options.seed, state.step), measure=logs)
         self.processes.backward(judged.loss)
-        torch.nn.utils.clip_grad_norm_(self.begun.trainable, options.clip)
+        torch.nn.utils.clip_grad_norm_(self.initial.trainable, options.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return judged.loss.detach(), self._means(judged.overlap, batch), rate
@@ -234,7 +234,7 @@ class Trainer:
         """Acceptance by estimate, over the positions where it means something: [S]."""
         if not overlap.numel():
             return overlap
-        student = self.begun.student
+        student = self.initial.student
         firsts = torch.tensor([student.first(s + 1) for s in range(student.depth)])
         valid = (batch.times.cpu()[None] >= firsts[:, None]).to(overlap.device)
         return self.processes.mean((overlap * valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1))
@@ -244,22 +244,22 @@ class Trainer:
         options = self.options
         rollouts = Rollouts(options.rollout_share, options.rollout_length)
         step = self.state.step
-        for members in self.processes.share(self.plan.from_step(step * self.processes.num)):
+        for members in self.processes.share(self.order.from_step(step * self.processes.num)):
             texts = [self.data.sequence(i) for i in members]
             seed = step_seed(options.seed, step)
             yield collate(texts, options.max_length, rollouts, seed, self.objective.stored_laws)
             step += 1
 
-    def _look(self, diary: Diary | None) -> ProxyResult | None:
+    def _look(self, log: TrainLog | None) -> ProxyResult | None:
         self._looked_at = self.state.step
-        if self._held_plan is None:
+        if self._held_out_order is None:
             return None
-        groups = [[self.data.sequence(i) for i in members] for members in self._held_plan.epoch(0)]
+        groups = [[self.data.sequence(i) for i in members] for members in self._held_out_order.epoch(0)]
         stored = self.objective.stored_laws
         batches = (collate(texts, self.options.max_length, Rollouts(), 0, stored) for texts in groups)
         found = measure(self.objective, batches)
-        if diary is not None:
-            diary.add({"step": self.state.step, "proxy": found.as_dict()})
+        if log is not None:
+            log.add({"step": self.state.step, "proxy": found.as_dict()})
         return found
 
     def _checked_mean(self, losses: list[Tensor]) -> float:
@@ -289,7 +289,7 @@ class Trainer:
                 "step": self.state.step,
                 "tokens": self.state.tokens,
                 "elapsed": self.state.elapsed,
-                "student": self.begun.student.state_dict(),
+                "student": self.initial.student.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
             },
         )
@@ -339,20 +339,20 @@ def _uses_stored_laws(data: Data, options: TrainOptions) -> bool:
     )
 
 
-def _optimizer(begun: Beginning, options: TrainOptions, device: torch.device) -> torch.optim.AdamW:
-    decayed = [weight for weight in begun.trainable if weight.dim() > 1]
-    plain = [weight for weight in begun.trainable if weight.dim() <= 1]
+def _optimizer(initial: InitialStudent, options: TrainOptions, device: torch.device) -> torch.optim.AdamW:
+    decayed = [weight for weight in initial.trainable if weight.dim() > 1]
+    plain = [weight for weight in initial.trainable if weight.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
 
 
-def _schedule(options: TrainOptions, plan: Plan, processes: int) -> Schedule:
+def _schedule(options: TrainOptions, order: BatchOrder, processes: int) -> Schedule:
     """Steps as asked for, or those of the epochs; one epoch where nothing at all was said."""
     epochs = options.epochs
     if options.steps is None and epochs is None and options.max_minutes is None:
         epochs = 1.0
-    by_epochs = None if epochs is None else max(1, plan.num_steps(epochs) // processes)
+    by_epochs = None if epochs is None else max(1, order.num_steps(epochs) // processes)
     limits = [limit for limit in (options.steps, by_epochs) if limit is not None]
     seconds = None if options.max_minutes is None else 60 * options.max_minutes
     return Schedule(min(limits, default=None), seconds, options.warm_up)

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from forerun.math.losses import TeacherLaw
 from forerun.train.batches import Batch
-from forerun.train.beginning import Beginning
 from forerun.train.head_loss import Judgement, Positions, judge
+from forerun.train.init_student import InitialStudent
 from forerun.train.options import TrainOptions
 from forerun.train.rollout import roll_out
 from forerun.train.writing import BACKENDS
@@ -23,14 +23,16 @@ from forerun.train.writing import BACKENDS
 class Objective:
     """What the draft is judged by; `module` is the student, perhaps wrapped for several processes."""
 
-    def __init__(self, target: PreTrainedModel, begun: Beginning, options: TrainOptions, stored_laws: bool) -> None:
-        self.target, self.begun, self.options = target, begun, options
-        self.module: Callable[[Tensor, Tensor | None], Tensor] = begun.student
+    def __init__(
+        self, target: PreTrainedModel, initial: InitialStudent, options: TrainOptions, stored_laws: bool
+    ) -> None:
+        self.target, self.initial, self.options = target, initial, options
+        self.module: Callable[[Tensor, Tensor | None], Tensor] = initial.student
         self.stored_laws = stored_laws  # the target's laws come with the batch, and it need not run
         self.device = target.device
-        self._decay = torch.tensor([options.depth_decay**s for s in range(begun.student.depth)], device=self.device)
+        self._decay = torch.tensor([options.depth_decay**s for s in range(initial.student.depth)], device=self.device)
         self._firsts = torch.tensor(
-            [begun.student.first(s + 1) for s in range(begun.student.depth)], device=self.device
+            [initial.student.first(s + 1) for s in range(initial.student.depth)], device=self.device
         )
 
     def __call__(self, batch: Batch, seed: int, measure: bool = False) -> Judgement:
@@ -39,7 +41,7 @@ class Objective:
             tokens = self._tokens(batch, seed)
             features = None if self.stored_laws else self.features(tokens)
             # Without gradients one process may look alone, and the wrapper would wait for the others.
-            module = self.module if torch.is_grad_enabled() else self.begun.student
+            module = self.module if torch.is_grad_enabled() else self.initial.student
             hidden = module(tokens, features)
         positions = Positions(
             hidden.flatten(1, 2)[:, batch.keep],
@@ -47,7 +49,7 @@ class Objective:
             kept := None if features is None else features.flatten(0, 1)[batch.keep],
             self._law(batch, kept),
         )
-        return judge(positions, self.begun.head.weight, self.options.mixture, self.options.chunk, measure)
+        return judge(positions, self.initial.head.weight, self.options.mixture, self.options.chunk, measure)
 
     def precision(self) -> AbstractContextManager[Any]:
         """bfloat16 products over float32 weights on a GPU; on a CPU everything stays float32."""
@@ -67,16 +69,16 @@ class Objective:
     def _tokens(self, batch: Batch, seed: int) -> Tensor:
         if not len(batch.rolled):
             return batch.tokens
-        student, chosen = self.begun.student, batch.tokens[batch.rolled]
+        student, chosen = self.initial.student, batch.tokens[batch.rolled]
         features = self.features(chosen) if student.reads_features else None
         generator = torch.Generator(self.device).manual_seed(seed)
         drafted = roll_out(
-            student, self.begun.head, chosen, features, batch.cuts, self.options.rollout_length, generator
+            student, self.initial.head, chosen, features, batch.cuts, self.options.rollout_length, generator
         )
         return batch.tokens.index_copy(0, batch.rolled, drafted)
 
     def _law(self, batch: Batch, features: Tensor | None) -> Callable[[slice], TeacherLaw]:
-        head = self.begun.head
+        head = self.initial.head
         if features is not None:
             return lambda part: head.law(features[part])
         ids, logs = batch.top_ids, batch.top_logprobs

@@ -50,7 +50,7 @@ def measure(objective: Objective, batches: Iterable[Batch]) -> ProxyResult:
 
 def chains(rates: Tensor, batch: Batch, objective: Objective) -> Tensor:
     """[S, M] rates of single estimates -> [N, K]: the rates that each draft of K tokens would meet in turn."""
-    student = objective.begun.student
+    student = objective.initial.student
     rows, width = batch.tokens.shape
     rates = rates.cpu()
     dense = torch.full((rates.shape[0], rows * width), torch.nan)

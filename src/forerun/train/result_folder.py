@@ -10,26 +10,26 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
-from forerun.train.beginning import Beginning
 from forerun.train.checkpoint import AGAIN
+from forerun.train.init_student import InitialStudent
 from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, Student
 
 
 def write_drafter(
-    folder: Path, target: PreTrainedModel, begun: Beginning, provenance: dict[str, Any], dtype: torch.dtype
+    folder: Path, target: PreTrainedModel, initial: InitialStudent, provenance: dict[str, Any], dtype: torch.dtype
 ) -> None:
     """`forerun.json`, `config.json` and `model.safetensors`; shared parts are left out, they are the target's."""
-    student = begun.student
+    student = initial.student
     manifest = DrafterManifest(
         kind=_kind(student),
         num_blocks=student.depth if isinstance(student, ParallelStudent) else 0,
         target=describe_target(target),
-        shares=begun.shares,
+        shares=initial.shares,
         provenance=provenance,
     )
-    tensors = {name: tensor.to(dtype) for name, tensor in _own_tensors(begun).items()}
-    if begun.head.tokens is not None:
-        tensors[DRAFT_VOCABULARY] = begun.head.tokens.to(torch.int32)
+    tensors = {name: tensor.to(dtype) for name, tensor in _own_tensors(initial).items()}
+    if initial.head.tokens is not None:
+        tensors[DRAFT_VOCABULARY] = initial.head.tokens.to(torch.int32)
     save_drafter(folder, manifest, _config(student), tensors, AGAIN)
 
 
@@ -46,16 +46,16 @@ def _config(student: Student) -> PreTrainedConfig:
     return student.head.config
 
 
-def _own_tensors(begun: Beginning) -> dict[str, Tensor]:
-    student = begun.student
+def _own_tensors(initial: InitialStudent) -> dict[str, Tensor]:
+    student = initial.student
     if not isinstance(student, CausalStudent):
         assert isinstance(student, FeatureStudent | ParallelStudent)
         return dict(student.head.state_dict())
     model = student.model
     ends = (
-        {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)} if begun.shares else set()
+        {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)} if initial.shares else set()
     )
     left_out = {name for name, weight in model.named_parameters(remove_duplicate=False) if id(weight) in ends}
-    if not begun.shares and model.config.tie_word_embeddings:
+    if not initial.shares and model.config.tie_word_embeddings:
         left_out |= set(getattr(model, "_tied_weights_keys", None) or ())
     return {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}

@@ -185,9 +185,9 @@ def distil(teaching: Teaching, parts: Sequence[tuple[Heard, float]], options: Sh
     )
     schedule = Schedule(options.steps, options.seconds, options.warm_up)
     generator = torch.Generator().manual_seed(options.seed)
-    begun, step = time.perf_counter(), 0
+    initial, step = time.perf_counter(), 0
     for batch in mixed(parts, options.batch_size, generator, _end(teaching.target)):
-        progress = schedule.progress(step, time.perf_counter() - begun)
+        progress = schedule.progress(step, time.perf_counter() - initial)
         if progress >= 1:
             break
         for group in optimizer.param_groups:

@@ -37,7 +37,7 @@ Teach = Callable[[list[Tensor]], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence_:  # noqa: N801 (the plain name is taken)
+class TrainingText:
     """One prompt and what the target made of it."""
 
     tokens: Tensor  # [n] int64
@@ -118,7 +118,7 @@ class ShardWriter:
         self._suffix = "" if part[1] == 1 else f"-{part[0]}"
         self._path = folder / f"data{self._suffix}.json"
         self._small = manifest.target["vocab_size"] <= SMALL_VOCABULARY
-        self._pending: list[tuple[int, Sequence_]] = []
+        self._pending: list[tuple[int, TrainingText]] = []
         self._skipped: list[int] = []
         self._pending_bytes = self._pending_tokens = 0
         self.done: set[int] = set()
@@ -139,7 +139,7 @@ class ShardWriter:
         written = sum(entry.bytes for entry in self.manifest.shards)
         return written + HEADER + self._pending_bytes + self._size(length) <= self.disk_budget
 
-    def add(self, item: int, sequence: Sequence_) -> None:
+    def add(self, item: int, sequence: TrainingText) -> None:
         self._pending.append((item, sequence))
         self._pending_tokens += len(sequence.tokens)
         self._pending_bytes += self._size(len(sequence.tokens))
@@ -175,7 +175,7 @@ class ShardWriter:
         numbers = [int(Path(entry.file).stem.rpartition("-")[2]) for entry in self.manifest.shards]
         return max(numbers, default=-1) + 1
 
-    def _tensors(self, pairs: list[tuple[int, Sequence_]]) -> dict[str, Tensor]:
+    def _tensors(self, pairs: list[tuple[int, TrainingText]]) -> dict[str, Tensor]:
         sequences = [sequence for _, sequence in pairs]
         lengths = [len(sequence.tokens) for sequence in sequences]
         tensors = {
@@ -254,7 +254,7 @@ class Shards:
         """Changes with any byte of the data, for the record of what was trained on."""
         return hashlib.sha256("".join(entry.sha256 for entry in self.entries).encode()).hexdigest()
 
-    def sequence(self, i: int) -> Sequence_:
+    def sequence(self, i: int) -> TrainingText:
         if not 0 <= i < self.num_sequences:
             raise InvalidArgument(f"sequence {i}: {self.folder} has sequences 0 to {self.num_sequences - 1}")
         number = bisect_right(self._ends, i)
@@ -264,11 +264,11 @@ class Shards:
         prompt_length = int(shard["prompt_lengths"][place])
         tokens = shard["tokens"][start:end].to(torch.int64)
         if "top_ids" not in shard:
-            return Sequence_(tokens, prompt_length)
+            return TrainingText(tokens, prompt_length)
         ids, logprobs = shard["top_ids"][start:end], shard["top_logits"][start:end]
-        return Sequence_(tokens, prompt_length, ids.to(torch.int64), logprobs.float())
+        return TrainingText(tokens, prompt_length, ids.to(torch.int64), logprobs.float())
 
-    def __iter__(self) -> Iterator[Sequence_]:
+    def __iter__(self) -> Iterator[TrainingText]:
         return (self.sequence(i) for i in range(self.num_sequences))
 
     def _shard(self, number: int) -> dict[str, Tensor]:

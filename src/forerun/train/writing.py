@@ -19,7 +19,7 @@ from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
-from forerun.train.shards import Sequence_, ShardWriter
+from forerun.train.shards import ShardWriter, TrainingText
 
 SHORTEST = 8  # completions of fewer tokens teach nothing
 PASS_TOKENS = 16384  # of prompts encoded in one pass: a GPU takes as long for few
@@ -227,7 +227,7 @@ def _keep(results: Iterable[RowResult], writer: ShardWriter, tally: Tally, limit
         elif not writer.has_room(len(prompt) + len(result.tokens)):
             return Ending.DISK
         else:
-            writer.add(number, Sequence_(torch.tensor([*prompt, *result.tokens]), len(prompt)))
+            writer.add(number, TrainingText(torch.tensor([*prompt, *result.tokens]), len(prompt)))
             tally.count(result)
         if limits.tokens is not None and writer.num_tokens >= limits.tokens:
             return Ending.TOKENS

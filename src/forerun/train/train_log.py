@@ -16,13 +16,13 @@ from forerun.train.checkpoint import AGAIN
 NAME = "train.jsonl"
 
 
-class Diary:
+class TrainLog:
     """`train.jsonl`: rows with the key "loss" are steps, rows with the key "proxy" are measurements."""
 
     def __init__(self, folder: Path, step: int) -> None:
         """What was written after `step` was lost with the weights it tells of, and goes."""
         self.path = folder / NAME
-        kept = [row for row in read_diary(folder) if row["step"] <= step] if step else []
+        kept = [row for row in read_log(folder) if row["step"] <= step] if step else []
         self._put("w", kept)
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class Diary:
             raise disk_error(self.path, error, AGAIN) from error
 
 
-def read_diary(folder: Path) -> list[dict[str, Any]]:
+def read_log(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run, without a last one that a kill cut short."""
     path = folder / NAME
     if not path.is_file():
@@ -53,12 +53,12 @@ def read_diary(folder: Path) -> list[dict[str, Any]]:
 
 
 def draw_curves(folder: Path) -> list[Path]:
-    """loss.png and acceptance.png beside the diary; none where matplotlib is not installed."""
+    """loss.png and acceptance.png beside the log; none where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
     from matplotlib.figure import Figure  # without pyplot: no window system is touched
 
-    rows = read_diary(folder)
+    rows = read_log(folder)
     steps = [row for row in rows if "loss" in row]
     looks = [row for row in rows if "proxy" in row]
     drawn = []

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from forerun.drafters import from_folder
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.loading.drafter_folder import load_drafter
-from forerun.train.beginning import begin, draft_tokens
 from forerun.train.export import export
+from forerun.train.init_student import draft_tokens, init_student
 from forerun.train.loop import train_draft
 from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent
 from support.tiny import tiny_model
@@ -38,18 +38,18 @@ def trained(target: PreTrainedModel, folder: Path, **options: Any) -> Path:
 def test_layers_of_the_target_are_copied() -> None:
     target = tiny_model("llama", vocab=VOCAB, layers=3)
     for kind in ("feature", "causal"):
-        student = begin(target, small(kind=kind, layers=(2, 0)), None).student
+        student = init_student(target, small(kind=kind, layers=(2, 0)), None).student
         body = student.head.body if isinstance(student, FeatureStudent) else student.model.base_model
         for mine, number in zip(body.layers, (2, 0), strict=True):
             torch.testing.assert_close(mine.state_dict(), target.model.layers[number].state_dict())
         torch.testing.assert_close(body.norm.weight, target.model.norm.weight)
     with pytest.raises(InvalidArgument, match=r"layers 0 to 2"):
-        begin(target, small(layers=(3,)), None)
+        init_student(target, small(layers=(3,)), None)
 
 
 def test_shared_parts_are_neither_trained_nor_stored(target: PreTrainedModel, tmp_path: Path) -> None:
-    begun = begin(target, small(kind="causal"), None)
-    names = {name for name, weight in begun.student.named_parameters() if weight.requires_grad}
+    initial = init_student(target, small(kind="causal"), None)
+    names = {name for name, weight in initial.student.named_parameters() if weight.requires_grad}
     assert names and not any("embed" in name or "lm_head" in name for name in names)
     manifest, _, tensors = load_drafter(trained(target, tmp_path, kind="causal"))
     assert manifest.shares == ("embedding", "head")
@@ -71,15 +71,15 @@ def test_a_draft_goes_on_from_its_folder(target: PreTrainedModel, tmp_path: Path
     again = small(kind=kind, heads=2, start=str(folder))
     tokens = draft_tokens(again, Counter(), (), VOCAB)
     assert tokens is not None and len(tokens) == 15
-    begun = begin(target, again, tokens)
+    initial = init_student(target, again, tokens)
     stored = load_drafter(folder)[2]
-    module = begun.student.model if isinstance(begun.student, CausalStudent) else begun.student.head
+    module = initial.student.model if isinstance(initial.student, CausalStudent) else initial.student.head
     for name, tensor in module.state_dict().items():
         if name in stored:
             torch.testing.assert_close(tensor, stored[name])
     other = "causal" if kind == "feature" else "feature"
     with pytest.raises(InvalidArgument, match=kind):
-        begin(target, small(kind=other, start=str(folder)), None)
+        init_student(target, small(kind=other, start=str(folder)), None)
 
 
 def test_a_configuration_of_ones_own(target: PreTrainedModel, tmp_path: Path) -> None:
@@ -93,22 +93,22 @@ def test_a_configuration_of_ones_own(target: PreTrainedModel, tmp_path: Path) ->
         trained(target, tmp_path / "other", kind="causal", config=str(path), loss="topk003")
     path.write_text("{", encoding="utf-8")
     with pytest.raises(InvalidArgument, match="no transformers configuration"):
-        begin(target, small(kind="causal", config=str(path)), None)
+        init_student(target, small(kind="causal", config=str(path)), None)
 
 
 def test_a_model_with_bent_logits_is_refused() -> None:
     with pytest.raises(UnsupportedModel):
-        begin(tiny_model("gemma2"), small(), None)
+        init_student(tiny_model("gemma2"), small(), None)
 
 
 def test_a_window_shorter_than_the_texts_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="max_length to 8"):
-        begin(tiny_model("mistral"), small(), None)
-    begin(tiny_model("mistral"), small(unroll=1), None)
+        init_student(tiny_model("mistral"), small(), None)
+    init_student(tiny_model("mistral"), small(unroll=1), None)
 
 
 def test_a_parallel_student_has_as_many_heads_as_asked(target: PreTrainedModel) -> None:
-    student = begin(target, small(kind="parallel", heads=5), None).student
+    student = init_student(target, small(kind="parallel", heads=5), None).student
     assert isinstance(student, ParallelStudent) and student.depth == 5
 
 
@@ -117,7 +117,7 @@ def test_an_exported_draft_says_what_the_draft_said(target: PreTrainedModel, tmp
     folder = trained(target, tmp_path / "draft", kind="causal", share=share)
     assert export(folder, tmp_path / "out", target, None) is False
     alone = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-    again = begin(target, small(kind="causal", start=str(folder), share=share), None)
+    again = init_student(target, small(kind="causal", start=str(folder), share=share), None)
     ids = torch.randint(1, VOCAB, (2, 9))
     with torch.no_grad():
         logits = again.student(ids, None)[0] @ again.head.weight.T

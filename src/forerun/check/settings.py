@@ -51,7 +51,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CheckSettings:
     """How much is drawn and how sure the verdict is."""
 
     samples: int = 512

@@ -30,7 +30,7 @@ from forerun.train.students import CausalStudent, FeatureStudent, ParallelStuden
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class InitialStudent:
     """A draft ready to be trained."""
 
     student: Student  # float32, on the target's device
@@ -42,7 +42,7 @@ class Beginning:
         return [weight for weight in self.student.parameters() if weight.requires_grad]
 
 
-def begin(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> Beginning:
+def init_student(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> InitialStudent:
     """`tokens` [Vd] are the ids the draft can say, None for all. Random weights come from the options' seed."""
     _check_target(target)
     with torch.random.fork_rng(devices=[]):
@@ -88,7 +88,7 @@ def _tokens_of(folder: str | None) -> Tensor | None:
     return None if tokens is None else tokens.long()
 
 
-def _with_head(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> Beginning:
+def _with_head(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> InitialStudent:
     head = _draft_head(target, options)
     embedding = target.get_input_embeddings()
     student: Student
@@ -96,7 +96,7 @@ def _with_head(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | 
         student = ParallelStudent(head, embedding)
     else:
         student = FeatureStudent(head, embedding, options.unroll)
-    return Beginning(student, _shared_head(target, tokens), ("embedding", "head"))
+    return InitialStudent(student, _shared_head(target, tokens), ("embedding", "head"))
 
 
 def _draft_head(target: PreTrainedModel, options: TrainOptions) -> DraftHead:
@@ -136,7 +136,7 @@ def _head_from(folder: str, target: PreTrainedModel, options: TrainOptions, num_
     return head
 
 
-def _causal(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> Beginning:
+def _causal(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> InitialStudent:
     model, shared = _causal_model(target, options)
     shared = shared and options.share
     embedding, own = model.get_input_embeddings(), model.get_output_embeddings()
@@ -144,10 +144,10 @@ def _causal(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | Non
         for part in (embedding, own):
             part.requires_grad_(False)
         student = CausalStudent(model, target.get_input_embeddings())
-        return Beginning(student, _shared_head(target, tokens), ("embedding", "head"))
+        return InitialStudent(student, _shared_head(target, tokens), ("embedding", "head"))
     if tokens is not None:
         raise InvalidArgument("a reduced vocabulary needs the target's head; leave draft_vocabulary out")
-    return Beginning(CausalStudent(model, None), _shared_head(target, None, own), ())
+    return InitialStudent(CausalStudent(model, None), _shared_head(target, None, own), ())
 
 
 def _causal_model(target: PreTrainedModel, options: TrainOptions) -> tuple[PreTrainedModel, bool]:

@@ -14,12 +14,12 @@ from forerun.engine import FinishReason, RowResult
 from forerun.types import Drafter, Policy
 
 PLAIN, SPECULATIVE = "plain", "speculative"
-WAYS = (PLAIN, SPECULATIVE)
+METHODS = (PLAIN, SPECULATIVE)
 UNFINISHED = (FinishReason.TIME, FinishReason.ABORT, FinishReason.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IndexedPrompt:
     """A prompt; its index keys the random numbers, so that batches do not matter."""
 
     index: int
@@ -27,7 +27,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class DecodedSequence:
     """One sequence as it came out of a decoder."""
 
     tokens: tuple[int, ...]
@@ -44,26 +44,26 @@ class Call:
     """What one call made: for each prompt its sequences."""
 
     seconds: float
-    prompts: tuple[tuple[Written, ...], ...]
+    prompts: tuple[tuple[DecodedSequence, ...], ...]
 
 
-class Way(Protocol):
+class Method(Protocol):
     """A way to decode."""
 
     name: str
 
-    def answer(self, asked: Sequence[Asked], keywords: dict[str, Any]) -> Call:
+    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> Call:
         """Decode all prompts in one call. `keywords` are those of `SpeculativeDecoder.generate`."""
         ...
 
 
-class Decoding:
+class DecoderMethod:
     """A decoder that lives as long as the evaluation, as a user's would: its policy goes on learning."""
 
     def __init__(self, name: str, decoder: SpeculativeDecoder) -> None:
         self.name, self.decoder = name, decoder
 
-    def answer(self, asked: Sequence[Asked], keywords: dict[str, Any]) -> Call:
+    def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> Call:
         copies = keywords.get("num_return_sequences", 1)
         width = max(len(prompt.tokens) for prompt in asked)
         pads = [width - len(prompt.tokens) for prompt in asked]
@@ -88,16 +88,16 @@ def both(
     policy: str | int | Policy = "auto",
     rule: str = "token",
     **options: Any,
-) -> tuple[Decoding, Decoding]:
+) -> tuple[DecoderMethod, DecoderMethod]:
     """Plain decoding is the target itself, whatever the rule; under `coupled` both draw the same tokens."""
     plain_rule = rule if rule == "coupled" else "token"
     plain = SpeculativeDecoder(target, None, rule=plain_rule, tokenizer=tokenizer, **options)
     drafted = SpeculativeDecoder(target, drafter, policy=policy, rule=rule, tokenizer=tokenizer, **options)
-    return Decoding(PLAIN, plain), Decoding(SPECULATIVE, drafted)
+    return DecoderMethod(PLAIN, plain), DecoderMethod(SPECULATIVE, drafted)
 
 
-def _written(row: RowResult, begun: float) -> Written:
-    return Written(
+def _written(row: RowResult, begun: float) -> DecodedSequence:
+    return DecodedSequence(
         tokens=row.tokens,
         finish=str(row.finish_reason),
         seconds=row.finished_at - begun,
