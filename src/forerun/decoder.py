@@ -22,17 +22,17 @@ from forerun.keyword_checks import check_tokenizer
 from forerun.keywords import GenerateKeywords, Job, understand
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
-from forerun.models.given import check_model
+from forerun.models.families import check_model
 from forerun.models.self_check import self_check as examine_target
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.policy import as_policy
 from forerun.result import GenerateResult
 from forerun.rules import AnyRule, parse
 from forerun.sources import read_inputs, refuse_for_causal
+from forerun.speech import Windows, is_whisper
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
 from forerun.unpadded import check_ids, unpadded
-from forerun.whisper import Windows, is_whisper
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
@@ -138,7 +138,7 @@ class SpeculativeDecoder:
 
         Processors and stopping criteria of the caller are applied as transformers would, or refused; a `streamer` is
         given the text as it comes.
-        A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.whisper`.
+        A Whisper's `generate` decodes window by window, by rules that only its processors know: see `forerun.speech`.
         """
         if is_whisper(self.target):
             return Windows(self.engine)

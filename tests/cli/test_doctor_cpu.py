@@ -83,10 +83,10 @@ def test_what_is_known_is_listed_without_a_model(target: str, monkeypatch: pytes
 @needs_kernels
 def test_switched_off_and_slower(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report("--model", target)["model"]["why"] == "kernels are off"
-    from forerun.models import fast
+    from forerun.models.bodies import choose
 
     monkeypatch.setenv("FORERUN_KERNELS", "auto")
-    monkeypatch.setattr(fast, "measured", lambda model: {"modules": 1.0, "1": 2.0})
+    monkeypatch.setattr(choose, "measured", lambda model: {"modules": 1.0, "1": 2.0})
     assert report("--model", target)["model"]["why"] == "the modules measured faster"
 
 

@@ -374,7 +374,7 @@ def test_a_second_target_is_heard_instead_of_the_first() -> None:
     drafter = FeatureHead(head_of(first.model))
     drafter.bind(first)
     drafter.bind(second)
-    assert (len(first.listeners), len(second.listeners)) == (0, 1)
+    assert (len(first.observers), len(second.observers)) == (0, 1)
 
 
 def test_a_target_outlives_who_listened_to_it() -> None:
@@ -385,10 +385,10 @@ def test_a_target_outlives_who_listened_to_it() -> None:
         made = Engine(target, drafter, Constant(3))
         made.add(Request(prompt=tuple(TEXT[:8]), max_new_tokens=12))
         assert list(finish(made)[0]) == plain_greedy(target.model, TEXT[:8], 12)
-        assert len(target.listeners) == 1
+        assert len(target.observers) == 1
         del made
         gc.collect()
-    assert not target.listeners
+    assert not target.observers
 
 
 def test_a_head_in_training_is_not_touched() -> None:

@@ -87,13 +87,13 @@ class Ear:
     def __init__(self) -> None:
         self.heard: dict[tuple[int, int], Tensor] = {}
 
-    def hear(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+    def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
         places = [(row, p + i) for row, p, count in zip(rows, past, counts, strict=True) for i in range(count)]
         self.heard.update(zip(places, hidden.clone(), strict=True))
 
-    def hear_copy(self, source: int, row: int, length: int) -> None: ...
+    def on_copy(self, source: int, row: int, length: int) -> None: ...
 
-    def hear_keep(self, row: int, start: int, picks: Sequence[int]) -> None: ...
+    def on_keep(self, row: int, start: int, picks: Sequence[int]) -> None: ...
 
 
 class Overheard(StaticPass):
@@ -116,7 +116,7 @@ class Overheard(StaticPass):
 def test_who_listens_hears_recorded_passes_too() -> None:
     def heard(on_device: bool) -> tuple[Texts, Ear]:
         made, ear = engine(on_device, drafter="random"), Ear()
-        made.target.listeners.append(ear)
+        made.target.observers.append(ear)
         if made.runner is not None:
             assert not made.runner.may_score(), "modules give no hidden states on the way"
             made.runner._pass = Overheard(made.target)

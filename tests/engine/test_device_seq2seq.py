@@ -18,7 +18,7 @@ from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import Engine, Request
 from forerun.engine.device.choose import runner_of
 from forerun.errors import ForerunWarning
-from forerun.models.across import Directory
+from forerun.models.cross_attention import SourceTable
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
 from forerun.types import Rule
@@ -83,13 +83,13 @@ def test_recorded_rounds_say_the_same(family: str, drafter: str) -> None:
 
 
 def test_control_a_directory_that_names_the_neighbours_source(monkeypatch: MonkeyPatch) -> None:
-    right = Directory.write
+    right = SourceTable.write
 
-    def turned(self: Directory, *given: Any) -> None:
+    def turned(self: SourceTable, *given: Any) -> None:
         self._written = []
         right(self, *given)
         self.table.copy_(self.table.roll(1, dims=1))
 
     wanted = texts("whisper", "none", False, SamplingParams())
-    monkeypatch.setattr(Directory, "write", turned)
+    monkeypatch.setattr(SourceTable, "write", turned)
     assert texts("whisper", "none", True, SamplingParams()) != wanted

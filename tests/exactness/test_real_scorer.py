@@ -90,7 +90,7 @@ def test_control_with_compiled_kernels(monkeypatch: MonkeyPatch) -> None:
 @needs_kernels
 def test_control_a_kernel_that_forgets_the_first_key(monkeypatch: MonkeyPatch) -> None:
     """Tokens stay plausible and the loop is untouched: only the law can tell."""
-    from forerun.models import llama_like
+    from forerun.models.bodies import llama_like
 
     monkeypatch.setattr(llama_like, "windows", lambda config: [2] * config.num_hidden_layers)
     assert any(misfits("model", Rule.TOKEN, "auto", kernels="on"))

@@ -20,7 +20,8 @@ from forerun.config import SamplingParams
 from forerun.decode import speculative_decode
 from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup, Tree
 from forerun.engine import Engine, Request
-from forerun.models import across, positions
+from forerun.models import cross_attention
+from forerun.models.patches import positions
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
 from forerun.types import Drafter, Rule, Source
@@ -138,13 +139,13 @@ def test_control_wrong_correction(monkeypatch: MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", ("t5_gated", "whisper"))
 def test_control_a_neighbours_source(family: str, monkeypatch: MonkeyPatch) -> None:
     """Numbers are given to sources in order: each row looks up its neighbour's."""
-    right = across.Sources.of
+    right = cross_attention.Sources.of
 
-    def next_one(self: across.Sources, row: int) -> Source:
+    def next_one(self: cross_attention.Sources, row: int) -> Source:
         known = list(self._number)
         return known[(known.index(right(self, row)) + 1) % len(known)]
 
-    monkeypatch.setattr(across.Sources, "of", next_one)
+    monkeypatch.setattr(cross_attention.Sources, "of", next_one)
     assert all(misfits(family, "shared"))
 
 

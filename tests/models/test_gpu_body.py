@@ -15,9 +15,9 @@ pytest.importorskip("triton")
 from forerun import SpeculativeDecoder, kernels
 from forerun.bench.forward import stepper
 from forerun.config import Kernels
-from forerun.models import gpu_body
-from forerun.models.gpu_body import GpuBody
-from forerun.models.merging import merged
+from forerun.models.bodies import gpu
+from forerun.models.bodies.gpu import GpuBody
+from forerun.models.bodies.merging import merged
 from forerun.models.scorer import Scorer
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 from support.recompute import check
@@ -57,7 +57,7 @@ def _qwen2() -> PreTrainedModel:
 
 def scorer_of(model: PreTrainedModel) -> Scorer:
     scorer = Scorer(model, use=Kernels.ON)
-    assert isinstance(scorer.body, GpuBody), gpu_body.why_not(model)
+    assert isinstance(scorer.body, GpuBody), gpu.why_not(model)
     for row, text in enumerate(TEXTS):
         scorer.admit(row)
         scorer.feed([row], [text])
@@ -128,15 +128,15 @@ def test_parts_with_and_without_bias() -> None:
 
 
 def test_what_is_refused() -> None:
-    assert "gpt2 is none of" in str(gpu_body.why_not(copy.deepcopy(tiny_model("gpt2")).to(DEVICE)))
+    assert "gpt2 is none of" in str(gpu.why_not(copy.deepcopy(tiny_model("gpt2")).to(DEVICE)))
     model = copy.deepcopy(model_of("llama"))
-    assert gpu_body.why_not(model) is None
-    assert "float64" in str(gpu_body.why_not(copy.deepcopy(model).double()))
+    assert gpu.why_not(model) is None
+    assert "float64" in str(gpu.why_not(copy.deepcopy(model).double()))
     hook = model.lm_head.register_forward_hook(lambda *a: None)
-    assert "head" in str(gpu_body.why_not(model))
+    assert "head" in str(gpu.why_not(model))
     hook.remove()
     model.base_model.layers[0].mlp.register_forward_hook(lambda *a: None)
-    assert "mlp has forward hooks" in str(gpu_body.why_not(model))
+    assert "mlp has forward hooks" in str(gpu.why_not(model))
 
 
 def test_tables_are_made_once_for_a_capacity() -> None:

@@ -14,7 +14,7 @@ from forerun import SpeculativeDecoder
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.models import plain, static_pass
-from forerun.models.llama_like import why_not
+from forerun.models.bodies.llama_like import why_not
 from forerun.models.scorer import Scorer
 from support.tiny import plain_greedy, tiny_model
 
@@ -186,12 +186,12 @@ def test_weights_that_are_nowhere_are_refused() -> None:
                                     lambda d: d.layers[1].final_layer_norm.__setattr__("eps", 0.3),
                                     lambda d: d.register_forward_hook(lambda *a: None)])  # fmt: skip
 def test_whisper_stands_aside(change: Callable[[Any], None]) -> None:
-    from forerun.models import fused_whisper
+    from forerun.models.bodies import whisper
 
     model = copy.deepcopy(tiny_model("whisper"))
-    assert fused_whisper.why_not(model) is None
+    assert whisper.why_not(model) is None
     change(model.get_decoder())
-    assert fused_whisper.why_not(model) is not None
+    assert whisper.why_not(model) is not None
 
 
 def test_hooks_are_not_recorded() -> None:

@@ -15,7 +15,8 @@ from transformers import LongT5Config, LongT5ForConditionalGeneration
 from forerun import DraftModel, EarlyExit, SpeculativeDecoder, Tree
 from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
-from forerun.models import across, positions
+from forerun.models import cross_attention
+from forerun.models.patches import positions
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Source
@@ -71,8 +72,8 @@ def test_trees_are_scored_as_their_paths(family: str) -> None:
 
 def test_control_positions_of_the_longest_row(monkeypatch: MonkeyPatch) -> None:
     """What transformers would do of itself: all rows count from the longest one's past."""
-    monkeypatch.setattr(positions.RowPositions, "__init__", _knows_nothing)
-    monkeypatch.setattr(positions.RowPositions, "is_told", True)  # without which such models are refused
+    monkeypatch.setattr(positions.PositionPatches, "__init__", _knows_nothing)
+    monkeypatch.setattr(positions.PositionPatches, "is_told", True)  # without which such models are refused
     for family in ("t5_gated", "bart", "marian"):
         with pytest.raises((AssertionError, RuntimeError)):
             check(*scored(family, Form.PAD))
@@ -98,8 +99,8 @@ def test_control_bias_of_the_longest_row(monkeypatch: MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("family", SEQ2SEQ_FAMILIES)
 def test_control_the_source_of_another_row(family: str, monkeypatch: MonkeyPatch) -> None:
-    right = across.Sources.of
-    monkeypatch.setattr(across.Sources, "of", lambda self, row: right(self, (row + 1) % 3))
+    right = cross_attention.Sources.of
+    monkeypatch.setattr(cross_attention.Sources, "of", lambda self, row: right(self, (row + 1) % 3))
     with pytest.raises(AssertionError):
         check(*scored(family, Form.SPLIT))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from forerun import DraftModel, SpeculativeDecoder
-from forerun.models.merging import merged
+from forerun.models.bodies.merging import merged
 from support.devices import on_gpu
 from support.seq2seq import batch_of, rows_of
 from support.tiny import EXTRA_FAMILIES, FAMILIES, SEQ2SEQ_FAMILIES, tiny_model

@@ -11,8 +11,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Files that have Numba compile the CPU's kernels: half a minute, once where all of them are one worker's.
 COMPILED = {
-    "test_cpu", "test_cpu_across", "test_cpu_attention", "test_cpu_product", "test_doctor_cpu", "test_fused",
-    "test_fused_whisper", "test_kernels", "test_kernels_against_transformers", "test_kernels_option", "test_products",
+    "test_cpu", "test_cpu_across", "test_cpu_attention", "test_cpu_product", "test_cpu_body", "test_doctor_cpu",
+    "test_kernels", "test_kernels_against_transformers", "test_kernels_option", "test_linear_patches",
 }  # fmt: skip
 
 

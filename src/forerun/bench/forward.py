@@ -18,8 +18,8 @@ from forerun.cache.ragged import RaggedCache, ranges
 from forerun.config import SamplingParams
 from forerun.errors import ForerunError
 from forerun.math.ragged_attention import Reach
-from forerun.models import gpu_body
-from forerun.models.gpu_body import GpuBody
+from forerun.models.bodies import gpu
+from forerun.models.bodies.gpu import GpuBody
 from forerun.types import LawParams, RaggedRows
 
 CAPACITY, FILLED = 1024, 512  # slots of a row, and how many hold a key
@@ -80,7 +80,7 @@ def linear_bandwidth(device: torch.device, repeats: int = 5) -> float:
 def _passes(models: dict[str, PreTrainedModel], repeats: int) -> Iterator[Pass]:
     for name, rows, positions in SHAPES:
         model = models[name]
-        if reason := gpu_body.why_not(model):
+        if reason := gpu.why_not(model):
             raise ForerunError(f"the {name} cannot be run by the fused forward pass: {reason}")
         step = stepper(model, rows, positions, samples=name == "draft")
         seconds = seconds_a_call([step], repeats)

@@ -113,7 +113,7 @@ class RaggedCache:
         assert 0 <= length <= self._length[row], f"row {row} has {self._length[row]} keys, cannot keep {length}"
         self._length[row] = length
 
-    def settle(self, row: int, length: int, written: int) -> None:
+    def set_length(self, row: int, length: int, written: int) -> None:
         """After rounds the device ran by itself: `length` keys stand, and positions below `written` may be dirty."""
         assert length <= written <= self.capacity, f"{length} keys of {written} written, room for {self.capacity}"
         self._length[row] = length

@@ -134,17 +134,17 @@ def _body(key: str, times: dict[str, float]) -> Body:
 
 
 def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
-    from forerun.models import fast
+    from forerun.models.bodies import choose
     from forerun.models.scorer import Scorer
 
-    if (reason := fast.why_not(model)) is not None:
+    if (reason := choose.why_not(model)) is not None:
         scorer = Scorer(model)  # times the products of its layers, where they are to be used
         return ModelKernels(name, False, f"layer by layer, not fused: {reason}", None, 0, 0)
-    from forerun.models.fused import FusedBody
+    from forerun.models.bodies.cpu import CpuBody
 
-    timed = _body(name, fast.measured(model))
+    timed = _body(name, choose.measured(model))
     scorer = Scorer(model)
-    if not isinstance(scorer.body, FusedBody):
+    if not isinstance(scorer.body, CpuBody):
         why = "kernels are off" if scorer.kernels is Kernels.OFF else "the modules measured faster"
         return ModelKernels(name, False, why, timed, 0, 0)
     scorer.admit(0)

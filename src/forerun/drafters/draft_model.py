@@ -26,7 +26,7 @@ from forerun.loading import load_model
 from forerun.loading.drafter_folder import is_drafter_folder, read_kind
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
-from forerun.models.given import check_model
+from forerun.models.families import check_model
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Draft, DraftContext, Source

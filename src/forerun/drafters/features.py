@@ -41,7 +41,7 @@ class Features:
         if length < self.length(row):
             self._cache.rewind(row, length)
 
-    def hear(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+    def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
         follows = [self._follows(row, length) for row, length in zip(rows, past, strict=True)]
         if not all(follows):
             parts = [part for part, wanted in zip(hidden.split(list(counts)), follows, strict=True) if wanted]
@@ -63,10 +63,10 @@ class Features:
         """Whether new vectors go on where the row's own end."""
         return row in self._rows and self._cache.length(row) == past
 
-    def hear_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
+    def on_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
         if row in self._rows and self._cache.length(row) > start:
             self._cache.keep(row, start, picks)
 
-    def hear_copy(self, source: int, row: int, length: int) -> None:
+    def on_copy(self, source: int, row: int, length: int) -> None:
         if row in self._rows and self.length(source) >= length:
             self._cache.copy(source, row, length)

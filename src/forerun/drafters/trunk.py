@@ -69,8 +69,8 @@ class Trunk:
         if self._ear is not None:
             self._ear()
         self._target, self.features = target, Features()
-        target.listeners.append(self.features)
-        self._ear = weakref.finalize(self, target.listeners.remove, self.features)  # a scorer may outlive its decoders
+        target.observers.append(self.features)
+        self._ear = weakref.finalize(self, target.observers.remove, self.features)  # a scorer may outlive its decoders
         head = self.head if _is_like(self.head, target) else _cast(self.head, target)
         self._fuse, self._block = head.fuse.weight.detach(), head.block
         self.body = Scorer(head.body, self.form, headless=True, use=target.kernels)

@@ -45,7 +45,7 @@ from forerun.models.passes import NAME, alone, own_attention, own_name
 from forerun.types import RaggedRows
 
 if TYPE_CHECKING:
-    from forerun.models.across import Across
+    from forerun.models.cross_attention import CrossStates
 
 # Keywords that layers pass along and that change nothing for one forward without training: the mask already says what a
 # window or causality would, positions are in the keys.
@@ -113,7 +113,7 @@ class RaggedStates(Cache):
         self.shares_keys = family.shares_keys
         self._earlier: dict[int, tuple[Tensor, Tensor, Layer]] = {}  # by the id of the keys a layer was given
         self.is_unread = False  # whether `attention` is yet to be called for `current`
-        self.across: Across | None = None  # of an encoder-decoder model
+        self.across: CrossStates | None = None  # of an encoder-decoder model
         self.looks_across = False  # whether `current` is a layer of cross-attention
 
     @property
@@ -272,7 +272,7 @@ def attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,  # [1, Hq, N, S] or, by distance, [1, Hq, 1, L]: see `models.positions`
+    position_bias: Tensor | None = None,  # [1, Hq, N, S] or, by distance, [1, Hq, 1, L]: see `models.patches.positions`
     **others: Any,
 ) -> tuple[Tensor, None]:
     """One layer's attention: keys and values come from the cache, where `RaggedStates.update` has just put them."""
@@ -394,7 +394,7 @@ def _mask(
         )
         return made
     if states.across is not None and mask_function is bidirectional_mask_function:
-        return None  # every source has its own length, which `Across` knows
+        return None  # every source has its own length, which `CrossStates` knows
     if mask_function is bidirectional_mask_function:
         return states.both_ways  # for an encoder, whose output decoders without one ask a mask for all the same
     if states.padded is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from forerun.arguments import refuse
 from forerun.errors import UnsupportedModel
 
 # Layers whose state is keys and values, one a token. Anything else in `config.layer_types` keeps state of another kind.
@@ -77,6 +78,20 @@ class Family:
     alibi_in_scores: bool  # the family adds ALiBi to its scores itself and must not find a 4-D mask to fold it into
     shares_keys: bool = False  # layers attend to what earlier ones have cached
     by_place: bool = False  # a key's place in the cache is its position, as ALiBi has it: no trees, no positions told
+
+
+def check_model(name: str, value: Any) -> None:
+    """A loaded language model: a module with a configuration. What it can do is found out later."""
+    if isinstance(value, type):
+        refuse(name, value, f"is a class; load a model, {value.__name__}.from_pretrained(...)")
+    if isinstance(value, nn.Module) and hasattr(value, "config"):
+        return
+    if isinstance(value, nn.Module):
+        refuse(name, value, "has no configuration; give a model of transformers, such as a LlamaForCausalLM")
+    refuse(
+        name, value,
+        "give a loaded model: AutoModelForCausalLM.from_pretrained(NAME), or forerun.loading.load_model(NAME)[0]",
+    )  # fmt: skip
 
 
 def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:

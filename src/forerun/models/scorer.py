@@ -22,14 +22,14 @@ from forerun.math.attention import Form
 from forerun.math.tree import is_chain
 from forerun.models import families
 from forerun.models.attention import KeysChanged, RaggedStates, forget_configs, ragged
+from forerun.models.bodies.choose import choose_body
+from forerun.models.bodies.whisper import WhisperBody
 from forerun.models.families import Family, Layout
-from forerun.models.fast import fused_body
 from forerun.models.fingerprint import Fingerprint
-from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.passes import between_passes, restore
-from forerun.models.positions import RowPositions
-from forerun.models.products import FewRowProducts
-from forerun.models.rotary import RotaryWrites
+from forerun.models.patches.linear import LinearPatches
+from forerun.models.patches.positions import PositionPatches
+from forerun.models.patches.rotary import RotaryPatches
 from forerun.types import RaggedRows, Source
 
 P = ParamSpec("P")
@@ -43,18 +43,18 @@ Trees = Sequence[Sequence[int]]
 PREFILL_TOKENS = 1024
 
 
-class Listener(Protocol):
+class HiddenStateObserver(Protocol):
     """Whoever wants the last hidden state of every position that a scorer runs."""
 
-    def hear(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
+    def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
         """`hidden` [N, H]: row `rows[i]` has had `past[i]` tokens and now `counts[i]` more, row by row."""
         ...
 
-    def hear_copy(self, source: int, row: int, length: int) -> None:
+    def on_copy(self, source: int, row: int, length: int) -> None:
         """`row` was empty and has been given the first `length` tokens of `source`."""
         ...
 
-    def hear_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
+    def on_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
         """Of the tokens from `start` on only those at `picks` stand, moved side by side."""
         ...
 
@@ -98,7 +98,7 @@ class Scorer:
         layout: Layout | None = None,
     ) -> None:
         self.model = model
-        self.listeners: list[Listener] = []
+        self.observers: list[HiddenStateObserver] = []
         self.form = form
         self.cache = cache if cache is not None else RaggedCache()
         self.kernels = kernels(use)
@@ -115,10 +115,10 @@ class Scorer:
             self.family = replace(self.family, layout=self._layout)
         model.eval()
         self.device: torch.device = model.device
-        self.body = fused_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
+        self.body = choose_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
         use = Kernels.OFF if self.body is not None else self.kernels
-        self._products = FewRowProducts(model, use, self._never_run(model))
-        self._rotary = RotaryWrites(model, self.kernels)
+        self._products = LinearPatches(model, use, self._never_run(model))
+        self._rotary = RotaryPatches(model, self.kernels)
         self._base = model.base_model
         self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
         self._tell_positions(self._base)
@@ -129,7 +129,7 @@ class Scorer:
         self._takes_positions = _takes(decoder, "position_ids") or (
             _takes(inner, "position_ids") and _hands_on(decoder)
         )
-        self._positions = RowPositions(inner, self._takes_positions)
+        self._positions = PositionPatches(inner, self._takes_positions)
         if not (self._takes_positions or self._positions.is_told or self.family.by_place):
             raise UnsupportedModel(
                 f"{type(self.model).__name__} counts positions from the length of the cache, which is the same for "
@@ -213,8 +213,8 @@ class Scorer:
     def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
         """Of a tree that begins at `start` keep the path `picks`: it becomes the row's own text."""
         self.cache.keep(row, start, picks)
-        for listener in self.listeners:
-            listener.hear_keep(row, start, picks)
+        for observer in self.observers:
+            observer.on_keep(row, start, picks)
 
     def check_trees(self) -> None:
         """Raise unless a pass may end in trees."""
@@ -237,8 +237,8 @@ class Scorer:
                 self._feed_pass(rows_now, blocks_now)
         for row, source in copies.items():
             self.cache.copy(source, row, self.cache.length(source))
-            for listener in self.listeners:
-                listener.hear_copy(source, row, self.cache.length(row))
+            for observer in self.observers:
+                observer.on_copy(source, row, self.cache.length(row))
 
     @_in_either_layout
     def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
@@ -358,12 +358,12 @@ class Scorer:
         except BaseException:
             self.rewind(rows, before)
             raise
-        for listener in self.listeners:
-            listener.hear(rows, places.past, places.counts, hidden)
+        for observer in self.observers:
+            observer.on_hidden_states(rows, places.past, places.counts, hidden)
         return hidden
 
     def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
-        assert self.body is not None and not isinstance(self.body, FusedWhisper)
+        assert self.body is not None and not isinstance(self.body, WhisperBody)
         embeddings: Tensor = new if new.is_floating_point() else self._base.get_input_embeddings()(new)
         return self.body.run_rows(embeddings, places, self.cache)
 
@@ -419,7 +419,7 @@ class Scorer:
     @contextmanager
     def _overheard(self, rows: Sequence[int], states: RaggedStates) -> Iterator[None]:
         """Tell the listeners what the body made of a pass, once the pass has succeeded."""
-        if not self.listeners:
+        if not self.observers:
             yield
             return
         made: list[Any] = []
@@ -432,8 +432,8 @@ class Scorer:
             for hook in hooks:
                 hook.remove()
         hidden = _packed(made[0].last_hidden_state, states)
-        for listener in self.listeners:
-            listener.hear(rows, states.rows.past, states.rows.counts, hidden)
+        for observer in self.observers:
+            observer.on_hidden_states(rows, states.rows.past, states.rows.counts, hidden)
 
 
 def _takes(module: nn.Module, name: str) -> bool:

@@ -20,7 +20,7 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import self_check as settings
 from forerun.errors import UnsupportedModel
 from forerun.models import proven
-from forerun.models.across import Sources
+from forerun.models.cross_attention import Sources
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Source

@@ -17,11 +17,11 @@ from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models import families
-from forerun.models.across import Across, Directory, Sources, projections
 from forerun.models.attention import RaggedStates
+from forerun.models.bodies.whisper import WhisperBody
+from forerun.models.cross_attention import CrossStates, Sources, SourceTable, projections
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
-from forerun.models.fused_whisper import FusedWhisper
 from forerun.models.scorer import Scorer, Trees
 from forerun.types import RaggedRows, Source
 
@@ -52,7 +52,7 @@ class Seq2SeqScorer(Scorer):
         self._is_draft = is_draft
         self.sources: Sources = Sources() if beside is None else beside.sources
         self._borrowed, self._beside = borrowed, beside
-        self.directory = Directory()
+        self.directory = SourceTable()
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
         super().__init__(model, form, cache, use=use)
@@ -66,7 +66,7 @@ class Seq2SeqScorer(Scorer):
         self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=self.model.dtype)
 
     def renew(self) -> None:
-        self.directory = Directory()
+        self.directory = SourceTable()
         super().renew()
 
     def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
@@ -169,7 +169,7 @@ class Seq2SeqScorer(Scorer):
         return super()._fused(rows, counts, new)
 
     def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
-        assert isinstance(self.body, FusedWhisper)
+        assert isinstance(self.body, WhisperBody)
         return self.body.run_sources(
             new, places, self.cache, self.sources.cache, [self.sources.place_of(row) for row in rows]
         )
@@ -209,7 +209,7 @@ class _Elsewhere(BaseModelOutput):
 class _BothCaches(EncoderDecoderCache):
     """What transformers sees during one pass."""
 
-    def __init__(self, states: RaggedStates, across: Across) -> None:
+    def __init__(self, states: RaggedStates, across: CrossStates) -> None:
         self.self_attention_cache, self.cross_attention_cache = states, across
         self.is_updated = dict.fromkeys(range(len(across.layers)), True)
 

@@ -18,10 +18,10 @@ from forerun.errors import UnsupportedModel
 from forerun.math.ragged_attention import Reach
 from forerun.models import plain
 from forerun.models.attention import RaggedStates, ragged
+from forerun.models.bodies.gpu import GpuBody
 from forerun.models.families import Layout
-from forerun.models.gpu_body import GpuBody
-from forerun.models.lean import LeanModules
-from forerun.models.rotary import RotaryWrites
+from forerun.models.patches.modules import ModulePatches
+from forerun.models.patches.rotary import RotaryPatches
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
 
@@ -71,10 +71,10 @@ class StaticPass:
         self._picks_logits = "logits_to_keep" in parameters
         self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
         self._kept_starts: dict[tuple[int, int], Tensor] = {}
-        self._rotary = RotaryWrites(scorer.model, scorer.kernels)
+        self._rotary = RotaryPatches(scorer.model, scorer.kernels)
         told = isinstance(scorer, Seq2SeqScorer)
         parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings()) if told else ()
-        self._lean = LeanModules(*parts)
+        self._patches = ModulePatches(*parts)
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
         """`count` new tokens for each of `slots` [R], behind `past` [R] keys; no row will have more than `span`."""
@@ -131,7 +131,7 @@ class StaticPass:
         if isinstance(scorer, Seq2SeqScorer):
             states.across = scorer.directory.across(states, scorer.sources, rows.reach)
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
-        with ragged(scorer.model, states), self._rotary.during_pass(), self._lean.during_pass():
+        with ragged(scorer.model, states), self._rotary.during_pass(), self._patches.during_pass():
             out = scorer.call(scorer.model, (), states, flat[None], rows.positions[None], **options)
         found: Tensor = out.logits[0]
         return found if keep is None or self._picks_logits else found[keep]
@@ -141,10 +141,10 @@ def why_not(scorer: Scorer) -> str | None:
     """What keeps a model from such passes; None where nothing is known to."""
     if scorer.family.layout is not Layout.PACKED:
         return f"{type(scorer.model).__name__} computes attention in its own modules"
-    told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.positions`
+    told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.patches.positions`
     if not told and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
         return f"{type(scorer.model).__name__} takes no positions"
-    if scorer.listeners and not isinstance(scorer.body, GpuBody):
+    if scorer.observers and not isinstance(scorer.body, GpuBody):
         return "somebody listens to the target's hidden states"
     if not isinstance(scorer.body, GpuBody) and (found := _python_inside(scorer.model)):
         return found

@@ -6,20 +6,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from forerun.engine import Stats
+from forerun.engine import Engine, Stats
 from forerun.errors import ForerunError, UnreadableAudio, UnsupportedModel
 from forerun.speech.audio import RATE, Clip, read
+from forerun.speech.encoder_monitor import EncoderMonitor
 from forerun.speech.settings import SpeechSettings
 from forerun.speech.transcript import Segment, Transcript
-from forerun.whisper import Hearing, Windows, is_whisper
+from forerun.speech.windows import Windows, is_whisper
 
-if TYPE_CHECKING:
-    from forerun.decoder import SpeculativeDecoder
+
+class HasEngine(Protocol):
+    """A `SpeculativeDecoder`, which lies above this folder."""
+
+    @property
+    def engine(self) -> Engine: ...
+
 
 # Seconds of sound that were dealt with since it was told last.
 OnAudio = Callable[[float], None]
@@ -64,15 +70,15 @@ class Transcriber:
     """
 
     def __init__(
-        self, model: Any, processor: Any, decoder: SpeculativeDecoder | None, settings: SpeechSettings | None = None
+        self, model: Any, processor: Any, decoder: HasEngine | None, settings: SpeechSettings | None = None
     ) -> None:
         if not is_whisper(model):
             kind = getattr(model.config, "model_type", type(model).__name__)
             raise UnsupportedModel(f"a {kind!r} model cannot transcribe speech here; load a Whisper")
         self.model, self.processor = model, processor
         self.settings = SpeechSettings() if settings is None else settings
-        self.hearing = Hearing()
-        self.windows = None if decoder is None else Windows(decoder.engine, self.settings.seed, self.hearing)
+        self.monitor = EncoderMonitor()
+        self.windows = None if decoder is None else Windows(decoder.engine, self.settings.seed, self.monitor)
         self.spent = Spent()
         self.settings.keywords(model, is_long=True)  # what does not go with this model is said before anything is read
 
@@ -124,10 +130,10 @@ class Transcriber:
             keywords["custom_generate"] = self.windows
         torch.manual_seed(self.settings.seed)  # for transformers' own draws, where it decodes
         monitor = _Monitor(clips, on_audio)
-        started, heard = time.perf_counter(), self.hearing.seconds
+        started, heard = time.perf_counter(), self.monitor.seconds
         features, mask = self._features(clips, is_long)
         ready = time.perf_counter()
-        with self.hearing.of(self.model), torch.inference_mode():
+        with self.monitor.of(self.model), torch.inference_mode():
             made = self.model.generate(
                 features, attention_mask=mask, return_segments=True, monitor_progress=monitor, **keywords
             )
@@ -167,7 +173,7 @@ class Transcriber:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         now, spent = time.perf_counter(), self.spent
-        encoder = self.hearing.seconds - heard
+        encoder = self.monitor.seconds - heard
         spent.audio_seconds += sum(clip.seconds for clip in clips)
         spent.seconds += now - started
         spent.encoder_seconds += encoder

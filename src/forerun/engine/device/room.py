@@ -48,7 +48,7 @@ def keep_room(cache: RaggedCache, rows: Sequence[Row], ends: Sequence[int], fina
     if longest > cache.capacity:
         cache.reserve(0, max(longest, wanted(longest, final)))
     for row, end in zip(rows, ends, strict=True):
-        cache.settle(row.number, cache.length(row.number), end)
+        cache.set_length(row.number, cache.length(row.number), end)
 
 
 def wanted(longest: int, final: int) -> int:

@@ -90,7 +90,7 @@ class Round:
     def _score_hidden(self, hidden: Tensor) -> None:
         """Hidden states are kept for those who listen; logits go where they are wanted at once."""
         number = len(hidden)
-        if self.target.scorer.listeners:
+        if self.target.scorer.observers:
             self.hidden.hold(hidden, number)
             self.hidden.rows[:number].copy_(hidden)
         self.logits.hold(hidden.new_empty(0, self.vocab_size), number)

@@ -106,7 +106,7 @@ class Runner:
 
     def takes(self, rows: Sequence[Row]) -> bool:
         """Whether a round of these rows can be recorded work."""
-        if not self.may_fly or self.is_grounded or self.target.listeners:
+        if not self.may_fly or self.is_grounded or self.target.observers:
             return False
         if self.drafter is not None:
             longest = max(len(row.history) for row in rows) + self._airborne
@@ -118,7 +118,7 @@ class Runner:
 
     def may_score(self) -> bool:
         """Whether the target's pass can be recorded work."""
-        return not self.is_grounded and (self._pass.has_hidden or not self.target.listeners)
+        return not self.is_grounded and (self._pass.has_hidden or not self.target.observers)
 
     def moves(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
         """Whether the coming round, for whose size this is asked once, needs other seats than the last one had.
@@ -218,10 +218,10 @@ class Runner:
         seats.place(places, past, blocks, Seat(cache.num_slots - 1, 0))
         self._recorded_score(turn, Shape(0, count, span(max(past) + count)))()
         for row, start, own in zip(rows, past, counts, strict=True):
-            cache.settle(row.number, start + own, start + own)
+            cache.set_length(row.number, start + own, start + own)
         picks = ranges([place * count for place in range(len(rows))], counts).to(self.target.device)
-        for listener in self.target.listeners:
-            listener.hear(numbers, past, counts, self._hidden.rows[picks])
+        for observer in self.target.observers:
+            observer.on_hidden_states(numbers, past, counts, self._hidden.rows[picks])
         return self._scratch.rows[picks]
 
     def leave(self) -> None:
@@ -319,7 +319,7 @@ class Runner:
 
     def _recorded_score(self, turn: Round, shape: Shape) -> Work:
         return self.recordings.get(
-            ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span, bool(self.target.listeners)),
+            ("score", turn.seats.size, turn.seats.width, shape.scored, shape.span, bool(self.target.observers)),
             lambda: (self.target.version, self._scratch.version, self._hidden.version, self._weights),
             partial(turn.score, shape),
             turn.seats.state,
@@ -374,7 +374,7 @@ def _final(rows: Sequence[Row]) -> int:
 
 
 def _set_length(scorer: Scorer, row: Row, length: int) -> None:
-    scorer.cache.settle(row.number, length, length)
+    scorer.cache.set_length(row.number, length, length)
 
 
 def _nothing() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from forerun.config import Kernels
-from forerun.models import lean
-from forerun.models.lean import LeanModules
+from forerun.models.patches import modules as module_patches
+from forerun.models.patches.modules import ModulePatches
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.models.static_pass import StaticPass
 from support.seq2seq import rows_of, source_of
@@ -39,22 +39,22 @@ def logits(family: str, tokens: list[list[int]]) -> Tensor:
 def test_the_same_logits(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [[5, 6, 7], [9, 3, 4]]
     got = logits(family, tokens)
-    monkeypatch.setattr(lean, "LEANER", {})
+    monkeypatch.setattr(module_patches, "PATCHES", {})
     torch.testing.assert_close(got, logits(family, tokens), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", [kind.__name__ for kind in lean.LEANER if kind.__name__ != "MT5LayerNorm"])
+@pytest.mark.parametrize("kind", [kind.__name__ for kind in module_patches.PATCHES if kind.__name__ != "MT5LayerNorm"])
 def test_control_every_kind_is_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family = "whisper" if kind.startswith("Whisper") else "t5_gated"
     want = logits(family, [[5], [9]])
-    right = next(known for known in lean.LEANER if known.__name__ == kind)
+    right = next(known for known in module_patches.PATCHES if known.__name__ == kind)
 
     def doubled(module: Any, *given: Any, **named: Any) -> Any:
         made = lean_forward(module, *given, **named)
         return (2 * made[0], *made[1:]) if isinstance(made, tuple) else 2 * made
 
-    lean_forward = lean.LEANER[right]
-    monkeypatch.setitem(lean.LEANER, right, doubled)
+    lean_forward = module_patches.PATCHES[right]
+    monkeypatch.setitem(module_patches.PATCHES, right, doubled)
     assert not torch.allclose(logits(family, [[5], [9]]), want, rtol=1e-2)
 
 
@@ -65,7 +65,7 @@ def test_the_model_is_as_it_was() -> None:
     body = nn.Sequential(nn.Linear(3, 3), Own(3, 3), nn.Linear(3, 3))
     wrapped = body[2]
     wrapped.forward = lambda x: x  # type: ignore[method-assign]
-    modules = LeanModules(body)
+    modules = ModulePatches(body)
     with pytest.raises(RuntimeError, match="in the middle"), modules.during_pass():
         assert "forward" in body[0].__dict__ and "forward" not in body[1].__dict__
         raise RuntimeError("in the middle")
@@ -75,6 +75,6 @@ def test_the_model_is_as_it_was() -> None:
 def test_a_norm_that_somebody_watches_is_called() -> None:
     model = copy.deepcopy(tiny_model("whisper"))
     layer = model.model.decoder.layers[0]
-    plain = len(LeanModules(model.model.decoder)._leaner)
+    plain = len(ModulePatches(model.model.decoder)._patched)
     layer.final_layer_norm.register_forward_hook(lambda *given: None)
-    assert len(LeanModules(model.model.decoder)._leaner) == plain - 1
+    assert len(ModulePatches(model.model.decoder)._patched) == plain - 1

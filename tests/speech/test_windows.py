@@ -20,9 +20,9 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 import forerun
 from forerun.check.chi_square import fit
 from forerun.errors import InvalidArgument
-from forerun.models.across import Sources
-from forerun.whisper import Hearing, Windows
-from forerun.whisper.hearing import worth_reading
+from forerun.models.cross_attention import Sources
+from forerun.speech import EncoderMonitor, Windows
+from forerun.speech.encoder_monitor import worth_reading
 from support.sound import babble
 from support.tiny import draft_of
 from support.whisper import END, FIRST_TIME, STEPS, VOCAB, Processor, tiny_whisper
@@ -115,10 +115,10 @@ DRAFTERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.quick(every=2)
 def test_drafters_of_all_kinds(name: str) -> None:
-    model, hearing = tiny_whisper(), Hearing()
+    model, monitor = tiny_whisper(), EncoderMonitor()
     inside = windows(model, DRAFTERS[name](model))
-    inside.hearing = hearing
-    with hearing.of(model):
+    inside.monitor = monitor
+    with monitor.of(model):
         theirs, ours = both(model, heard(SHORT[:2]), inside, return_timestamps=True, temperature=0.0, **JUDGED)
     assert ours == theirs
     assert name == "none" or inside.stats.num_draft_tokens > 0
@@ -142,9 +142,9 @@ def test_what_is_worth_reading_ends_with_the_sound() -> None:
 
 
 def test_drafts_skip_a_windows_padding_and_the_target_does_not() -> None:
-    model, hearing = tiny_whisper(), Hearing()
+    model, monitor = tiny_whisper(), EncoderMonitor()
     inside = windows(model)
-    inside.hearing = hearing
+    inside.monitor = monitor
     read: list[list[int]] = []
     put = Sources.put
 
@@ -152,7 +152,7 @@ def test_drafts_skip_a_windows_padding_and_the_target_does_not() -> None:
         read.append([len(one) for one in states])
         put(self, states, layers, *rest)
 
-    with pytest.MonkeyPatch.context() as patch, hearing.of(model):
+    with pytest.MonkeyPatch.context() as patch, monitor.of(model):
         patch.setattr(Sources, "put", noting)
         theirs, ours = both(model, heard((0.4, 0.8)), inside)
     assert ours == theirs
@@ -244,10 +244,10 @@ REPEATS = {"temperature": (0.0, 0.7), "compression_ratio_threshold": 0.1, "retur
 
 
 def sampled(model: Any, lengths: tuple[float, ...], seed: int) -> Any:
-    hearing = Hearing()
+    monitor = EncoderMonitor()
     inside = windows(model)
-    inside.seed, inside.hearing = seed, hearing
-    with hearing.of(model):
+    inside.seed, inside.monitor = seed, monitor
+    with monitor.of(model):
         made = model.generate(**heard(lengths), return_segments=True, custom_generate=inside, **REPEATS)
     assert inside.num_sampled > 0, "no window was tried again"
     return said(made)

@@ -1,4 +1,4 @@
-"""Whisper's decoder on the CPU: all layers in one compiled call, as `models.fused` does for Llama-like models."""
+"""Whisper's decoder on the CPU: all layers in one compiled call, as `models.bodies.cpu` does for Llama-like models."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Shape = tuple[int, ...]
 TIMED, PAST = (1, 4), 16  # new tokens of the passes that are timed, and keys behind them
 
 
-def whisper_body(model: PreTrainedModel, use: Kernels) -> FusedWhisper | None:
+def whisper_body(model: PreTrainedModel, use: Kernels) -> WhisperBody | None:
     """The fused decoder of `model`, where there is one and it is wanted."""
     if use is Kernels.OFF or why_not(model) is not None:
         return None
-    return FusedWhisper(model) if use is Kernels.ON or is_faster(model) else None
+    return WhisperBody(model) if use is Kernels.ON or is_faster(model) else None
 
 
 def is_faster(model: PreTrainedModel) -> bool:
@@ -53,11 +53,11 @@ def measured(model: PreTrainedModel) -> dict[str, float]:
     """Seconds of a plain step and of a short draft, without the head."""
     from forerun.kernels.cpu.measured import seconds
 
-    ways = {"fused": _stepper(model, FusedWhisper(model)), "modules": _stepper(model, None)}
+    ways = {"fused": _stepper(model, WhisperBody(model)), "modules": _stepper(model, None)}
     return seconds(ways)
 
 
-def _stepper(model: PreTrainedModel, body: FusedWhisper | None) -> Callable[[], None]:
+def _stepper(model: PreTrainedModel, body: WhisperBody | None) -> Callable[[], None]:
     from forerun.models.seq2seq import Seq2SeqScorer
 
     config = model.config
@@ -157,7 +157,7 @@ def _odd_weights(name: str, module: Any, shape: Shape, final: nn.LayerNorm) -> s
     return None
 
 
-class FusedWhisper:
+class WhisperBody:
     """What lies below a Whisper's head, run by `kernels.cpu.decoder_stack` over the ragged caches."""
 
     def __init__(self, model: PreTrainedModel) -> None:

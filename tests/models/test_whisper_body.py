@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 
 import forerun
 from forerun.config import Kernels
-from forerun.models import fused_whisper
+from forerun.models.bodies import whisper
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Source
 from support.whisper import NO_TIMES, START, STEPS, VOCAB, tiny_whisper
@@ -111,11 +111,11 @@ def test_gelu_keeps_its_digits() -> None:
 
 
 def test_what_it_does_not_know_is_left_to_the_modules(model: Any) -> None:
-    assert fused_whisper.why_not(model) is None
+    assert whisper.why_not(model) is None
     other = copy.deepcopy(model)
     other.config.activation_function = "relu"
-    assert "not a Whisper as published" in str(fused_whisper.why_not(other))
+    assert "not a Whisper as published" in str(whisper.why_not(other))
     wrapped = copy.deepcopy(model)
     wrapped.model.decoder.layers[0].fc1.register_forward_hook(lambda *call: None)
-    assert "fc1 has forward hooks" in str(fused_whisper.why_not(wrapped))
-    assert "float64" in str(fused_whisper.why_not(copy.deepcopy(model).double()))
+    assert "fc1 has forward hooks" in str(whisper.why_not(wrapped))
+    assert "float64" in str(whisper.why_not(copy.deepcopy(model).double()))

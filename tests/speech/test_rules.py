@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
 
-from forerun.whisper.rules import Rules
+from forerun.speech.rules import Rules
 
 VOCAB, END, NONE = 24, 14, 17
 FIRST = NONE + 1  # timestamps 18 to 23

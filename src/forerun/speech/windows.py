@@ -25,26 +25,31 @@ from forerun.errors import InvalidArgument
 from forerun.inside_generate import listening
 from forerun.keywords import Job
 from forerun.result import GenerateResult, with_seconds
+from forerun.speech.encoder_monitor import EncoderMonitor, worth_reading
+from forerun.speech.rules import RowRules
+from forerun.speech.window_call import WindowCall, refuse_strange
 from forerun.stream import Stream
 from forerun.types import Source
-from forerun.whisper.asked import Asked, refuse_strange
-from forerun.whisper.hearing import Hearing, worth_reading
-from forerun.whisper.row import RowRules
 
-NUMBERS = 2**31  # request ids below are windows, those above listen for silence
+NUMBERS = 2**31  # request ids below are windows, those above are silence probes
+
+
+def is_whisper(model: object) -> bool:
+    """Whether a model is one of transformers' Whispers, whose `generate` decodes window by window."""
+    return getattr(getattr(model, "config", None), "model_type", None) == "whisper"
 
 
 @dataclass(slots=True)
 class Windows:
     """`whisper.generate(features, custom_generate=Windows(engine))`.
 
-    With a `hearing`, a window's random numbers are keyed by its own sound, so that they are the same in any batch, and
+    With a `monitor`, a window's random numbers are keyed by its own sound, so that they are the same in any batch, and
     drafters with an encoder of their own hear it too.
     """
 
     engine: Engine
     seed: int = field(default_factory=lambda: secrets.randbits(63))
-    hearing: Hearing | None = None
+    monitor: EncoderMonitor | None = None
     on_tokens: Callable[[int], None] | None = None  # told how many tokens the rows gained in a round
     stats: Stats = field(default_factory=Stats)  # of all windows so far, their seconds included
     seconds: float = 0.0  # spent in here
@@ -66,19 +71,19 @@ class Windows:
         config = model.generation_config if generation_config is None else generation_config
         with listening(model) as streamer:
             refuse_strange(config, stopping_criteria, model_kwargs, streamer)
-        asked = Asked.of(model, logits_processor, config, input_ids)
+        call = WindowCall.of(model, logits_processor, config, input_ids)
         prompts = _unpadded(input_ids, model_kwargs.get("decoder_attention_mask"))
-        rows = [_row(asked, prompt, input_ids.shape[1]) for prompt in prompts]
-        requests = self._requests(asked, prompts, rows, self._sources(model_kwargs["encoder_outputs"][0]))
-        ears = _listeners(asked, requests)
-        done = self._decode(asked, [*requests, *(request for request, _ in ears)], input_ids)
-        if asked.detector is not None:
-            asked.detector._no_speech_prob = _silence([row for _, row in ears] or rows, asked.detector.no_speech_token)
+        rows = [_row(call, prompt, input_ids.shape[1]) for prompt in prompts]
+        requests = self._requests(call, prompts, rows, self._sources(model_kwargs["encoder_outputs"][0]))
+        probes = _silence_probes(call, requests)
+        done = self._decode(call, [*requests, *(request for request, _ in probes)], input_ids)
+        if call.detector is not None:
+            call.detector._no_speech_prob = _silence([row for _, row in probes] or rows, call.detector.no_speech_token)
         sequences = done.sequences[: len(rows)]
-        if not asked.wants_dict:
+        if not call.wants_dict:
             return sequences
-        if asked.wants_scores:
-            self._scores = _scores(asked, rows, [row.tokens for row in done.rows[: len(rows)]])
+        if call.wants_scores:
+            self._scores = _scores(call, rows, [row.tokens for row in done.rows[: len(rows)]])
         return GenerateEncoderDecoderOutput(
             sequences=sequences, scores=None if self._scores is None else tuple(self._scores)
         )
@@ -95,24 +100,24 @@ class Windows:
 
     def _sources(self, states: Tensor) -> list[Source]:
         """Each row's window: what the encoder made of it, and what it read where that is known."""
-        features = self.hearing.features if self.hearing is not None else None
+        features = self.monitor.features if self.monitor is not None else None
         if features is None or len(features) != len(states):
             return [Source(states=row) for row in states]
         pairs = zip(states, features, strict=True)
         return [Source(states=row, features=read, worth=worth_reading(read, len(row))) for row, read in pairs]
 
     def _requests(
-        self, asked: Asked, prompts: Sequence[list[int]], rows: Sequence[RowRules], sources: Sequence[Source]
+        self, call: WindowCall, prompts: Sequence[list[int]], rows: Sequence[RowRules], sources: Sequence[Source]
     ) -> list[Request]:
-        numbers = _numbers(asked.params.temperature, sources)
+        numbers = _numbers(call.params.temperature, sources)
         return [
-            Request(prompt=tuple(prompt), max_new_tokens=asked.budget, params=asked.params, seed=self.seed,
-                    request_id=number, stop_ids=asked.ends, processors=(row,), source=source)
+            Request(prompt=tuple(prompt), max_new_tokens=call.budget, params=call.params, seed=self.seed,
+                    request_id=number, stop_ids=call.ends, processors=(row,), source=source)
             for prompt, number, row, source in zip(prompts, numbers, rows, sources, strict=True)
         ]  # fmt: skip
 
-    def _decode(self, asked: Asked, requests: list[Request], input_ids: Tensor) -> GenerateResult:
-        job = Job(tuple(requests), 1, asked.pad, None, None, self.engine.tokenizer, is_seeded=True)
+    def _decode(self, call: WindowCall, requests: list[Request], input_ids: Tensor) -> GenerateResult:
+        job = Job(tuple(requests), 1, call.pad, None, None, self.engine.tokenizer, is_seeded=True)
         stream = Stream(self.engine, job, input_ids)
         for progress in stream:
             if self.on_tokens is not None:
@@ -124,7 +129,7 @@ class Windows:
         self.stats = self.stats.plus(with_seconds(Stats.total(spoken), done.stats, Stats()))
         self.stats.lossy = done.lossy
         self.seconds += done.seconds
-        self.num_sampled += 0 if asked.params.is_greedy else len(spoken)
+        self.num_sampled += 0 if call.params.is_greedy else len(spoken)
         return done
 
 
@@ -137,9 +142,9 @@ def _unpadded(input_ids: Tensor, mask: Tensor | None) -> list[list[int]]:
     ]
 
 
-def _row(asked: Asked, prompt: list[int], width: int) -> RowRules:
-    padding = [asked.pad] * (width - len(prompt))
-    return RowRules(asked.rules, asked.others, len(prompt), padding, asked.wants_scores)
+def _row(call: WindowCall, prompt: list[int], width: int) -> RowRules:
+    padding = [call.pad] * (width - len(prompt))
+    return RowRules(call.rules, call.others, len(prompt), padding, call.wants_scores)
 
 
 def _numbers(temperature: float, sources: Sequence[Source]) -> list[int]:
@@ -154,31 +159,31 @@ def _numbers(temperature: float, sources: Sequence[Source]) -> list[int]:
     return found
 
 
-def _listeners(asked: Asked, requests: Sequence[Request]) -> list[tuple[Request, RowRules]]:
+def _silence_probes(call: WindowCall, requests: Sequence[Request]) -> list[tuple[Request, RowRules]]:
     """Rows of one token that read the window up to the start of its transcript, where silence is told.
 
     Nothing of the kind is needed where that is the end of the prompt: the rows themselves see it.
     """
-    if asked.detector is None or (later := asked.detector.start_of_trans_offset - 1) == 0:
+    if call.detector is None or (later := call.detector.start_of_trans_offset - 1) == 0:
         return []
     prompts = [request.prompt[:-later] for request in requests]
-    ears = [RowRules(None, (), len(prompt), [], False) for prompt in prompts]
+    probes = [RowRules(None, (), len(prompt), [], False) for prompt in prompts]
     return [
-        (replace(request, prompt=prompt, max_new_tokens=1, params=SamplingParams(), processors=(ear,),
-                 request_id=NUMBERS + place), ear)
-        for place, (request, prompt, ear) in enumerate(zip(requests, prompts, ears, strict=True))
+        (replace(request, prompt=prompt, max_new_tokens=1, params=SamplingParams(), processors=(probe,),
+                 request_id=NUMBERS + place), probe)
+        for place, (request, prompt, probe) in enumerate(zip(requests, prompts, probes, strict=True))
     ]  # fmt: skip
 
 
-def _silence(ears: Sequence[RowRules], token: int) -> Tensor:
+def _silence(probes: Sequence[RowRules], token: int) -> Tensor:
     """[B] the model's own probability that nobody speaks."""
-    first = [ear.first for ear in ears]
+    first = [probe.first for probe in probes]
     return torch.stack([logits.float().softmax(-1)[token] for logits in first if logits is not None])
 
 
-def _scores(asked: Asked, rows: Sequence[RowRules], texts: Sequence[Sequence[int]]) -> Tensor:
+def _scores(call: WindowCall, rows: Sequence[RowRules], texts: Sequence[Sequence[int]]) -> Tensor:
     """[n, B, V] as transformers gives them, after all processors, where it reads them; zeros where a row has ended."""
     parts = [row.scores(text) for row, text in zip(rows, texts, strict=True)]
-    for warper in asked.warpers:
+    for warper in call.warpers:
         parts = [warper(None, part) for part in parts]
     return torch.nn.utils.rnn.pad_sequence(parts).cpu()

@@ -13,45 +13,45 @@ from transformers import PreTrainedModel
 from forerun import kernels
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
-from forerun.models.fused_whisper import FusedWhisper, whisper_body
+from forerun.models.bodies.whisper import WhisperBody, whisper_body
 
 if TYPE_CHECKING:
-    from forerun.models.fused import FusedBody
-    from forerun.models.gpu_body import GpuBody
+    from forerun.models.bodies.cpu import CpuBody
+    from forerun.models.bodies.gpu import GpuBody
 
 TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a batch
 PAST = 64  # keys behind them
 
 
-def fused_body(model: PreTrainedModel, use: Kernels) -> FusedBody | GpuBody | FusedWhisper | None:
+def choose_body(model: PreTrainedModel, use: Kernels) -> CpuBody | GpuBody | WhisperBody | None:
     """The fused body of `model`, where it is to be used. A GPU's needs no timing: it saves most of the launches."""
     if use is Kernels.OFF:
         return None
     if (whisper := whisper_body(model, use)) is not None:
         return whisper
     if kernels.triton_missing(model.device.type) is None:
-        from forerun.models import gpu_body
+        from forerun.models.bodies import gpu
 
-        return gpu_body.GpuBody(model) if gpu_body.why_not(model) is None else None
+        return gpu.GpuBody(model) if gpu.why_not(model) is None else None
     if why_not(model) is not None:
         return None
     from forerun.kernels.cpu.threads import most_threads
-    from forerun.models.fused import FusedBody
+    from forerun.models.bodies.cpu import CpuBody
 
     if use is Kernels.ON:
-        return FusedBody(model, most_threads())
+        return CpuBody(model, most_threads())
     times = measured(model)
     threads = min((name for name in times if name != "modules"), key=lambda name: times[name])
-    return FusedBody(model, int(threads)) if times[threads] < times["modules"] else None
+    return CpuBody(model, int(threads)) if times[threads] < times["modules"] else None
 
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps a model from being fused, in words for `forerun doctor`; None where nothing does."""
     if reason := kernels.missing():
         return reason
-    from forerun.models import fused
+    from forerun.models.bodies import cpu
 
-    return fused.why_not(model)
+    return cpu.why_not(model)
 
 
 def measured(model: PreTrainedModel) -> dict[str, float]:
@@ -68,10 +68,10 @@ def measured(model: PreTrainedModel) -> dict[str, float]:
 def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
     """For each candidate the sum over `TIMED` of its best pass."""
     from forerun.kernels.cpu.measured import seconds
-    from forerun.models.fused import FusedBody
+    from forerun.models.bodies.cpu import CpuBody
 
     counts = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
-    steps = {str(count): _stepper(model, FusedBody(model, count)) for count in counts}
+    steps = {str(count): _stepper(model, CpuBody(model, count)) for count in counts}
     steps["modules"] = _stepper(model, None)
     totals = dict.fromkeys(steps, 0.0)
     for tokens in TIMED:
@@ -80,7 +80,7 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
     return totals
 
 
-def _stepper(model: PreTrainedModel, body: FusedBody | None) -> Callable[[int], None]:
+def _stepper(model: PreTrainedModel, body: CpuBody | None) -> Callable[[int], None]:
     """A pass over some new tokens behind `PAST` old ones, again and again the same."""
     from forerun.models.scorer import Scorer
 

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.prepared import Processors, limits_of, refuse_by_row
-from forerun.whisper.rules import Rules
+from forerun.speech.rules import Rules
 
 # What transformers prepares for its own loop: read here, or not needed.
 KNOWN = frozenset({
@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class WindowCall:
     """One call: the same for all its rows."""
 
     budget: int  # new tokens
@@ -46,7 +46,7 @@ class Asked:
     @classmethod
     def of(
         cls, model: PreTrainedModel, processors: Sequence[Any], config: GenerationConfig, input_ids: Tensor
-    ) -> Asked:
+    ) -> WindowCall:
         given = Processors.of(processors, config, model, input_ids.shape[1])
         refuse_by_row(given.before, len(input_ids))
         others = tuple(p for p in given.before if not isinstance(p, WhisperNoSpeechDetection))

@@ -16,7 +16,7 @@ from support.tiny import tiny_model
 pytest.importorskip("numba")
 
 from forerun.config import Kernels
-from forerun.models import fast, fused
+from forerun.models.bodies import choose, cpu
 from forerun.models.scorer import Scorer
 
 SHAPE = {
@@ -60,7 +60,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 def _scorer(model: Any, **more: Any) -> Scorer:
     scorer = Scorer(model, use=Kernels.ON, **more)
-    assert scorer.body is not None, fast.why_not(model)
+    assert scorer.body is not None, choose.why_not(model)
     return scorer
 
 
@@ -103,14 +103,14 @@ def test_hidden_states_and_picked_logits(model: Any) -> None:
     heard: list[torch.Tensor] = []
 
     class Ear:
-        def hear(self, rows: Any, past: Any, counts: Any, hidden: torch.Tensor) -> None:
+        def on_hidden_states(self, rows: Any, past: Any, counts: Any, hidden: torch.Tensor) -> None:
             heard.append(hidden)
 
-        def hear_copy(self, source: int, row: int, length: int) -> None:
+        def on_copy(self, source: int, row: int, length: int) -> None:
             raise AssertionError
 
     scorer = _scorer(model)
-    scorer.listeners.append(Ear())
+    scorer.observers.append(Ear())
     scorer.admit(0)
     text = _tokens(model, 12, 8)
     last = scorer.score_last([0], [text])
@@ -148,7 +148,7 @@ class TestRefusals:
 
     def reason(self, model: Any) -> str:
         assert Scorer(model, use=Kernels.ON).body is None
-        return str(fast.why_not(model))
+        return str(choose.why_not(model))
 
     def test_another_family(self) -> None:
         assert "gpt_neox" in self.reason(tiny_model("gpt_neox"))
@@ -186,19 +186,19 @@ class TestRefusals:
         monkeypatch.setattr("forerun.kernels.missing", lambda: "No module named 'numba'; pip install numba")
         scorer = Scorer(tiny_model("llama"), use=Kernels.ON)
         assert scorer.body is None
-        assert fused.why_not(tiny_model("llama")) is None
-        assert "pip install numba" in str(fast.why_not(tiny_model("llama")))
+        assert cpu.why_not(tiny_model("llama")) is None
+        assert "pip install numba" in str(choose.why_not(tiny_model("llama")))
 
 
 def test_auto_takes_the_faster_body_and_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
-    monkeypatch.setattr(fast, "measured", lambda model: {"1": 2.0, "2": 1.0, "modules": 3.0})
+    monkeypatch.setattr(choose, "measured", lambda model: {"1": 2.0, "2": 1.0, "modules": 3.0})
     scorer = Scorer(model, use=Kernels.AUTO)
     assert scorer.body is not None and scorer.body.num_threads == 2
-    monkeypatch.setattr(fast, "measured", lambda model: {"1": 2.0, "2": 1.0, "modules": 0.5})
+    monkeypatch.setattr(choose, "measured", lambda model: {"1": 2.0, "2": 1.0, "modules": 0.5})
     assert Scorer(model, use=Kernels.AUTO).body is None
 
 
 def test_real_timing_names_every_candidate() -> None:
-    found = fast._measure(tiny_model("llama"), 2)
+    found = choose._measure(tiny_model("llama"), 2)
     assert set(found) == {"1", "2", "modules"} and min(found.values()) > 0

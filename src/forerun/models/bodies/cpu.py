@@ -19,7 +19,8 @@ from forerun.kernels.cpu import stack
 from forerun.kernels.cpu.memory import Floats, Ints
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import LANES
-from forerun.models import llama_like, plain
+from forerun.models import plain
+from forerun.models.bodies import llama_like
 from forerun.types import RaggedRows
 
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
@@ -40,7 +41,7 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 @dataclass
-class FusedBody:
+class CpuBody:
     """What lies below a model's head, run by `kernels.cpu.stack` over the ragged cache."""
 
     model: PreTrainedModel

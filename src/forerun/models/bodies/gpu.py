@@ -19,8 +19,9 @@ from forerun.cache.ragged import RaggedCache, ranges
 from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach, reach_of
 from forerun.math.skinny import Heads, Norm
-from forerun.models import llama_like, plain
-from forerun.models.merging import merged
+from forerun.models import plain
+from forerun.models.bodies import llama_like
+from forerun.models.bodies.merging import merged
 from forerun.types import RaggedRows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

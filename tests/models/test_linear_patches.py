@@ -16,15 +16,15 @@ pytest.importorskip("numba")
 
 from forerun.config import Kernels
 from forerun.kernels.cpu import choice
-from forerun.models import products
+from forerun.models.patches import linear as linear_patches
 from forerun.models.scorer import Scorer
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt_neox", "gemma3", "phi3", "codegen", "bloom", "gpt2"])
 def test_agrees_with_the_library(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, used = tiny_model(family), []
-    real = products.ops.linear
-    monkeypatch.setattr(products.ops, "linear", lambda *a: used.append(1) or real(*a))
+    real = linear_patches.ops.linear
+    monkeypatch.setattr(linear_patches.ops, "linear", lambda *a: used.append(1) or real(*a))
     scorer = Scorer(model, use=Kernels.ON)
     assert scorer.body is None
     for row in (0, 1):
@@ -39,14 +39,14 @@ def test_agrees_with_the_library(family: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_pass_that_fails_leaves_the_layers_as_they_were() -> None:
     model = tiny_model("opt")
-    with pytest.raises(RuntimeError), products.FewRowProducts(model, Kernels.ON).during_pass(1):
+    with pytest.raises(RuntimeError), linear_patches.LinearPatches(model, Kernels.ON).during_pass(1):
         assert any("forward" in module.__dict__ for module in model.modules())
         raise RuntimeError
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
 def _touched(model: Any, rows: int, use: Kernels) -> set[nn.Module]:
-    with products.FewRowProducts(model, use).during_pass(rows):
+    with linear_patches.LinearPatches(model, use).during_pass(rows):
         return {module for module in model.modules() if "forward" in module.__dict__}
 
 
@@ -65,8 +65,8 @@ def test_what_somebody_has_wrapped_is_left_alone() -> None:
 
 def test_many_rows_and_switched_off() -> None:
     model = tiny_model("opt")
-    assert _touched(model, products.MOST_ROWS, Kernels.ON)
-    assert not _touched(model, products.MOST_ROWS + 1, Kernels.ON)
+    assert _touched(model, linear_patches.MOST_ROWS, Kernels.ON)
+    assert not _touched(model, linear_patches.MOST_ROWS + 1, Kernels.ON)
     assert not _touched(model, 1, Kernels.OFF)
 
 
@@ -81,5 +81,5 @@ def test_auto_asks_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training_still_has_gradients() -> None:
     layer = nn.Linear(16, 8)
-    out = products._forward(layer, Kernels.ON, torch.randn(2, 16))
+    out = linear_patches._forward(layer, Kernels.ON, torch.randn(2, 16))
     assert out.requires_grad

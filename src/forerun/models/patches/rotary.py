@@ -28,7 +28,7 @@ from forerun.models.plain import runs_its_class
 LIKE_LLAMA = (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
 
 
-class RotaryWrites:
+class RotaryPatches:
     """The attention modules of one model whose rotation and cache write can be one launch."""
 
     def __init__(self, model: PreTrainedModel, use: Kernels) -> None:

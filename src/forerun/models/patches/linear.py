@@ -21,7 +21,7 @@ from forerun.models.passes import replacing
 MOST_ROWS = 32  # more rows than this are a matter for the library
 
 
-class FewRowProducts:
+class LinearPatches:
     """The linear layers of one model that our product can take, and whether it is the faster one for each shape.
 
     `without` is a part of the model that no pass runs.

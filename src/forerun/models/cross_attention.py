@@ -92,14 +92,14 @@ class Sources:
         number = self._number[self.of(row)]
         return self.cache.slot(number), self.cache.length(number)
 
-    def across(self, states: RaggedStates, rows: Sequence[int]) -> Across:
+    def across(self, states: RaggedStates, rows: Sequence[int]) -> CrossStates:
         """What a pass over `rows` sees. Neighbours that read the same source are one row to cross-attention."""
         groups = [
             (source, [new for _, new in members])
             for source, members in groupby(zip(map(self.of, rows), states.rows.counts, strict=True), key=lambda m: m[0])
         ]
         numbers = [self._number[source] for source, _ in groups]
-        return Across(
+        return CrossStates(
             states,
             self.cache,
             tuple(self.cache.slot(number) for number in numbers),
@@ -108,7 +108,7 @@ class Sources:
         )
 
 
-class Directory:
+class SourceTable:
     """Where each slot of a scorer's rows finds its source, on the device: what passes of fixed shape look up."""
 
     def __init__(self) -> None:
@@ -129,11 +129,11 @@ class Directory:
             self._written = [slots, lengths]
             self.table.copy_(torch.tensor(self._written, dtype=torch.int32))
 
-    def across(self, states: RaggedStates, sources: Sources, own: Reach) -> Across:
+    def across(self, states: RaggedStates, sources: Sources, own: Reach) -> CrossStates:
         """What a pass over the rows of `own` sees of their sources."""
         slots, lengths = self.table.index_select(1, own.slots).unbind()
         reach = Reach(slots, lengths, own.starts, own.most_tokens, sources.cache.capacity, across=True)
-        return Across(states, sources.cache, (), (), (), reach)
+        return CrossStates(states, sources.cache, (), (), (), reach)
 
 
 Projections = Callable[[Tensor], tuple[Tensor, Tensor]]  # [M, H] states -> keys and values [M, heads, size]
@@ -158,7 +158,7 @@ def _projection(module: Any) -> Projections:
 
 
 @dataclass(slots=True)
-class Across:
+class CrossStates:
     """transformers' `cross_attention_cache` during one pass: asking a layer for its keys says whose turn it is."""
 
     states: RaggedStates
@@ -181,7 +181,7 @@ class Across:
 
 @dataclass(slots=True)
 class _Layer:
-    across: Across
+    across: CrossStates
     index: int
 
     @property

@@ -28,20 +28,20 @@ from forerun.models.plain import is_memory, runs_its_class, why_not_module
 Forward = Callable[..., Any]
 
 
-class LeanModules:
+class ModulePatches:
     """The modules of a decoder that can be said in fewer launches. Nobody's own wrapping of a module is touched."""
 
     def __init__(self, *parts: nn.Module) -> None:
         modules = {id(module): module for part in parts for module in part.modules()}
-        self._leaner = [
+        self._patched = [
             (module, found)
             for module in modules.values()
-            if (found := LEANER.get(type(module))) is not None and _is_plain(module)
+            if (found := PATCHES.get(type(module))) is not None and _is_plain(module)
         ]
 
     @contextmanager
     def during_pass(self) -> Iterator[None]:
-        changed = [pair for pair in self._leaner if "forward" not in pair[0].__dict__]
+        changed = [pair for pair in self._patched if "forward" not in pair[0].__dict__]
         with replacing([(module, "forward", partial(forward, module)) for module, forward in changed]):
             yield
 
@@ -126,7 +126,7 @@ def _layer_norm(module: nn.LayerNorm) -> LayerNorm:
 
 
 # Types are exact: what is derived from them may do anything. Where apex is installed T5's norms are its own, and lean.
-LEANER: dict[type[nn.Module], Forward] = {
+PATCHES: dict[type[nn.Module], Forward] = {
     nn.Linear: _product,
     NewGELUActivation: _gelu,
     WhisperAttention: _whisper_attention,

@@ -17,15 +17,15 @@ FAINT = 1e-3  # above the quietest value, which padding has everywhere
 
 
 @dataclass(slots=True)
-class Hearing:
-    """`with hearing.of(model): model.generate(...)` notes every call of the model's encoder."""
+class EncoderMonitor:
+    """`with monitor.of(model): model.generate(...)` notes every call of the model's encoder."""
 
     features: Tensor | None = None  # [B, mels, frames] of its last call
     seconds: float = 0.0  # all calls together
     _started: float = 0.0
 
     @contextmanager
-    def of(self, model: Any) -> Iterator[Hearing]:
+    def of(self, model: Any) -> Iterator[EncoderMonitor]:
         encoder = model.get_encoder()
         hooks = [
             encoder.register_forward_pre_hook(self._begin, with_kwargs=True),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forerun.whisper import row as module
-from forerun.whisper.row import RowRules
+from forerun.speech import rules as module
+from forerun.speech.rules import RowRules
 
 VOCAB, PROMPT = 11, [5, 6]
 

@@ -19,7 +19,7 @@ from forerun.models.attention import RaggedStates
 from forerun.models.passes import replacing
 
 
-class RowPositions:
+class PositionPatches:
     """The parts of one decoder that count positions themselves."""
 
     def __init__(self, decoder: nn.Module, takes_positions: bool) -> None:

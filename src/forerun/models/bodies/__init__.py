@@ -1,0 +1,1 @@
+"""The ways to run what lies below a model's head; transformers' modules are the specification of the others."""
