@@ -171,6 +171,13 @@ def test_a_bad_configuration_is_named(folder: Path) -> None:
             load_drafter(folder)
 
 
+def test_absurd_layer_counts_are_refused_before_anything_is_built(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
+    with pytest.raises(InvalidArgument, match="num_hidden_layers=1000000000"):
+        load_drafter(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

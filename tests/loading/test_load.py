@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
-from forerun.loading import embedded, load_model, load_speech_model, load_tokenizer
+from forerun.loading import LoadedModel, embedded, load, load_model, load_speech_model, load_tokenizer
 from forerun.loading.source import resolve
 from loading.gguf_writer import tiny_llama, write_llama
+from support.tiny import tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,26 @@ def test_a_folder_is_loaded_in_float32_on_the_cpu(folder: Path) -> None:
     assert model.device.type == "cpu"
     assert not model.training
     assert tokenizer.padding_side == "left"
+
+
+def test_load_gives_names_and_takes_encoder_decoder_models(folder: Path, tmp_path: Path) -> None:
+    loaded = load(folder, device="cpu")
+    assert isinstance(loaded, LoadedModel) and loaded == (loaded.model, loaded.tokenizer)
+    assert loaded.tokenizer("a").input_ids == load_tokenizer(folder)("a").input_ids
+    tiny_model("t5").save_pretrained(tmp_path)
+    load_tokenizer(folder).save_pretrained(tmp_path)
+    model, tokenizer = load(tmp_path, device="cpu", dtype="float64")
+    assert model.config.is_encoder_decoder and model.dtype == torch.float64 and tokenizer.padding_side == "left"
+
+
+@pytest.mark.parametrize("place", ["num_hidden_layers", "text_config", "decoder_layers"])
+def test_absurd_layer_counts_are_refused_before_anything_is_built(folder: Path, tmp_path: Path, place: str) -> None:
+    shutil.copytree(folder, tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    odd = {place: {"num_layers": 10**9} if place == "text_config" else 10**9}
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config | odd))
+    with pytest.raises(UnsupportedModel, match=r"layers=1000000000 in its config\.json"):
+        load_model(tmp_path / "odd", device="cpu")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", torch.bfloat16])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from forerun.errors import ForerunError, InvalidArgument, ModelNotFound
 from forerun.files import disk_error, is_disk_error, read_json, set_usual_modes
+from forerun.loading.layer_counts import check_layer_counts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -209,9 +210,10 @@ def _read_manifest(path: Path) -> DrafterManifest:
 
 
 def _read_config(folder: Path) -> PreTrainedConfig:
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     try:
+        check_layer_counts(PreTrainedConfig.get_config_dict(folder, local_files_only=True)[0], str(folder))
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a file that is no configuration
         why = "it wants Python code of its own run" if "trust_remote_code" in str(error) else _kind_and_line(error)

