@@ -56,10 +56,12 @@ def attend_across(
 ) -> Tensor:  # [N, Hq, Dv]
     """Cross-attention as `plan_across` lays it out; see `forerun.math.attention.attend`."""
     if use is not Kernels.OFF and query.device.type == "cpu" and not kernels.missing():
-        from forerun.kernels.cpu import across, threads
+        from forerun.kernels.cpu import cross_attention, threads
 
-        if across.fits(query, keys, values, scale) and (use is Kernels.ON or across.is_faster(*keys.shape[1::2])):
-            return across.attend_across(query, keys, values, plan, scale, threads.most_threads())
+        if cross_attention.fits(query, keys, values, scale) and (
+            use is Kernels.ON or cross_attention.is_faster(*keys.shape[1::2])
+        ):
+            return cross_attention.attend_across(query, keys, values, plan, scale, threads.most_threads())
     return attention_reference.attend(query, keys, values, plan, scale)
 
 
@@ -74,7 +76,7 @@ def attend_ragged(
 ) -> Tensor:  # [N, Hq, Dv]
     """The same over rows whose lengths the device knows; see `forerun.math.ragged_attention.attend_ragged`."""
     if has_ragged_attention(query, keys, values, use):
-        from forerun.kernels import attention as kernel
+        from forerun.kernels.attention import attend as kernel
 
         return kernel.attend_ragged(query, keys, values, reach, scale, form)
     return ragged_attention_reference.attend_ragged(query, keys, values, reach, scale, form)
@@ -84,7 +86,7 @@ def has_ragged_attention(query: Tensor, keys: Tensor, values: Tensor, use: Kerne
     """Whether a kernel would do it: the reference is for comparison, and `attend` faster where there is no kernel."""
     if not has_triton(query.device, use):
         return False
-    from forerun.kernels import attention as kernel
+    from forerun.kernels.attention import attend as kernel
 
     return kernel.why_not(query, keys, values) is None
 
@@ -103,7 +105,7 @@ def write(
 ) -> None:
     """New keys and values into the cache; see `forerun.math.cache_write.write`."""
     if has_triton(keys.device, use):
-        from forerun.kernels import cache_write as kernel
+        from forerun.kernels.attention import cache_write as kernel
 
         if kernel.fits(keys, key_pool) and kernel.fits(values, value_pool):
             return kernel.write(keys, values, addresses, key_pool, value_pool)
@@ -124,7 +126,7 @@ def rotate_and_write(
     """Rotate queries and keys, write keys and values; see `forerun.math.cache_write.rotate_and_write`."""
     new = (query, keys, values, cos, sin, addresses, key_pool, value_pool)
     if has_triton(query.device, use):
-        from forerun.kernels import cache_write as kernel
+        from forerun.kernels.attention import cache_write as kernel
 
         if kernel.fits(query, keys, values, cos, sin, key_pool, value_pool):
             return kernel.rotate_and_write(*new)
@@ -140,7 +142,7 @@ def project(
 ) -> Tensor:  # [R, N]
     """A product with what stands around it in a layer; see `forerun.math.skinny.project`."""
     if _has_skinny(x, weight):
-        from forerun.kernels import skinny as kernel
+        from forerun.kernels.linear import project as kernel
 
         return kernel.project(x, weight, bias, norm, residual)
     return skinny_reference.project(x if norm is None else normed(x, norm), weight, bias, None, residual)
@@ -157,7 +159,7 @@ def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = N
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
     if _has_skinny(x, weight, gated=True):
-        from forerun.kernels import skinny as kernel
+        from forerun.kernels.linear import project as kernel
 
         return kernel.gate(x, weight, norm)
     return gated(F.linear(x if norm is None else normed(x, norm), weight))
@@ -166,7 +168,7 @@ def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
     """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
     if _has_skinny(x, weight):
-        from forerun.kernels import skinny as kernel
+        from forerun.kernels.linear import project as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
     made = F.linear(x if norm is None else normed(x, norm), weight, bias).unflatten(-1, (-1, heads.size))
@@ -177,7 +179,7 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
 def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     """The norm of each row, [.., H]; see `forerun.math.skinny.normed`."""
     if has_triton(x.device):
-        from forerun.kernels import between as kernel
+        from forerun.kernels.linear import norms as kernel
 
         if kernel.why_not(x, norm) is None:
             return kernel.normed(x, norm)
@@ -187,7 +189,7 @@ def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
 def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
     """[N, H] each -> their sum, and the norm of it; see `forerun.math.skinny.added`."""
     if has_triton(x.device):
-        from forerun.kernels import between as kernel
+        from forerun.kernels.linear import norms as kernel
 
         if kernel.why_not(x, norm) is None:
             return kernel.added(x, change, norm)
@@ -197,7 +199,7 @@ def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Te
 def gated(pairs: Tensor) -> Tensor:
     """[N, 2 I] -> [N, I]; see `forerun.math.skinny.gated`."""
     if has_triton(pairs.device):
-        from forerun.kernels import between as kernel
+        from forerun.kernels.linear import norms as kernel
 
         return kernel.gated(pairs)
     return skinny_reference.gated(pairs)
@@ -207,7 +209,7 @@ def _has_skinny(x: Tensor, weight: Tensor, gated: bool = False) -> bool:
     """Whether the rows are few enough for a product of our own; with more of them the library's is the faster one."""
     if not has_triton(x.device):
         return False
-    from forerun.kernels import skinny as kernel
+    from forerun.kernels.linear import project as kernel
 
     return kernel.why_not(x, weight, gated) is None
 
@@ -222,7 +224,7 @@ def verify(
 ) -> Verdict:
     """How much of each draft survives, and what follows; see `forerun.math.verify.verify`."""
     if _on_gpu(draft.lengths, use):
-        from forerun.kernels import verify as kernel
+        from forerun.kernels.verify import verify as kernel
 
         if isinstance(target, laws_reference.LogitLaw) and kernel.supports(target, draft, rule, all_greedy):
             return kernel.verify(target, draft, rule, keys, all_greedy)
@@ -237,7 +239,7 @@ def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
 def sample(logits: Tensor, params: LawParams, uniforms: Tensor, use: Kernels | None = None) -> Sample:
     """A draft's tokens from its logits, one a row; see `forerun.math.sample.sample`."""
     if _on_gpu(logits, use):
-        from forerun.kernels import sample as kernel
+        from forerun.kernels.verify import sample as kernel
 
         if kernel.supports(logits):
             return kernel.sample(logits, params, uniforms)

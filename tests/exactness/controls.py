@@ -113,8 +113,8 @@ def warm_kernel(patch: MonkeyPatch) -> None:
         logits = target.logits * 0.7
         return right(LogitLaw(logits, target.index, target.params, target._owner), *others, **named)
 
-    right = _on_gpu("verify").verify_packed
-    patch.setattr(_on_gpu("verify"), "verify_packed", warm)
+    right = _on_gpu("verify.verify").verify_packed
+    patch.setattr(_on_gpu("verify.verify"), "verify_packed", warm)
 
 
 def kernel_of_one_round(patch: MonkeyPatch) -> None:
@@ -124,8 +124,8 @@ def kernel_of_one_round(patch: MonkeyPatch) -> None:
         same = replace(keys, round=torch.zeros_like(keys.round), position=torch.zeros_like(keys.position))
         return right(target, draft, rule, same, *others, **named)
 
-    right = _on_gpu("verify").verify_packed
-    patch.setattr(_on_gpu("verify"), "verify_packed", first)
+    right = _on_gpu("verify.verify").verify_packed
+    patch.setattr(_on_gpu("verify.verify"), "verify_packed", first)
 
 
 def forgetful_attention(patch: MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def forgetful_attention(patch: MonkeyPatch) -> None:
     def short(query: Tensor, keys: Tensor, values: Tensor, reach: Any, *others: Any, **named: Any) -> Tensor:
         return right(query, keys, values, replace(reach, window=2), *others, **named)
 
-    right = _on_gpu("attention").attend_ragged
-    patch.setattr(_on_gpu("attention"), "attend_ragged", short)
+    right = _on_gpu("attention.attend").attend_ragged
+    patch.setattr(_on_gpu("attention.attend"), "attend_ragged", short)
 
 
 def _on_gpu(name: str) -> Any:

@@ -102,7 +102,10 @@ def test_control_a_kernel_that_forgets_the_first_key(monkeypatch: MonkeyPatch) -
     [("model", "token", "auto"), ("model", "block", "pad"), ("exit", "token", "keys"), ("chain", "coupled", "split")],
 )
 def test_joint_law_on_a_gpu(drafter: str, rule: str, attention: str, device: str, monkeypatch: MonkeyPatch) -> None:
-    judged, attended = calls(monkeypatch, "verify", "verify_packed"), calls(monkeypatch, "attention", "_launch")
+    judged, attended = (
+        calls(monkeypatch, "verify.verify", "verify_packed"),
+        calls(monkeypatch, "attention.attend", "_launch"),
+    )
     assert misfits(drafter, Rule(rule), attention, "auto", device, compile=False) == ["", "", ""]
     assert attended and (judged or rule == "coupled"), "the kernels were not used"
 

@@ -54,7 +54,7 @@ def test_kernels_and_references(rule: str, asked: dict[str, Any], monkeypatch: p
 @pytest.mark.parametrize("rule", ["token", "block"])
 def test_tiles(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other blocks, sums by few programs or many, the draw in a launch of its own, no launch before another's end."""
-    kernel = importlib.import_module("forerun.kernels.verify")
+    kernel = importlib.import_module("forerun.kernels.verify.verify")
     right, tuning = kernel.verify_packed, kernel.TUNING
     monkeypatch.setenv("FORERUN_KERNELS", "auto")
     usual = texts(rule, top_p=0.95)

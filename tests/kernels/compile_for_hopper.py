@@ -10,7 +10,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from forerun.kernels import advance, attention_device, between, cache_write, random, skinny, skinny_device
+from forerun.kernels import advance, random
+from forerun.kernels.attention import cache_write
+from forerun.kernels.attention import device as attention_device
+from forerun.kernels.linear import device as linear_device
+from forerun.kernels.linear import norms, project
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
@@ -40,7 +44,7 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
 
 def attend(group: int, block_queries: int, **flags: bool) -> Any:
     names = (
-        "IS_PART", "SHARED", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "HAS_BIAS", "UPCAST",
+        "IS_PART", "BALANCED", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "HAS_BIAS", "UPCAST",
         "EARLY",
     )  # fmt: skip
     constants = {
@@ -59,7 +63,7 @@ def merge(each: int, pieces: int, warps: int, **flags: bool) -> Any:
     constants = {
         "HEADS": 32, "GROUP": 4, "VALUE_SIZE": 80, "BLOCK_VALUE_SIZE": 128, "BLOCK_QUERIES": 32, "BLOCK_KEYS": 64,
         "BLOCK_ROWS": 32, "BLOCK_PIECES": pieces, "QUERIES": 20, "EACH": each,
-        **dict.fromkeys(("SHARED", "WINDOWED", "CHAIN", "HAS_SINKS", "EARLY"), False), **flags,
+        **dict.fromkeys(("BALANCED", "WINDOWED", "CHAIN", "HAS_SINKS", "EARLY"), False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"}
     return compiled(attention_device.merge_kernel, constants, kinds, num_warps=warps)
@@ -81,17 +85,17 @@ def small_steps() -> list[Any]:
 def product(end: Any, rows: int, outputs: int = 4096) -> Any:
     """As it is launched: with its own tiles, and everything aligned, so that copies go through shared memory."""
     place = torch.device("cpu")
-    plan = skinny.choose(rows, outputs, end is not skinny_device.PLAIN, torch.bfloat16, place)
+    plan = project.choose(rows, outputs, end is not linear_device.PLAIN, torch.bfloat16, place)
     constants = {
         "END": end, "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
-        "HAS_BIAS": True, "HAS_RESIDUAL": end is skinny_device.PLAIN,
+        "HAS_BIAS": True, "HAS_RESIDUAL": end is linear_device.PLAIN,
     }  # fmt: skip
     kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "addresses_ptr": "*i64"}
     if not plan.splits:
-        kernel, stages = skinny_device.vector_kernel, {}
+        kernel, stages = linear_device.vector_kernel, {}
         constants |= {"STAGES": plan.stages, "HAS_NORM": True}
     else:
-        kernel, stages = skinny_device.tile_kernel, {"num_stages": plan.stages}
+        kernel, stages = linear_device.tile_kernel, {"num_stages": plan.stages}
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
     aligned = tuple(n for n in kernel.arg_names if n.endswith("_ptr") or n in ("N", "K", "chunk"))
     return compiled(kernel, constants, kinds, aligned, num_warps=plan.warps, **stages)
@@ -113,27 +117,27 @@ def rotation() -> Any:
 def few() -> list[Any]:
     """A kernel of each sort: seconds, not half a minute."""
     return [
-        rotation(), product(skinny_device.PLAIN, 1), compiled(between.gate_kernel, {"BLOCK": 1024}, {}), attend(1, 16),
+        rotation(), product(linear_device.PLAIN, 1), compiled(norms.gate_kernel, {"BLOCK": 1024}, {}), attend(1, 16),
     ]  # fmt: skip
 
 
 def everything() -> list[Any]:
     return [
         *small_steps(),
-        *(product(end, rows) for end in skinny.ENDS for rows in (1, 16)),
-        product(skinny_device.PLAIN, 16, 32000),
-        product(skinny_device.GATED, 64),
+        *(product(end, rows) for end in project.ENDS for rows in (1, 16)),
+        product(linear_device.PLAIN, 16, 32000),
+        product(linear_device.GATED, 64),
         *(
-            compiled(between.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "CENTRED": centred}, {})
+            compiled(norms.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "CENTRED": centred}, {})
             for centred in (False, True)
         ),
-        compiled(between.gate_kernel, {"BLOCK": 1024}, {}),
+        compiled(norms.gate_kernel, {"BLOCK": 1024}, {}),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),
         attend(1, 16, HAS_BIAS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
-        attend(4, 32, IS_PART=True, SHARED=True, EARLY=True),
-        merge(2, 16, 1, SHARED=True, EARLY=True),
+        attend(4, 32, IS_PART=True, BALANCED=True, EARLY=True),
+        merge(2, 16, 1, BALANCED=True, EARLY=True),
         merge(1, 64, 2, EARLY=True, WINDOWED=True, CHAIN=True, HAS_SINKS=True),
         compiled(
             cache_write._write_kernel,

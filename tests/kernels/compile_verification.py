@@ -15,7 +15,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from forerun.config import SamplingParams
-from forerun.kernels import sample, tuning, verify
+from forerun.kernels import tuning
+from forerun.kernels.verify import sample, verify
 from forerun.math.laws import LogitLaw
 from forerun.math.sigmoid import Sigmoid
 from forerun.types import Draft, Keys, LawParams, Rule
@@ -74,7 +75,7 @@ def main() -> None:
     judge(Sigmoid(), plain, torch.float32, True, replace(SMALL, last_draws=False))
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
-    names = ("chunk", "threshold", "bracket", "wide", "settle", "sum", "pick")
+    names = ("chunk", "small_top_k", "estimate", "collect", "resolve", "sum", "pick")
     assert {f"{name}_kernel" for name in names} <= set(seen), seen
 
 

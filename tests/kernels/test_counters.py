@@ -9,7 +9,7 @@ from forerun.kernels import counters
 from forerun.kernels.counters import ALIGNED, Counters
 from forerun.math.sigmoid import Sigmoid
 from forerun.types import Rule
-from kernels.verify_cases import make
+from kernels.verify.cases import make
 from support.triton_cpu import INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]

@@ -21,8 +21,8 @@ pytest.importorskip("triton")
 
 from forerun import kernels
 from forerun.config import Kernels
-from forerun.kernels import attention as kernel
-from forerun.kernels import cache_write
+from forerun.kernels.attention import attend as kernel
+from forerun.kernels.attention import cache_write
 from forerun.math.attention import Form
 from forerun.models.attention import known_window
 from forerun.models.patches.linear import LinearPatches

@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Files that have Numba compile the CPU's kernels: half a minute, once where all of them are one worker's.
 COMPILED = {
-    "test_cpu", "test_cpu_across", "test_cpu_attention", "test_cpu_product", "test_cpu_body", "test_doctor_cpu",
+    "test_cpu", "test_cpu_body", "test_doctor_cpu",
     "test_kernels", "test_kernels_against_transformers", "test_kernels_option", "test_linear_patches",
 }  # fmt: skip
 
@@ -19,7 +19,7 @@ COMPILED = {
 def group_of(test: str, slow: bool = False) -> str:
     """A test's file; tests of the laws share next to nothing, and slow tests little beside their length: alone."""
     path = PurePosixPath(test.partition("::")[0])
-    if path.stem in COMPILED:
+    if path.stem in COMPILED or path.parent.parts[-2:] == ("kernels", "cpu"):
         return "compiled"
     return test if slow or path.parent.name == "exactness" else str(path)
 

@@ -31,15 +31,15 @@ class Tuning:
     hot: int = 256  # groups whose entries one program holds to cut them
     super: int = 256  # groups of groups, whose largest entries give a level below the threshold
     few: int = 256  # values compared with each other
-    threshold_warps: int = 4  # a thread for each of 128 values, as many as are compared as a rule
+    small_top_k_warps: int = 4  # a thread for each of 128 values, as many as are compared as a rule
     sample: int = 4096  # entries that estimate where a nucleus ends
-    bracket_warps: int = 8  # of the program that does so
-    bracket_rounds: int = 3  # looks at eight levels of that estimate, each nine times as fine as the one before
-    wide_bits: int = 32  # entries that a thread of the second pass over the logits holds, at most 32
-    wide_warps: int = 2
+    estimate_warps: int = 8  # of the program that does so
+    estimate_rounds: int = 3  # looks at eight levels of that estimate, each nine times as fine as the one before
+    collect_bits: int = 32  # entries that a thread of the second pass over the logits holds, at most 32
+    collect_warps: int = 2
     listed: int = 8192  # entries near the end of a nucleus; with more the row is searched in memory
     listed_few: int = 2048  # of them are cut in less time
-    settle_warps: int = 16  # of the program that cuts the row in the end
+    resolve_warps: int = 16  # of the program that cuts the row in the end
     scan: int = 4096  # read at once while doing so
 
 

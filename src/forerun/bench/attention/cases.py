@@ -140,7 +140,7 @@ def calls(case: Case, inputs: Inputs, way: str) -> list[Call]:
         return [
             partial(attend, inputs.query, k, v, how, SCALE) for k, v in zip(inputs.keys, inputs.values, strict=True)
         ]
-    from forerun.kernels.attention import attend_ragged
+    from forerun.kernels.attention.attend import attend_ragged
 
     return [
         partial(attend_ragged, inputs.query, k, v, inputs.reach, SCALE, Form(way))

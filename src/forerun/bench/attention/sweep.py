@@ -9,8 +9,8 @@ from functools import partial
 from forerun.bench.attention.cases import SCALE, Case, Inputs
 from forerun.bench.attention.record import Trial
 from forerun.bench.attention.timing import seconds_a_call
-from forerun.kernels.attention import attend_ragged
-from forerun.kernels.attention_shape import TUNING, Tuning, choose_shape
+from forerun.kernels.attention.attend import attend_ragged
+from forerun.kernels.attention.shape import TUNING, Tuning, choose_shape
 from forerun.math.attention import Form
 
 # (bytes of a block, stages, warps): each is compiled anew; how rows are cut is not.

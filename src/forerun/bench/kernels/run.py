@@ -21,8 +21,8 @@ from forerun.errors import ForerunError
 
 SWEPT = (
     (Case(32000, 1, 5), ("depth", "warps", "few_warps", "last_draws", "overlap")),
-    (Case(32000, 1, 5, top_k=50, top_p=0.95), ("threshold_warps", "overlap")),
-    (Case(128256, 8, 7, top_p=0.9), ("bracket_warps", "wide_bits", "wide_warps", "settle_warps")),
+    (Case(32000, 1, 5, top_k=50, top_p=0.95), ("small_top_k_warps", "overlap")),
+    (Case(128256, 8, 7, top_p=0.9), ("estimate_warps", "collect_bits", "collect_warps", "resolve_warps")),
     (Case(256000, 32, 7), ("many_depth", "many_warps", "tiles", "loop_programs", "loop_warps", "overlap")),
     (Case(256000, 32, 7, dtype="bfloat16"), ("many_depth", "many_warps", "tiles", "loop_programs")),
 )
@@ -37,11 +37,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tiles": (4, 16),
     "loop_programs": (132, 528),
     "loop_warps": (4, 16),
-    "threshold_warps": (4, 16),
-    "bracket_warps": (4, 16),
-    "wide_bits": (16,),
-    "wide_warps": (1, 2, 4),
-    "settle_warps": (4, 16),
+    "small_top_k_warps": (4, 16),
+    "estimate_warps": (4, 16),
+    "collect_bits": (16,),
+    "collect_warps": (1, 2, 4),
+    "resolve_warps": (4, 16),
 }
 
 
@@ -109,7 +109,7 @@ def compile_some(part: int, parts: int, sweep: bool) -> None:
 
 
 def _judge(given: Inputs, case: Case, tuning: Any) -> bool:
-    from forerun.kernels import verify
+    from forerun.kernels.verify import verify
 
     verify.verify_packed(given.target, given.draft, RULES[case.rule], given.keys, tuning=tuning)
     return True
@@ -118,7 +118,7 @@ def _judge(given: Inputs, case: Case, tuning: Any) -> bool:
 @torch.inference_mode()
 def replayed(case: Case) -> float:
     """Microseconds of one verification in a captured graph."""
-    from forerun.kernels import verify
+    from forerun.kernels.verify import verify
 
     given, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
     return graph_time(lambda: verify.verify_packed(given.target, given.draft, rule, given.keys))
@@ -126,7 +126,7 @@ def replayed(case: Case) -> float:
 
 @torch.inference_mode()
 def measure(case: Case, graph: float) -> Measurement:
-    from forerun.kernels import verify
+    from forerun.kernels.verify import verify
 
     given, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
     ours = times(lambda: verify.verify_packed(given.target, given.draft, rule, given.keys), graph)
@@ -139,8 +139,8 @@ def measure(case: Case, graph: float) -> Measurement:
 @torch.inference_mode()
 def sweep_case(case: Case, names: Sequence[str]) -> dict[str, float]:
     """One change of the tuning at a time."""
-    from forerun.kernels import verify
     from forerun.kernels.tuning import TUNING
+    from forerun.kernels.verify import verify
 
     given, rule = inputs(case, torch.device("cuda")), RULES[case.rule]
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from forerun.kernels.law import NEGATIVE, warped
-from forerun.kernels.select import held
+from forerun.kernels.truncate.select import held
 
 SCAN_LEVELS = tl.constexpr(8)
 

@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.chunks import NOT_FOUND, cuts_of, side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, merged, peak_of, warped
-from forerun.kernels.search import cut_in_memory
-from forerun.kernels.select import cut_few, floor_of, level_below, places
+from forerun.kernels.truncate.chunks import NOT_FOUND, cuts_of, side_of
+from forerun.kernels.truncate.search import cut_in_memory
+from forerun.kernels.truncate.select import cut_few, floor_of, level_below, places
 
 
 @triton.jit(do_not_specialize=["num_groups"])
-def threshold_kernel(
+def small_top_k_kernel(
     lengths,
     p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
     q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,

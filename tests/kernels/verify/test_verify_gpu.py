@@ -9,11 +9,11 @@ import torch
 
 from forerun import ops
 from forerun.config import Kernels, SamplingParams
-from forerun.kernels import sample, verify
+from forerun.kernels.verify import sample, verify
 from forerun.math.laws import LogitLaw
 from forerun.math.sigmoid import Sigmoid
 from forerun.types import Rule
-from kernels.verify_cases import assert_same, make
+from kernels.verify.cases import assert_same, make
 from support.triton_cpu import INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")]

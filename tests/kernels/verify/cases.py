@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from forerun.config import SamplingParams
-from forerun.kernels import verify as kernel
 from forerun.kernels.tuning import TUNING, Tuning
+from forerun.kernels.verify import verify as kernel
 from forerun.math import verify as reference
 from forerun.math.laws import LogitLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict

@@ -1,9 +1,10 @@
 """The threshold where a row may keep any number of tokens, second step: all programs together. Device code.
 
-`bracket_kernel` said between which two levels the threshold very likely lies. Here every program takes a part of a row:
-it sums what lies above, and lists what lies in between, from which `settle_kernel` cuts. These are launches of their
-own, because a program that cuts takes the registers of many that list; each begins while the one before it ends, and
-reads its logits meanwhile. Programs are small, so that many stand side by side while each waits for its numbers.
+`estimate_kernel` left two levels between which the threshold very likely lies. Here every program takes a part of a
+row: it sums the entries above both levels and lists the entries between them, from which `resolve_kernel` takes the
+threshold. These are separate launches, because a program that resolves takes the registers of many that collect; each
+begins while the one before it ends, and reads its logits meanwhile. Programs are small, so that many run at once while
+each waits for memory.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.bracket import APART, DONE
-from forerun.kernels.chunks import side_of, sum_of
 from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of, exponential, warped
-from forerun.kernels.select import bits_set
+from forerun.kernels.truncate.chunks import side_of, sum_of
+from forerun.kernels.truncate.estimate import APART, DONE
+from forerun.kernels.truncate.select import bits_set
 
 
 @triton.jit
-def wide_kernel(
+def collect_kernel(
     lengths,
     p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
     q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,

@@ -16,12 +16,12 @@ import triton
 from torch import Tensor
 
 from forerun.kernels.counters import counters
-from forerun.kernels.draw import HEAD, pick_kernel, sum_kernel
-from forerun.kernels.judge import BLOCK_RULE, GREEDY_RULE, LOGITS, NO_DRAFT, SIGMOID, TOKEN
 from forerun.kernels.law import TILE
-from forerun.kernels.proposal import DTYPES, Proposal, logits_of, proposal_of
-from forerun.kernels.summary import Logits, Summaries, summarise
+from forerun.kernels.truncate.summary import Logits, Summaries, summarise
 from forerun.kernels.tuning import TUNING, Tuning, overlapping
+from forerun.kernels.verify.acceptance import BLOCK_RULE, GREEDY_RULE, LOGITS, NO_DRAFT, SIGMOID, TOKEN
+from forerun.kernels.verify.draft_law import DTYPES, Proposal, logits_of, proposal_of
+from forerun.kernels.verify.draw import HEAD, pick_kernel, sum_kernel
 from forerun.math.laws import LogitLaw
 from forerun.math.sigmoid import Sigmoid
 from forerun.types import Draft, Keys, Law, Rule, Verdict

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 pytest.importorskip("triton")
 
-from forerun.kernels import cache_write as kernel
+from forerun.kernels.attention import cache_write as kernel
 from forerun.math import cache_write as reference
 from support.interpreter import DEVICE, kernel_tests
 

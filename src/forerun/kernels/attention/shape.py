@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from forerun.kernels.attention_device import TURN
+from forerun.kernels.attention.device import TURN
 from forerun.kernels.launching import multiprocessors, starts_early
 from forerun.math.attention import Form
 from forerun.math.ragged_attention import Reach
@@ -50,7 +50,7 @@ class Shape:
     chunk: int  # keys of each of them
     # Programs among which a key head's keys of all rows are divided evenly; 0: rows have chunks. Not where only the
     # device knows how long rows are: in a recording a row's numbers must not depend on the others' lengths.
-    shares: int
+    balanced_splits: int
     pieces: int  # of a row, at most
     block_rows: int  # a power of two, no less than rows
     early: bool = False  # whether what follows starts while chunks are still read
@@ -58,7 +58,7 @@ class Shape:
     @property
     def is_cut(self) -> bool:
         """Whether a row may be read by several programs, so that what they leave must be merged."""
-        return self.shares > 0 or self.splits > 1
+        return self.balanced_splits > 0 or self.splits > 1
 
 
 def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: Tuning = TUNING) -> Shape:
@@ -83,12 +83,14 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
         chunk = min(chunk, max(span - 1, 1))  # two chunks at least, whatever is gained by it
     chunk = -(-(chunk if form is Form.KEYS else span) // block_keys) * block_keys
     splits = pieces = -(-span // chunk)
-    shares = 0
+    balanced_splits = 0
     if form is Form.KEYS and blocks == 1 and reach.is_even is False:
-        shares, pieces = choose_shares(places, span, reach, block_keys)
+        balanced_splits, pieces = choose_balanced_splits(places, span, reach, block_keys)
     early = tuning.early and starts_early(query.device)
     queries, block_rows = min(wanted, block_queries), max(32, power(rows))
-    return Shape(form, block_queries, block_keys, blocks, queries, splits, chunk, shares, pieces, block_rows, early)
+    return Shape(
+        form, block_queries, block_keys, blocks, queries, splits, chunk, balanced_splits, pieces, block_rows, early
+    )
 
 
 def choose_form(filling: float, span: int, is_even: bool | None, saved: float) -> Form:
@@ -118,11 +120,13 @@ def choose_chunk(places: float, span: int, reach: Reach, block_keys: int, tuning
     return -(-ceil(chunk) // block_keys) * block_keys
 
 
-def choose_shares(places: float, span: int, reach: Reach, block_keys: int) -> tuple[int, int]:
-    """Shares of all rows' keys, as many as there are places and no more than key blocks; of a row, at most so many."""
+def choose_balanced_splits(places: float, span: int, reach: Reach, block_keys: int) -> tuple[int, int]:
+    """Splits of all rows' keys, as many as there are places and no more than key blocks; of a row, at most so many."""
     num_blocks = (reach.num_keys or 0) / block_keys
-    shares = max(min(int(places), int(num_blocks) + reach.slots.shape[0]), 1)
-    return shares, min(shares, ceil((span / block_keys + TURN.value) / max(num_blocks / shares, 1)) + 1)
+    balanced_splits = max(min(int(places), int(num_blocks) + reach.slots.shape[0]), 1)
+    return balanced_splits, min(
+        balanced_splits, ceil((span / block_keys + TURN.value) / max(num_blocks / balanced_splits, 1)) + 1
+    )
 
 
 def _span(reach: Reach) -> int:

@@ -18,9 +18,9 @@ import torch
 import triton
 from torch import Tensor
 
-from forerun.kernels import skinny_device as device
-from forerun.kernels.between import normed
 from forerun.kernels.launching import is_interpreted, multiprocessors
+from forerun.kernels.linear import device
+from forerun.kernels.linear.norms import normed
 from forerun.math.skinny import Heads, Norm
 
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)

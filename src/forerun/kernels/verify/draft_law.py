@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from forerun.kernels.judge import LOGITS, MIXED, POINTS, SPARSE
-from forerun.kernels.summary import Logits
+from forerun.kernels.truncate.summary import Logits
+from forerun.kernels.verify.acceptance import LOGITS, MIXED, POINTS, SPARSE
 from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw
 from forerun.types import Law
 

@@ -11,16 +11,16 @@ import torch
 pytest.importorskip("triton")
 
 from forerun.errors import InvalidArgument
-from forerun.kernels import attention as kernel
-from forerun.kernels import attention_device
-from forerun.kernels import attention_shape as shapes
-from forerun.kernels.attention_shape import TUNING, Tuning
+from forerun.kernels.attention import attend as kernel
+from forerun.kernels.attention import device as attention_device
+from forerun.kernels.attention import shape as shapes
+from forerun.kernels.attention.shape import TUNING, Tuning
 from forerun.math import attention as dense
 from forerun.math import ragged_attention as reference
 from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.types import RaggedRows
-from kernels.ragged_cases import ROWS, Case, make_case, random_tree
+from kernels.attention.cases import ROWS, Case, make_case, random_tree
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 
 pytestmark = kernel_tests()
@@ -183,7 +183,7 @@ def test_a_key_of_the_row_is_read(form: Form) -> None:
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 5, 8])
-def test_shares_wherever_rows_begin_and_end(places: int) -> None:
+def test_balanced_splits_wherever_rows_begin_and_end(places: int) -> None:
     """Shares that hold several rows, end with one, or are a piece of one; rows of one key and of whole blocks.
 
     Two heads of an even group are merged by one program, the three of an odd one by three.
@@ -261,18 +261,18 @@ class TestRule:
         assert shapes.choose_chunk(33, 1024, windowed, 64) == 64
 
     @pytest.mark.parametrize(
-        ("lengths", "shares", "pieces"),
+        ("lengths", "balanced_splits", "pieces"),
         [
             ((64, 640, 1216, 1792, 2368, 2944, 3520, 4096), 33, 10),  # as many as places; 66 blocks in shares of 7.9
             ((64, 512), 11, 11),  # no more than key blocks, and a beginning for each row
         ],
     )
-    def test_shares(self, lengths: tuple[int, ...], shares: int, pieces: int) -> None:
+    def test_balanced_splits(self, lengths: tuple[int, ...], balanced_splits: int, pieces: int) -> None:
         rows = RaggedRows(tuple(range(len(lengths))), tuple(n - 8 for n in lengths), (8,) * len(lengths))
-        found = shapes.choose_shares(33, max(lengths), reference.reach_of(rows, DEVICE), 64)
-        assert found == (shares, pieces)
+        found = shapes.choose_balanced_splits(33, max(lengths), reference.reach_of(rows, DEVICE), 64)
+        assert found == (balanced_splits, pieces)
 
-    def test_who_is_divided_into_shares(self) -> None:
+    def test_which_rows_are_split_evenly(self) -> None:
         """Rows that differ, as far as the host knows; even ones are even already."""
         spread, even = RaggedRows((0, 1), (100, 4000), (8, 8)), RaggedRows((0, 1), (4000, 4000), (8, 8))
         keys = torch.zeros(2, 8, 4096, 128, dtype=torch.bfloat16)
@@ -281,7 +281,7 @@ class TestRule:
         for reach, is_shared in ((known, True), (same, False), (replace(known, num_keys=None), False)):
             shape = shapes.choose_shape(query, keys, reach, Form.AUTO)
             assert shape.form is Form.KEYS
-            assert (shape.shares > 0) is is_shared
+            assert (shape.balanced_splits > 0) is is_shared
 
     @pytest.mark.parametrize(
         ("filling", "span", "is_even", "form"),

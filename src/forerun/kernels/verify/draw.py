@@ -6,7 +6,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.judge import (
+from forerun.kernels.law import NEGATIVE, TILE, log_probability, pick, pick_goal, probability, warped
+from forerun.kernels.philox import FINAL, uniform
+from forerun.kernels.verify.acceptance import (
     BLOCK_RULE,
     GREEDY_RULE,
     KEPT_WIDTH,
@@ -24,8 +26,6 @@ from forerun.kernels.judge import (
     target_logits,
     target_side,
 )
-from forerun.kernels.law import NEGATIVE, TILE, log_probability, pick, pick_goal, probability, warped
-from forerun.kernels.philox import FINAL, uniform
 
 HEAD = tl.constexpr(3)  # entries of a result before the log-probabilities
 

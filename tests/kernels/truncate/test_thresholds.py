@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from forerun.config import SamplingParams
-from forerun.kernels import settle, summary, threshold
-from forerun.kernels.summary import Logits, summarise
+from forerun.kernels.truncate import resolve, small_top_k, summary
+from forerun.kernels.truncate.summary import Logits, summarise
 from forerun.kernels.tuning import TUNING
 from forerun.math.laws import log_sum_exp, warp
 from forerun.types import LawParams
@@ -17,7 +17,9 @@ from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
 
-SMALL = replace(TUNING, warps=1, groups=128, super=64, sample=256, wide_warps=1, scan=1024, listed=2048, listed_few=512)
+SMALL = replace(
+    TUNING, warps=1, groups=128, super=64, sample=256, collect_warps=1, scan=1024, listed=2048, listed_few=512
+)
 WAYS = {"as expected": SMALL, "in memory": replace(SMALL, hot=1, listed=16)}
 CUTS = {
     "top-k": SamplingParams(temperature=1.0, top_k=40),
@@ -98,7 +100,7 @@ def sampled_places() -> torch.Tensor:
 def test_a_sample_that_sees_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where most tokens are forbidden: the whole row is listed, and nothing searched in memory."""
     if INTERPRETED:  # a compiled kernel cannot be taken apart
-        monkeypatch.setattr(settle, "cut_in_memory", None)
+        monkeypatch.setattr(resolve, "cut_in_memory", None)
     logits, params = rows("flat"), LawParams.stack([CUTS[name]] * 2, DEVICE)
     logits[:, sampled_places()] = -torch.inf
     kept, _ = kept_by_kernels(logits, params, "as expected")
@@ -116,7 +118,7 @@ def test_a_wrong_bracket_is_noticed(sampled: float, rest: float, top_p: float) -
 
 
 def test_small_top_k_everywhere_needs_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "wide_kernel", None)
+    monkeypatch.setattr(summary, "collect_kernel", None)
     logits, params = rows("peaked"), LawParams.stack([CUTS["top-k, then top-p"]] * 2, DEVICE)
     for way in WAYS:
         kept, _ = kept_by_kernels(logits, params, way)
@@ -131,7 +133,7 @@ def test_only_ties_are_searched_in_memory(monkeypatch: pytest.MonkeyPatch) -> No
     logits = torch.stack([flat[0], 30.0 * flat[1].exp(), flat[2].sort(descending=True)[0]])
     params = LawParams.stack([SamplingParams(temperature=0.8, top_k=k) for k in (128, 50, 1)])
     index, nothing = torch.arange(3).unsqueeze(-1), torch.zeros(3, dtype=torch.int64)
-    monkeypatch.setattr(threshold, "cut_in_memory", None)
+    monkeypatch.setattr(small_top_k, "cut_in_memory", None)
     for order in (logits, logits.flip(0)):
         found = summarise(Logits(order, index, params), nothing, None, TUNING)
         cooled = warp(order, replace(params, any_top_k=False))

@@ -1,8 +1,8 @@
 """The threshold where a row may keep any number of tokens, last step: one program a row. Device code.
 
-`wide_kernel` left a list of the entries between two levels, and the mass above them. Eight levels at a time say where
-in the list the threshold lies, nearly; from there it is found value by value, in float64. Should it not lie in the
-list, or the list be full, the row is searched in memory.
+`collect_kernel` left a list of the entries between two levels, and the mass above them. Comparing with eight levels at
+a time narrows down where in the list the threshold lies; from there it is found value by value, in float64. Should it
+not lie in the list, or the list be full, the row is searched in memory.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.bracket import APART, DONE
-from forerun.kernels.chunks import cuts_of, side_of
 from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of
-from forerun.kernels.levels import around, reached
-from forerun.kernels.search import cut_in_memory
-from forerun.kernels.select import floor_of, held
+from forerun.kernels.truncate.chunks import cuts_of, side_of
+from forerun.kernels.truncate.estimate import APART, DONE
+from forerun.kernels.truncate.levels import around, reached
+from forerun.kernels.truncate.search import cut_in_memory
+from forerun.kernels.truncate.select import floor_of, held
 
 ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
 TURNS = tl.constexpr(3)  # of eight levels each: thousands of values become one or two
@@ -25,7 +25,7 @@ MANY = tl.constexpr(8.0)  # values left
 
 
 @triton.jit
-def settle_kernel(
+def resolve_kernel(
     lengths,
     p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
     q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,

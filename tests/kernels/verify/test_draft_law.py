@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from forerun.config import SamplingParams
-from forerun.kernels import sample as kernel
-from forerun.kernels import verify
+from forerun.kernels.verify import sample as kernel
+from forerun.kernels.verify import verify
 from forerun.math import sample as reference
 from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw
 from forerun.types import Draft, Rule
-from kernels.verify_cases import ROWS, assert_same, drawn, make, params_of
+from kernels.verify.cases import ROWS, assert_same, drawn, make, params_of
 from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]

@@ -14,12 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
-from forerun.kernels.bracket import APART, bracket_kernel
-from forerun.kernels.chunks import chunk_kernel
-from forerun.kernels.settle import settle_kernel
-from forerun.kernels.threshold import threshold_kernel
+from forerun.kernels.truncate.chunks import chunk_kernel
+from forerun.kernels.truncate.collect import collect_kernel
+from forerun.kernels.truncate.estimate import APART, estimate_kernel
+from forerun.kernels.truncate.resolve import resolve_kernel
+from forerun.kernels.truncate.small_top_k import small_top_k_kernel
 from forerun.kernels.tuning import Tuning, overlapping
-from forerun.kernels.wide import wide_kernel
 from forerun.types import LawParams
 
 
@@ -135,23 +135,23 @@ class _Work:
         wide = max(tuning.super, triton.next_power_of_2(self.num_groups) // 32)
         groups = torch.empty(self.rows, tuning.hot, dtype=torch.int32, device=device)
         values = torch.empty(self.rows, tuning.few, dtype=torch.float32, device=device)
-        threshold_kernel[(self.rows,)](
+        small_top_k_kernel[(self.rows,)](
             *self._sides(lengths), *self._parameters(), sums.peak, sums.mass, sums.best, self.groups, groups, values,
             own.peak, own.mass, own.threshold, own.best,
             self.target_rows, self.num_chunks, self.num_groups, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), HOT=tuning.hot, GROUP=self.group,
             DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, wide)), WIDE=wide, LANES=self.lanes,
             FEW=tuning.few, SCAN=tuning.scan, GREEDY=self.greedy, **self._flags(device),
-            num_warps=tuning.threshold_warps,
+            num_warps=tuning.small_top_k_warps,
         )  # fmt: skip
 
     def _wide(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
         """A row may keep any number of tokens."""
         device, tuning = lengths.device, self.tuning
-        cutting = 32 * tuning.settle_warps  # threads, of which each takes something
+        cutting = 32 * tuning.resolve_warps  # threads, of which each takes something
         size, few = max(tuning.listed, cutting), max(min(tuning.listed_few, tuning.listed), cutting)
-        vector, threads = 16 // self.target.logits.element_size(), 32 * tuning.wide_warps
-        depth = min(tuning.wide_bits, self.block // threads) // vector
+        vector, threads = 16 // self.target.logits.element_size(), 32 * tuning.collect_warps
+        depth = min(tuning.collect_bits, self.block // threads) // vector
         block = depth * threads * vector
         chunks = triton.cdiv(self.vocab, block)
         bracket = torch.empty(self.rows, 2, dtype=torch.float32, device=device)
@@ -159,24 +159,24 @@ class _Work:
         above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
         listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
         given, cuts, shared = self._sides(lengths), self._parameters(), self._flags(device)
-        bracket_kernel[(self.rows,)](
+        estimate_kernel[(self.rows,)](
             *given, *cuts, sums.peak, sums.mass, sums.best, bracket, arrived,
             own.peak, own.mass, own.threshold, own.best, self.target_rows, self.num_chunks, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), SAMPLE=tuning.sample,
-            THREADS=32 * tuning.bracket_warps, ROUNDS=tuning.bracket_rounds, GREEDY=self.greedy, **shared,
-            num_warps=tuning.bracket_warps,
+            THREADS=32 * tuning.estimate_warps, ROUNDS=tuning.estimate_rounds, GREEDY=self.greedy, **shared,
+            num_warps=tuning.estimate_warps,
         )  # fmt: skip
-        wide_kernel[(self.rows, chunks)](
+        collect_kernel[(self.rows, chunks)](
             *given, bracket, own.peak, sums.peak, arrived, above, listed,
             self.target_rows, chunks, self.num_chunks, extra,
             DEPTH=depth, THREADS=threads, VECTOR=vector, EACH=self.block // block, SIZE=size, **shared,
-            num_warps=tuning.wide_warps,
+            num_warps=tuning.collect_warps,
         )  # fmt: skip
-        settle_kernel[(self.rows,)](
+        resolve_kernel[(self.rows,)](
             *given, *cuts, bracket, arrived, above, listed, own.peak, own.mass, own.threshold,
             self.target_rows, chunks, extra,
             CHUNKS=triton.next_power_of_2(chunks), SIZE=size, MOST=tuning.listed, FEW=few, SCAN=tuning.scan,
-            THREADS=cutting, **shared, num_warps=tuning.settle_warps,
+            THREADS=cutting, **shared, num_warps=tuning.resolve_warps,
         )  # fmt: skip
 
     def _cuts(self, device: torch.device) -> Summaries:

@@ -4,7 +4,7 @@ One program takes one key head of one row and all the queries that share it: the
 are folded into one axis, so a key is read once for all of them. Rows stop at their own length (SPLIT), or all at the
 longest (PAD, to compare with). Where that makes too few programs to keep every multiprocessor reading, or leaves the
 longest row to work alone at the end, rows are cut (KEYS): into chunks of one size for all, or, where rows differ and
-the host knows by how much, into equal shares of all rows' keys, wherever rows begin and end. A program leaves maximum,
+the host knows by how much, all rows' keys into equal splits, wherever rows begin and end. A program leaves maximum,
 sum and weighted values of a piece of a row behind, and a second, small kernel merges the pieces.
 """
 
@@ -15,8 +15,8 @@ import triton
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.kernels.attention_device import attend_kernel, merge_kernel
-from forerun.kernels.attention_shape import TUNING, Shape, Tuning, choose_shape, power
+from forerun.kernels.attention.device import attend_kernel, merge_kernel
+from forerun.kernels.attention.shape import TUNING, Shape, Tuning, choose_shape, power
 from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach, check_bias
 
@@ -62,7 +62,7 @@ def _parts(query: Tensor, keys: Tensor, values: Tensor, reach: Reach, shape: Sha
     """Room for weighted values [.., Dv], maxima and sums [.., 2] of the pieces of rows that are cut."""
     if not shape.is_cut:
         return query, query  # never touched
-    pieces = 2 * shape.shares or reach.slots.shape[0] * shape.splits
+    pieces = 2 * shape.balanced_splits or reach.slots.shape[0] * shape.splits
     place = (keys.shape[1], shape.query_blocks, pieces, shape.queries)
     return tuple(query.new_empty(*place, n, dtype=torch.float32) for n in (values.shape[-1], 2))  # type: ignore[return-value]
 
@@ -79,17 +79,18 @@ def _launch(
     tuning: Tuning,
 ) -> None:
     batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
-    programs = (shape.shares, 1) if shape.shares else (batch, shape.splits)
+    programs = (shape.balanced_splits, 1) if shape.balanced_splits else (batch, shape.splits)
     attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
         out, *parts, query, keys, values, reach.slots, reach.lengths, reach.starts,
         query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
         *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], 0 if tree is None else tree.stride(0),
         scale.factor, scale.softcap or 1.0, reach.window, reach.longest,
-        shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks, 0 if bias is None else bias.shape[1],
+        shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
+        0 if bias is None else bias.shape[1],
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
         BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,
-        QUERIES=shape.queries, IS_PART=shape.is_cut, SHARED=shape.shares > 0,
+        QUERIES=shape.queries, IS_PART=shape.is_cut, BALANCED=shape.balanced_splits > 0,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
         HAS_BIAS=bias is not None, UPCAST=_interpreted(query), EARLY=shape.early,
@@ -103,14 +104,14 @@ def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale
     # Sums over pieces stay within a thread, and one warp waits for no other, as long as its registers hold them.
     pieces = min(triton.next_power_of_2(shape.pieces), MOST_MERGED // size)
     is_small = pieces * size <= MOST_MERGED // 4
-    # Which shares a row's pieces are in takes long enough to find out that it is done for two heads at once.
-    each = 2 if shape.shares and group % 2 == 0 and is_small else 1
+    # Which splits hold a row's pieces takes long enough to find out that it is done for two heads at once.
+    each = 2 if shape.balanced_splits and group % 2 == 0 and is_small else 1
     merge_kernel[(heads // each, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
-        reach.window, reach.longest, shape.chunk, shape.splits, shape.shares, batch, shape.query_blocks,
+        reach.window, reach.longest, shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
         HEADS=heads, GROUP=group, VALUE_SIZE=out.shape[2], BLOCK_VALUE_SIZE=size, BLOCK_QUERIES=shape.block_queries,
         BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows, BLOCK_PIECES=pieces, QUERIES=shape.queries,
-        SHARED=shape.shares > 0, WINDOWED=reach.window > 0, CHAIN=reach.tree is None and not reach.across,
+        BALANCED=shape.balanced_splits > 0, WINDOWED=reach.window > 0, CHAIN=reach.tree is None and not reach.across,
         HAS_SINKS=scale.sinks is not None, EARLY=shape.early, EACH=each,
         num_warps=1 if is_small else 2, **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip

@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forerun.kernels.judge import NO_DRAFT, TOKEN
-from forerun.kernels.proposal import DTYPES, Proposal
-from forerun.kernels.summary import Logits
+from forerun.kernels.truncate.summary import Logits
 from forerun.kernels.tuning import TUNING, Tuning
-from forerun.kernels.verify import Job
+from forerun.kernels.verify.acceptance import NO_DRAFT, TOKEN
+from forerun.kernels.verify.draft_law import DTYPES, Proposal
+from forerun.kernels.verify.verify import Job
 from forerun.math.laws import KEPT, PointMass
 from forerun.math.sample import Sample
 from forerun.types import Draft, Keys, LawParams

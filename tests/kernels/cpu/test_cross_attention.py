@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 from forerun import ops
 from forerun.cache.ragged import Layer
 from forerun.config import Kernels
-from forerun.kernels.cpu import across
+from forerun.kernels.cpu import cross_attention
 from forerun.math import attention as reference
 from forerun.math.attention import Form, Scale, plan_across
 
@@ -39,16 +39,16 @@ def test_attend_across_is_attend(case: str, form: Form) -> None:
     if form is Form.PAD and sorted(slots) != list(slots):
         plan = plan_across(slots, lengths, counts, group, query.device, Form.SPLIT)
     wanted = reference.attend(query, keys, values, plan, scale)
-    assert across.fits(query, keys, values, scale)
+    assert cross_attention.fits(query, keys, values, scale)
     for threads in (1, 2):
-        found = across.attend_across(query, keys, values, plan, scale, threads)
+        found = cross_attention.attend_across(query, keys, values, plan, scale, threads)
         torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(
         ops.attend_across(query, keys, values, plan, scale, Kernels.ON), wanted, atol=2e-6, rtol=1e-5
     )
     shorter = plan_across(slots, tuple(max(1, n - 1) for n in lengths), counts, group, query.device, Form.SPLIT)
     if max(lengths) > 1:
-        control = across.attend_across(query, keys, values, shorter, scale, 1)
+        control = cross_attention.attend_across(query, keys, values, shorter, scale, 1)
         assert not torch.allclose(control, wanted, atol=2e-6, rtol=1e-5), "a control: a key less is noticed"
 
 
@@ -57,10 +57,12 @@ def test_a_tokens_numbers_do_not_depend_on_its_neighbours() -> None:
     keys, values = layer().by_head
     query = torch.randn(7, HEADS, SIZE, generator=torch.Generator().manual_seed(3))
     scale = Scale(0.25, None, None)
-    together = across.attend_across(
+    together = cross_attention.attend_across(
         query, keys, values, plan_across((0, 1), (50, 33), (3, 4), 1, query.device), scale, 2
     )
-    alone = across.attend_across(query[4:5], keys, values, plan_across((1,), (33,), (1,), 1, query.device), scale, 1)
+    alone = cross_attention.attend_across(
+        query[4:5], keys, values, plan_across((1,), (33,), (1,), 1, query.device), scale, 1
+    )
     assert torch.equal(together[4:5], alone)
 
 
@@ -69,7 +71,7 @@ def test_what_does_not_fit_goes_to_the_reference() -> None:
     query = torch.randn(2, HEADS, SIZE)
     plan = plan_across((0,), (20,), (2,), 1, query.device)
     for scale in (Scale(0.3, 5.0, None), Scale(0.3, None, torch.zeros(HEADS))):
-        assert not across.fits(query, keys, values, scale)
+        assert not cross_attention.fits(query, keys, values, scale)
         found = ops.attend_across(query, keys, values, plan, scale, Kernels.ON)
         torch.testing.assert_close(found, reference.attend(query, keys, values, plan, scale))
-    assert not across.fits(query.double(), keys.double(), values.double(), Scale(0.3, None, None))
+    assert not cross_attention.fits(query.double(), keys.double(), values.double(), Scale(0.3, None, None))

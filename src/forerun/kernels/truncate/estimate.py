@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.chunks import NOT_FOUND, cuts_of, side_of
 from forerun.kernels.law import NEGATIVE, divisor_of, exponential, merged
-from forerun.kernels.levels import reached, spaced
-from forerun.kernels.select import floor_of
+from forerun.kernels.truncate.chunks import NOT_FOUND, cuts_of, side_of
+from forerun.kernels.truncate.levels import reached, spaced
+from forerun.kernels.truncate.select import floor_of
 
 DONE = tl.constexpr(float("inf"))  # both levels of a row in which nothing is looked for
 SURE = tl.constexpr(3.0)  # standard deviations of an estimate, at least
@@ -22,14 +22,14 @@ APART = tl.constexpr(32)  # between rows' counters, or programs of different row
 
 
 @triton.jit
-def bracket_kernel(
+def estimate_kernel(
     lengths,
     p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
     q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
     p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
     peaks, masses, bests,
     brackets,  # [R, 2] float32
-    arrived,  # [R, APART] int32, set to 0 for `wide_kernel`
+    arrived,  # [R, APART] int32, set to 0 for `collect_kernel`
     peak_out, mass_out, threshold_out, best_out,  # [R]
     p_rows, num_chunks, extra,
     CHUNKS: tl.constexpr, SAMPLE: tl.constexpr, THREADS: tl.constexpr, ROUNDS: tl.constexpr,

@@ -10,9 +10,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from forerun.kernels import between
-from forerun.kernels import skinny as kernel
-from forerun.kernels.skinny import Plan
+from forerun.kernels.linear import norms
+from forerun.kernels.linear import project as kernel
+from forerun.kernels.linear.project import Plan
 from forerun.math import skinny as reference
 from forerun.math.skinny import Heads, LayerNorm, Norm
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
@@ -106,9 +106,9 @@ def test_project_heads(rows: int, dtype: torch.dtype) -> None:
 def test_normed(dtype: torch.dtype) -> None:
     """As torch rounds it, for rows and for heads that lie apart."""
     x, norm = numbers(5, 70, dtype=dtype, gain=3.0), norm_of(70, dtype)
-    check(between.normed(x, norm), reference.normed(x, norm).float())
+    check(norms.normed(x, norm), reference.normed(x, norm).float())
     heads, norm = numbers(3, 7, 12, dtype=dtype)[:, 2:6], norm_of(12, dtype)
-    check(between.normed(heads, norm), reference.normed(heads, norm).float())
+    check(norms.normed(heads, norm), reference.normed(heads, norm).float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,10 +116,10 @@ def test_added_and_gated(dtype: torch.dtype) -> None:
     x, change, norm = numbers(5, 70, dtype=dtype), numbers(5, 70, dtype=dtype), norm_of(70, dtype)
     layer = LayerNorm(norm.weight, numbers(70, dtype=dtype), 1e-5)
     for kind in (norm, layer):
-        for got, want in zip(between.added(x, change, kind), reference.added(x, change, kind), strict=True):
+        for got, want in zip(norms.added(x, change, kind), reference.added(x, change, kind), strict=True):
             check(got, want.float())
-    check(between.normed(x + 3, layer), reference.normed(x + 3, layer).float())
-    check(between.gated(change), reference.gated(change.float()))
+    check(norms.normed(x + 3, layer), reference.normed(x + 3, layer).float())
+    check(norms.gated(change), reference.gated(change.float()))
 
 
 @pytest.mark.parametrize("plan", [SMALL, ONE])

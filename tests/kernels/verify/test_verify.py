@@ -17,7 +17,7 @@ from forerun.math.laws import LogitLaw
 from forerun.math.random import Stream, uniforms
 from forerun.math.sigmoid import Sigmoid
 from forerun.types import Draft, Rule
-from kernels.verify_cases import FEW, ROWS, Round, assert_same, drawn, keys, make, params_of
+from kernels.verify.cases import FEW, ROWS, Round, assert_same, drawn, keys, make, params_of
 from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETED else pytest.mark.gpu]
@@ -113,7 +113,7 @@ def test_tile_sizes_change_nothing() -> None:
         loop_programs=4,
         super=64,
         hot=64,
-        wide_bits=16,
+        collect_bits=16,
         listed=4096,
         scan=1024,
     )

@@ -11,7 +11,17 @@ LOG2E = tl.constexpr(1.4426950408889634)
 TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
 MOST_UNSUMMED = tl.constexpr(2048)  # weights of a block that are summed by place first: sixteen registers a thread
 # What changes from pass to pass must not have a kernel compiled anew for every kind of number.
-CHANGING = ("window", "longest", "chunk", "splits", "shares", "batch", "query_blocks", "tree_token", "distances")
+CHANGING = (
+    "window",
+    "longest",
+    "chunk",
+    "splits",
+    "balanced_splits",
+    "batch",
+    "query_blocks",
+    "tree_token",
+    "distances",
+)
 UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
 
 
@@ -44,7 +54,7 @@ def attend_kernel(
     longest,
     chunk,
     splits,
-    shares,
+    balanced_splits,
     batch,
     query_blocks,
     distances,
@@ -59,7 +69,7 @@ def attend_kernel(
     BLOCK_ROWS: tl.constexpr,
     QUERIES: tl.constexpr,
     IS_PART: tl.constexpr,
-    SHARED: tl.constexpr,
+    BALANCED: tl.constexpr,
     PADDED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
@@ -70,23 +80,23 @@ def attend_kernel(
     UPCAST: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program per (key head, row and block of its queries, chunk of its keys), or per share of all rows' keys."""
+    """One program per (key head, row and block of its queries, chunk of its keys), or per split of all rows' keys."""
     if EARLY:  # the next kernel may start, and waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
     key_head = tl.program_id(0)
     block = tl.program_id(1) % query_blocks
-    first_piece = (key_head * query_blocks + block) * (2 * shares if SHARED else batch * splits)
+    first_piece = (key_head * query_blocks + block) * (2 * balanced_splits if BALANCED else batch * splits)
     CHAIN: tl.constexpr = not (HAS_TREE or ACROSS)
-    if SHARED:
-        share = tl.program_id(1) // query_blocks
+    if BALANCED:
+        split = tl.program_id(1) // query_blocks
         r = tl.arange(0, BLOCK_ROWS)
         starts, counts, lengths, lows, highs = spans(
             r, r < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, PADDED, WINDOWED, CHAIN
         )
         slots = tl.load(slots_ptr + r, mask=r < batch, other=0)
-        begins, ends, total, num_shares = divided(lows, highs, shares, BLOCK_KEYS)
-        at = total * share // num_shares
-        until = tl.where(share < num_shares, total * (share + 1) // num_shares, 0)
+        begins, ends, total, num_balanced = divided(lows, highs, balanced_splits, BLOCK_KEYS)
+        at = total * split // num_balanced
+        until = tl.where(split < num_balanced, total * (split + 1) // num_balanced, 0)
         while at < until:
             own = r == tl.sum((ends <= at).to(tl.int32), 0)
             begin, end = taken(begins, own), taken(ends, own)
@@ -98,7 +108,7 @@ def attend_kernel(
                 q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
                 distances, key_head, block, taken(starts, own), taken(counts, own), taken(lengths, own),
                 taken(slots, own).to(tl.int64), low + tl.maximum(at - begin - TURN, 0) * BLOCK_KEYS, high,
-                first_piece + share * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end),
+                first_piece + split * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end),
                 HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
                 True, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
             )  # fmt: skip
@@ -153,21 +163,21 @@ def spans(
 
 
 @triton.jit
-def divided(lows, highs, shares, BLOCK_KEYS: tl.constexpr):
-    """Key blocks of all rows one after the other, in equal shares: where rows begin and end, how many, how many shares.
+def divided(lows, highs, balanced_splits, BLOCK_KEYS: tl.constexpr):
+    """Key blocks of all rows one after the other, in equal splits: where rows begin and end, how many, how many splits.
 
     A row counts TURN blocks more than it has.
     """
     costs = tl.where(highs > lows, tl.cdiv(highs - lows, BLOCK_KEYS) + TURN, 0)
     ends = tl.cumsum(costs, 0)
     total = tl.sum(costs, 0)
-    return ends - costs, ends, total, tl.maximum(tl.minimum(shares, total), 1)
+    return ends - costs, ends, total, tl.maximum(tl.minimum(balanced_splits, total), 1)
 
 
 @triton.jit
-def share_of(at, total, num_shares):
-    """The share that holds block `at`: the last that begins at it or before."""
-    return tl.cdiv((at + 1) * num_shares, total) - 1
+def split_of(at, total, num_balanced):
+    """The split that holds block `at`: the last that begins at it or before."""
+    return tl.cdiv((at + 1) * num_balanced, total) - 1
 
 
 @triton.jit
@@ -254,11 +264,11 @@ def attend_piece(
         higher = tl.maximum(peak, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: no infinity minus itself
         shrink = tl.exp2(peak - base)
-        shares = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores - base[:, None])
         if SUM_LAST:
-            mass = mass * shrink[:, None] + shares
+            mass = mass * shrink[:, None] + weights
         else:
-            mass = mass * shrink + tl.sum(shares, 1)
+            mass = mass * shrink + tl.sum(weights, 1)
         mixed = mixed * shrink[:, None]
         v = tl.load(
             v_row + n.to(tl.int64)[:, None] * v_place + e[None, :],
@@ -268,9 +278,9 @@ def attend_piece(
         if PADDED:  # what lies past a row's keys may be anything, and nothing times NaN is NaN
             v = tl.where((n < length)[:, None], v, 0.0)
         if UPCAST:
-            mixed = tl.dot(shares, v.to(tl.float32), mixed, input_precision="ieee")
+            mixed = tl.dot(weights, v.to(tl.float32), mixed, input_precision="ieee")
         else:
-            mixed = tl.dot(shares.to(v.dtype), v, mixed, input_precision="ieee")
+            mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision="ieee")
         peak = higher
 
     if SUM_LAST:
@@ -318,7 +328,7 @@ def merge_kernel(
     longest,
     chunk,
     splits,
-    shares,
+    balanced_splits,
     batch,
     query_blocks,
     HEADS: tl.constexpr,
@@ -330,7 +340,7 @@ def merge_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
     QUERIES: tl.constexpr,
-    SHARED: tl.constexpr,
+    BALANCED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CHAIN: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -347,15 +357,15 @@ def merge_kernel(
     block = (token * GROUP + tl.program_id(0) * EACH % GROUP) // BLOCK_QUERIES
     start = tl.load(starts_ptr + row)
     count = tl.load(starts_ptr + row + 1) - start
-    if SHARED:
+    if BALANCED:
         r = tl.arange(0, BLOCK_ROWS)
         _, _, _, lows, highs = spans(
             r, r < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, False, WINDOWED, CHAIN
         )
-        begins, ends, total, num_shares = divided(lows, highs, shares, BLOCK_KEYS)
+        begins, ends, total, num_balanced = divided(lows, highs, balanced_splits, BLOCK_KEYS)
         begin, end = taken(begins, r == row), taken(ends, r == row)
-        first = share_of(begin, total, num_shares)
-        num_pieces = share_of(end - 1, total, num_shares) - first + 1
+        first = split_of(begin, total, num_balanced)
+        num_pieces = split_of(end - 1, total, num_balanced) - first + 1
     else:
         _, _, _, low, high = spans(
             row, row < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, False, WINDOWED,
@@ -367,7 +377,7 @@ def merge_kernel(
         tl.extra.cuda.gdc_wait()
     if (token >= count) | (num_pieces <= 1):
         return
-    first_piece = (key_head * query_blocks + block) * (2 * shares if SHARED else batch * splits)
+    first_piece = (key_head * query_blocks + block) * (2 * balanced_splits if BALANCED else batch * splits)
     query = (token * GROUP + head % GROUP) % BLOCK_QUERIES
     e = tl.arange(0, BLOCK_VALUE_SIZE)
     peak = tl.full([EACH], float("-inf"), dtype=tl.float32)
@@ -376,7 +386,7 @@ def merge_kernel(
     for begun in tl.range(0, num_pieces, BLOCK_PIECES, num_stages=1):
         i = begun + tl.arange(0, BLOCK_PIECES)
         piece = first + i
-        if SHARED:  # a share's first piece is the end of a row, its second the beginning of one
+        if BALANCED:  # a split's first piece is the end of a row, its second the beginning of one
             piece = piece * 2 + (i == 0).to(tl.int32)
         place = (first_piece + piece).to(tl.int64)[:, None] * QUERIES + query[None, :]
         is_there = (i < num_pieces)[:, None] & (head >= 0)[None, :]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from forerun.kernels.select import reaches
+from forerun.kernels.truncate.select import reaches
 
 
 @triton.jit

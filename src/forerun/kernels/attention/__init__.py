@@ -1,0 +1,1 @@
+"""Attention over ragged rows, and the writes to the cache it reads."""

@@ -1,0 +1,1 @@
+"""Products of a few rows with large weights, and the norms between them."""

@@ -1,0 +1,1 @@
+"""Verification and draft sampling, from logits to tokens."""
