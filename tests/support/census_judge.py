@@ -114,7 +114,8 @@ def assert_exact_or_refused(finding: Finding) -> None:
         f"{finding.recipe.name}: {finding.outcome}, {finding.reason}"
     )
     if finding.outcome is Outcome.REFUSED:
-        assert len(finding.reason) > 40 and finding.reason[0].isupper(), f"no clear reason: {finding.reason!r}"
+        named = finding.reason[0].isupper() or finding.reason.startswith(finding.recipe.class_name)  # xLSTM...
+        assert len(finding.reason) > 40 and named, f"no clear reason: {finding.reason!r}"
 
 
 def answers_of(model: PreTrainedModel) -> Texts:
