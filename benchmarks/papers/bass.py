@@ -24,7 +24,7 @@ from benchmarks.papers.common import (
 from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN, policy_of
-from forerun.bench.trace import Trace, decode
+from forerun.measure.rounds import Trace, decode
 from forerun.policy import CostModel
 
 TITLE = "Batches of 1 to 8: first, last and all rows; draft lengths; PAD and SPLIT (BASS, Tables 1 to 6)"

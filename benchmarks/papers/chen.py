@@ -28,8 +28,8 @@ from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
 from benchmarks.papers.scores import rouge2
 from benchmarks.papers.tasks import Task
 from forerun import SpeculativeDecoder
-from forerun.bench.trace import PHASES, Trace, decode
 from forerun.engine import Stats
+from forerun.measure.rounds import PHASES, Trace, decode
 from forerun.policy import Constant
 
 TITLE = "Draft lengths from 0 to 7 (Chen et al., Table 1 and Figure 1)"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from forerun.bench import quiet
-from forerun.bench.records import Provenance, content_of, damaged, provenance, provenance_of, write
+from forerun.bench.records import content_of, damaged, provenance_of, write
 from forerun.errors import InvalidArgument
+from forerun.measure.provenance import Provenance, busy_note, provenance
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "papers"
@@ -74,7 +74,7 @@ def store(
     timed: bool = True,
 ) -> PaperRecord:
     """Write what was measured, with everything one must know to trust or repeat it."""
-    busy = quiet.note("ended") if timed else None
+    busy = busy_note("ended") if timed else None
     record = PaperRecord(
         provenance=provenance(device, command()),
         table=table,

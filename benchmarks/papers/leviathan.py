@@ -24,9 +24,9 @@ from benchmarks.papers.common import (
 )
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import SpeculativeDecoder
-from forerun.bench.trace import Trace, decode
 from forerun.engine import Stats
 from forerun.math.theory import best_draft_length, expected_tokens
+from forerun.measure.rounds import Trace, decode
 from forerun.policy import Constant
 
 TITLE = "Alpha of several drafters, and the speed it foretells (Leviathan et al., Tables 2 and 3)"

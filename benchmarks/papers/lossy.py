@@ -14,11 +14,11 @@ from benchmarks.papers.pairs import Pair
 from benchmarks.papers.scores import answers
 from benchmarks.papers.tasks import Task
 from forerun import check
-from forerun.bench.trace import decode
 from forerun.check.divergence import measure_divergence
 from forerun.config import SamplingParams
 from forerun.engine import Stats
 from forerun.math.lossy import LossyRule
+from forerun.measure.rounds import decode
 from forerun.policy import Constant
 from forerun.rules import AnyRule
 

@@ -14,9 +14,9 @@ from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, record
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.prompts import Question, encode
-from forerun.bench.trace import decode
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
+from forerun.measure.rounds import decode
 from forerun.result import GenerateResult
 
 TITLE = "Answers within a time budget (BASS, Figure 5)"

@@ -19,12 +19,14 @@ import torch
 
 from forerun import SpeculativeDecoder, Stats, Tree, drafts
 from forerun.bench.prompts import encode, find_questions
-from forerun.bench.records import Provenance, default_path, provenance, write
+from forerun.bench.records import write
 from forerun.cli.console import err_console, progress_bar
 from forerun.drafters import from_folder
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import check_output
 from forerun.loading import load_model
+from forerun.measure.provenance import Provenance, provenance
+from forerun.measure.record import default_path
 from forerun.types import Drafter
 
 LONGEST_PROMPT = 512  # tokens; longer ones only take time here

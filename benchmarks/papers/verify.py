@@ -16,11 +16,11 @@ from torch import Tensor
 from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, ms, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import ops
-from forerun.bench.records import versions
-from forerun.bench.trace import decode
 from forerun.config import SamplingParams
 from forerun.engine import Stats
 from forerun.math.laws import LogitLaw
+from forerun.measure.provenance import versions
+from forerun.measure.rounds import decode
 from forerun.policy import Constant
 from forerun.rules import AnyRule, Rule, Sigmoid
 from forerun.types import Draft, Keys, LawParams

@@ -8,7 +8,8 @@ from typing import Any
 
 from forerun.bench.methods import Run
 from forerun.bench.plan import Plan
-from forerun.bench.records import Machine, Measurement, Provenance, Record, Refusal
+from forerun.bench.records import Measurement, Record, Refusal
+from forerun.measure.provenance import Machine, Provenance
 
 ORIGIN = Provenance(
     date="2030-01-02T03:04:05+00:00",

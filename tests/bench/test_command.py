@@ -11,8 +11,8 @@ import pytest
 from forerun.bench.attention.__main__ import main as attention
 from forerun.bench.command import INTERRUPTED, MISTAKEN, measured
 from forerun.bench.decode.__main__ import main as decode
-from forerun.bench.report import Table
 from forerun.errors import InvalidArgument
+from forerun.measure.table import Table
 
 
 def outcome(tmp_path: Path, measure: Any) -> int:

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import forerun.loading
 from bench.fakes import ORIGIN
 from forerun import kernels
-from forerun.bench import quiet, records
+from forerun.bench import records
 from forerun.bench.cpu import expected, floors, record, report, run, steps
 from forerun.bench.cpu.record import CpuRecord, StepTimes
 from forerun.bench.cpu.steps import Grid, Inputs, Ours, Subject, Transformers
@@ -21,6 +21,7 @@ from forerun.bench.work import Limits, Work, work_of
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
+from forerun.measure import provenance as quiet
 from support.heads import head_of
 from support.tiny import draft_of, tiny_model
 
@@ -31,7 +32,7 @@ LIMITS = Limits(bytes_per_second=1000.0, operations_per_second=10_000.0, buffer_
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "others", lambda: 0.0)
+    monkeypatch.setattr(quiet, "cores_of_others", lambda: 0.0)
     monkeypatch.setattr(run, "measure_limits", lambda: LIMITS)
 
 
@@ -192,12 +193,12 @@ def test_a_record_survives_the_disk(tmp_path: Path) -> None:
 
 class TestQuiet:
     def test_busy_neighbours_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(quiet, "others", lambda: 1.25)
-        assert "1.2 cores busy when this ended" in str(quiet.note("ended"))
-        monkeypatch.setattr(quiet, "others", lambda: 0.1)
-        assert quiet.note() is None
-        monkeypatch.setattr(quiet, "others", lambda: None)
-        assert quiet.note() is None
+        monkeypatch.setattr(quiet, "cores_of_others", lambda: 1.25)
+        assert "1.2 cores busy when this ended" in str(quiet.busy_note("ended"))
+        monkeypatch.setattr(quiet, "cores_of_others", lambda: 0.1)
+        assert quiet.busy_note() is None
+        monkeypatch.setattr(quiet, "cores_of_others", lambda: None)
+        assert quiet.busy_note() is None
 
     def test_the_systems_own_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(quiet, "STAT", tmp_path / "stat")

@@ -25,10 +25,10 @@ from forerun.bench.decode.record import DecodeRecord, Startup, read
 from forerun.bench.forward import Forward, Pass
 from forerun.bench.listening import Lines
 from forerun.bench.records import write
-from forerun.bench.trace import Round, Trace
 from forerun.bench.work import Work
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
+from forerun.measure.rounds import Round, Trace
 from forerun.policy import BassHeuristic, Constant
 from forerun.types import BatchView, RoundOutcome
 

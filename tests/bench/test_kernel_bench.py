@@ -13,7 +13,8 @@ from forerun.bench.kernels.plot import plot
 from forerun.bench.kernels.record import KernelRecord, Measurement, read
 from forerun.bench.kernels.report import remarks, summary, tables
 from forerun.bench.kernels.timing import Times
-from forerun.bench.records import provenance, write
+from forerun.bench.records import write
+from forerun.measure.provenance import provenance
 
 
 def record() -> KernelRecord:

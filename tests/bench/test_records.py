@@ -12,6 +12,8 @@ from bench.fakes import measurement, record_of
 from forerun.bench import records
 from forerun.bench.records import Agreement, Refusal
 from forerun.errors import InvalidArgument
+from forerun.measure.provenance import provenance
+from forerun.measure.record import default_path
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -58,9 +60,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_provenance_is_json_and_has_no_folders() -> None:
-    origin = records.provenance(
-        "cpu", ["forerun", "bench", "--data=/home/me/q.jsonl", "--output", "/a/b/r.json", "x/y"]
-    )
+    origin = provenance("cpu", ["forerun", "bench", "--data=/home/me/q.jsonl", "--output", "/a/b/r.json", "x/y"])
     assert origin.command == "forerun bench --data=q.jsonl --output r.json x/y"
     assert origin.machine.cores >= 1
     assert origin.machine.threads == torch.get_num_threads()
@@ -71,8 +71,8 @@ def test_provenance_is_json_and_has_no_folders() -> None:
 
 def test_where_records_go(tmp_path: Path) -> None:
     now = datetime(2030, 1, 2, 3, 4, 5)
-    assert records.default_path(now, tmp_path) == tmp_path / "bench-2030-01-02-030405.json"
+    assert default_path(now=now, start=tmp_path) == tmp_path / "bench-2030-01-02-030405.json"
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "src" / "forerun").mkdir(parents=True)
-    inside = records.default_path(now, tmp_path / "src")
+    inside = default_path(now=now, start=tmp_path / "src")
     assert inside == tmp_path / "benchmarks" / "results" / "bench-2030-01-02-030405.json"

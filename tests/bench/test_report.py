@@ -13,6 +13,7 @@ from forerun.bench import plot, report
 from forerun.bench.outputs import compare, is_tie, repeated_share
 from forerun.bench.records import Agreement, Record, Refusal
 from forerun.errors import ForerunError, InvalidArgument
+from forerun.measure.plot import check_plot
 from support.tiny import plain_greedy, tiny_model
 
 
@@ -131,7 +132,7 @@ def test_plotting_without_matplotlib_names_the_remedy(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else real(name))
     with pytest.raises(ForerunError, match="forerun\\[plot\\]"):
         plot.plot(record, tmp_path / "p.png")
 
@@ -139,7 +140,7 @@ def test_plotting_without_matplotlib_names_the_remedy(
 @pytest.mark.parametrize("name", ["p.txt", "none/p.png"])
 def test_a_picture_needs_a_place(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidArgument, match="cannot draw"):
-        plot.check_plot(tmp_path / name)
+        check_plot(tmp_path / name)
 
 
 def test_plot(record: Record, tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import torch
 from click.testing import CliRunner
 
 from forerun import DraftModel, SpeculativeDecoder
-from forerun.bench.records import provenance
 from forerun.bench.seq2seq.__main__ import main
 from forerun.bench.seq2seq.pair import SHAPES, build
 from forerun.bench.seq2seq.record import DRAFTS, PLAIN, THEIRS, Measurement, Seq2SeqRecord, read
 from forerun.bench.seq2seq.report import remarks
 from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
+from forerun.measure.provenance import provenance
 
 
 @pytest.mark.quick("0.9-t5-mini")

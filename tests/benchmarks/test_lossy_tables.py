@@ -11,7 +11,7 @@ import pytest
 from benchmarks.papers import pairs, sigmoid, topk
 from benchmarks.papers.common import Setup, read
 from benchmarks.papers.lossy import surprise
-from forerun.bench import quiet
+from forerun.measure import provenance
 
 TINY = Setup(pair=pairs.TINY, device="cpu", quick=True)
 
@@ -26,7 +26,7 @@ def pair() -> pairs.Pair:
 def test_a_record_becomes_a_table_and_a_picture(
     name: str, module: Any, pair: pairs.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quiet, "others", lambda: 0.0)
+    monkeypatch.setattr(provenance, "cores_of_others", lambda: 0.0)
     module.measure(TINY, tmp_path / "record.json", pair)
     record = read(tmp_path / "record.json")
     text = "\n".join(module.render(record))

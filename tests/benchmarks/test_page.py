@@ -19,20 +19,20 @@ from benchmarks.papers.common import PaperRecord, Setup, read
 from benchmarks.papers.make_page import PAGE, Place, page_text, places
 from benchmarks.papers.others import kernel_lines, tables_of, tree_lines
 from benchmarks.papers.tables import TABLES
-from forerun.bench import quiet
 from forerun.bench.kernels.cases import Case
 from forerun.bench.kernels.record import KernelRecord, Measurement
 from forerun.bench.kernels.timing import Times
 from forerun.bench.records import write
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
+from forerun.measure import provenance
 
 TINY = Setup(pair=pairs.TINY, device="cpu", quick=True)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "others", lambda: 0.0)
+    monkeypatch.setattr(provenance, "cores_of_others", lambda: 0.0)
     monkeypatch.setattr(verify, "COPY_BYTES", 2**16)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.papers import chen
 from forerun import SpeculativeDecoder
-from forerun.bench.trace import PHASES, SKIP, Round, Trace, _round, decode
 from forerun.drafters import DraftModel
 from forerun.engine import Stats
+from forerun.measure.rounds import PHASES, SKIP, Round, Trace, _round, decode
 from forerun.policy import Constant
 from support.tiny import draft_of, ragged_prompts, tiny_model
 

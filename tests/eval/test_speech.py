@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import forerun
-from forerun.bench.records import provenance, write
+from forerun.bench.records import write
 from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
 from forerun.eval.speech.record import PLAIN, SPECULATIVE, TRANSFORMERS, SpeechRecord, WayFound, read, summary
@@ -25,6 +25,7 @@ from forerun.eval.speech.report import headline, tables
 from forerun.eval.speech.run import evaluate
 from forerun.eval.speech.words import Words, count
 from forerun.loading import whisper
+from forerun.measure.provenance import provenance
 from forerun.speech.audio import RATE
 from forerun.speech.transcribe import Transcriber
 from support.data import data_folder, needs

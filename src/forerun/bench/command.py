@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from forerun.bench.listening import Lines, Listener
-from forerun.bench.records import default_path
-from forerun.bench.report import Table, as_text
 from forerun.errors import ForerunError
 from forerun.files import check_output
+from forerun.measure.record import default_path
+from forerun.measure.table import Table
 
 MISTAKEN, INTERRUPTED = 2, 130
 
@@ -43,6 +43,6 @@ def measured(
         print(f"Error: {error}", file=sys.stderr)
         return MISTAKEN
     for table in tables(record):
-        print(as_text(table), end="\n\n")
+        print(table.text(), end="\n\n")
     print("\n".join(remarks(record)))
     return 0 if record.complete else INTERRUPTED

@@ -9,10 +9,12 @@ from typing import Any
 
 from forerun.bench.methods import Bench, check_methods, default_methods
 from forerun.bench.prompts import Questions, find_questions
-from forerun.bench.records import Record, default_path, without_folders, write
+from forerun.bench.records import Record, write
 from forerun.bench.report import summary
 from forerun.bench.run import Listener, Settings, run
 from forerun.files import check_output
+from forerun.measure.provenance import without_folders
+from forerun.measure.record import default_path
 
 QUICK: dict[str, Any] = {
     "categories": ("mt_bench", "summarization", "math_reasoning"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch import Tensor
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel, RandomDraft
 from forerun.errors import InvalidArgument
+from forerun.measure.timing import timed
 from forerun.policy import CostModel
 from forerun.types import Drafter
 
@@ -210,15 +210,6 @@ def check_methods(names: Sequence[str], has_draft: bool) -> tuple[str, ...]:
     return tuple(name for name in CONTENDERS if name == BASELINE or name in names)
 
 
-def timed(device: torch.device, call: Callable[[], Any]) -> tuple[Any, float]:
-    """A whole call, waiting for the device on both sides."""
-    _synchronise(device)
-    started = time.perf_counter()
-    out = call()
-    _synchronise(device)
-    return out, time.perf_counter() - started
-
-
 @contextmanager
 def same_law(*models: Any) -> Iterator[None]:
     """No end token, and none of the hidden defaults a checkpoint brings: every contender has the same task.
@@ -245,11 +236,6 @@ def _draft(bench: Bench, name: str) -> Any:
     if bench.draft is None:
         raise InvalidArgument(f"method {name!r} needs a draft model: give one with --draft")
     return bench.draft
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 from forerun.bench.records import Record
 from forerun.bench.report import batches, overall
-from forerun.errors import ForerunError, InvalidArgument
-from forerun.files import check_output, write_whole
-
-KINDS = (".png", ".svg", ".pdf")
-
-
-def check_plot(path: Path) -> None:
-    """Find out before measuring whether there will be a picture."""
-    if path.suffix.lower() not in KINDS:
-        raise InvalidArgument(f"cannot draw into {path.name!r}: the name must end in {', '.join(KINDS)}")
-    if not path.parent.is_dir():
-        raise InvalidArgument(f"cannot draw into {str(path)!r}: there is no folder {str(path.parent)!r}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ForerunError("drawing needs matplotlib, which is not installed; run: pip install 'forerun[plot]'")
-    check_output(path, "--plot")
-
-
-def save(figure: Any, path: Path, dpi: int = 150) -> None:
-    """The picture, whole or not at all."""
-    write_whole(path, lambda beside: figure.savefig(beside, dpi=dpi, format=path.suffix[1:].lower()))
+from forerun.measure.plot import check_plot, save
 
 
 def plot(record: Record, path: Path) -> None:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import os
-import platform
-import shlex
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import forerun
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import read_json, write_whole
-from forerun.version import __version__
+from forerun.measure.provenance import Machine, Provenance
 
 FORMAT = 1
 """Raise it when an older reader would misunderstand a new record."""
@@ -30,30 +23,6 @@ OTHER_FILES = {
 """Files one may take for records, by what they hold, and the commands that show them."""
 DECODE = "decode"
 """The kind of record that compares whole generate calls."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the numbers were measured on. No names of hosts or people."""
-
-    cpu: str
-    cores: int  # those this process may use
-    threads: int  # torch's
-    memory_gib: float
-    system: str
-    device: str  # as torch writes it
-    gpu: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Where a record comes from; every kind of measurement begins with one."""
-
-    date: str  # ISO 8601, UTC
-    command: str
-    commit: str | None  # None outside a checkout; ends in "-changed" where files differed from the commit
-    versions: Mapping[str, str]
-    machine: Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,72 +83,6 @@ class Record:
     @property
     def baseline(self) -> str:
         return next(iter(self.titles))
-
-
-def provenance(device: Any, command: Sequence[str]) -> Provenance:
-    """Of a measurement that happens now, on `device`."""
-    return Provenance(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(without_folders(word) for word in command),
-        commit=commit(),
-        versions=versions(),
-        machine=machine(device),
-    )
-
-
-def without_folders(word: str) -> str:
-    """Where files lay is nobody's business and helps nobody: `--data=/home/me/q.jsonl` becomes `--data=q.jsonl`."""
-    option, equals, value = word.rpartition("=")
-    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
-
-
-def versions() -> dict[str, str]:
-    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    compiler = {"numba": found} if (found := _version("numba")) else {}
-    return {"forerun": __version__, "python": platform.python_version(), **libraries, **compiler}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def machine(device: Any) -> Machine:
-    import torch
-
-    place = torch.device(device)
-    return Machine(
-        cpu=_cpu(),
-        cores=_cores(),
-        threads=torch.get_num_threads(),
-        memory_gib=_memory_gib(),
-        system=f"{platform.system()} {platform.machine()}",
-        device=str(place),
-        gpu=torch.cuda.get_device_name(place) if place.type == "cuda" else None,
-    )
-
-
-def commit() -> str | None:
-    """The commit of the checkout this package runs from, if it runs from one."""
-    package = Path(forerun.__file__).resolve().parent
-    top = _git(package, "rev-parse", "--show-toplevel")
-    if top is None or Path(top) / "src" / "forerun" != package:  # installed below somebody else's repository
-        return None
-    head = _git(package, "rev-parse", "--short=12", "HEAD")
-    changed = _git(package, "status", "--porcelain", "--", str(package))
-    return head if head is None or not changed else f"{head}-changed"
-
-
-def default_path(now: datetime | None = None, start: Path | None = None, prefix: str = "bench") -> Path:
-    """A fresh name in `benchmarks/results` of the checkout around `start`, or in `start` outside one."""
-    start = start or Path.cwd()
-    name = f"{prefix}-{(now or datetime.now()):%Y-%m-%d-%H%M%S}.json"
-    for folder in (start, *start.parents):
-        if (folder / "benchmarks").is_dir() and (folder / "src" / "forerun").is_dir():
-            return folder / "benchmarks" / "results" / name
-    return start / name
 
 
 def write(record: Any, path: Path, summary: Mapping[str, Any] | None = None) -> None:
@@ -246,34 +149,3 @@ def _record(content: dict[str, Any]) -> Record:
 def _measurement(entry: dict[str, Any]) -> Measurement:
     agreement = entry["agreement"]
     return Measurement(**entry | {"agreement": None if agreement is None else Agreement(**agreement)})
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    return _output("git", "-C", str(folder), *arguments)
-
-
-def _output(*command: str) -> str | None:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _cpu() -> str:
-    """The processor's trade name where the system tells it, else its architecture."""
-    listed = (_output("lscpu") or "").splitlines()
-    names = [line.partition(":")[2].strip() for line in listed if line.startswith("Model name:")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _memory_gib() -> float:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (AttributeError, OSError, ValueError):
-        return 0.0

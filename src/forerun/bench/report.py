@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from forerun.bench.records import Agreement, Measurement, Record
+from forerun.measure.table import NOTHING, Table
 from forerun.rules import parse, warning
 
 REFUSES = "refuses"
-NOTHING = "-"
 OVERALL = "geometric mean"
 PLAIN, RANDOM, DEFAULT = "forerun-plain", "forerun-random", "forerun"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Cells of text under headings; the first column is text, the others are figures."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 def batches(record: Record) -> list[int]:
@@ -108,23 +98,9 @@ def summary(record: Record) -> dict[str, Any]:
     }
 
 
-def as_text(table: Table) -> str:
-    """For terminals without anything."""
-    lines = [table.headings, *table.rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(table.headings))]
-    shown = [_line(line, widths) for line in lines]
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([table.title, shown[0], rule, *shown[1:]])
-
-
 def full_text(record: Record) -> str:
-    parts = [*(as_text(table) for table in tables(record)), "\n".join(remarks(record)), "\n".join(headline(record))]
+    parts = [*(table.text() for table in tables(record)), "\n".join(remarks(record)), "\n".join(headline(record))]
     return "\n\n".join(part for part in parts if part)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first = cells[0].ljust(widths[0])
-    return "  ".join([first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]).rstrip()
 
 
 def _by_group(record: Record, method: str, batch: int, category: str) -> dict[tuple[int, int], Measurement]:

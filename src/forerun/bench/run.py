@@ -12,9 +12,10 @@ from forerun.bench.outputs import compare as compare_outputs
 from forerun.bench.outputs import repeated_share
 from forerun.bench.plan import Group, Plan, Speed, plan
 from forerun.bench.prompts import Question, Questions, encode, pools
-from forerun.bench.records import Agreement, Measurement, Provenance, Record, Refusal, provenance
+from forerun.bench.records import Agreement, Measurement, Record, Refusal
 from forerun.config import kernels
 from forerun.errors import InvalidArgument
+from forerun.measure.provenance import Provenance, provenance
 from forerun.rules import parse
 
 WARM_UP_TOKENS = 16

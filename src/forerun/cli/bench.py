@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forerun.bench.plan import Plan
     from forerun.bench.records import Record
-    from forerun.bench.report import Table
+    from forerun.measure.table import Table
 
 BENCHES = {
     "attention": LazyCommand(
@@ -149,7 +149,8 @@ def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype
     from rich.console import Console
 
     from forerun.bench.job import carry_out, check
-    from forerun.bench.plot import check_plot, plot
+    from forerun.bench.plot import plot
+    from forerun.measure.plot import check_plot
 
     if picture is not None:
         check_plot(picture)
@@ -172,8 +173,8 @@ def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype
 @click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
 def show(record: Path, picture: Path | None) -> None:
     """Print the tables of a stored record again; `forerun plan` and `forerun eval` write records, too."""
-    from forerun.bench.plot import check_plot
     from forerun.bench.records import content_of, damaged
+    from forerun.measure.plot import check_plot
 
     kind = content_of(record).get("kind")
     if not isinstance(kind, str) or kind not in SHOWN:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from forerun.bench.report import Table
     from forerun.eval.record import EvalRecord
     from forerun.eval.settings import EvalSettings
+    from forerun.measure.table import Table
 
 TASKS, DECODING, SCORING, OUTPUT = "Tasks", "Decoding", "Scoring", "Output"
 SOME_MISSING = 1
@@ -177,7 +177,7 @@ def evaluate(
 
 def _named(options: dict[str, Any]) -> dict[str, Any]:
     """Settings for the record; where a model's folder lies is nobody's business."""
-    from forerun.bench.records import without_folders
+    from forerun.measure.provenance import without_folders
 
     named = {name: options[name] for name in SETTINGS}
     return named | {name: without_folders(named[name]) for name in ("model", "draft")}
@@ -192,7 +192,6 @@ def _evaluate(
     console: Console,
 ) -> tuple[EvalRecord, Path]:
     """Cheap mistakes first: data, packages and the output before anything large is loaded."""
-    from forerun.bench.records import default_path
     from forerun.cli.console import busy, progress_bar
     from forerun.cli.pair import load
     from forerun.errors import InvalidArgument
@@ -200,6 +199,7 @@ def _evaluate(
     from forerun.eval.methods import both
     from forerun.eval.prepare import bad_rows, find
     from forerun.files import check_output
+    from forerun.measure.record import default_path
 
     with busy(console, "reading tasks"):
         found, missing = find(wanted, folder)
@@ -321,10 +321,9 @@ def print_findings(tables: Sequence[Table], remarks: Sequence[str], headline: Se
 
 def print_table_or_text(table: Table, console: Console) -> None:
     """With lines where there is room for them; else as plain text that nobody folds in the middle of a word."""
-    from forerun.bench.report import as_text
     from forerun.cli.bench import print_table
 
-    text = as_text(table)
+    text = table.text()
     if max(map(len, text.splitlines())) + len(table.headings) + 1 <= console.width:
         print_table(table, console)
     else:

@@ -37,10 +37,10 @@ def evaluate_speech(
     console: Console,
 ) -> None:
     """Cheap mistakes first; then the model, all ways in turn, the record and its tables."""
-    from forerun.bench.records import default_path
     from forerun.eval.speech.recordings import find
     from forerun.eval.tasks.rows import fingerprint
     from forerun.files import check_output
+    from forerun.measure.record import default_path
 
     _check(tasks)
     listed = find(folder)
@@ -73,12 +73,13 @@ def _check(tasks: tuple[str, ...]) -> None:
 
 
 def _carry_out(listed: Listed, source: str, path: Path, options: dict[str, Any], console: Console) -> SpeechRecord:
-    from forerun.bench.records import provenance, write
+    from forerun.bench.records import write
     from forerun.cli.compare import decoder_with
     from forerun.cli.transcribe import load_pair, seconds_bar, total
     from forerun.eval.speech.record import PLAIN, SPECULATIVE, TRANSFORMERS, SpeechRecord, summary
     from forerun.eval.speech.recordings import spread
     from forerun.eval.speech.run import evaluate
+    from forerun.measure.provenance import provenance
 
     options = options | {"model": _model(options)}
     recordings = spread(listed.recordings, options["limit"])
@@ -116,7 +117,7 @@ def _model(options: dict[str, Any]) -> str:
 
 
 def _settings(options: dict[str, Any], sizes: tuple[int, ...], source: str) -> dict[str, Any]:
-    from forerun.bench.records import without_folders
+    from forerun.measure.provenance import without_folders
 
     named = {name: without_folders(str(options[name])) for name in ("model", "draft", "policy", "rule")}
     return {**named, "batch_sizes": list(sizes), "limit": options["limit"], "data": source}

@@ -39,10 +39,10 @@ def measure(
     show: Callable[[Record, Path | None], None],
 ) -> None:
     """Measure into a record, print it, and leave with a code of its own if somebody pressed Ctrl-C."""
-    from forerun.bench.plot import check_plot
-    from forerun.bench.records import default_path
     from forerun.cli.console import err_console
     from forerun.files import check_output
+    from forerun.measure.plot import check_plot
+    from forerun.measure.record import default_path
 
     if picture is not None:
         check_plot(picture)

@@ -140,10 +140,10 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan MODEL -d DRAFT -d lookup -d early:8   which of these?
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
     """
-    from forerun.bench.plot import check_plot
     from forerun.bench.records import FORMAT, write
     from forerun.cli.console import err_console, plain_warnings
     from forerun.files import check_output
+    from forerun.measure.plot import check_plot
     from forerun.plan.record import summary
 
     if picture is not None:
@@ -177,10 +177,9 @@ class Loaded:
 
 
 def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord:
-    from forerun.bench import quiet
-    from forerun.bench.records import provenance, without_folders
     from forerun.cli.measurement import Bar
     from forerun.config import Kernels
+    from forerun.measure.provenance import busy_note, provenance, without_folders
     from forerun.plan.candidates import operations_ratio
     from forerun.plan.record import PlanRecord, advise
     from forerun.plan.rounds import engine_runner
@@ -189,7 +188,7 @@ def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord
     settings = _settings(target, options)
     with Bar(err) as bar:
         bar.starting(f"loading {without_folders(target)}")
-        busy = quiet.note()
+        busy = busy_note()
         loaded = _load(target, options)
         prompts, source = _prompts(loaded, settings, options)
         origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
@@ -209,7 +208,7 @@ def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord
         costs=tuple(found.costs),
         plans=tuple(found.plans),
         advice=advise(found.plans),
-        notes=tuple(note for note in (*loaded.notes, busy, quiet.note("ended")) if note),
+        notes=tuple(note for note in (*loaded.notes, busy, busy_note("ended")) if note),
     )
 
 
@@ -253,9 +252,9 @@ def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> Loaded:
 
 def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool) -> dict[str, Drafter]:
     """By name. Where nobody chose, 'auto' is left out if it is nothing but lookup."""
-    from forerun.bench.records import without_folders
     from forerun.cli.settings import AUTO, make_drafter
     from forerun.drafters import PromptLookup, default_drafter
+    from forerun.measure.provenance import without_folders
 
     found: dict[str, Drafter] = {}
     for name in wanted:

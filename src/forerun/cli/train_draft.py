@@ -265,7 +265,7 @@ def special_tokens(target: Any, tokenizer: Any) -> set[int]:
 def _provenance(target: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from forerun.bench.records import provenance
+    from forerun.measure.provenance import provenance
 
     return asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
 

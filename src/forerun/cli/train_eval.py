@@ -90,8 +90,8 @@ def run_evaluation(
     output: Path | None = None,
 ) -> None:
     """Decode, keep the findings (as eval.json in the folder, if nothing else is said), print them."""
-    from forerun.bench.records import provenance
     from forerun.cli.console import progress_bar
+    from forerun.measure.provenance import provenance
     from forerun.train.evaluate import NAME, EvaluateOptions, evaluate, read_asked, save_evaluation
 
     options = EvaluateOptions(**settings)
@@ -132,7 +132,7 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  
     """Put trained drafts side by side: RUNS are their folders, each with the eval.json of the same prompts."""
     from dataclasses import asdict
 
-    from forerun.bench.plot import check_plot
+    from forerun.measure.plot import check_plot
     from forerun.train.compare import draw_comparison, read_run, table
 
     if plot is not None:

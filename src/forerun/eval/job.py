@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.bench.outputs import compare as compare_outputs
-from forerun.bench.records import provenance, write
+from forerun.bench.records import write
 from forerun.check.plain import Reading, decoder_start
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
@@ -22,6 +22,7 @@ from forerun.eval.settings import EvalSettings
 from forerun.eval.summary import TaskResult, summarise
 from forerun.eval.tasks import TASKS, Task
 from forerun.eval.windows import Window, read, tolerance
+from forerun.measure.provenance import provenance
 from forerun.models.scorer import Scorer
 
 KERNEL_WALLS = ("landlock", "seccomp")

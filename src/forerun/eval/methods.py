@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from forerun.bench.methods import timed
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import FinishReason, RowResult
+from forerun.measure.timing import timed
 from forerun.types import Drafter, Policy
 
 PLAIN, SPECULATIVE = "plain", "speculative"

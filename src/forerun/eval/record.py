@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.records import Agreement, Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import Agreement, content_of, damaged, provenance_of
 from forerun.eval.estimate import Estimate
 from forerun.eval.passes import Service
 from forerun.eval.prepare import MissingTask
 from forerun.eval.summary import CategoryResult, Comparison, Speed, TaskResult
+from forerun.measure.provenance import Provenance
 
 KIND = "eval"
 

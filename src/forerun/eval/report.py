@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from forerun.bench.records import Agreement
-from forerun.bench.report import NOTHING, Table
 from forerun.eval.estimate import Estimate
 from forerun.eval.methods import PLAIN, SPECULATIVE
 from forerun.eval.record import EvalRecord, times_as_fast
 from forerun.eval.summary import Comparison, TaskResult
 from forerun.eval.tasks import TASKS
+from forerun.measure.table import NOTHING, Table
 
 TEXT_NOTE = (
     "{title}: nothing is decoded, so this is the target itself, the same for plain and speculative decoding. 'plain' "

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.plot import check_plot, save
 from forerun.math.theory import best_draft_length, expected_tokens
+from forerun.measure.plot import check_plot, save
 from forerun.plan.record import AcceptanceFacts, DrafterPlan, PlanRecord
 
 LENGTHS = (1, 3, 5, 7, 10)  # of figure 2, as published

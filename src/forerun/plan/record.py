@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import content_of, damaged, provenance_of
+from forerun.measure.provenance import Provenance
 from forerun.plan.acceptance import Acceptance
 from forerun.plan.check import LengthRun, PlanVerdict
 from forerun.plan.costs import RoundCosts

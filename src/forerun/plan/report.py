@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.bench.report import NOTHING, Table
+from forerun.measure.table import NOTHING, Table
 from forerun.plan.check import SPEED_TOLERANCE, LengthRun
 from forerun.plan.predict import Prediction
 from forerun.plan.record import Advice, CostFacts, DrafterPlan, PlanRecord

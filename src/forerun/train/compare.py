@@ -81,7 +81,7 @@ def _cells(run: Run, temperatures: Sequence[str]) -> list[str]:
 
 def draw_comparison(runs: Sequence[Run], path: Path) -> None:
     """One panel a temperature, one line a run."""
-    from forerun.bench.plot import check_plot, save
+    from forerun.measure.plot import check_plot, save
 
     check_plot(path)
     from matplotlib.figure import Figure  # without pyplot: no window system is touched

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.plot import save
 from forerun.errors import InvalidArgument
 from forerun.files import disk_error, parse_json
+from forerun.measure.plot import save
 from forerun.train.checkpoint import AGAIN
 
 NAME = "train.jsonl"

@@ -8,8 +8,8 @@ from typing import Any
 from forerun.bench.attention.cases import SDPA
 from forerun.bench.attention.record import AttentionRecord
 from forerun.bench.attention.report import LEAST_SHARE
-from forerun.bench.plot import check_plot, save
 from forerun.math.attention import Form
+from forerun.measure.plot import check_plot, save
 
 COLOURS = {SDPA: "#8a8a8a", Form.PAD: "#9ec3e6", Form.SPLIT: "#3b75af", Form.KEYS: "#e8a33d", Form.AUTO: "#c1432e"}
 

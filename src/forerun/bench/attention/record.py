@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from forerun.bench.attention.cases import Case
-from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import content_of, damaged, provenance_of
+from forerun.measure.provenance import Provenance
 
 KIND = "attention"
 

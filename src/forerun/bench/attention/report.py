@@ -6,8 +6,8 @@ from typing import Any
 
 from forerun.bench.attention.cases import SDPA, Case
 from forerun.bench.attention.record import AttentionRecord, Timing, Trial
-from forerun.bench.report import NOTHING, Table
 from forerun.math.attention import Form
+from forerun.measure.table import NOTHING, Table
 
 # What is asked of an H200: see docs/attention.md.
 LEAST_SHARE = 0.65

@@ -16,8 +16,9 @@ from forerun.bench.attention.report import summary
 from forerun.bench.attention.timing import need_gpu, seconds_a_call
 from forerun.bench.kernels.timing import copy_bandwidth
 from forerun.bench.listening import Listener
-from forerun.bench.records import Provenance, provenance, write
+from forerun.bench.records import write
 from forerun.errors import ForerunError
+from forerun.measure.provenance import Provenance, provenance
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.bench.cpu.record import CpuRecord
 from forerun.bench.cpu.steps import KERNELS, MODULES, TRANSFORMERS
-from forerun.bench.plot import check_plot, save
+from forerun.measure.plot import check_plot, save
 
 COLOURS = {TRANSFORMERS: "#8a8a8a", MODULES: "#3b75af", KERNELS: "#c1432e"}
 MARKERS = {TRANSFORMERS: "s", MODULES: "^", KERNELS: "o"}

@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import content_of, damaged, provenance_of
 from forerun.bench.work import Limits, Work
+from forerun.measure.provenance import Provenance
 
 KIND = "cpu steps"
 

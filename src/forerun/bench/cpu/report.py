@@ -6,7 +6,7 @@ from typing import Any
 
 from forerun.bench.cpu.expected import believed, costs, draft_length
 from forerun.bench.cpu.record import CpuRecord, StepTimes
-from forerun.bench.report import NOTHING, Table
+from forerun.measure.table import NOTHING, Table
 
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 

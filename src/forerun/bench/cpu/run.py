@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from forerun import kernels
-from forerun.bench import quiet
 from forerun.bench.cpu.floors import measure_limits
 from forerun.bench.cpu.record import CpuRecord, StepTimes
 from forerun.bench.cpu.report import summary
 from forerun.bench.cpu.steps import KERNELS, TITLES, Grid, Subject, Way, sweep, ways
 from forerun.bench.listening import Listener
-from forerun.bench.records import provenance, without_folders, write
+from forerun.bench.records import write
 from forerun.bench.work import work_of
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
+from forerun.measure.provenance import busy_note, provenance, without_folders
 
 Times = dict[tuple[str, str, int, int], list[float]]
 
@@ -66,7 +66,7 @@ def carry_out(
     command: Sequence[str],
 ) -> CpuRecord:
     """Ctrl-C ends it; what was measured until then is stored."""
-    notes = [note for note in (quiet.note(), _missing(use)) if note]
+    notes = [note for note in (busy_note(), _missing(use)) if note]
     listener.starting(f"loading {without_folders(model)}")
     subjects = load_subjects(model, draft)
     for subject in subjects:
@@ -78,7 +78,7 @@ def carry_out(
     times: Times = {}
 
     def record(complete: bool) -> CpuRecord:
-        if disturbed := quiet.note("ended"):
+        if disturbed := busy_note("ended"):
             notes.append(disturbed)
         named = {"model": without_folders(model), "draft": without_folders(draft) if draft else None}
         return CpuRecord(

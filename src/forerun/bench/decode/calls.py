@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Any
 
 from forerun.bench.decode.methods import Decoders
-from forerun.bench.trace import SKIP, Trace, decode
 from forerun.bench.work import Work
+from forerun.measure.rounds import SKIP, Trace, decode
 from forerun.types import RoundOutcome
 
 Prompt = tuple[int, ...]

@@ -12,7 +12,7 @@ import torch
 
 from forerun.bench.decode.calls import Prompt
 from forerun.bench.decode.methods import Decoders
-from forerun.bench.trace import SKIP, padded
+from forerun.measure.rounds import SKIP, padded
 
 ROUNDS = 8
 SMALL_GAP = 3e-6

@@ -8,7 +8,7 @@ from typing import Any
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN
 from forerun.bench.decode.record import DecodeRecord
 from forerun.bench.decode.report import steady
-from forerun.bench.plot import check_plot, save
+from forerun.measure.plot import check_plot, save
 
 COLOURS = {PLAIN: "#333333", BASS: "#3b75af", AUTO: "#c1432e"}
 OTHERS = "#a0a0a0"

@@ -14,8 +14,9 @@ from forerun.bench.decode.device import DeviceTime
 from forerun.bench.decode.memory import Memory
 from forerun.bench.decode.peers import Peer
 from forerun.bench.forward import Forward, Pass
-from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import content_of, damaged, provenance_of
 from forerun.bench.work import Work
+from forerun.measure.provenance import Provenance
 
 KIND = "decode rounds"
 OUTLIER = 4.0

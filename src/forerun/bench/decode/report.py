@@ -9,7 +9,7 @@ from forerun.bench.decode.goals import goals
 from forerun.bench.decode.methods import PLAIN
 from forerun.bench.decode.record import DecodeRecord
 from forerun.bench.forward import Forward
-from forerun.bench.report import NOTHING, Table
+from forerun.measure.table import NOTHING, Table
 
 LATENCIES = ("first", "last", "all")
 

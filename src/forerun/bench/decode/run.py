@@ -24,9 +24,10 @@ from forerun.bench.decode.report import summary
 from forerun.bench.forward import Forward
 from forerun.bench.forward import measure as measure_forward
 from forerun.bench.listening import Listener
-from forerun.bench.records import Provenance, provenance, write
+from forerun.bench.records import write
 from forerun.bench.synthetic import build_pair, measure_alpha
 from forerun.bench.work import work_of
+from forerun.measure.provenance import Provenance, provenance
 
 WATCHED = (PLAIN, "fixed 6")  # whose rounds are looked at with the profiler
 MEMORY_BATCH = 8

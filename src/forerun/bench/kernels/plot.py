@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forerun.bench.kernels.record import KernelRecord
-from forerun.bench.plot import check_plot, save
+from forerun.measure.plot import check_plot, save
 
 
 def plot(record: KernelRecord, path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from forerun.bench.kernels.cases import Case
 from forerun.bench.kernels.timing import Times
-from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import content_of, damaged, provenance_of
+from forerun.measure.provenance import Provenance
 
 KIND = "kernels"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from forerun.bench.kernels.record import KernelRecord, Measurement
-from forerun.bench.report import NOTHING, Table
+from forerun.measure.table import NOTHING, Table
 
 
 def tables(record: KernelRecord) -> list[Table]:

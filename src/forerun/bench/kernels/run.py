@@ -16,8 +16,9 @@ from forerun.bench.kernels.record import KernelRecord, Measurement
 from forerun.bench.kernels.report import summary
 from forerun.bench.kernels.timing import Times, copy_bandwidth, graph_time, times
 from forerun.bench.listening import Listener
-from forerun.bench.records import provenance, write
+from forerun.bench.records import write
 from forerun.errors import ForerunError
+from forerun.measure.provenance import provenance
 
 SWEPT = (
     (Case(32000, 1, 5), ("depth", "warps", "few_warps", "last_draws", "overlap")),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.bench.plot import check_plot, save
 from forerun.bench.seq2seq.record import DRAFTS, PLAIN, THEIRS, Seq2SeqRecord
+from forerun.measure.plot import check_plot, save
 
 TITLES = {THEIRS: "transformers", PLAIN: "plain", DRAFTS: "with drafts"}
 

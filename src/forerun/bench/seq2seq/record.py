@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import content_of, damaged, provenance_of
+from forerun.measure.provenance import Provenance
 
 KIND = "seq2seq"
 PLAIN, DRAFTS, THEIRS = "plain", "drafts", "transformers"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.bench.report import NOTHING, Table
 from forerun.bench.seq2seq.record import DRAFTS, PLAIN, THEIRS, Measurement, Seq2SeqRecord
+from forerun.measure.table import NOTHING, Table
 
 # Of pairs in the sizes of published ones, on a GPU: how many times as fast as plain decoding, by batch.
 ASKED = {1: 2.0, 8: 1.6}

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from forerun.bench.listening import Listener
-from forerun.bench.records import provenance, write
+from forerun.bench.records import write
 from forerun.bench.seq2seq.pair import Pair, build
 from forerun.bench.seq2seq.record import DRAFTS, PLAIN, THEIRS, Measurement, Seq2SeqRecord
 from forerun.bench.seq2seq.report import summary
-from forerun.bench.trace import Trace, follow
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
 from forerun.engine import Stats
+from forerun.measure.provenance import provenance
+from forerun.measure.rounds import Trace, follow
 
 THEIR_TOKENS = 12  # transformers is there for comparison, and slow
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.records import Provenance, content_of, damaged, provenance_of
+from forerun.bench.records import content_of, damaged, provenance_of
 from forerun.eval.speech.words import Words
+from forerun.measure.provenance import Provenance
 
 KIND = "asr"
 TRANSFORMERS, PLAIN, SPECULATIVE = "model.generate", "plain", "speculative"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from forerun.bench.report import Table
 from forerun.eval.speech.record import SPECULATIVE, SpeechRecord, WayFound
+from forerun.measure.table import Table
 
 
 def tables(record: SpeechRecord) -> list[Table]:

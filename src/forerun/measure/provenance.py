@@ -1,0 +1,174 @@
+"""Where numbers come from: date, command, commit, versions and machine, and whether others were at work on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import forerun
+from forerun.version import __version__
+
+STAT = Path("/proc/stat")
+LOOK_SECONDS = 0.5
+TOLERATED_CORES = 0.15  # that others may keep busy: the system itself is never quite still
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the numbers were measured on. No names of hosts or people."""
+
+    cpu: str
+    cores: int  # those this process may use
+    threads: int  # torch's
+    memory_gib: float
+    system: str
+    device: str  # as torch writes it
+    gpu: str | None
+
+    @property
+    def name(self) -> str:
+        return self.gpu or self.cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a record comes from."""
+
+    date: str  # ISO 8601, UTC
+    command: str
+    commit: str | None  # None outside a checkout; ends in "-changed" where files differed from the commit
+    versions: Mapping[str, str]
+    machine: Machine
+
+    def sentence(self) -> str:
+        """All of it but the command, in one line."""
+        machine = self.machine
+        return (
+            f"{self.date}, {machine.name}, {machine.cores} cores, {machine.threads} threads, "
+            f"{machine.memory_gib:.0f} GiB; " + ", ".join(f"{name} {found}" for name, found in self.versions.items())
+        ) + (f", commit {self.commit}" if self.commit else "")
+
+
+def provenance(device: Any, command: Sequence[str]) -> Provenance:
+    """Of a measurement that happens now, on `device`."""
+    return Provenance(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=shlex.join(without_folders(word) for word in command),
+        commit=commit(),
+        versions=versions(),
+        machine=machine(device),
+    )
+
+
+def without_folders(word: str) -> str:
+    """Records do not say where files lay: `--data=/home/me/q.jsonl` becomes `--data=q.jsonl`."""
+    option, equals, value = word.rpartition("=")
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+
+def versions() -> dict[str, str]:
+    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    compiler = {"numba": found} if (found := _version("numba")) else {}
+    return {"forerun": __version__, "python": platform.python_version(), **libraries, **compiler}
+
+
+def machine(device: Any) -> Machine:
+    import torch
+
+    place = torch.device(device)
+    return Machine(
+        cpu=_cpu(),
+        cores=_cores(),
+        threads=torch.get_num_threads(),
+        memory_gib=_memory_gib(),
+        system=f"{platform.system()} {platform.machine()}",
+        device=str(place),
+        gpu=torch.cuda.get_device_name(place) if place.type == "cuda" else None,
+    )
+
+
+def commit() -> str | None:
+    """The commit of the checkout this package runs from, if it runs from one."""
+    package = Path(forerun.__file__).resolve().parent
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if top is None or Path(top) / "src" / "forerun" != package:  # installed below somebody else's repository
+        return None
+    head = _git(package, "rev-parse", "--short=12", "HEAD")
+    changed = _git(package, "status", "--porcelain", "--", str(package))
+    return head if head is None or not changed else f"{head}-changed"
+
+
+def busy_note(when: str = "began") -> str | None:
+    """A warning for the record where other programs are running; None where all is quiet, or nothing is known."""
+    busy = cores_of_others()
+    if busy is None or busy <= TOLERATED_CORES:
+        return None
+    return f"other programs kept {busy:.1f} cores busy when this {when}: repeat it on a quiet machine"
+
+
+def cores_of_others(seconds: float = LOOK_SECONDS) -> float | None:
+    """Cores that other processes keep busy, looked at for a moment; None where the system does not tell."""
+    before = _busy_seconds()
+    if before is None:
+        return None
+    started = time.perf_counter()
+    time.sleep(seconds)
+    passed, after = time.perf_counter() - started, _busy_seconds()
+    return None if after is None else max(0.0, (after - before) / passed)
+
+
+def _busy_seconds() -> float | None:
+    """Seconds all processors together have worked since they were started, our own left out."""
+    try:
+        user, nice, system, _idle, _waiting, *rest = map(int, STAT.read_text().splitlines()[0].split()[1:])
+    except (OSError, ValueError, IndexError):
+        return None
+    ticks = user + nice + system + sum(rest[:2])  # then come interrupts; guests are counted in `user` already
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    return _output("git", "-C", str(folder), *arguments)
+
+
+def _output(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str:
+    """The processor's trade name where the system tells it, else its architecture."""
+    listed = (_output("lscpu") or "").splitlines()
+    names = [line.partition(":")[2].strip() for line in listed if line.startswith("Model name:")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory_gib() -> float:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, OSError, ValueError):
+        return 0.0

@@ -1,0 +1,83 @@
+"""A command that measures, from its first check to its exit status; and a record on the screen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forerun.errors import ForerunError, InvalidArgument
+from forerun.files import check_output
+from forerun.measure.plot import check_plot, draw
+from forerun.measure.progress import Bar, Lines, Reporter
+from forerun.measure.record import Record, default_path
+from forerun.measure.table import print_tables
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MISTAKEN, INTERRUPTED = 2, 130
+"""Exit statuses."""
+
+
+def measure(name: str, output: Path | None, picture: Path | None, run: Callable[[Path, Reporter], Record]) -> int:
+    """Run a measurement that saves itself at the path it is given; print it, draw it, and return the exit status.
+
+    Whatever can be refused before measuring is refused: `ForerunError`.
+    """
+    if picture is not None:
+        check_plot(picture)
+    output = output or default_path(name)
+    check_output(output)
+    err = _console(stderr=True)
+    if err is None:
+        reporter: Reporter = Lines()
+        record = run(output, reporter)
+    else:
+        with Bar(err) as reporter:
+            record = run(output, reporter)
+    if not record.tables:
+        reporter.say("Stopped before anything was measured.")
+    else:
+        show(record, picture)
+        reporter.say(f"Record: {output}")
+        if picture is not None:
+            reporter.say(f"Picture: {picture}")
+    return 0 if record.complete else INTERRUPTED
+
+
+def main(run: Callable[[], int]) -> int:
+    """The exit status of a command without click: errors that name their remedy are printed, not raised."""
+    try:
+        return run()
+    except ForerunError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return MISTAKEN
+
+
+def show(record: Record, picture: Path | None = None) -> None:
+    """Tables, then what to know of them, last what to read if one reads nothing else; and the picture."""
+    if picture is not None:
+        check_plot(picture)
+        if record.figure is None:
+            raise InvalidArgument(f"a record of kind {record.kind!r} holds no picture: leave --plot out")
+    console = _console()
+    print_tables(record.tables, console)
+    for lines, style in ((record.remarks, "dim"), (record.headline, "bold")):
+        for line in lines:
+            if console is None:
+                sys.stdout.write(line + "\n")
+            else:
+                console.print(line, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+    if picture is not None and record.figure is not None:
+        draw(record.figure, picture)
+
+
+def _console(stderr: bool = False) -> Console | None:
+    """None where rich is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(stderr=stderr, highlight=False)
