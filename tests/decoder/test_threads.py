@@ -15,8 +15,8 @@ import torch
 
 import forerun
 from forerun.models.passes import NAME, alone
-from support.seq2seq import batch_of, rows_of
 from support.recompute import check
+from support.seq2seq import batch_of, rows_of
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 PROMPTS = ragged_prompts(2, 97, seed=71)

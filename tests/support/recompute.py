@@ -16,6 +16,6 @@ def recomputed(model: Any, tokens: list[int]) -> Tensor:
 
 
 def check(got: Tensor, want: Tensor) -> None:
-    """Equal but for roundings. One float32 forward of these models is up to 2.3e-5 of the largest logit away from float64's,
-    in an order of summation that the machine chooses; two of them may differ by twice that."""
+    """Equal but for roundings: a float32 forward of these models is up to 2.3e-5 of the largest logit away from
+    float64's, by an order of summation that the machine chooses, and two of them may differ by twice that."""
     torch.testing.assert_close(got, want, rtol=0, atol=5e-5 * float(want.abs().max()))
