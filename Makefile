@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 WORKERS ?= 2
 GPU_WORKERS ?= $(shell n=$$(nproc 2>/dev/null || echo 8); echo $$((n < 14 ? n : 14)))
-TYPES := $(BIN)/mypy --strict src && $(BIN)/lint-imports --no-cache
+TYPES := $(BIN)/mypy --strict && $(BIN)/lint-imports --no-cache
 TESTS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup
 SANITIZER := compute-sanitizer --error-exitcode 1 --kernel-name kns=_kernel --tool
 SANITIZED := $(BIN)/python -m pytest -m gpu -q @tests/kernels/sanitized.txt

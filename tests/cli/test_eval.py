@@ -77,6 +77,7 @@ def test_a_service_within_a_time_budget_as_json(tmp_path: Path) -> None:
                       "20", "-t", "1", "--json", *SHORT)  # fmt: skip
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
+    assert len(record["findings"]) == 2
     for finding in record["findings"]:
         assert [entry["metric"] for entry in finding["comparisons"]] == ["pass@1", "pass@3"]
         assert finding["services"]["plain"]["sequences"] == 3 and finding["agreement"] is None

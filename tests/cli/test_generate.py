@@ -15,12 +15,12 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from cli.command import Command
-from decoder.test_seeded import Clock
 from forerun.cli.console import TextOut, legend
 from forerun.cli.main import cli
 from forerun.drafters import NgramTable
 from forerun.engine import Engine
 from forerun.types import Origin
+from support.clocks import ErraticClock
 from support.folders import VOCAB
 from support.tiny import plain_greedy, tiny_model
 
@@ -60,7 +60,7 @@ def test_a_seed_gives_the_same_text_whatever_the_clock_says(
     """Lengths of drafts decide which random numbers meet which token."""
 
     def text(clock: int) -> str:
-        monkeypatch.setitem(Engine.__init__.__kwdefaults__, "clock", Clock(clock))
+        monkeypatch.setitem(Engine.__init__.__kwdefaults__, "clock", ErraticClock(clock))
         result = generate("-m", target, "-d", draft, "-t", "1", "--seed", "7", "--max-new-tokens", "30", "-q", "hello")
         assert result.exit_code == 0, result.output
         return result.stdout

@@ -70,6 +70,7 @@ def test_json_says_everything(plan: Command) -> None:
         assert [entry["length"] for entry in cell["predictions"]] == [0, 1, 2, 3]
         assert {entry["length"] for entry in cell["checked"]} >= {0, cell["best"]}
         assert {"tokens_per_round", "factor", "operations", "formula", "counted"} <= set(cell["predictions"][1])
+    assert found["acceptance"] and found["costs"]
     for facts in found["acceptance"]:
         assert len(facts["by_position"]) == len(facts["reached"]) == 3
         assert 0 < facts["alpha"] <= 1

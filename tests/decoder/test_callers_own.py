@@ -31,6 +31,7 @@ from transformers import (
 
 import forerun
 from forerun.errors import InvalidArgument
+from support.batches import padded_inputs
 from support.seq2seq import batch_of, rows_of
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
@@ -43,12 +44,6 @@ def inside(family: str = "llama", **settings: Any) -> Any:
     model = tiny_model(family)
     ours = forerun.SpeculativeDecoder(model, forerun.DraftModel(draft_of(model)), policy=3, **settings)
     return ours.as_custom_generate()
-
-
-def batch(prompts: list[list[int]]) -> dict[str, Tensor]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    return {"input_ids": ids, "attention_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])}
 
 
 def both(inputs: dict[str, Tensor], family: str = "llama", **keywords: Any) -> tuple[Any, Any]:
@@ -85,10 +80,10 @@ OWN: dict[str, Any] = {
 @pytest.mark.parametrize("kind", OWN)
 def test_processors_of_the_caller_are_applied_as_transformers_does(kind: str) -> None:
     """Their class is one that transformers also makes by itself; they see the padded batch."""
-    wanted, got = both(batch(PROMPTS), logits_processor=OWN[kind])
+    wanted, got = both(padded_inputs(PROMPTS), logits_processor=OWN[kind])
     assert got == wanted
     if kind != "truncation":
-        assert wanted != both(batch(PROMPTS))[0], "the processor changes nothing, so the test could not fail"
+        assert wanted != both(padded_inputs(PROMPTS))[0], "the processor changes nothing, so the test could not fail"
 
 
 REPLACED: list[dict[str, Any]] = [
@@ -106,7 +101,7 @@ REPLACED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("keywords", REPLACED, ids=lambda k: "+".join(k))
 def test_the_callers_take_the_place_of_the_configurations(keywords: dict[str, Any]) -> None:
-    wanted, got = both(batch(PROMPTS[1:2]), **keywords)
+    wanted, got = both(padded_inputs(PROMPTS[1:2]), **keywords)
     assert got == wanted
 
 
@@ -120,16 +115,16 @@ LIMITS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", LIMITS)
 def test_criteria_of_the_caller_are_honoured(kind: str) -> None:
-    wanted, got = both(batch(PROMPTS[1:2]), stopping_criteria=LIMITS[kind])
+    wanted, got = both(padded_inputs(PROMPTS[1:2]), stopping_criteria=LIMITS[kind])
     assert got == wanted
-    assert wanted != both(batch(PROMPTS[1:2]))[0], "the criterion changes nothing, so the test could not fail"
+    assert wanted != both(padded_inputs(PROMPTS[1:2]))[0], "the criterion changes nothing, so the test could not fail"
 
 
 def test_time_given_by_the_caller_is_honoured() -> None:
     began = time.time() - 100
     for criterion, is_over in ((MaxTimeCriteria(50, began), True), (MaxTimeCriteria(1e6, began), False)):
         out = tiny_model("llama").generate(
-            **batch(PROMPTS[1:2]), do_sample=False, max_new_tokens=NEW, custom_generate=inside(),
+            **padded_inputs(PROMPTS[1:2]), do_sample=False, max_new_tokens=NEW, custom_generate=inside(),
             stopping_criteria=[criterion],
         )  # fmt: skip
         assert (out.shape[1] < 12 + NEW) == is_over
@@ -147,7 +142,7 @@ class MyEnd(EosTokenCriteria):
 def test_what_cannot_be_honoured_is_refused() -> None:
     for criterion in (Never(), MyEnd(3)):
         with pytest.raises(InvalidArgument, match=type(criterion).__name__):
-            both(batch(PROMPTS), stopping_criteria=[criterion])
+            both(padded_inputs(PROMPTS), stopping_criteria=[criterion])
     with pytest.raises(InvalidArgument, match="prefix_allowed_tokens_fn with 3 sequences"):
         inside_by_prefix(PROMPTS)
     out = inside_by_prefix(PROMPTS[:1])
@@ -156,7 +151,7 @@ def test_what_cannot_be_honoured_is_refused() -> None:
 
 def inside_by_prefix(prompts: list[list[int]]) -> Tensor:
     out: Tensor = tiny_model("llama").generate(
-        **batch(prompts), do_sample=False, max_new_tokens=4, custom_generate=inside(),
+        **padded_inputs(prompts), do_sample=False, max_new_tokens=4, custom_generate=inside(),
         prefix_allowed_tokens_fn=lambda row, ids: [3, 4, 5],
     )  # fmt: skip
     return out
@@ -171,7 +166,7 @@ def test_counters_of_the_caller_are_still_noticed() -> None:
             return scores
 
     with pytest.raises(InvalidArgument, match="Counter changes its own state"):
-        both(batch(PROMPTS), logits_processor=lambda: [Counter()])
+        both(padded_inputs(PROMPTS), logits_processor=lambda: [Counter()])
 
 
 @pytest.mark.parametrize("kind", ("repetition", "n-grams", "by length"))
@@ -184,7 +179,7 @@ def test_an_encoder_decoders_caller_too(kind: str) -> None:
 def test_sampled_processors_of_the_caller() -> None:
     """Temperature and truncation of the configuration come behind the caller's, and are ours to do."""
     text = tiny_model("llama").generate(
-        **batch(PROMPTS), do_sample=True, temperature=0.7, top_k=9, top_p=0.9, max_new_tokens=8, pad_token_id=0,
+        **padded_inputs(PROMPTS), do_sample=True, temperature=0.7, top_k=9, top_p=0.9, max_new_tokens=8, pad_token_id=0,
         custom_generate=inside(), logits_processor=[SuppressTokensLogitsProcessor(list(range(50)))],
     )  # fmt: skip
     assert int(text[:, 12:].min()) >= 50
@@ -204,9 +199,9 @@ def letters() -> PreTrainedTokenizerFast:
 def test_stop_strings_of_the_caller_are_honoured() -> None:
     criterion = StopStringCriteria(letters(), [letters().decode([TEXT[5]])])
     with pytest.raises(InvalidArgument, match="tokenizer"):
-        both(batch(PROMPTS[1:2]), stopping_criteria=[criterion])
+        both(padded_inputs(PROMPTS[1:2]), stopping_criteria=[criterion])
     out = tiny_model("llama").generate(
-        **batch(PROMPTS[1:2]), do_sample=False, max_new_tokens=NEW, stopping_criteria=[criterion],
+        **padded_inputs(PROMPTS[1:2]), do_sample=False, max_new_tokens=NEW, stopping_criteria=[criterion],
         custom_generate=inside(tokenizer=letters()),
     )  # fmt: skip
     assert out[0, len(PROMPTS[1]) :].tolist() == TEXT[:6]
@@ -219,7 +214,7 @@ def heard_by_thread(**keywords: Any) -> tuple[str, list[BaseException]]:
     def produce() -> None:
         try:
             tiny_model("llama").generate(
-                **batch(PROMPTS[1:2]), do_sample=False, max_new_tokens=NEW, streamer=streamer,
+                **padded_inputs(PROMPTS[1:2]), do_sample=False, max_new_tokens=NEW, streamer=streamer,
                 custom_generate=inside(), **keywords,
             )  # fmt: skip
         except BaseException as error:
@@ -252,4 +247,4 @@ def test_a_streamer_hears_the_end_of_what_was_refused_or_failed() -> None:
 def test_an_assistant_is_refused_not_ignored() -> None:
     model = tiny_model("llama")
     with pytest.raises(InvalidArgument, match="assistant_model"):
-        model.generate(**batch(PROMPTS[:1]), assistant_model=draft_of(model), custom_generate=inside())
+        model.generate(**padded_inputs(PROMPTS[:1]), assistant_model=draft_of(model), custom_generate=inside())

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 import forerun
-from forerun.errors import ForerunWarning
-from forerun.policy import BassHeuristic, Constant, HfHeuristic
-from support.devices import draft_on, each_device, model_on, on_gpu
+from decoder.greedy import NEW, VOCAB, make_drafter, make_policy, oracle, prompts_of
+from support.batches import padded
+from support.devices import each_device, model_on, on_gpu
 from support.pairwise import pairs_of, pairwise_cases
-from support.ties import check_greedy, deviation
-from support.tiny import EXTRA_FAMILIES, FAMILIES, plain_greedy, ragged_prompts, tiny_model
-
-NEW = 24  # with prompts of up to 20 tokens, several times the sliding windows of 8
-VOCAB = 97
+from support.ties import check_greedy
+from support.tiny import EXTRA_FAMILIES, FAMILIES, tiny_model
+from support.warned import forerun_warnings
 
 FACTORS = {
     "family": (*FAMILIES, *EXTRA_FAMILIES),
@@ -48,58 +43,6 @@ EVERYWHERE = [
 ]
 
 
-@lru_cache
-def prompts_of(family: str) -> list[list[int]]:
-    return ragged_prompts(8, VOCAB, seed=len(family))
-
-
-@lru_cache
-def oracle(family: str, device: str = "cpu") -> tuple[list[list[int]], float]:
-    """Plain decoding of each prompt alone, and the model's own numerical noise."""
-    model, prompts = model_on(family, device), prompts_of(family)
-    wanted = [plain_greedy(model, prompt, NEW) for prompt in prompts]
-    return wanted, deviation(model, [*prompts[1], *wanted[1]])
-
-
-@lru_cache
-def table(family: str, device: str) -> forerun.NgramTable:
-    wanted, _ = oracle(family, device)
-    texts = [[*prompt, *output] for prompt, output in zip(prompts_of(family), wanted, strict=True)]
-    return forerun.NgramTable.count(texts[::2], vocab_size=VOCAB)  # half of the answers: some drafts hold, some do not
-
-
-def make_drafter(name: str, family: str, device: str = "cpu") -> Any:
-    makers = {
-        "none": lambda: None,
-        "model": lambda: forerun.DraftModel(draft_on(family, device)),
-        "lookup": lambda: forerun.PromptLookup(),
-        "table": lambda: table(family, device),
-        "exit": lambda: forerun.EarlyExit(1),
-        "random": lambda: forerun.RandomDraft(),
-        "chain": lambda: forerun.Chain(forerun.PromptLookup(min_ngram=2), forerun.DraftModel(draft_on(family, device))),
-    }
-    return makers[name]()
-
-
-def make_policy(name: str | int) -> Any:
-    return (
-        {"hf": HfHeuristic(), "bass": BassHeuristic(), "auto": "auto"}[name]
-        if isinstance(name, str)
-        else Constant(name)
-    )
-
-
-def padded(prompts: list[list[int]], side: str, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Pads are real token ids, so that a pad that is read as text changes the answer."""
-    width = max(map(len, prompts))
-    ids = torch.full((len(prompts), width), 7)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        place = slice(width - len(prompt), width) if side == "left" else slice(0, len(prompt))
-        ids[row, place], mask[row, place] = torch.tensor(prompt), 1
-    return ids.to(device), mask.to(device)
-
-
 @pytest.mark.parametrize(("device", "case"), EVERYWHERE)
 @pytest.mark.quick(every=6)
 def test_greedy_equals_generate(device: str, case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
@@ -110,7 +53,7 @@ def test_greedy_equals_generate(device: str, case: dict[str, Any], recwarn: pyte
     decoder = forerun.SpeculativeDecoder(model, drafter, **how, compile=False)  # graphs have tests of their own
     prompts = prompts_of(family)[-case["rows"] :]
     out = decoder.generate(*padded(prompts, case["side"], device), max_new_tokens=NEW)
-    assert not [w for w in recwarn if issubclass(w.category, ForerunWarning)], "a drafter failed"
+    assert not forerun_warnings(recwarn), "a drafter failed"
     for row, prompt in enumerate(prompts):
         check_greedy(model, prompt, out.new_tokens[row], wanted[row - case["rows"]], noise, f"{case} row {row}")
 

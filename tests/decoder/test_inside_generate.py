@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import forerun
 from forerun.errors import InvalidArgument
+from support.batches import padded_inputs
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 PROMPTS = ragged_prompts(3, 97, seed=51, longest=12)
@@ -23,12 +24,6 @@ class Bracketed:
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         return "".join(f"<{int(token)}>" for token in tokens)
-
-
-def padded() -> dict[str, Tensor]:
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS])
-    return {"input_ids": ids, "attention_mask": torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])}
 
 
 def decoder(**settings: Any) -> forerun.SpeculativeDecoder:
@@ -78,7 +73,7 @@ def test_inside_generate_equals_generate(keywords: dict[str, Any]) -> None:
 def inputs_for(keywords: dict[str, Any]) -> dict[str, Tensor]:
     """One prompt alone where history counts: transformers takes pads for text there, which Forerun does not."""
     if not {"repetition_penalty", "no_repeat_ngram_size", "generation_config"} & set(keywords):
-        return padded()
+        return padded_inputs(PROMPTS)
     ids = torch.tensor([PROMPTS[1]])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -86,7 +81,7 @@ def inputs_for(keywords: dict[str, Any]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("keywords", [{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}], ids=str)
 def test_pads_are_no_history(keywords: dict[str, Any]) -> None:
     """In a padded batch each row is what transformers says of the row alone."""
-    out = decoder().generate(**padded(), max_new_tokens=14, **keywords)
+    out = decoder().generate(**padded_inputs(PROMPTS), max_new_tokens=14, **keywords)
     for prompt, new in zip(PROMPTS, out.new_tokens, strict=True):
         ids = torch.tensor([prompt])
         alone = tiny_model("llama").generate(
@@ -107,7 +102,11 @@ def test_pads_are_no_history(keywords: dict[str, Any]) -> None:
 def test_what_cannot_be_honoured_inside_is_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         tiny_model("llama").generate(
-            **padded(), do_sample=False, max_new_tokens=4, custom_generate=decoder().as_custom_generate(), **keywords
+            **padded_inputs(PROMPTS),
+            do_sample=False,
+            max_new_tokens=4,
+            custom_generate=decoder().as_custom_generate(),
+            **keywords,
         )
 
 
@@ -115,20 +114,20 @@ def test_foreign_criteria_and_models_are_refused_inside() -> None:
     ours = decoder().as_custom_generate()
     with pytest.raises(InvalidArgument, match="<lambda>"):
         tiny_model("llama").generate(
-            **padded(),
+            **padded_inputs(PROMPTS),
             do_sample=False,
             max_new_tokens=4,
             custom_generate=ours,
             stopping_criteria=[lambda ids, scores: False],
         )
     with pytest.raises(InvalidArgument, match="another model"):
-        tiny_model("gpt2").generate(**padded(), do_sample=False, max_new_tokens=4, custom_generate=ours)
+        tiny_model("gpt2").generate(**padded_inputs(PROMPTS), do_sample=False, max_new_tokens=4, custom_generate=ours)
 
 
 def test_sampled_copies_inside_generate() -> None:
     """transformers has made the copies by the time it calls: they are not multiplied again, and they differ."""
     out = tiny_model("llama").generate(
-        **padded(), do_sample=True, temperature=1.5, top_k=0, max_new_tokens=8, num_return_sequences=2,
+        **padded_inputs(PROMPTS), do_sample=True, temperature=1.5, top_k=0, max_new_tokens=8, num_return_sequences=2,
         custom_generate=decoder().as_custom_generate(),
     )  # fmt: skip
     assert out.shape[0] == 6
@@ -137,7 +136,7 @@ def test_sampled_copies_inside_generate() -> None:
 
 def test_the_whole_result_inside_generate() -> None:
     result: Any = tiny_model("llama").generate(
-        **padded(), do_sample=False, max_new_tokens=5, return_dict_in_generate=True,
+        **padded_inputs(PROMPTS), do_sample=False, max_new_tokens=5, return_dict_in_generate=True,
         custom_generate=decoder().as_custom_generate(),
     )  # fmt: skip
     assert result.stats.num_emitted_tokens == 15
@@ -156,12 +155,12 @@ def test_stop_strings_inside_generate() -> None:
 
 def test_a_configuration_is_honoured_and_keywords_win() -> None:
     config = GenerationConfig(max_new_tokens=5, do_sample=True, temperature=0.5, top_k=7)
-    out = decoder().generate(**padded(), generation_config=config, seed=1)
+    out = decoder().generate(**padded_inputs(PROMPTS), generation_config=config, seed=1)
     assert [(p["temperature"], p["top_k"], p["max_new_tokens"]) for p in out.parameters] == [(0.5, 7, 5)] * 3
-    out = decoder().generate(**padded(), generation_config=config, temperature=0.9, max_new_tokens=3)
+    out = decoder().generate(**padded_inputs(PROMPTS), generation_config=config, temperature=0.9, max_new_tokens=3)
     assert [(p["temperature"], p["top_k"], p["max_new_tokens"]) for p in out.parameters] == [(0.9, 7, 3)] * 3
     with pytest.raises(InvalidArgument, match="num_beams"):
-        decoder().generate(**padded(), generation_config=GenerationConfig(num_beams=3))
+        decoder().generate(**padded_inputs(PROMPTS), generation_config=GenerationConfig(num_beams=3))
 
 
 class Recorder:
@@ -185,12 +184,12 @@ def test_a_streamer_hears_everything_in_order() -> None:
     assert len(rounds) == out.stats.rounds < 17
     assert recorder.ended == 1
     with pytest.raises(InvalidArgument, match="takes one sequence"):
-        decoder().generate(**padded(), streamer=Recorder())
+        decoder().generate(**padded_inputs(PROMPTS), streamer=Recorder())
 
 
 def test_sequences_line_up_like_a_left_padded_batch() -> None:
     """Whichever side the input was padded on; outputs of different lengths are padded on the right."""
-    ids, mask = padded()["input_ids"], padded()["attention_mask"]
+    ids, mask = padded_inputs(PROMPTS)["input_ids"], padded_inputs(PROMPTS)["attention_mask"]
     right = torch.stack([row.roll(-int((m == 0).sum())) for row, m in zip(ids, mask, strict=True)])
     holes = torch.stack([m.roll(-int((m == 0).sum())) for m in mask])
     for pair in ((ids, mask), (right, holes)):

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import forerun
-from decoder.test_greedy_identity import NEW, make_drafter, make_policy, oracle, padded, prompts_of
+from decoder.greedy import NEW, make_drafter, make_policy, oracle, prompts_of
 from forerun import kernels
 from forerun.config import Kernels
 from forerun.drafters import FeatureHead, ParallelHeads
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.models.scorer import Scorer
+from support.batches import padded
 from support.heads import head_of
 from support.pairwise import pairwise_cases
 from support.ties import check_greedy

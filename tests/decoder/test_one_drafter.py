@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 import forerun
-from decoder.test_trained_greedy import save
+from decoder.trained import save
 from forerun.drafters import EarlyExit, FeatureHead, ParallelHeads, TopK, Tree, from_folder
 from forerun.engine import Stats
 from forerun.errors import ForerunWarning

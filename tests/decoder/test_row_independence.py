@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import forerun
 from forerun.models.scorer import Scorer
 from forerun.policy import BassHeuristic, HfHeuristic
+from support.batches import padded
 from support.devices import draft_on, each_device, model_on, on_gpu
 from support.pairwise import pairwise_cases
 from support.stories import Stories
@@ -26,12 +26,6 @@ SEED = 17
 IDS = [40, 3, 77, 12, 5, 60]
 PROMPTS = ragged_prompts(6, 97, seed=61, longest=15)
 ORDERS = [[0], [3], [0, 1], [5, 0, 2], [2, 3, 0, 1], [5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]]
-
-
-def padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
 
 
 def sample(

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
-import torch
 
 import forerun
 from forerun.policy import OwnAcceptance
+from support.batches import padded
+from support.clocks import ErraticClock
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 PROMPTS = ragged_prompts(3, 97, seed=81)
 SETTINGS: Any = {"max_new_tokens": 24, "temperature": 1.0, "seed": 7}
 
 
-class Clock:
-    """Every look at it takes another while."""
-
-    def __init__(self, seed: int) -> None:
-        self.now, self.random = 0.0, random.Random(seed)
-
-    def __call__(self) -> float:
-        self.now += 10 ** self.random.uniform(-4, 0)
-        return self.now
-
-
-def batch(prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-
-
 def decoder(clock: int, **settings: Any) -> forerun.SpeculativeDecoder:
     model = tiny_model("llama")
     made = forerun.SpeculativeDecoder(model, forerun.DraftModel(draft_of(model)), **settings)
-    made.engine.clock = Clock(clock)
+    made.engine.clock = ErraticClock(clock)
     return made
 
 
 def texts(clocks: range, **settings: Any) -> set[str]:
-    return {str(decoder(clock, **settings).generate(*batch(PROMPTS), **SETTINGS).new_tokens) for clock in clocks}
+    return {str(decoder(clock, **settings).generate(*padded(PROMPTS), **SETTINGS).new_tokens) for clock in clocks}
 
 
 def test_the_same_call_gives_the_same_text_whatever_the_clock_says() -> None:
@@ -55,15 +38,15 @@ def test_control_measured_lengths_give_another_text_under_another_clock() -> Non
 def test_neither_calls_before_nor_neighbours_matter() -> None:
     """What the policy learns in other calls stays in those, and a row's lengths are its own."""
     ours = decoder(0)
-    first = ours.generate(*batch(PROMPTS), **SETTINGS).new_tokens
-    ours.generate(*batch(PROMPTS), max_new_tokens=40, temperature=1.0)
-    assert ours.generate(*batch(PROMPTS), **SETTINGS).new_tokens == first
-    alone = [ours.generate(*batch([p]), request_ids=[i], **SETTINGS).new_tokens[0] for i, p in enumerate(PROMPTS)]
+    first = ours.generate(*padded(PROMPTS), **SETTINGS).new_tokens
+    ours.generate(*padded(PROMPTS), max_new_tokens=40, temperature=1.0)
+    assert ours.generate(*padded(PROMPTS), **SETTINGS).new_tokens == first
+    alone = [ours.generate(*padded([p]), request_ids=[i], **SETTINGS).new_tokens[0] for i, p in enumerate(PROMPTS)]
     assert alone == first
 
 
 def policies_of(ours: forerun.SpeculativeDecoder, **keywords: Any) -> set[type]:
-    return {type(ours.engine.policy) for _ in ours.stream(*batch(PROMPTS), max_new_tokens=6, **keywords)}
+    return {type(ours.engine.policy) for _ in ours.stream(*padded(PROMPTS), max_new_tokens=6, **keywords)}
 
 
 def test_who_names_no_seed_or_is_greedy_keeps_measured_lengths() -> None:

@@ -2,67 +2,28 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import LlamaForCausalLM
 
 import forerun
+from decoder.trained import NEW, oracle, said, save
 from forerun.drafters import DraftModel, FeatureHead, ParallelHeads, from_folder
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
+from forerun.loading.drafter_folder import DrafterManifest, describe_target, save_drafter
+from support.batches import padded
 from support.heads import head_of
-from support.ties import check_greedy, deviation
-from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
+from support.ties import check_greedy
+from support.tiny import draft_of, tiny_model
+from support.warned import forerun_warnings
 
-NEW = 24
-VOCAB = 97
 # OPT's body is called from within its base model, Mistral has a window, Falcon takes the padded layout.
 FAMILIES = ("llama", "qwen3", "gpt_neox", "opt", "mistral", "falcon_rotary")
 KINDS = ("feature", "parallel", "causal")
 RULES = ("token", "block", "coupled")
-
-
-@lru_cache
-def oracle(family: str) -> tuple[list[list[int]], list[list[int]], float]:
-    model, prompts = tiny_model(family), ragged_prompts(6, VOCAB, seed=len(family))
-    wanted = [plain_greedy(model, prompt, NEW) for prompt in prompts]
-    return prompts, wanted, deviation(model, [*prompts[1], *wanted[1]])
-
-
-def said(family: str) -> Tensor:
-    """A reduced vocabulary that holds half of what the target says."""
-    tokens = sorted({token for text in oracle(family)[1] for token in text})
-    return torch.tensor(tokens[::2])
-
-
-def save(folder: Path, kind: str, family: str, reduced: bool, shares: tuple[str, ...] = ("embedding", "head")) -> Path:
-    model = tiny_model(family)
-    if kind == "causal":
-        draft = draft_of(model)
-        config, tensors = draft.config, draft.state_dict()
-        parts = {"embedding": draft.get_input_embeddings(), "head": draft.get_output_embeddings()}
-        lent = {parts[part].weight.data_ptr() for part in shares}
-        tensors = {name: tensor for name, tensor in tensors.items() if tensor.data_ptr() not in lent}
-    else:
-        head = head_of(model, 3 if kind == "parallel" else 0)
-        config, tensors = head.config, head.state_dict()
-    if reduced:
-        tensors = {**tensors, DRAFT_VOCABULARY: said(family).int()}
-    manifest = DrafterManifest(kind, 3 if kind == "parallel" else 0, describe_target(model), shares)
-    save_drafter(folder, manifest, config, tensors)
-    return folder
-
-
-def padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Pads are real token ids, so that a pad that is read as text changes the answer."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[7] * (width - len(p)) + p for p in prompts])
-    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
 
 
 def check(decoder: forerun.SpeculativeDecoder, family: str, **keywords: Any) -> Any:
@@ -92,7 +53,7 @@ def test_greedy_equals_generate(
         stats = check(decoder, family)
         if policy != "auto":
             assert stats.num_accepted_tokens > 0
-    assert not [w for w in recwarn if issubclass(w.category, forerun.ForerunWarning)], "a drafter failed"
+    assert not forerun_warnings(recwarn), "a drafter failed"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +61,7 @@ def test_copies_of_a_prompt(kind: str, tmp_path: Path, recwarn: pytest.WarningsR
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), save(tmp_path / "draft", kind, "llama", True), policy=3)
     check(decoder, "llama", num_return_sequences=3)
     check(decoder, "llama")  # the same rows again, after others
-    assert not [w for w in recwarn if issubclass(w.category, forerun.ForerunWarning)]
+    assert not forerun_warnings(recwarn)
 
 
 def test_a_head_that_is_its_target_saves_rounds() -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import forerun
-from decoder.test_greedy_identity import padded
 from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, Tree, with_trees
 from forerun.engine.branching import adjusted_along
 from forerun.engine.row import RowResult
@@ -19,10 +18,12 @@ from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.kernels import missing
 from forerun.math.attention import Form
 from forerun.types import Origin
+from support.batches import padded
 from support.heads import head_of
 from support.recompute import check, recomputed
 from support.ties import check_greedy, deviation
 from support.tiny import EXTRA_FAMILIES, FAMILIES, draft_of, plain_greedy, ragged_prompts, tiny_model
+from support.warned import forerun_warnings
 
 NEW, VOCAB = 20, 97
 ALIBI = ("bloom", "falcon_alibi")
@@ -64,7 +65,7 @@ def test_greedy_text(name: str, family: str, rows: int, form: str, recwarn: pyte
     model = tiny_model(family)
     decoder = forerun.SpeculativeDecoder(model, make_drafter(name, family), policy=4, attention=form)
     out = decoder.generate(*padded(prompts, "left"), max_new_tokens=NEW)
-    assert not [w for w in recwarn if issubclass(w.category, forerun.ForerunWarning)], "a drafter failed"
+    assert not forerun_warnings(recwarn), "a drafter failed"
     for prompt, got, want in zip(prompts, out.new_tokens, wanted, strict=True):
         check_greedy(model, prompt, got, want, noise, f"{name} {family} {rows} {form}")
     assert out.stats.num_accepted_tokens, "nothing was ever kept, so nothing was tested"

@@ -365,7 +365,9 @@ def test_heads_beside_early_exit() -> None:
         warnings.simplefilter("error")
         while not engine.is_idle:
             engine.step()
-    for result in engine.take_results():
+    results = engine.take_results()
+    assert len(results) == len(prompts)
+    for result in results:
         assert list(result.tokens) == plain_greedy(model, list(result.request.prompt), 20)
 
 

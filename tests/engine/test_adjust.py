@@ -20,7 +20,9 @@ from engine.scripted import PROMPT, answer
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine.bans import without_banned
 from forerun.errors import InvalidArgument
+from support.batches import padded
 from support.tiny import draft_of, ragged_prompts, tiny_model
+from support.warned import forerun_warnings
 
 PROMPTS = ragged_prompts(4, 97, seed=31, longest=14)
 NEW = 30
@@ -33,12 +35,6 @@ def decoder_with(drafter: str, **settings: Any) -> forerun.SpeculativeDecoder:
         "none": lambda: None,
     }
     return forerun.SpeculativeDecoder(tiny_model("llama"), made[drafter](), policy=4, **settings)
-
-
-def padded() -> tuple[Tensor, Tensor]:
-    width = max(map(len, PROMPTS))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in PROMPTS])
-    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in PROMPTS])
 
 
 def plain(**keywords: Any) -> list[list[int]]:
@@ -93,17 +89,17 @@ KEYWORDS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=lambda k: "+".join(k))
 @pytest.mark.quick(every=2)
 def test_keywords_mean_what_they_mean_in_generate(drafter: str, keywords: dict[str, Any], recwarn: Any) -> None:
-    out = decoder_with(drafter).generate(*padded(), max_new_tokens=NEW, **keywords)
+    out = decoder_with(drafter).generate(*padded(PROMPTS), max_new_tokens=NEW, **keywords)
     assert out.new_tokens == plain(**keywords)
     assert out.new_tokens != plain()
-    assert not [w for w in recwarn if issubclass(w.category, forerun.ForerunWarning)]
+    assert not forerun_warnings(recwarn)
 
 
 @pytest.mark.parametrize("drafter", ("none", "model", "lookup"))
 @pytest.mark.parametrize("processor", (NoNeighbours(), NoRepeatNGramLogitsProcessor(2)), ids=("own", "ngram"))
 @pytest.mark.quick(every=2)
 def test_processors_see_every_position(drafter: str, processor: Any) -> None:
-    out = decoder_with(drafter).generate(*padded(), max_new_tokens=NEW, logits_processor=[processor])
+    out = decoder_with(drafter).generate(*padded(PROMPTS), max_new_tokens=NEW, logits_processor=[processor])
     assert out.new_tokens == plain(logits_processor=LogitsProcessorList([processor]))
     assert out.new_tokens != plain()
 
@@ -124,7 +120,9 @@ def test_banned_tokens_at_all_positions_are_transformers_one_by_one(at: int | No
 def test_good_drafts_survive_processors() -> None:
     """The drafter's law passes through the same processor, so an equal model is accepted throughout."""
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), DraftModel(tiny_model("llama")), policy=4)
-    out = decoder.generate(*padded(), max_new_tokens=NEW, logits_processor=[NoNeighbours()], repetition_penalty=1.3)
+    out = decoder.generate(
+        *padded(PROMPTS), max_new_tokens=NEW, logits_processor=[NoNeighbours()], repetition_penalty=1.3
+    )
     assert out.stats.acceptance_rate == 1.0
 
 
@@ -133,8 +131,8 @@ def test_good_drafts_survive_processors() -> None:
 def test_stateful_processors_are_refused(drafter: str) -> None:
     decoder = decoder_with(drafter)
     with pytest.raises(InvalidArgument, match="Counting changes its own state"):
-        decoder.generate(*padded(), max_new_tokens=4, logits_processor=[Counting()])
-    assert len(decoder.generate(*padded(), max_new_tokens=4).new_tokens[0]) == 4
+        decoder.generate(*padded(PROMPTS), max_new_tokens=4, logits_processor=[Counting()])
+    assert len(decoder.generate(*padded(PROMPTS), max_new_tokens=4).new_tokens[0]) == 4
 
 
 @pytest.mark.parametrize("temperature", (0.0, 1.1))
@@ -142,7 +140,13 @@ def test_stateful_processors_are_refused(drafter: str) -> None:
 def test_logprobs_are_the_models_own(drafter: str, temperature: float) -> None:
     """Of a full recompute, before temperature and penalties; alternatives best first."""
     out = decoder_with(drafter).generate(
-        *padded(), max_new_tokens=12, temperature=temperature, top_k=20, repetition_penalty=1.2, seed=2, logprobs=3
+        *padded(PROMPTS),
+        max_new_tokens=12,
+        temperature=temperature,
+        top_k=20,
+        repetition_penalty=1.2,
+        seed=2,
+        logprobs=3,
     )
     for prompt, row in zip(PROMPTS, out.rows, strict=True):
         text = [*prompt, *row.tokens]

@@ -15,15 +15,11 @@ from engine.scripted import PROMPT, VOCAB, Scripted, answer
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import FinishReason
 from forerun.errors import ForerunWarning, InvalidArgument, NonFiniteLogits, TokenizerMismatch, UnknownArgument
+from support.batches import padded
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
+from support.warned import forerun_warnings
 
 PROMPTS = ragged_prompts(3, VOCAB, seed=41)
-
-
-def padded(prompts: Sequence[Sequence[int]] = PROMPTS) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
-    return ids, torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
 
 
 def failing(history: Sequence[int], room: int) -> list[int]:
@@ -44,18 +40,18 @@ BAD_SCRIPTS = {
 @pytest.mark.parametrize("temperature", (0.0, 0.8))
 def test_a_bad_drafter_costs_its_drafts_only(kind: str, temperature: float) -> None:
     settings: Any = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
-    plain = forerun.SpeculativeDecoder(tiny_model("llama"), None, rule="coupled").generate(*padded(), **settings)
+    plain = forerun.SpeculativeDecoder(tiny_model("llama"), None, rule="coupled").generate(*padded(PROMPTS), **settings)
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), Scripted(BAD_SCRIPTS[kind]), policy=3, rule="coupled")
     with pytest.warns(ForerunWarning, match="Scripted failed") as caught:
-        out = decoder.generate(*padded(), **settings)
-    assert len([w for w in caught if issubclass(w.category, ForerunWarning)]) == 1
+        out = decoder.generate(*padded(PROMPTS), **settings)
+    assert len(forerun_warnings(caught)) == 1
     assert out.new_tokens == plain.new_tokens
 
 
 @pytest.mark.parametrize("verb", ("admit", "rewind", "release"))
 def test_a_drafter_that_stumbles_over_news_harms_nobody(verb: str) -> None:
     drafter = DraftModel(draft_of(tiny_model("llama")))
-    plain = forerun.SpeculativeDecoder(tiny_model("llama"), None).generate(*padded(), max_new_tokens=20)
+    plain = forerun.SpeculativeDecoder(tiny_model("llama"), None).generate(*padded(PROMPTS), max_new_tokens=20)
 
     def stumble(*arguments: Any) -> None:
         raise RuntimeError("what was that?")
@@ -63,7 +59,7 @@ def test_a_drafter_that_stumbles_over_news_harms_nobody(verb: str) -> None:
     setattr(drafter, verb, stumble)
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), drafter, policy=3)
     with pytest.warns(ForerunWarning, match="DraftModel failed"):
-        out = decoder.generate(*padded(), max_new_tokens=20)
+        out = decoder.generate(*padded(PROMPTS), max_new_tokens=20)
     assert out.new_tokens == plain.new_tokens
 
 
@@ -81,7 +77,7 @@ class Halfway(DraftModel):
 def test_a_draft_model_recovers_from_a_failed_round() -> None:
     model = tiny_model("llama")
     decoder = forerun.SpeculativeDecoder(model, Halfway(model), policy=3)
-    out = decoder.generate(*padded(), max_new_tokens=24)
+    out = decoder.generate(*padded(PROMPTS), max_new_tokens=24)
     assert out.new_tokens == [plain_greedy(model, prompt, 24) for prompt in PROMPTS]
     assert out.stats.acceptance_rate == 1.0  # an equal model with a sound cache is never wrong
 
@@ -143,10 +139,12 @@ def test_a_model_that_raises_leaves_the_decoder_usable() -> None:
 
     handle = model.model.layers[1].register_forward_pre_hook(explode)
     with pytest.raises(RuntimeError, match="out of memory"):
-        decoder.generate(*padded(), max_new_tokens=4)
+        decoder.generate(*padded(PROMPTS), max_new_tokens=4)
     handle.remove()
     assert decoder.engine.target.cache.rows == ()
-    assert decoder.generate(*padded(), max_new_tokens=9).new_tokens == [plain_greedy(model, p, 9) for p in PROMPTS]
+    assert decoder.generate(*padded(PROMPTS), max_new_tokens=9).new_tokens == [
+        plain_greedy(model, p, 9) for p in PROMPTS
+    ]
 
 
 BAD_CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [

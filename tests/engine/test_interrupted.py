@@ -159,6 +159,7 @@ def test_a_tokenizer_that_raises_leaves_no_wrong_keys_behind() -> None:
         Request(prompt=(*request.prompt, *result.tokens, 7), max_new_tokens=NEW, request_id=request.request_id)
         for result in engine.take_results() for request in (result.request,)
     ]  # fmt: skip
+    assert len(longer) == len(handles)
     for request in longer:
         engine.add(request)
     want = {r.request_id: tuple(plain_greedy(tiny_model("llama"), list(r.prompt), NEW)) for r in longer}
@@ -175,5 +176,7 @@ def test_a_step_that_fails_is_not_counted() -> None:
         engine.step()
     while not engine.is_idle:
         assert [len(made.tokens) for made in engine.step()] == [1, 1]
-    for result in engine.take_results():
+    results = engine.take_results()
+    assert len(results) == 2
+    for result in results:
         assert result.stats.rounds == result.stats.num_emitted_tokens == len(result.tokens) == NEW

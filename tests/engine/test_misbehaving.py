@@ -18,6 +18,7 @@ from forerun.policy import Constant
 from forerun.types import BatchView, Draft, DraftContext, RoundOutcome
 from fuzz.misbehaving import CHANGES, LAW_FAULTS, WildDrafter
 from support.tiny import tiny_model
+from support.warned import forerun_warnings
 
 PROMPTS = ((12, 61, 7, 33), (85, 4, 19, 2))
 NEW = 8
@@ -49,7 +50,7 @@ def told(change: str, rule: str) -> tuple[list[list[int]], list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ForerunWarning)
         found = texts(WildDrafter(1, VOCAB, guess, change), rule)
-    return found, [str(w.message) for w in caught if issubclass(w.category, ForerunWarning)]
+    return found, forerun_warnings(caught)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -124,7 +125,7 @@ def test_a_faulty_policy_costs_a_warning(answers: Any, to: str) -> None:
         warnings.simplefilter("always", ForerunWarning)
         found = texts(forerun.PromptLookup(), "coupled", policy=Rubbish(answers, to))
     assert found == plain()
-    warned = [str(w.message) for w in caught if issubclass(w.category, ForerunWarning)]
+    warned = forerun_warnings(caught)
     assert len(warned) <= 1 and (not expects or "Rubbish failed" in "".join(warned) or to == "trim")
 
 

@@ -15,6 +15,7 @@ from forerun.engine import FinishReason, Request
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.types import Rule
+from support.batches import padded
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 MODEL = "llama"
@@ -27,13 +28,6 @@ def request(number: int, **fields: Any) -> Request:
 
 def drafters() -> list[Any]:
     return [None, DraftModel(draft_of(tiny_model(MODEL))), EarlyExit(1), PromptLookup()]
-
-
-def padded(prompts: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    return ids, mask
 
 
 @pytest.mark.parametrize("kind", range(4), ids=("none", "model", "exit", "lookup"))
@@ -56,6 +50,7 @@ def test_rows_join_and_leave_in_flight(kind: int, keep_rows: int, form: Form) ->
         if step == 8:
             engine.abort(numbers[1])
     results = {row.request.request_id: row for row in engine.take_results()}
+    assert set(results) == set(range(6))
     for number, row in results.items():
         wanted = answer(PROMPTS[number])[: budgets[number]]
         if number == 1:

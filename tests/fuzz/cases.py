@@ -314,3 +314,15 @@ def _same(got: Sequence[int], want: Oracle, noise: float, where: str) -> bool:
     gap = float(scores.max() - scores[got[place]])
     assert gap <= 2 * noise, f"{where}: token {place} is {got[place]}, not {want.tokens[place]}; gap {gap:.2g}"
     return False
+
+
+def check_against_transformers(case: Case) -> None:
+    """Greedy rows say what transformers says, sampled ones under rule `coupled` what they say without a drafter."""
+    decoder = decoder_of(case)
+    texts = texts_of(case, decoder)
+    check_case(case, texts)
+    if case.keep_rows:  # again, from kept rows
+        check_case(case, texts_of(case, decoder))
+    if case.rule == "coupled" and case.dtype is torch.float64:
+        plain = texts_of(case, decoder_of(case, "none"))
+        assert texts == plain, f"{case.label}: sampled rows depend on the drafter"

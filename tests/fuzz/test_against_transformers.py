@@ -12,36 +12,24 @@ import torch
 
 from forerun.math import verify as rules
 from forerun.types import Rule
-from fuzz.cases import Case, case_of, check_case, decoder_of, texts_of
+from fuzz.cases import case_of, check_against_transformers
 from fuzz.misbehaving import WildDrafter
 
 QUICK, ALL = 32, 320
 pytestmark = pytest.mark.filterwarnings("ignore::forerun.errors.ForerunWarning")  # some drafters and policies misbehave
 
 
-def run(case: Case) -> None:
-    """Greedy rows say what transformers says, sampled ones under rule `coupled` what they say without a drafter."""
-    decoder = decoder_of(case)
-    texts = texts_of(case, decoder)
-    check_case(case, texts)
-    if case.keep_rows:  # again, from kept rows
-        check_case(case, texts_of(case, decoder))
-    if case.rule == "coupled" and case.dtype is torch.float64:
-        plain = texts_of(case, decoder_of(case, "none"))
-        assert texts == plain, f"{case.label}: sampled rows depend on the drafter"
-
-
 @pytest.mark.quick(*map(str, range(QUICK)))
 @pytest.mark.parametrize("seed", range(ALL))
 def test_greedy_rows_are_transformers(seed: int) -> None:
-    run(case_of(seed))
+    check_against_transformers(case_of(seed))
 
 
 def _caught(seeds: range, **fixed: Any) -> bool:
     """Whether some case with these settings fails."""
     for seed in seeds:
         try:
-            run(case_of(seed, **fixed))
+            check_against_transformers(case_of(seed, **fixed))
         except AssertionError:
             return True
     return False

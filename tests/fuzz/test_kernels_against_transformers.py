@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from forerun import kernels
-from fuzz.cases import case_of
-from fuzz.test_against_transformers import run
+from fuzz.cases import case_of, check_against_transformers
 
 FUSED = ("llama", "llama_tied", "llama_many_heads", "mistral", "qwen3", "gpt_neox")  # the last: its products alone
 pytestmark = [
@@ -19,14 +18,14 @@ pytestmark = [
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 1060))
 def test_with_kernels(seed: int) -> None:
-    run(case_of(seed, kernels="on", family=FUSED[seed % len(FUSED)], dtype=torch.float32))
+    check_against_transformers(case_of(seed, kernels="on", family=FUSED[seed % len(FUSED)], dtype=torch.float32))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2000, 2020))
 def test_with_kernels_copies_and_a_penalty(seed: int) -> None:
     """A greedy row beside a sampled one, each twice, and a user's drafter that misbehaves."""
-    run(
+    check_against_transformers(
         case_of(
             seed, kernels="on", family=FUSED[seed % len(FUSED)], dtype=torch.float32, drafter="wild", copies=2, new=16,
             policy=3, rule=("token", "block")[seed % 2], temperatures=(0.0, 0.9), options={"frequency_penalty": 0.5},

@@ -192,7 +192,7 @@ def test_every_lossy_rule_differs_from_the_target_and_is_no_other_rule(name: str
     assert float(law.sum()) == pytest.approx(1, abs=TOLERANCE)
     assert float(total_variation(law, p)) > 0.02
     others = [first_law(RULES[other][0], models) for other in RULES if not other.startswith(name[:5])]
-    assert all(float(total_variation(law, other)) > 1e-3 for other in others)
+    assert others and all(float(total_variation(law, other)) > 1e-3 for other in others)
 
 
 @lru_cache

@@ -44,7 +44,7 @@ def test_a_batch_is_over_when_its_first_row_is() -> None:
     runner = drafting()
     (batch,) = prompt_batches(PROMPTS, 4, 20, 5, 0.0, seed=0)
     found = list(full_rounds(runner, batch, lambda: 4))
-    assert all(len(entry.rows) == 4 and max(entry.before) < 20 for entry in found)
+    assert found and all(len(entry.rows) == 4 and max(entry.before) < 20 for entry in found)
     assert runner.engine.is_idle
 
 

@@ -9,8 +9,8 @@ change, and the end of a run lists quick tests that are not quick.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,12 @@ class CpuTimes:
 
     def __init__(self, config: pytest.Config) -> None:
         self.file: str | None = config.getoption("--cpu-times")
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.slow: set[str] = set()
         self.begun = self.before = 0.0
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
         now = sum(os.times()[:4])
         report.cpu_seconds = now - self.before if call.when != "setup" else now - self.begun

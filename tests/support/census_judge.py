@@ -168,7 +168,8 @@ def _decoder(model: PreTrainedModel, drafter: Any) -> SpeculativeDecoder:
 
 def _decoded(decoder: SpeculativeDecoder, texts: Texts) -> list[tuple[int, ...]]:
     """The three rows in one ragged batch."""
-    result = decoder.generate(**_batch(texts.inputs), max_new_tokens=NEW, temperature=0.0)
+    inputs: dict[str, Any] = _batch(texts.inputs)
+    result = decoder.generate(**inputs, max_new_tokens=NEW, temperature=0.0)
     return [tuple(row[-NEW:]) for row in result.sequences.tolist()]
 
 

@@ -24,7 +24,8 @@ def head_of(target: PreTrainedModel, blocks: int = 0, noise: float = 0.001, seed
     width = config.hidden_size
     head.fuse.weight.copy_(torch.cat([torch.eye(width), torch.zeros(width, width)], dim=1))
     generator = torch.Generator().manual_seed(seed)
-    for weight in (head.fuse.weight, *(block.linear.weight for block in head.blocks)):
+    linears: list[Any] = [head.fuse, *(block.linear for block in head.blocks)]
+    for weight in (linear.weight for linear in linears):
         weight.add_(noise * torch.randn(weight.shape, generator=generator))
     return head
 
@@ -45,7 +46,8 @@ def head_logits(
             pairs = torch.cat([pairs, head.inputs(table[token], made)[None]])
             made = _last(head, pairs)
     weight = target.get_output_embeddings().weight
-    return (weight if ids is None else weight[ids]) @ made
+    logits: Tensor = (weight if ids is None else weight[ids]) @ made
+    return logits
 
 
 def _last(head: DraftHead, pairs: Tensor) -> Tensor:

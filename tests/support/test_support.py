@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun.errors import ForerunWarning
 from support import data, tiny
+from support.batches import padded
 from support.markov import count_joint, joint_law, misfit, softmax_at, toy_pair
 from support.stories import Stories, Vocabulary, needs_spec_bench, needs_stories, spec_bench_prompts
 from support.tiny import (
@@ -23,6 +26,7 @@ from support.tiny import (
     ragged_prompts,
     tiny_model,
 )
+from support.warned import forerun_warnings
 
 CAUSAL = FAMILIES + EXTRA_FAMILIES
 
@@ -273,3 +277,18 @@ def test_absent_data_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(data.VARIABLE, "nowhere")
     assert "no stories260K" in data.lack_of("stories260K")
     assert data.VARIABLE in data.lack_of("stories260K")
+
+
+def test_warnings_of_forerun_are_told_from_others() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn("the drafter failed", ForerunWarning, stacklevel=1)
+        warnings.warn("something else", UserWarning, stacklevel=1)
+    assert forerun_warnings(caught) == ["the drafter failed"]
+
+
+def test_batches_are_padded_on_either_side() -> None:
+    ids, mask = padded([[1, 2, 3], [4]])
+    assert ids.tolist() == [[1, 2, 3], [7, 7, 4]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    ids, mask = padded([[1, 2, 3], [4]], "right", pad=0)
+    assert ids.tolist() == [[1, 2, 3], [4, 0, 0]] and mask.tolist() == [[1, 1, 1], [1, 0, 0]]

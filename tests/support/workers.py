@@ -24,7 +24,7 @@ def group_of(test: str, slow: bool = False) -> str:
     return test if slow or path.parent.name == "exactness" else str(path)
 
 
-class ByGroup(LoadScopeScheduling):
+class ByGroup(LoadScopeScheduling):  # type: ignore[misc]  # it has no annotations
     """The largest groups first and single tests last, so that in the end no worker waits for another."""
 
     def _split_scope(self, nodeid: str) -> str:
