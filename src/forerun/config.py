@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from forerun.arguments import FLOAT32_MAX, integer, mapping, number, shown
 from forerun.errors import InvalidArgument
@@ -18,7 +19,7 @@ class SamplingParams:
     """How one row is sampled. The order is fixed: bias, penalties, temperature, top-k, top-p, min-p."""
 
     temperature: float = 0.0
-    """0 is greedy: the most likely token, the lowest id among equals."""
+    """Higher is freer; 0 is greedy: the most likely token, the lowest id among equals."""
     top_k: int | None = None
     """Keep the k most likely tokens; tokens tied with the last one kept stay."""
     top_p: float = 1.0
@@ -85,6 +86,67 @@ class Kernels(StrEnum):
     AUTO = "auto"  # where they are installed, fit, and measure faster on this machine
     ON = "on"  # wherever they are installed and fit
     OFF = "off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """Which target is loaded, and where it runs."""
+
+    model: str = "embedded"
+    """The target, whose text you want: a Hub name, a folder, a .gguf file, or 'embedded', the small model that comes as
+    a wheel."""
+    device: str | None = None
+    """cpu, cuda, cuda:0 ..."""
+    dtype: str | None = None
+    """float32, bfloat16 or float16."""
+    offline: bool = False
+    """Use only what is on this machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSettings:
+    """How drafts are made and verified, by name. Only a lossy rule changes the law of the text."""
+
+    draft: str = "auto"
+    """Who guesses: 'auto' is lookup, and the trained drafter that comes with Forerun where one fits; 'lookup' copies
+    from the text so far; 'early:N' runs the target's first N layers; 'ngram:FILE' a counted table; a Hub name, folder
+    or .gguf file a small model of its family, 'shared:NAME' one that reads with an encoder-decoder target's own
+    encoder; a folder that `forerun train draft` made; 'random' guesses blindly; 'none' or 'off' decodes plainly.
+    Several with commas: the first that has a guess speaks."""
+    tree: str | None = None
+    """Guess with a tree instead of a chain: at most NODES tokens and WIDTH alternatives each, such as 12x3. WAY is
+    'top', the most likely (default), or 'sampled', better where the text is sampled. --policy is its depth. For draft
+    models, trained drafters and early exits, also behind lookup."""
+    draft_top_k: int | None = None
+    """Draw drafts from their K most likely tokens only. The text keeps its law."""
+    policy: str = "auto"
+    """How long a draft is: 'auto' measures what pays here, and with a --seed goes by acceptance alone, so that the text
+    does not depend on time; a number is that length; 'hf' and 'bass' are published rules of thumb."""
+    rule: str = "token"
+    """How drafts are verified. Lossless: 'token' one by one; 'block' accepts at least as much; 'coupled' gives the same
+    tokens for a seed whatever the drafter, policy and batch. LOSSY, for studies: sampled text no longer follows the
+    model, and the output says so: 'lenient:0.5', 'ensemble:0.5', 'sigmoid:alpha=-1e3,beta=1e3[,as_published]',
+    'topk_importance:50'; see docs/exactness.md."""
+    attention: Literal["auto", "pad", "split", "keys"] = "auto"
+    """Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long rows over several
+    programs of a GPU."""
+    kernels: Kernels | None = None
+    """Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never.
+    On a GPU Triton kernels for passes, draws and verification, unless 'off'. Numbers agree up to rounding."""
+    compile: bool = True
+    """On a GPU, record rounds as CUDA graphs: seconds once, and little work for the host in every round after."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthSettings:
+    """Where a text ends."""
+
+    max_new_tokens: int = 128
+    """At most so many tokens."""
+    stop: tuple[str, ...] = ()
+    """End with this text. The model's own end token always counts."""
+    max_time: float | None = None
+    """End with what there is after so many seconds of decoding."""
 
 
 def kernels(asked: Kernels | None = None) -> Kernels:

@@ -22,14 +22,12 @@ from transformers import (
 )
 
 from forerun.arguments import refuse, shown
-from forerun.config import SamplingParams
+from forerun.config import LengthSettings, SamplingParams
 from forerun.engine.bans import forbidden
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument, UnknownArgument
 from forerun.keyword_checks import CHECKS, MOST_SEQUENCES, PER_ROW_PARAMS
 from forerun.types import Source
-
-MAX_NEW_TOKENS = 128
 
 
 class GenerateKeywords(TypedDict, total=False):
@@ -297,7 +295,7 @@ def _spread(value: Any, count: int, name: str) -> list[Any]:
 
 def _budgets(given: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> list[int]:
     if "max_new_tokens" in given or "max_length" not in given:
-        return _spread(given.get("max_new_tokens", MAX_NEW_TOKENS), len(prompts), "max_new_tokens")
+        return _spread(given.get("max_new_tokens", LengthSettings().max_new_tokens), len(prompts), "max_new_tokens")
     budgets = [given["max_length"] - len(prompt) for prompt in prompts]
     if min(budgets) < 1:
         longest = max(map(len, prompts))

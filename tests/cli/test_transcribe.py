@@ -141,7 +141,7 @@ def test_comparison_shows_the_same_words_and_where_the_time_went(
         (("-f", "srt"), "give a folder with -o"),
         (("--language", "german"), "English"),
         (("--task", "translate"), "multilingual"),
-        (("--temperature", "warm"), "numbers with commas"),
+        (("--temperature", "warm"), "numbers separated by commas"),
         (("--temperature", "-1"), "0 or above"),
         (("-d", "lokup"), "did you mean 'lookup'"),
     ],

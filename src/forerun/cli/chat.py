@@ -43,7 +43,7 @@ WARM_UP = ((1, 2, 3, 4),)
 @click.command(cls=GroupedCommand)
 @option("Prompt", "--system", metavar="TEXT", show_default="the template's own", help="System message.")
 @model_options
-@speculation_options(policy="auto")
+@speculation_options()
 @sampling_options
 @length_options(max_new_tokens=512)
 @option("Output", "--quiet", "-q", is_flag=True, help="Only the answers.")

@@ -186,6 +186,7 @@ def _yes(fact: bool) -> str:
 @click.command()
 @click.option(
     "--model",
+    "-m",
     metavar="NAME",
     help="Also load this model, say why it is trusted, and measure which of its products are faster here.",
 )

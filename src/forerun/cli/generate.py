@@ -64,9 +64,9 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
     "(summarization, translation_en_to_de ...), whose prefix is put in front.",
 )
 @model_options
-@speculation_options(policy="auto")
+@speculation_options()
 @sampling_options
-@length_options(max_new_tokens=128)
+@length_options()
 @option(
     OUTPUT,
     "--n",

@@ -1,39 +1,44 @@
-"""Options that several commands share, and a help page that shows them in groups."""
+"""Command-line options made from the library's dataclasses, and a help page that shows them in groups.
+
+A settings dataclass is the one definition of a name, a type, a default and, in the docstring under the field, the help.
+`options_from` turns its fields into options, `settings_from` the parsed options into an object of it:
+
+    @click.command(cls=GroupedCommand)
+    @options_from(TrainOptions, "Learning", "learning_rate", "steps", steps={"show_default": "one epoch"})
+    def draft(**options):
+        settings = settings_from(TrainOptions, options)
+
+Only presentation is said at the command: the heading, a short form, a placeholder, a default in words. Ranges are
+checked by the dataclass itself. Its module is imported for `--help`, so it should not need torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from forerun.config import Kernels, LengthSettings, ModelSettings, SamplingParams, SpeculationSettings
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Function = TypeVar("Function", bound=Callable[..., Any])
+Settings = TypeVar("Settings", bound="DataclassInstance")
+Decorator = Callable[[Function], Function]
 OTHER = "Other"
 LOSSLESS = ("token", "block", "coupled")
-RULE_HELP = (
-    "How drafts are judged. Lossless: 'token' one by one; 'block' accepts at least as much; 'coupled' gives the same "
-    "tokens for a seed whatever the drafter, policy and batch. LOSSY, for studies: sampled text no longer follows the "
-    "model, and the output says so: 'lenient:0.5', 'ensemble:0.5', 'sigmoid:alpha=-1e3,beta=1e3[,as_published]', "
-    "'topk_importance:50'; see docs/exactness.md."
-)
-KERNELS = click.Choice(["auto", "on", "off"])
-KERNELS_HELP = (
-    "Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never. "
-    "On a GPU Triton kernels for passes, draws and verification, unless 'off'. Numbers agree up to rounding."
-)
-
-
-def rule_text(value: str) -> str:
-    """The text of a rule. Lossless ones are known by heart; the others are only looked at when one is named."""
-    if value not in LOSSLESS:
-        from forerun.errors import InvalidArgument
-        from forerun.rules import parse
-
-        try:
-            parse(value)
-        except InvalidArgument as error:
-            raise click.BadParameter(str(error)) from error
-    return value
+SPECULATION = "Speculation (none of it changes the law of the text, but a lossy rule)"
+SAMPLING = "Sampling (the law of the text)"
 
 
 class GroupedOption(click.Option):
@@ -57,19 +62,86 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Function]:
+class CommaSeparated(click.ParamType):
+    """A list such as `1,4,8`, as a tuple without repetitions."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.name = f"{kind.__name__},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        if not parts:
+            self.fail(f"{value!r} names nothing; give one or more, separated by commas", param, ctx)
+        try:
+            return tuple(dict.fromkeys(self.kind(part) for part in parts))
+        except ValueError:
+            self.fail(f"{value!r}: give {_PLURALS[self.kind]} separated by commas, such as {_EXAMPLES[self.kind]}")
+
+
+_PLURALS = {int: "whole numbers", float: "numbers"}
+_EXAMPLES = {int: "1,4,8", float: "0,0.7,1"}
+_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+def option(group: str, *names: str, **settings: Any) -> Decorator[Function]:
     """`click.option` under a heading. Defaults are shown (a flag is off); `show_default` may put them in words."""
     settings.setdefault("show_default", not settings.get("is_flag"))
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
-def number(group: str, *names: str, least: int = 1, **settings: Any) -> Callable[[Function], Function]:
+def number(group: str, *names: str, least: int = 1, **settings: Any) -> Decorator[Function]:
     """An option that takes a whole number of at least `least`."""
     settings.setdefault("metavar", "N")
     return option(group, *names, type=click.IntRange(min=least), **settings)
 
 
-def _stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
+def options_from(
+    kind: type[DataclassInstance], group: str, *names: str, given_only: bool = False, **changes: Mapping[str, Any]
+) -> Decorator[Function]:
+    """Options for the named fields of a dataclass, or for all of them, under the heading `group`.
+
+    `changes` holds, by field, settings of `click.option` that differ: `flags` for other or further names, `metavar`,
+    `show_default` in words, `type`, `help`. With `given_only` an option that was not given is None, so that the library
+    can tell it from one that was.
+    """
+    known = {field.name: field for field in fields(kind)}
+    names = names or tuple(known)
+    if strange := (set(names) | changes.keys()) - known.keys():
+        raise AttributeError(f"{kind.__name__} has no field {', '.join(sorted(strange))}")
+    hints, helps = get_type_hints(kind), field_docs(kind)
+    made = []
+    for name in names:
+        settings = {"help": helps.get(name), **_click_type(hints[name]), "default": _default(known[name])}
+        settings |= _flag(name, settings["default"]) if settings.get("type") is bool else {"flags": (_dashed(name),)}
+        if given_only:
+            settings["default"] = None
+        settings |= changes.get(name, {})
+        if settings.get("multiple"):
+            settings["help"] = f"{settings['help']} May be given again."
+        made.append(option(group, *settings.pop("flags"), name, **settings))
+    return stack(*made)
+
+
+def settings_from(kind: type[Settings], options: Mapping[str, Any], **more: Any) -> Settings:
+    """An object of the dataclass, from those options that bear names of its fields, and from `more`.
+
+    An option that is None leaves the field's own default.
+    """
+    hints = get_type_hints(kind)
+    given = {
+        field.name: _as_enum(hints[field.name], options[field.name])
+        for field in fields(kind)
+        if options.get(field.name) is not None
+    }
+    return kind(**{**given, **more})
+
+
+def stack(*decorators: Decorator[Function]) -> Decorator[Function]:
+    """One decorator that applies several; the first of them is shown first."""
+
     def apply(function: Function) -> Function:
         for decorator in reversed(decorators):
             function = decorator(function)
@@ -78,91 +150,147 @@ def _stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], 
     return apply
 
 
+@cache
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring under each field of a class and of those it inherits from, on one line."""
+    docs: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                docs[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return docs
+
+
+def _default(field: Field[Any]) -> Any:
+    """As it is shown: a tuple as it would be typed."""
+    default = None if field.default is MISSING else field.default
+    if field.default_factory is not MISSING:
+        default = field.default_factory()
+    if isinstance(default, StrEnum):
+        return default.value
+    if isinstance(default, tuple):
+        return ",".join(f"{part:g}" if isinstance(part, float) else str(part) for part in default) or None
+    return default
+
+
+def _dashed(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _flag(name: str, default: Any) -> dict[str, Any]:
+    """`--x` for what is off by default, `--x/--no-x` for what is on or undecided."""
+    if default is False:
+        return {"flags": (_dashed(name),), "is_flag": True, "type": None}
+    return {"flags": (f"{_dashed(name)}/{_dashed('no_' + name)}",), "type": None}
+
+
+def _without_none(hint: Any) -> Any:
+    """X of `X | None`."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint
+    (kind,) = (part for part in get_args(hint) if part is not NoneType)
+    return kind
+
+
+def _as_enum(hint: Any, value: Any) -> Any:
+    kind = _without_none(hint)
+    return kind(value) if isinstance(kind, type) and issubclass(kind, StrEnum) else value
+
+
+def _click_type(hint: Any) -> dict[str, Any]:
+    """What click needs to know of an annotation."""
+    kind = _without_none(hint)
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(get_args(kind))}
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return {"type": click.Choice([member.value for member in kind])}
+    if get_origin(kind) is tuple:
+        part = get_args(kind)[0]
+        return {"type": CommaSeparated(part), "metavar": f"{_METAVARS[part]},..."}
+    if kind is bool:
+        return {"type": bool}
+    return {"type": kind, "metavar": _METAVARS[kind]} if kind in _METAVARS else {}  # the command says how to read it
+
+
+def rule_text(value: str) -> str:
+    """The text of a rule. Lossless ones are known by heart; the others are only looked at when one is named."""
+    if value not in LOSSLESS:
+        from forerun.errors import InvalidArgument
+        from forerun.rules import parse
+
+        try:
+            parse(value)
+        except InvalidArgument as error:
+            raise click.BadParameter(str(error)) from error
+    return value
+
+
 def model_options(function: Function) -> Function:
     """What is loaded, and where it runs."""
-    group = "Model"
-    model = option(group, "--model", "-m", default="embedded", metavar="NAME",
-                   help="The target, whose text you want: a Hub name, a folder, a .gguf file, or 'embedded', the small "
-                        "model that comes as a wheel.")  # fmt: skip
-    return _stack(model, place_options(group))(function)
+    model: Decorator[Function] = options_from(
+        ModelSettings, "Model", "model", model={"flags": ("--model", "-m"), "metavar": "NAME"}
+    )
+    return stack(model, place_options("Model"))(function)
 
 
-def place_options(group: str) -> Callable[[Function], Function]:
+def place_options(group: str) -> Decorator[Function]:
     """Where the target runs."""
-    return _stack(
-        option(group, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu",
-               help="cpu, cuda, cuda:0 ..."),
-        option(group, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32",
-               help="float32, bfloat16 or float16."),
-        option(group, "--offline", is_flag=True, help="Use only what is on this machine."),
+    return options_from(
+        ModelSettings, group, "device", "dtype", "offline",
+        device={"metavar": "DEVICE", "show_default": "a GPU where there is one, else cpu"},
+        dtype={"metavar": "TYPE", "show_default": "bfloat16 on a GPU, else float32"},
     )  # fmt: skip
 
 
-def speculation_options(policy: str) -> Callable[[Function], Function]:
-    """How drafts are made and judged. None of these changes the law of the text, but for a lossy rule."""
-    group = "Speculation (changes the speed, never the law of the text, unless you ask for a lossy rule)"
-    return _stack(
-        option(group, "--draft", "-d", default="auto", metavar="DRAFTER",
-               help="Who guesses: 'auto' is lookup, and the trained drafter that comes with Forerun where one fits; "
-                    "'lookup' copies from the text so far; 'early:N' runs the target's first N layers; "
-                    "'ngram:FILE' a counted table; a Hub name, folder or .gguf file a small model of its family, "
-                    "'shared:NAME' one that reads with an encoder-decoder target's own encoder; a "
-                    "folder that `forerun train draft` made; "
-                    "'random' guesses blindly; 'none' decodes plainly. Several with commas: the first that has a "
-                    "guess speaks."),
-        option(group, "--tree", metavar="NODES[xWIDTH][:WAY]", show_default="none",
-               help="Guess with a tree instead of a chain: at most NODES tokens and WIDTH alternatives each, such as "
-                    "12x3. WAY is 'top', the most likely (default), or 'sampled', better where the text is sampled. "
-                    "--policy is its depth. For draft models, trained drafters and early exits, also behind lookup."),
-        option(group, "--draft-top-k", type=click.IntRange(min=1), metavar="K", show_default="off",
-               help="Draw drafts from their K most likely tokens only. The text keeps its law."),
-        option(group, "--policy", default=policy, metavar="POLICY",
-               help="How long a draft is: 'auto' measures what pays here, and with a --seed goes by acceptance alone, "
-                    "so that the text does not depend on time; a number is that length; 'hf' and 'bass' are published "
-                    "rules of thumb."),
-        option(group, "--rule", type=rule_text, metavar="RULE", default="token", help=RULE_HELP),
-        option(group, "--attention", type=click.Choice(["auto", "pad", "split", "keys"]), default="auto",
-               help="Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long "
-                    "rows over several programs of a GPU."),
-        option(group, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP),
-        option(group, "--compile/--no-compile", "compile", default=True,
-               help="On a GPU, record rounds as CUDA graphs: seconds once, and little work for the host in every round "
-                    "after."),
+RULE = {"type": rule_text, "metavar": "RULE"}
+KERNELS = click.Choice([member.value for member in Kernels])
+KERNELS_HELP, RULE_HELP = (field_docs(SpeculationSettings)[name] for name in ("kernels", "rule"))
+
+
+def speculation_options(policy: str = SpeculationSettings().policy) -> Decorator[Function]:
+    """How drafts are made and verified."""
+    return options_from(
+        SpeculationSettings, SPECULATION,
+        draft={"flags": ("--draft", "-d"), "metavar": "DRAFTER"},
+        tree={"metavar": "NODES[xWIDTH][:WAY]", "show_default": "none"},
+        draft_top_k={"type": click.IntRange(min=1), "metavar": "K", "show_default": "off"},
+        policy={"metavar": "POLICY", "default": policy},
+        rule=RULE,
+        kernels={"show_default": "$FORERUN_KERNELS, else auto"},
     )  # fmt: skip
 
 
 def sampling_options(function: Function) -> Function:
     """What shapes the law. Nothing is given to the decoder that was not asked for."""
-    group = "Sampling (the law of the text)"
-    return _stack(
-        option(group, "--temperature", "-t", type=float, show_default="0, greedy; 1 beside --top-k, --top-p or --min-p",
-               help="Higher is freer; 0 always takes the most likely token."),
-        option(group, "--top-k", type=int, metavar="K", show_default="off", help="Only the K most likely tokens."),
-        option(group, "--top-p", type=float, show_default="1, off",
-               help="Only the most likely tokens up to this mass."),
-        option(group, "--min-p", type=float, show_default="0, off",
-               help="Only tokens at least this fraction as likely as the likeliest."),
-        option(group, "--repetition-penalty", type=float, show_default="1, off",
-               help="Makes tokens of prompt and text less likely, as in transformers."),
-        option(group, "--presence-penalty", type=float, show_default="0, off",
-               help="Subtracted once from tokens of the text, as in OpenAI's API."),
-        option(group, "--frequency-penalty", type=float, show_default="0, off",
-               help="Subtracted for every time a token is in the text."),
-        option(group, "--logit-bias", multiple=True, metavar="ID=VALUE", show_default="none",
-               help="Add to one token's logit; -inf forbids it. May be given again."),
-        option(group, "--seed", type=click.IntRange(min=0), metavar="N", show_default="drawn and reported",
-               help="Same seed, prompts and settings: same text, up to rounding."),
-    )(function)  # fmt: skip
+    parameters: Decorator[Function] = options_from(
+        SamplingParams, SAMPLING, given_only=True,
+        temperature={
+            "flags": ("--temperature", "-t"), "show_default": "0, greedy; 1 beside --top-k, --top-p or --min-p",
+        },
+        top_k={"metavar": "K", "show_default": "off"},
+        top_p={"show_default": "1, off"},
+        min_p={"show_default": "0, off"},
+        repetition_penalty={"show_default": "1, off"},
+        presence_penalty={"show_default": "0, off"},
+        frequency_penalty={"show_default": "0, off"},
+        logit_bias={"type": str, "multiple": True, "metavar": "ID=VALUE", "show_default": "none"},
+    )  # fmt: skip
+    seed: Decorator[Function] = option(
+        SAMPLING, "--seed", type=click.IntRange(min=0), metavar="N", show_default="drawn and reported",
+        help="Same seed, prompts and settings: same text, up to rounding.",
+    )  # fmt: skip
+    return stack(parameters, seed)(function)
 
 
-def length_options(max_new_tokens: int) -> Callable[[Function], Function]:
+def length_options(max_new_tokens: int = LengthSettings().max_new_tokens) -> Decorator[Function]:
     """Where the text ends."""
-    group = "Length"
-    return _stack(
-        option(group, "--max-new-tokens", type=click.IntRange(min=1), metavar="N", default=max_new_tokens,
-               help="At most so many tokens."),
-        option(group, "--stop", multiple=True, metavar="TEXT", show_default="none",
-               help="End with this text. May be given again. The model's own end token always counts."),
-        option(group, "--max-time", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-               show_default="no limit", help="End with what there is after so many seconds."),
+    return options_from(
+        LengthSettings, "Length",
+        max_new_tokens={"type": click.IntRange(min=1), "default": max_new_tokens},
+        stop={"type": str, "multiple": True, "metavar": "TEXT", "show_default": "none"},
+        max_time={
+            "type": click.FloatRange(min=0, min_open=True), "metavar": "SECONDS", "show_default": "no limit",
+        },
     )  # fmt: skip

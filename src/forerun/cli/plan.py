@@ -136,7 +136,7 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     models, and a draft whose tokens are kept 87 % of the time.
 
     \b
-    forerun plan                                       about two minutes with the embedded model
+    forerun plan                                       two minutes, embedded model
     forerun plan MODEL -d DRAFT -d lookup -d early:8   which of these?
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
     """

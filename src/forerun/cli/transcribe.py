@@ -13,15 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, number, option, place_options, speculation_options
+from forerun.cli.options import (
+    GroupedCommand,
+    number,
+    option,
+    options_from,
+    place_options,
+    settings_from,
+    speculation_options,
+)
+from forerun.config import ModelSettings
 from forerun.errors import InvalidArgument
+from forerun.speech.settings import SpeechSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.cli.pair import Loaded
     from forerun.cli.transcripts import Writer
-    from forerun.speech import SpeechSettings, Spent
+    from forerun.speech import Spent
     from forerun.types import Drafter
 
 MODEL, SPEECH, AGAIN, OUTPUT = "Model", "Speech", "When a window goes wrong", "Output"
@@ -31,85 +41,38 @@ SOME_FAILED = 1
 
 @click.command(cls=GroupedCommand)
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
-@option(
+@options_from(
+    ModelSettings,
     MODEL,
-    "--model",
-    "-m",
-    default="whisper-tiny.en",
-    metavar="NAME",
-    help="A Whisper: a Hub name, a folder, or 'whisper-tiny.en', the small English one that comes as a wheel.",
+    "model",
+    model={
+        "flags": ("--model", "-m"),
+        "metavar": "NAME",
+        "default": "whisper-tiny.en",
+        "help": "A Whisper: a Hub name, a folder, or 'whisper-tiny.en', the small English one that comes as a wheel.",
+    },
 )
 @place_options(MODEL)
-@option(
+@options_from(
+    SpeechSettings,
     SPEECH,
-    "--language",
-    "-l",
-    metavar="NAME",
-    show_default="found out, file by file",
-    help="What is spoken: a name or code such as german or de. English-only models know English.",
+    "language",
+    "task",
+    "timestamps",
+    "condition_on_previous",
+    language={"flags": ("--language", "-l"), "metavar": "NAME", "show_default": "found out, file by file"},
+    task={"show_default": "transcribe"},
+    timestamps={"default": None, "show_default": "on for srt, vtt and json, else off"},
+    condition_on_previous={"flags": ("--condition-on-previous/--no-condition-on-previous",), "is_flag": None},
 )
-@option(
-    SPEECH,
-    "--task",
-    type=click.Choice(["transcribe", "translate"]),
-    show_default="transcribe",
-    help="Write it down as spoken, or in English (multilingual models).",
-)
-@option(
-    SPEECH,
-    "--timestamps/--no-timestamps",
-    default=None,
-    show_default="on for srt, vtt and json, else off",
-    help="Let the model say when each sentence begins and ends; 'text' then shows it. Files longer than a window of "
-    "thirty seconds are decoded with timestamps in any case, which say where the next window begins.",
-)
-@option(
-    SPEECH,
-    "--condition-on-previous/--no-condition-on-previous",
-    default=False,
-    help="Give each window the text of those before it: steadier names and style, but mistakes go on, too.",
-)
-@option(
-    AGAIN,
-    "--temperature",
-    "-t",
-    metavar="T[,T...]",
-    default="0,0.2,0.4,0.6,0.8,1",
-    help="Decode at the first, and again at the next where the text repeats itself or is unlikely; '0' is greedy.",
-)
-@option(
-    AGAIN,
-    "--compression-ratio-threshold",
-    type=float,
-    metavar="X",
-    default=1.35,
-    help="Tokens that zlib shrinks by more than this repeat themselves.",
-)
-@option(
-    AGAIN,
-    "--logprob-threshold",
-    type=float,
-    metavar="X",
-    default=-1.0,
-    help="Tokens with a lower mean log-probability are unlikely.",
-)
-@option(
-    AGAIN,
-    "--no-speech-threshold",
-    type=float,
-    metavar="P",
-    default=0.6,
-    help="Unlikely text is left out where silence is likelier than this.",
-)
-@option(
-    AGAIN,
-    "--seed",
-    type=click.IntRange(min=0),
-    metavar="N",
-    default=0,
-    help="Of the random numbers above temperature 0: same seed, same text.",
-)
-@speculation_options(policy="auto")
+@options_from(
+    SpeechSettings, AGAIN, "temperature", "compression_ratio_threshold", "logprob_threshold", "no_speech_threshold",
+    "seed",
+    temperature={"flags": ("--temperature", "-t"), "metavar": "T[,T...]"},
+    no_speech_threshold={"metavar": "P"},
+    seed={"type": click.IntRange(min=0)},
+)  # fmt: skip
+@speculation_options()
 @option(
     OUTPUT,
     "--format",
@@ -146,8 +109,8 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
 
     \b
     forerun transcribe interview.wav                 the text
-    forerun transcribe *.flac -f srt -o subtitles    subtitles, a file for each recording
-    forerun transcribe talk.wav --compare            with and without drafts, timed
+    forerun transcribe *.flac -f srt -o subtitles    subtitles, one file each
+    forerun transcribe talk.wav --compare            with and without drafts
     """
     from forerun.cli.console import err_console, plain_warnings
     from forerun.cli.transcripts import Writer
@@ -160,7 +123,7 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
         times = _timestamps(options["timestamps"], form)
         given = _once([piped if piped and str(path) == "-" else path for path in files], console)
         writer = Writer(given, form, bool(options["timestamps"]), options["folder"], console, piped)
-        settings = _settings(options, times)
+        settings = settings_from(SpeechSettings, options | {"timestamps": times})
         loaded, processor = load_pair(options, console)
         run = _compared if options["compare"] else _transcribed
         about = {"model": options["model"], "draft": options["draft"]}
@@ -203,19 +166,6 @@ def _once(files: Sequence[Path], console: Console) -> list[Path]:
                 f"Note: {path} was given more than once; it is transcribed once", style="yellow", markup=False
             )
     return list(found.values())
-
-
-def _settings(options: dict[str, Any], timestamps: bool) -> SpeechSettings:
-    from forerun.speech import SpeechSettings
-
-    text = options["temperature"]
-    try:
-        temperatures = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidArgument(f"--temperature {text!r}: give numbers with commas, such as 0 or 0,0.4,0.8") from None
-    names = ("language", "task", "condition_on_previous", "compression_ratio_threshold", "logprob_threshold",
-             "no_speech_threshold", "seed")  # fmt: skip
-    return SpeechSettings(**{name: options[name] for name in names}, timestamps=timestamps, temperature=temperatures)
 
 
 def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:

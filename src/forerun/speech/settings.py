@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from forerun.errors import InvalidArgument
 
@@ -16,22 +16,25 @@ class SpeechSettings:
     """What a transcript depends on besides the model. Thresholds may be None, which never applies them."""
 
     language: str | None = None
-    """A name or code such as "german" or "de"; None lets the model find out, file by file."""
-    task: str | None = None
-    """"transcribe", or "translate" into English; None is the model's own."""
+    """What is spoken: a name or code such as german or de; left out, the model finds out, file by file. English-only
+    models know English."""
+    task: Literal["transcribe", "translate"] | None = None
+    """Write it down as spoken, or in English (multilingual models)."""
     timestamps: bool = True
-    """Whether windows are decoded with timestamps. Files longer than a window always are: they say where to go on."""
+    """Let the model say when each sentence begins and ends. Recordings longer than a window of thirty seconds are
+    decoded with timestamps in any case, which say where the next window begins."""
     temperature: tuple[float, ...] = TEMPERATURES
+    """Decode at the first, and again at the next where the text repeats itself or is unlikely; 0 is greedy."""
     condition_on_previous: bool = False
-    """Whether a window is given the text of the ones before it."""
+    """Give each window the text of those before it: steadier names and style, but mistakes go on, too."""
     compression_ratio_threshold: float | None = 1.35
-    """A window whose tokens zlib makes smaller than this repeats itself, and is tried again."""
+    """Tokens that zlib shrinks by more than this repeat themselves, and their window is decoded again."""
     logprob_threshold: float | None = -1.0
-    """So is one whose tokens have a lower mean log-probability."""
+    """Tokens with a lower mean log-probability are unlikely, and their window is decoded again."""
     no_speech_threshold: float | None = 0.6
-    """Unless the model finds it likelier than this that nobody speaks: then the window is skipped."""
+    """Unlikely text is left out where silence is likelier than this."""
     seed: int = 0
-    """Of the random numbers for temperatures above 0."""
+    """Of the random numbers above temperature 0: same seed, same text."""
 
     def __post_init__(self) -> None:
         if not self.temperature or any(t < 0 for t in self.temperature):

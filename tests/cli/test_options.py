@@ -1,0 +1,145 @@
+"""Options made from dataclasses: name, type, default and help stand once, in the dataclass."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from forerun.cli.main import COMMANDS, LazyCommand, cli
+from forerun.cli.options import GroupedCommand, options_from, settings_from
+from forerun.config import ModelSettings, SpeculationSettings
+
+WIDTH = 80
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    seed: int = 7
+    """Of the random numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example(Base):
+    learning_rate: float = 6e-4
+    """The highest; warm-up before,
+    cosine after."""
+    steps: int | None = None
+    """Stop after so many."""
+    share: bool = True
+    """Use the target's embedding."""
+    quiet: bool = False
+    sizes: tuple[int, ...] = (1, 4)
+    """Rows at once."""
+    colour: Colour = Colour.RED
+    task: Literal["write", "read"] | None = None
+
+
+def parsed(*arguments: str, **changes: Any) -> Example:
+    made: list[Example] = []
+
+    @click.command(cls=GroupedCommand)
+    @options_from(Example, "Learning", **changes)
+    def command(**options: Any) -> None:
+        made.append(settings_from(Example, options))
+
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return made[0]
+
+
+def test_without_arguments_the_defaults_are_the_dataclasss() -> None:
+    assert parsed() == Example()
+
+
+def test_every_type_is_read() -> None:
+    typed = "--seed 1 --learning-rate 0.1 --steps 3 --no-share --quiet --sizes 2,8,2 --colour blue --task read"
+    want = Example(
+        seed=1, learning_rate=0.1, steps=3, share=False, quiet=True, sizes=(2, 8), colour=Colour.BLUE, task="read"
+    )
+    assert parsed(*typed.split()) == want
+
+
+def test_a_command_may_add_a_short_form() -> None:
+    assert parsed("-s", "5", steps={"flags": ("--steps", "-s")}).steps == 5
+
+
+@pytest.mark.parametrize("typed", [("--sizes", "a"), ("--sizes", ","), ("--colour", "green"), ("--steps", "x")])
+def test_what_cannot_be_read_is_refused(typed: tuple[str, ...]) -> None:
+    with pytest.raises(click.BadParameter):
+        parsed(*typed)
+
+
+def test_a_field_that_is_not_there_is_noticed_at_once() -> None:
+    with pytest.raises(AttributeError, match="stepps"):
+        options_from(Example, "Learning", "stepps")
+
+
+def test_help_is_the_docstring_under_the_field() -> None:
+    command = click.command(cls=GroupedCommand)(options_from(Example, "Learning")(lambda: None))
+    output = " ".join(CliRunner().invoke(command, ["--help"]).output.split())
+    for text in ("The highest; warm-up before, cosine after. [default: 0.0006]", "Of the random numbers.",
+                 "--sizes N,...", "[default: 1,4]", "--share / --no-share", "[red|blue]"):  # fmt: skip
+        assert text in output
+
+
+def test_library_and_command_line_have_the_same_defaults() -> None:
+    parameters = {p.name: p.default for p in COMMANDS["generate"].load().params}
+    for settings in (ModelSettings(), SpeculationSettings()):
+        for name in settings.__slots__:
+            assert parameters[name] == getattr(settings, name)
+
+
+def commands(table: dict[str, LazyCommand], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every command and of every command of a group."""
+    for name, lazy in table.items():
+        yield (*path, name)
+        command = lazy.load()
+        if isinstance(command, click.Group):
+            with click.Context(command) as context:
+                yield from ((*path, name, inner) for inner in command.list_commands(context))
+
+
+@pytest.mark.parametrize("path", [(), *commands(COMMANDS)], ids=" ".join)
+def test_help_fits_a_terminal(path: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli, [*path, "--help"], terminal_width=WIDTH, prog_name="forerun")
+    assert result.exit_code == 0, result.output
+    assert [line for line in result.output.splitlines() if len(line) > WIDTH] == []
+
+
+def test_options_that_mean_the_same_have_the_same_short_form() -> None:
+    """-m model, -d draft, -o output, -f file, -q quiet, -t temperature, wherever they are."""
+    short: dict[str, set[str]] = {}
+    for path in commands({name: lazy for name, lazy in COMMANDS.items() if name != "bench"}):
+        command: click.Command = cli
+        for name in path:
+            assert isinstance(command, click.Group)
+            with click.Context(command) as context:
+                inner = command.get_command(context, name)
+            assert inner is not None
+            command = inner
+        for param in command.params:
+            if isinstance(param, click.Option):
+                shorts = {opt for opt in param.opts if not opt.startswith("--")}
+                for opt in param.opts:
+                    if opt in {"--model", "--draft", "--output", "--quiet"}:
+                        short.setdefault(opt, set()).update(shorts or {f"none at {' '.join(path)}"})
+    assert short == {"--model": {"-m"}, "--draft": {"-d"}, "--output": {"-o"}, "--quiet": {"-q"}}
+
+
+def test_every_table_entry_can_be_imported() -> None:
+    for lazy in COMMANDS.values():
+        module, _, name = lazy.where.partition(":")
+        assert hasattr(importlib.import_module(module), name)
