@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Settings = TypeVar("Settings", bound="DataclassInstance")
-Decorator = Callable[[Function], Function]
 OTHER = "Other"
 LOSSLESS = ("token", "block", "coupled")
 SPECULATION = "Speculation (none of it changes the law of the text, but a lossy rule)"
@@ -62,23 +61,21 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-class CommaSeparated(click.ParamType):
-    """A list such as `1,4,8`, as a tuple without repetitions."""
+def comma_separated(kind: type) -> Callable[[str], tuple[Any, ...]]:
+    """Reads a list such as `1,4,8` as a tuple without repetitions."""
 
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-        self.name = f"{kind.__name__},..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        if not isinstance(value, str):
-            return tuple(value)
-        parts = [part.strip() for part in value.split(",") if part.strip()]
+    def convert(text: str) -> tuple[Any, ...]:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
-            self.fail(f"{value!r} names nothing; give one or more, separated by commas", param, ctx)
+            raise click.BadParameter(f"{text!r} names nothing; give one or more, separated by commas")
         try:
-            return tuple(dict.fromkeys(self.kind(part) for part in parts))
+            return tuple(dict.fromkeys(kind(part) for part in parts))
         except ValueError:
-            self.fail(f"{value!r}: give {_PLURALS[self.kind]} separated by commas, such as {_EXAMPLES[self.kind]}")
+            raise click.BadParameter(
+                f"{text!r}: give {_PLURALS[kind]} separated by commas, such as {_EXAMPLES[kind]}"
+            ) from None
+
+    return convert
 
 
 _PLURALS = {int: "whole numbers", float: "numbers"}
@@ -86,13 +83,13 @@ _EXAMPLES = {int: "1,4,8", float: "0,0.7,1"}
 _METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
-def option(group: str, *names: str, **settings: Any) -> Decorator[Function]:
+def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Function]:
     """`click.option` under a heading. Defaults are shown (a flag is off); `show_default` may put them in words."""
     settings.setdefault("show_default", not settings.get("is_flag"))
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
-def number(group: str, *names: str, least: int = 1, **settings: Any) -> Decorator[Function]:
+def number(group: str, *names: str, least: int = 1, **settings: Any) -> Callable[[Function], Function]:
     """An option that takes a whole number of at least `least`."""
     settings.setdefault("metavar", "N")
     return option(group, *names, type=click.IntRange(min=least), **settings)
@@ -100,7 +97,7 @@ def number(group: str, *names: str, least: int = 1, **settings: Any) -> Decorato
 
 def options_from(
     kind: type[DataclassInstance], group: str, *names: str, given_only: bool = False, **changes: Mapping[str, Any]
-) -> Decorator[Function]:
+) -> Callable[[Function], Function]:
     """Options for the named fields of a dataclass, or for all of them, under the heading `group`.
 
     `changes` holds, by field, settings of `click.option` that differ: `flags` for other or further names, `metavar`,
@@ -139,7 +136,7 @@ def settings_from(kind: type[Settings], options: Mapping[str, Any], **more: Any)
     return kind(**{**given, **more})
 
 
-def stack(*decorators: Decorator[Function]) -> Decorator[Function]:
+def stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
     """One decorator that applies several; the first of them is shown first."""
 
     def apply(function: Function) -> Function:
@@ -208,7 +205,7 @@ def _click_type(hint: Any) -> dict[str, Any]:
         return {"type": click.Choice([member.value for member in kind])}
     if get_origin(kind) is tuple:
         part = get_args(kind)[0]
-        return {"type": CommaSeparated(part), "metavar": f"{_METAVARS[part]},..."}
+        return {"type": comma_separated(part), "metavar": f"{_METAVARS[part]},..."}
     if kind is bool:
         return {"type": bool}
     return {"type": kind, "metavar": _METAVARS[kind]} if kind in _METAVARS else {}  # the command says how to read it
@@ -229,13 +226,13 @@ def rule_text(value: str) -> str:
 
 def model_options(function: Function) -> Function:
     """What is loaded, and where it runs."""
-    model: Decorator[Function] = options_from(
+    model: Callable[[Function], Function] = options_from(
         ModelSettings, "Model", "model", model={"flags": ("--model", "-m"), "metavar": "NAME"}
     )
     return stack(model, place_options("Model"))(function)
 
 
-def place_options(group: str) -> Decorator[Function]:
+def place_options(group: str) -> Callable[[Function], Function]:
     """Where the target runs."""
     return options_from(
         ModelSettings, group, "device", "dtype", "offline",
@@ -249,7 +246,7 @@ KERNELS = click.Choice([member.value for member in Kernels])
 KERNELS_HELP, RULE_HELP = (field_docs(SpeculationSettings)[name] for name in ("kernels", "rule"))
 
 
-def speculation_options(policy: str = SpeculationSettings().policy) -> Decorator[Function]:
+def speculation_options(policy: str = SpeculationSettings().policy) -> Callable[[Function], Function]:
     """How drafts are made and verified."""
     return options_from(
         SpeculationSettings, SPECULATION,
@@ -264,7 +261,7 @@ def speculation_options(policy: str = SpeculationSettings().policy) -> Decorator
 
 def sampling_options(function: Function) -> Function:
     """What shapes the law. Nothing is given to the decoder that was not asked for."""
-    parameters: Decorator[Function] = options_from(
+    parameters: Callable[[Function], Function] = options_from(
         SamplingParams, SAMPLING, given_only=True,
         temperature={
             "flags": ("--temperature", "-t"), "show_default": "0, greedy; 1 beside --top-k, --top-p or --min-p",
@@ -277,14 +274,14 @@ def sampling_options(function: Function) -> Function:
         frequency_penalty={"show_default": "0, off"},
         logit_bias={"type": str, "multiple": True, "metavar": "ID=VALUE", "show_default": "none"},
     )  # fmt: skip
-    seed: Decorator[Function] = option(
+    seed: Callable[[Function], Function] = option(
         SAMPLING, "--seed", type=click.IntRange(min=0), metavar="N", show_default="drawn and reported",
         help="Same seed, prompts and settings: same text, up to rounding.",
     )  # fmt: skip
     return stack(parameters, seed)(function)
 
 
-def length_options(max_new_tokens: int = LengthSettings().max_new_tokens) -> Decorator[Function]:
+def length_options(max_new_tokens: int = LengthSettings().max_new_tokens) -> Callable[[Function], Function]:
     """Where the text ends."""
     return options_from(
         LengthSettings, "Length",
