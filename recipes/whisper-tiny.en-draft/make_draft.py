@@ -16,50 +16,50 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from shallow_decoder import Distillation, ShallowDecoder, ShallowOptions, distil, draft_vocabulary, measure, save
 from sound import features_of, read_all, strung_together
 from torch import Tensor
+from transcripts import MOST_TOKENS, TranscribedWindows, concatenate, transcribe
 
 from forerun.loading import load_speech_model
-from forerun.train.listening import Heard, join, listen
-from forerun.train.shallow import ShallowDecoder, ShallowOptions, Teaching, common_tokens, distil, measure, save
 
-AT_ONCE = 1024  # windows that are heard together
+AT_ONCE = 1024  # windows that are transcribed together
 TIMESTAMPED = 5  # every so many groups of windows one is written with timestamps
-COPIES = 3  # each window is disturbed so often; what is written is what the first was heard as
+COPIES = 3  # each window is disturbed so often; what is written is the transcript of the first
 LEAST_SURE = -0.7  # mean log-probability of a transcript that is learnt from
-PEOPLE, SHARE = 5000, 0.25  # windows of people, heard twice each, and their share of a batch
+PEOPLE, SHARE = 5000, 0.25  # windows of people, transcribed twice each, and their share of a batch
 HELD_OUT = 256
 Say = Callable[[str], None]
 
 
-class Ear:
-    """The target, who hears windows and says what it thinks of every token it writes."""
+class Transcriber:
+    """The target's transcripts of windows of sound, and its outputs along them."""
 
-    def __init__(self, model: Any, extractor: Any, teaching: Teaching, say: Say) -> None:
-        self.model, self.extractor, self.teaching, self.say = model, extractor, teaching, say
+    def __init__(self, model: Any, extractor: Any, distillation: Distillation, say: Say) -> None:
+        self.model, self.extractor, self.distillation, self.say = model, extractor, distillation, say
         self.groups = 0
 
-    def hear(self, groups: Iterator[Tensor], copies: int) -> Heard:
+    def transcribe(self, groups: Iterator[Tensor], copies: int) -> TranscribedWindows:
         """All groups of sound [N, samples], each disturbed in several ways."""
-        found: list[Heard] = []
+        found: list[TranscribedWindows] = []
         for audio in groups:
             found += self._several_times(audio, copies)
             self.say(f"  {sum(map(len, found))} windows")
-        return join(found, int(self.model.generation_config.eos_token_id))
+        return concatenate(found, int(self.model.generation_config.eos_token_id))
 
-    def _several_times(self, audio: Tensor, copies: int) -> Iterator[Heard]:
+    def _several_times(self, audio: Tensor, copies: int) -> Iterator[TranscribedWindows]:
         self.groups += 1
         timed = self.groups % TIMESTAMPED == 0
-        first = listen(self.model, self._features(audio, 0), timestamps=timed, batch_size=AT_ONCE)
-        rows = torch.arange(len(first), device=audio.device)[first.lengths - first.first < 150]
+        first = transcribe(self.model, self._features(audio, 0), timestamps=timed, batch_size=AT_ONCE)
+        rows = torch.arange(len(first), device=audio.device)[first.lengths - first.first < MOST_TOKENS]
         first, audio = first.pick(rows), audio[rows]
-        yield self.teaching.ask(first).understood(LEAST_SURE)
+        yield self.distillation.with_teacher(first).confident(LEAST_SURE)
         for copy in range(1, copies):
             parts = self._features(audio, copy).split(256)
             with torch.no_grad():
                 states = torch.cat([self.model.get_encoder()(part).last_hidden_state for part in parts])
-            again = Heard(states, first.tokens, first.first, first.lengths)
-            yield self.teaching.ask(again).understood(LEAST_SURE)
+            again = TranscribedWindows(states, first.tokens, first.first, first.lengths)
+            yield self.distillation.with_teacher(again).confident(LEAST_SURE)
 
     def _features(self, audio: Tensor, copy: int) -> Tensor:
         return features_of(audio, self.extractor, seed=100 * self.groups + copy).to(self.model.dtype)
@@ -107,19 +107,19 @@ def main() -> None:
     model.requires_grad_(False)
     ranked = json.loads(chosen.ranked.read_text(encoding="utf-8"))
     layers = tuple(int(place) for place in chosen.layers.split(","))
-    student = ShallowDecoder(model, layers, common_tokens(ranked, chosen.vocabulary, always_said(model)))
+    student = ShallowDecoder(model, layers, draft_vocabulary(ranked, chosen.vocabulary, always_said(model)))
     options = ShallowOptions(layers=layers, seconds=chosen.seconds, learning_rate=chosen.learning_rate)
-    teaching = Teaching(model, student, options.loss)
-    ear = Ear(model, processor.feature_extractor, teaching, say)
+    distillation = Distillation(model, student, options.loss)
+    transcriber = Transcriber(model, processor.feature_extractor, distillation, say)
     files = sorted(chosen.speech.glob("*.wav"))
     real = [path for path in files if path.name.startswith("real")]
-    heard = ear.hear(spoken([path for path in files if path not in real], model.device), COPIES)
-    kept, known = heard.pick(torch.arange(HELD_OUT)), heard.pick(torch.arange(HELD_OUT * COPIES, len(heard)))
+    windows = transcriber.transcribe(spoken([path for path in files if path not in real], model.device), COPIES)
+    kept, known = windows.pick(torch.arange(HELD_OUT)), windows.pick(torch.arange(HELD_OUT * COPIES, len(windows)))
     parts = [(known, 1.0)]
     if real:
-        parts = [(known, 1 - SHARE), (ear.hear(people(real, model.device), 2), SHARE)]
-    steps = distil(teaching, parts, options, lambda step, _, loss: say(f"  step {step}: {loss:.4f}"))
-    measured = asdict(measure(teaching, kept))
+        parts = [(known, 1 - SHARE), (transcriber.transcribe(people(real, model.device), 2), SHARE)]
+    steps = distil(distillation, parts, options, lambda step, _, loss: say(f"  step {step}: {loss:.4f}"))
+    measured = asdict(measure(distillation, kept))
     say(f"{steps} steps; held out: {measured}")
     sizes = {"windows": sum(len(part) for part, _ in parts), "tokens": sum(int(p.judged.sum()) for p, _ in parts)}
     save(student, model, chosen.output, {"options": asdict(options), **sizes, "steps": steps, "held_out": measured})

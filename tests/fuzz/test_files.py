@@ -29,8 +29,8 @@ from forerun.loading.ctranslate import read_ctranslate
 from forerun.loading.drafter_folder import DrafterManifest, describe_target, save_drafter
 from forerun.models.draft_head import DraftHead
 from forerun.speech import audio
-from forerun.train.checkpoint import load_checkpoint, save_checkpoint
 from forerun.train.prompts import read_prompts
+from forerun.train.run_folder import load_checkpoint, save_checkpoint
 from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
 from fuzz.mutations import damaged
 from loading.ctranslate_writer import pack

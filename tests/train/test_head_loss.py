@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.math.losses import Estimate, parse_loss
-from forerun.train.head_loss import Judgement, Positions, judge
-from forerun.train.shared_head import SharedHead
+from forerun.train.head_loss import Judgement, Positions, SharedHead, judge
 
 S, M, H, V = 3, 13, 8, 21
 

@@ -18,11 +18,11 @@ from forerun.drafters import from_folder
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.loading.drafter_folder import load_drafter
 from forerun.math.losses import TeacherLaw
-from forerun.train import checkpoint, loop
+from forerun.train import loop, run_folder
+from forerun.train.head_loss import SharedHead
 from forerun.train.loop import Diverged, Progress, Trained, train_draft
 from forerun.train.options import TrainOptions
 from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
-from forerun.train.shared_head import SharedHead
 from forerun.train.train_log import read_log
 from train.texts import Memory, markov_target, memory, small, written_by
 
@@ -107,7 +107,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
 
     with pytest.raises(Killed):
         run(target, data, tmp_path / "killed", options, report=kill)
-    stands = checkpoint.load_checkpoint(tmp_path / "killed")["step"]
+    stands = run_folder.load_checkpoint(tmp_path / "killed")["step"]
     assert 0 < stands < stop
     run(target, data, tmp_path / "killed", options, resume=True)
     whole, resumed = weights(tmp_path / "whole"), weights(tmp_path / "killed")
@@ -142,16 +142,16 @@ def test_resume_refuses_other_options_and_other_data(target: PreTrainedModel, da
 def test_a_checkpoint_of_another_make_is_named(target: PreTrainedModel, data: Memory, tmp_path: Path, odd: str) -> None:
     options = small(steps=2)
     run(target, data, tmp_path, options)
-    state = checkpoint.load_checkpoint(tmp_path)
+    state = run_folder.load_checkpoint(tmp_path)
     value = {"odd": torch.ones(2)} if odd == "student" else None
-    checkpoint.save_checkpoint(tmp_path, {name: entry for name, entry in state.items() if name != odd} | {odd: value})
+    run_folder.save_checkpoint(tmp_path, {name: entry for name, entry in state.items() if name != odd} | {odd: value})
     with pytest.raises(InvalidArgument, match=r"checkpoint\.pt' does not fit this run"):
         run(target, data, tmp_path, options, resume=True)
 
 
 def test_a_damaged_checkpoint_is_named(target: PreTrainedModel, data: Memory, tmp_path: Path) -> None:
     run(target, data, tmp_path, small(steps=2))
-    path = tmp_path / checkpoint.NAME
+    path = tmp_path / run_folder.CHECKPOINT
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(InvalidArgument, match=r"checkpoint\.pt.*damaged"):
         run(target, data, tmp_path, small(steps=2), resume=True)
@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_good_state(
     with pytest.raises(Diverged, match="learning-rate") as caught:
         run(target, data, tmp_path, small(steps=40, checkpoint_every=4, log_every=50))
     assert "checkpoint" in str(caught.value)
-    state = checkpoint.load_checkpoint(tmp_path)
+    state = run_folder.load_checkpoint(tmp_path)
     assert state["step"] == 4
     assert all(bool(value.isfinite().all()) for value in state["student"].values())
 
@@ -192,7 +192,7 @@ def test_a_full_disk_is_said_and_what_was_saved_stays(
     monkeypatch.setattr(torch, "save", fill_up)
     with pytest.raises(ForerunError, match=r"disk.*full.*--resume"):
         run(target, data, tmp_path, small(steps=9, checkpoint_every=3))
-    assert checkpoint.load_checkpoint(tmp_path)["step"] == 3
+    assert run_folder.load_checkpoint(tmp_path)["step"] == 3
     assert [path.name for path in tmp_path.glob(".*")] == []
 
 

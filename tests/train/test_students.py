@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from forerun.models.draft_head import DraftHead
 from forerun.train import students
-from forerun.train.rollout import roll_out
-from forerun.train.shared_head import SharedHead
+from forerun.train.head_loss import SharedHead
+from forerun.train.objective import roll_out
 from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, unrolled_mask
 from support.tiny import draft_of, tiny_model
 

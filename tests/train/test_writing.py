@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +12,10 @@ import torch
 from click.testing import CliRunner, Result
 
 from forerun.cli.main import cli
-from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
-from forerun.train import bare_turns, writing
+from forerun.train import writing
 from forerun.train.shards import Manifest, Shards, ShardWriter
 from forerun.train.writing import (
     Ending,
@@ -218,47 +215,6 @@ def test_senseless_settings_are_refused(change: dict[str, Any]) -> None:
         settings(**change)
 
 
-# Prompts the target writes itself.
-
-
-def scripted_turns(monkeypatch: pytest.MonkeyPatch, *turns: tuple[str, FinishReason]) -> Callable[[], list[Any]]:
-    tokenizer = byte_tokenizer()
-
-    def answers(engine: Any, items: list[Item], own: WritingSettings) -> Iterator[list[Any]]:
-        assert own.temperatures == (1.0,) and own.top_p < 1 and own.stop_ids == {0}
-        assert tokenizer.decode(items[0].prompt) == "<|start|>user\n"
-        for item, (words, reason) in zip(items, turns, strict=True):
-            tokens = (*tokenizer(words, add_special_tokens=False)["input_ids"], 0)
-            request = SimpleNamespace(request_id=item.number)
-            yield [SimpleNamespace(request=request, finish_reason=reason, tokens=tokens)]
-
-    monkeypatch.setattr(bare_turns, "write_items", answers)
-    numbers = range(10, 10 + len(turns))
-    return lambda: list(bare_turns.write_turns(None, tokenizer, numbers, settings()))  # type: ignore[arg-type]
-
-
-def test_good_turns_become_prompts_and_bad_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = FinishReason.STOP
-    found = scripted_turns(
-        monkeypatch,
-        ("How tall is it? ", stop),
-        ("How tall is it?", stop),
-        ("Hi", stop),
-        ("no end in sight here", FinishReason.LENGTH),
-        ("one <|start|> two three", stop),
-        ("la la la la la la la la la la", stop),
-        ("Why is grass green?", stop),
-    )()
-    assert dict(found) == {
-        10: "How tall is it?", 11: None, 12: None, 13: None, 14: None, 15: None, 16: "Why is grass green?",
-    }  # fmt: skip
-
-
-def test_bare_turns_need_a_template() -> None:
-    with pytest.raises(InvalidArgument, match="--bare-turns"):
-        bare_turns.turn_frame(byte_tokenizer(None))
-
-
 # The command.
 
 
@@ -308,17 +264,6 @@ def test_slices_together_write_what_one_process_writes(tmp_path: Path, target: s
         call = ("--prompts", str(prompts), "--output", str(tmp_path / "two"), "--slice", f"{index}/2")
         assert data(target, *call).exit_code == 0
     assert written(tmp_path / "two") == written(tmp_path / "one")
-
-
-def test_bare_turns_are_kept_for_the_next_run(tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = iter([[(0, "Tell me more, please."), (1, None), (2, "What is that over there?")]])
-    monkeypatch.setattr(bare_turns, "write_turns", lambda *given: iter(next(turns)))
-    call = ("--bare-turns", "3", "--output", str(tmp_path / "out"))
-    first = data(target, *call)
-    assert first.exit_code == 0, first.output
-    assert json.loads(first.stdout)["sequences"] == 2
-    assert len((tmp_path / "out" / "turns-0.jsonl").read_text().splitlines()) == 2
-    assert json.loads(data(target, *call).stdout)["sequences"] == 0  # a second writing of turns would fail
 
 
 @pytest.mark.parametrize(

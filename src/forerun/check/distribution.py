@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from forerun.check import plain
+from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell
 from forerun.check.chi_square import POWER, Fit, detectable, fit
 from forerun.check.control import WrongDrafter, most_telling
-from forerun.check.finding import CheckResult, Outcome
-from forerun.check.settings import CheckSettings, Pair, Tell
 from forerun.engine import Stats
 from forerun.types import Rule
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from forerun.check.finding import CheckResult, Outcome
+from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell, tell_nobody
 from forerun.check.greedy import padded
-from forerun.check.settings import CheckSettings, Pair, Tell, tell_nobody
 from forerun.config import SamplingParams
 from forerun.math.lossy import LossyRule, kl, outside, total_variation, with_rest
 from forerun.math.verify import Judgement, Noise, TargetLaw, residual, token_rule

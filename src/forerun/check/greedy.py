@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from forerun.check import plain
-from forerun.check.finding import CheckResult, Outcome
-from forerun.check.settings import CheckSettings, Pair, Tell
+from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell
 from forerun.config import SamplingParams
 from forerun.math.penalties import adjust
 

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from forerun.check import plain
-from forerun.check.finding import CheckResult, Outcome
+from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell
 from forerun.check.greedy import padded
-from forerun.check.settings import CheckSettings, Pair, Tell
 from forerun.math.random import Stream, span, uniforms
 from forerun.types import Keys, Rule
 

@@ -88,12 +88,12 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
 
 
 def _prompts(file: Path | None, tokenizer: Any) -> tuple[list[list[int]], list[list[int]]]:
-    from forerun.check.prompts import OPEN, PROMPTS
+    from forerun.check.suite import OPEN_PROMPTS, PROMPTS
     from forerun.cli.prompts import encode, read_prompts
 
     given = list(PROMPTS) if file is None else read_prompts((), file)
     texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in given]
-    return [encode(tokenizer, text, False) for text in texts], [encode(tokenizer, text, False) for text in OPEN]
+    return [encode(tokenizer, text, False) for text in texts], [encode(tokenizer, text, False) for text in OPEN_PROMPTS]
 
 
 def _print(report: Report, pair: Pair, options: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def evaluate_speech(
 ) -> None:
     """Cheap mistakes first; then the model, all ways in turn, the record and its tables."""
     from forerun.eval.speech.recordings import find
-    from forerun.eval.tasks.rows import fingerprint
+    from forerun.eval.tasks.task import fingerprint
     from forerun.files import check_output
     from forerun.measure.record import default_path
 

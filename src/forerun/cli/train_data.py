@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,13 +42,6 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 )
 @option(PROMPTS, "--paragraphs", is_flag=True, help="Text files: one prompt a paragraph.")
 @option(PROMPTS, "--strict", is_flag=True, help="A bad row is an error instead of being skipped.")
-@number(
-    PROMPTS,
-    "--bare-turns",
-    least=0,
-    default=0,
-    help="Let the target write N prompts itself: it is given the beginning of a user's turn. Bad ones are dropped.",
-)
 @option(
     PROMPTS,
     "--chat/--raw",
@@ -111,16 +103,19 @@ def data(target: str, **options: Any) -> None:  # fmt: skip
     """
     from forerun.cli.console import err_console, plain_warnings
     from forerun.files import check_output_folder
+    from forerun.train.prompts import read_prompts
 
     console = err_console()
     check_output_folder(options["output"], "-o")
     part = _slice(options["part"])
     budget = _bytes(options["disk_budget"]) // part[1]
     temperatures = _temperatures(options["temperatures"])
-    reading = _read(options)
+    if not options["prompts"]:
+        raise InvalidArgument("no prompts: give --prompts FILE")
+    reading = read_prompts(options["prompts"], paragraphs=options["paragraphs"], strict=options["strict"])
     with plain_warnings(console):
         run = _prepare(target, options, part, budget, temperatures, reading, console)
-        if reading and reading.complaint:
+        if reading.complaint:
             console.print(f"Note: {reading.complaint}", style="yellow", markup=False, soft_wrap=True)
         tally = _run(run, options, part, console)
     _print(tally, run.writer, options)
@@ -131,10 +126,7 @@ class DataRun:
     """Everything a run needs."""
 
     engine: Engine
-    tokenizer: Any
-    template: bool
     items: tuple[Item, ...]  # of all slices
-    first_turn: int  # the number of the first text whose prompt the target writes
     settings: WritingSettings
     writer: ShardWriter
 
@@ -145,7 +137,7 @@ def _prepare(
     part: tuple[int, int],
     budget: int,
     temperatures: tuple[float, ...],
-    reading: Reading | None,
+    reading: Reading,
     console: Console,
 ) -> DataRun:
     from forerun.cli.console import busy
@@ -159,7 +151,7 @@ def _prepare(
     with busy(console, f"loading {target}"):
         model, tokenizer = load_model(target, **where, offline=options["offline"])
     template = uses_template(tokenizer, options["chat"])
-    prompts = reading.prompts if reading else ()
+    prompts = reading.prompts
     with busy(console, f"encoding {len(prompts)} prompts"):
         encoded = encode_prompts(tokenizer, prompts, template)
     settings = WritingSettings(
@@ -181,7 +173,7 @@ def _prepare(
     )
     engine = wide_engine(model, tokenizer)
     items = _items(encoded, _longest(options, engine), options["samples_per_prompt"], console)
-    return DataRun(engine, tokenizer, template, items, len(encoded) * options["samples_per_prompt"], settings, writer)
+    return DataRun(engine, items, settings, writer)
 
 
 def _longest(options: dict[str, Any], engine: Engine) -> int:
@@ -213,7 +205,6 @@ def _run(run: DataRun, options: dict[str, Any], part: tuple[int, int], console: 
     items = [item for item in run.items if item.number // options["samples_per_prompt"] % count == index]
     with stop_on_interrupt() as pressed, progress_bar(console) as bar:
         task = bar.add_task("starting", total=None)
-        items += _bare_items(run, options, part, bar, task)
         left = sum(item.number not in run.writer.done for item in items)
         gc.freeze()  # tens of thousands of prompts stay to the end: the collector need not look them over again
         if not left and not run.writer.num_sequences:
@@ -233,50 +224,6 @@ def _limits(options: dict[str, Any], part: tuple[int, int], pressed: Any) -> Lim
     tokens = -(-options["tokens"] // part[1]) if options["tokens"] else None
     seconds = options["max_minutes"] * 60 if options["max_minutes"] else None
     return Limits(tokens=tokens, seconds=seconds, interrupted=pressed)
-
-
-def _bare_items(run: DataRun, options: dict[str, Any], part: tuple[int, int], bar: Any, task: Any) -> Iterator[Item]:
-    """Prompts the target writes itself, kept in the folder so that the next run need not write them again."""
-    from forerun.train.bare_turns import write_turns
-    from forerun.train.prompts import encode_prompts
-    from forerun.train.shards import put
-    from forerun.train.writing import Item
-
-    index, count = part
-    numbers = range(run.first_turn + index, run.first_turn + options["bare_turns"], count)
-    path = options["output"] / f"turns-{index}.jsonl"
-    if numbers and not path.exists():
-        rows = []
-        for done, (number, turn) in enumerate(write_turns(run.engine, run.tokenizer, numbers, run.settings), start=1):
-            rows += [json.dumps({"number": number, "prompt": turn})] if turn is not None else []
-            bar.update(task, description="writing prompts", completed=done, total=len(numbers))
-        put(path, "\n".join(sorted(rows)).encode())
-    kept = _read_turns(path) if numbers else []
-    prompts = encode_prompts(run.tokenizer, [row["prompt"] for row in kept], run.template)
-    for row, prompt in zip(kept, prompts, strict=True):
-        yield Item(row["number"], prompt)
-
-
-def _read_turns(path: Path) -> list[dict[str, Any]]:
-    from forerun.files import parse_json, read_text
-
-    try:
-        rows = [parse_json(row) for row in read_text(path).splitlines()]
-        return [{"number": int(row["number"]), "prompt": str(row["prompt"])} for row in rows]
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, InvalidArgument):
-            raise
-        raise InvalidArgument(f"{path} is damaged ({error}); delete it and run the command again") from error
-
-
-def _read(options: dict[str, Any]) -> Reading | None:
-    from forerun.train.prompts import read_prompts
-
-    if options["prompts"]:
-        return read_prompts(options["prompts"], paragraphs=options["paragraphs"], strict=options["strict"])
-    if not options["bare_turns"]:
-        raise InvalidArgument("no prompts: give --prompts FILE, or --bare-turns N to let the target write them")
-    return None
 
 
 def _manifest(
@@ -301,7 +248,7 @@ def _manifest(
         "hidden_size": config.hidden_size,
         "vocab_size": model.get_output_embeddings().weight.shape[0],
     }
-    names = ("max_new_tokens", "samples_per_prompt", "seed", "bare_turns", "max_prompt_tokens")
+    names = ("max_new_tokens", "samples_per_prompt", "seed", "max_prompt_tokens")
     arguments = {name: options[name] for name in names} | {
         "temperatures": temperatures,
         "slices": _slice(options["part"])[1],

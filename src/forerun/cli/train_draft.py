@@ -277,7 +277,7 @@ def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Cos
     from forerun.train.evaluate import EvaluateOptions, measure_costs
     from forerun.train.init_student import init_student
     from forerun.train.loop import draft_shape
-    from forerun.train.result_folder import write_drafter
+    from forerun.train.run_folder import write_drafter
 
     initial = init_student(target, options, draft_shape(options, data, special_tokens(target, tokenizer)))
     text = data.sequence(0)

@@ -24,8 +24,8 @@ from forerun.loading.drafter_folder import (
 )
 from forerun.loading.load import load_draft_weights
 from forerun.models.draft_head import DraftHead, check_plain, shortened
+from forerun.train.head_loss import SharedHead
 from forerun.train.options import TrainOptions
-from forerun.train.shared_head import SharedHead
 from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, Student
 
 

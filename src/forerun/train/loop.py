@@ -17,14 +17,12 @@ from transformers import PreTrainedModel
 
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.train.batches import Batch, BatchOrder, Prefetch, Rollouts, Texts, collate, split, step_seed
-from forerun.train.checkpoint import NAME as CHECKPOINT
-from forerun.train.checkpoint import load_checkpoint, save_checkpoint
 from forerun.train.init_student import InitialStudent, draft_tokens, init_student
 from forerun.train.objective import Objective
 from forerun.train.options import TrainOptions
 from forerun.train.processes import Processes
 from forerun.train.proxy import ProxyResult, measure
-from forerun.train.result_folder import write_drafter
+from forerun.train.run_folder import CHECKPOINT, load_checkpoint, save_checkpoint, write_drafter
 from forerun.train.schedule import Schedule
 from forerun.train.train_log import TrainLog, draw_curves
 

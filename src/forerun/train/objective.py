@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 
 from forerun.math.losses import TeacherLaw
 from forerun.train.batches import Batch
-from forerun.train.head_loss import Judgement, Positions, judge
+from forerun.train.head_loss import Judgement, Positions, SharedHead, judge
 from forerun.train.init_student import InitialStudent
 from forerun.train.options import TrainOptions
-from forerun.train.rollout import roll_out
+from forerun.train.students import Student
 from forerun.train.writing import BACKENDS
 
 
@@ -84,3 +84,34 @@ class Objective:
         ids, logs = batch.top_ids, batch.top_logprobs
         assert ids is not None and logs is not None, "neither features nor stored laws"
         return lambda part: TeacherLaw.from_top(ids[part], logs[part], head.full.shape[0], head.tokens)
+
+
+@torch.no_grad()
+def roll_out(
+    student: Student,
+    head: SharedHead,
+    tokens: Tensor,  # [R, L] int64
+    features: Tensor | None,  # [R, L, H] of these tokens
+    cuts: Tensor,  # [R] int64, the last token of each row that stays
+    length: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Tokens [R, L] with up to `length` drafted ones after each cut, as far as the rows are wide.
+
+    Later positions are then trained on the tokens they will meet when the draft is used.
+
+    Each step runs over the whole row again: the layers are few, and nothing can go stale.
+    """
+    tokens = tokens.clone()
+    given = None if features is None else features.clone()
+    row = torch.arange(len(tokens), device=tokens.device)
+    for step in range(length):
+        now = (cuts + step).clamp(max=tokens.shape[1] - 2)
+        hidden = student.once(tokens, given)[row, now]
+        law = torch.softmax(hidden.float() @ head.weight.float().T, dim=-1)
+        drawn = head.name(torch.multinomial(law, 1, generator=generator)[:, 0])
+        fits = cuts + step < tokens.shape[1] - 1
+        tokens[row, now + 1] = torch.where(fits, drawn, tokens[row, now + 1])
+        if given is not None:
+            given[row, now] = torch.where(fits[:, None], hidden.to(given.dtype), given[row, now])
+    return tokens

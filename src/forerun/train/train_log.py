@@ -11,7 +11,7 @@ from typing import Any
 from forerun.errors import InvalidArgument
 from forerun.files import disk_error, parse_json
 from forerun.measure.plot import save
-from forerun.train.checkpoint import AGAIN
+from forerun.train.run_folder import AGAIN
 
 NAME = "train.jsonl"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,6 @@ def identity(row: Mapping[str, Any], *names: str, otherwise: str) -> str:
         if isinstance(row.get(name), str | int):
             return str(row[name])
     return hashlib.sha256(otherwise.encode()).hexdigest()[:12]
-
-
-def fingerprint(paths: Sequence[Path], rows: int) -> str:
-    whole = hashlib.sha256()
-    for path in paths:
-        whole.update(path.read_bytes())
-    names = ", ".join(path.name for path in paths)
-    return f"{names} ({rows} rows, sha256 {whole.hexdigest()[:12]})"
 
 
 def _lines(path: Path) -> list[str]:

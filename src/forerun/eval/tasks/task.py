@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,6 @@ class Task:
         raise InvalidArgument(f"task {self.name!r}: {str(folder)!r} has no {wanted}; put {self.give} there")
 
     def read(self, folder: Path | None) -> Reading:
-        from forerun.eval.tasks.rows import fingerprint
-
         paths = self.find(folder)
         examples: dict[str, Example] = {}
         bad = []
@@ -126,3 +125,12 @@ class Task:
             reason = f"; the first bad row is {bad[0].where}: {bad[0].why}" if bad else ""
             raise InvalidArgument(f"task {self.name!r}: no good rows in {paths[0].name}{reason}. Give {self.give}")
         return Reading(tuple(examples.values()), fingerprint(paths, len(examples)), tuple(bad))
+
+
+def fingerprint(paths: Sequence[Path], rows: int) -> str:
+    """File names, rows and a checksum: what a record says of its data, without folders."""
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(path.read_bytes())
+    names = ", ".join(path.name for path in paths)
+    return f"{names} ({rows} rows, sha256 {whole.hexdigest()[:12]})"

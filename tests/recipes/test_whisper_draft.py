@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from shallow_decoder import (
+    EMBEDDING,
+    Distillation,
+    ShallowDecoder,
+    ShallowOptions,
+    distil,
+    draft_vocabulary,
+    measure,
+    save,
+)
 from torch import Tensor
+from transcripts import MOST_TOKENS, TeacherOutputs, TranscribedWindows, batches, concatenate, mixed_batches, transcribe
 
 import forerun
 from forerun.config import SamplingParams
@@ -19,17 +30,6 @@ from forerun.engine import Engine, Request
 from forerun.errors import InvalidArgument
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
-from forerun.train.listening import MOST_TOKENS, Heard, Thought, batches, join, listen, mixed
-from forerun.train.shallow import (
-    EMBEDDING,
-    ShallowDecoder,
-    ShallowOptions,
-    Teaching,
-    common_tokens,
-    distil,
-    measure,
-    save,
-)
 from forerun.types import Draft, DraftContext, Source
 from support.whisper import END, FIRST_TIME, NO_TIMES, START, STEPS, VOCAB, tiny_whisper
 
@@ -48,15 +48,15 @@ def sound() -> Tensor:
 
 
 @lru_cache
-def heard(timestamps: bool = False) -> Heard:
+def windows(timestamps: bool = False) -> TranscribedWindows:
     model = target()
     model.generation_config.max_length = None
-    return listen(model, sound(), timestamps=timestamps, batch_size=4, most_tokens=30)
+    return transcribe(model, sound(), timestamps=timestamps, batch_size=4, most_tokens=30)
 
 
 def test_transcripts_are_the_targets_own() -> None:
     """Token for token what its own `generate` says, the end included, whatever the batch."""
-    found = heard()
+    found = windows()
     for row in range(WINDOWS):
         said = found.tokens[row, : int(found.lengths[row])].tolist()
         assert said[:2] == [START, NO_TIMES]
@@ -74,13 +74,13 @@ def test_transcripts_are_the_targets_own() -> None:
 
 
 def test_with_timestamps_they_begin_with_one() -> None:
-    found = heard(timestamps=True)
+    found = windows(timestamps=True)
     assert (found.first == 1).all()
     assert (found.tokens[:, 1] >= FIRST_TIME).all()
 
 
 def test_what_is_judged_is_what_was_chosen() -> None:
-    found = heard()
+    found = windows()
     assert int(found.judged.sum()) == int((found.lengths - found.first).sum())
     written = found.tokens[:, 1:][found.judged]
     expected = torch.cat([found.tokens[i, 2 : int(found.lengths[i])] for i in range(WINDOWS)])
@@ -89,105 +89,108 @@ def test_what_is_judged_is_what_was_chosen() -> None:
 
 def test_transcripts_that_never_end_are_dropped() -> None:
     tokens = torch.full((2, MOST_TOKENS + 2), 5)
-    found = Heard(torch.zeros(2, 1, 1), tokens, torch.tensor([2, 2]), torch.tensor([MOST_TOKENS + 2, 9]))
+    found = TranscribedWindows(torch.zeros(2, 1, 1), tokens, torch.tensor([2, 2]), torch.tensor([MOST_TOKENS + 2, 9]))
     assert found.finished().lengths.tolist() == [9]
 
 
 def test_a_pass_over_the_batches_meets_every_window_once() -> None:
-    found = heard()
-    marked = Heard(torch.arange(WINDOWS).float()[:, None, None], found.tokens, found.first, found.lengths)
+    found = windows()
+    marked = TranscribedWindows(torch.arange(WINDOWS).float()[:, None, None], found.tokens, found.first, found.lengths)
     met = [int(i) for batch in batches(marked, 4, torch.Generator().manual_seed(0)) for i in batch.states.flatten()]
     assert sorted(met) == list(range(WINDOWS))
-    both = join([found, heard(timestamps=True)], END)
+    both = concatenate([found, windows(timestamps=True)], END)
     assert len(both) == 2 * WINDOWS
-    assert both.tokens.shape[1] == max(found.tokens.shape[1], heard(timestamps=True).tokens.shape[1])
+    assert both.tokens.shape[1] == max(found.tokens.shape[1], windows(timestamps=True).tokens.shape[1])
 
 
 def test_the_commonest_tokens_and_those_that_must_be_there() -> None:
-    assert common_tokens([7, 3, 9, 5], 4, always=[END, 3]).tolist() == [3, 7, 9, END]
-    assert common_tokens([7, 3], 10).tolist() == [3, 7]
+    assert draft_vocabulary([7, 3, 9, 5], 4, always=[END, 3]).tolist() == [3, 7, 9, END]
+    assert draft_vocabulary([7, 3], 10).tolist() == [3, 7]
 
 
 def ranked() -> list[int]:
-    used = torch.bincount(heard().tokens[:, 1:][heard().judged])
+    used = torch.bincount(windows().tokens[:, 1:][windows().judged])
     return used.argsort(descending=True).tolist()[: int((used > 0).sum())]
 
 
 @lru_cache
-def lesson() -> tuple[Teaching, float, float]:
-    ids = common_tokens(ranked(), 40, always=[END])
-    teaching = Teaching(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
-    before = measure(teaching, heard()).loss
-    parts = [(teaching.ask(heard()), 0.5), (heard(), 0.5)]  # what the target thinks is kept, or asked for
+def lesson() -> tuple[Distillation, float, float]:
+    ids = draft_vocabulary(ranked(), 40, always=[END])
+    distillation = Distillation(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
+    before = measure(distillation, windows()).loss
+    parts = [
+        (distillation.with_teacher(windows()), 0.5),
+        (windows(), 0.5),
+    ]  # what the target thinks is kept, or asked for
     options = ShallowOptions(seconds=None, steps=STEPS_TAKEN, learning_rate=3e-3, batch_size=WINDOWS)
-    assert distil(teaching, parts, options, lambda *told: None) == STEPS_TAKEN
-    return teaching, before, measure(teaching, heard()).loss
+    assert distil(distillation, parts, options, lambda *told: None) == STEPS_TAKEN
+    return distillation, before, measure(distillation, windows()).loss
 
 
 def test_what_the_target_thinks_may_be_kept() -> None:
-    """Asked once or in every step, in batches of any size: the same figures; another window's thoughts give others."""
-    ids = common_tokens(ranked(), 40, always=[END])
-    teaching = Teaching(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
-    kept = teaching.ask(heard(), size=4)
-    assert kept.thought is not None and heard().thought is None
-    found, wanted = measure(teaching, kept, size=5), measure(teaching, heard())
+    """Asked once or in every step, in batches of any size: the same figures; another window's outputs give others."""
+    ids = draft_vocabulary(ranked(), 40, always=[END])
+    distillation = Distillation(target(), ShallowDecoder(target(), (1,), ids), "kl+tv")
+    kept = distillation.with_teacher(windows(), size=4)
+    assert kept.teacher is not None and windows().teacher is None
+    found, wanted = measure(distillation, kept, size=5), measure(distillation, windows())
     assert asdict(found) == pytest.approx(asdict(wanted), abs=1e-5)
-    rolled = Thought(kept.thought.features.roll(1, 0), kept.thought.mass.roll(1, 0), kept.thought.sureness)
-    assert measure(teaching, replace(kept, thought=rolled)).loss > wanted.loss + 0.01
+    rolled = TeacherOutputs(kept.teacher.features.roll(1, 0), kept.teacher.mass.roll(1, 0), kept.teacher.mean_logprob)
+    assert measure(distillation, replace(kept, teacher=rolled)).loss > wanted.loss + 0.01
 
 
 def test_windows_the_target_is_unsure_of_can_be_left_out() -> None:
-    teaching = Teaching(target(), ShallowDecoder(target(), (1,), torch.arange(VOCAB)), "kl")
-    kept = teaching.ask(heard())
-    assert kept.thought is not None
-    row = int(kept.thought.sureness.argmin())
+    distillation = Distillation(target(), ShallowDecoder(target(), (1,), torch.arange(VOCAB)), "kl")
+    kept = distillation.with_teacher(windows())
+    assert kept.teacher is not None
+    row = int(kept.teacher.mean_logprob.argmin())
     with torch.no_grad():
         logits = target()(encoder_outputs=(kept.states[row : row + 1],), decoder_input_ids=kept.tokens[row : row + 1])
     logs = logits.logits[0, :-1]
     logs[:, target().generation_config.suppress_tokens] = -torch.inf
     chosen = logs.log_softmax(-1).gather(1, kept.tokens[row, 1:, None])[:, 0][kept.judged[row]]
-    assert float(kept.thought.sureness[row]) == pytest.approx(float(chosen.mean()), abs=1e-4)
-    clear = kept.understood(float(kept.thought.sureness[row]))
+    assert float(kept.teacher.mean_logprob[row]) == pytest.approx(float(chosen.mean()), abs=1e-4)
+    clear = kept.confident(float(kept.teacher.mean_logprob[row]))
     assert len(clear) == WINDOWS - 1
 
 
 def test_batches_take_their_share_of_each_part() -> None:
-    marked = [replace(heard(), states=torch.full_like(heard().states, mark)) for mark in (1.0, 2.0)]
-    stream = mixed([(marked[0], 0.25), (marked[1], 0.75)], 4, torch.Generator().manual_seed(0), END)
+    marked = [replace(windows(), states=torch.full_like(windows().states, mark)) for mark in (1.0, 2.0)]
+    stream = mixed_batches([(marked[0], 0.25), (marked[1], 0.75)], 4, torch.Generator().manual_seed(0), END)
     for _, batch in zip(range(5), stream, strict=False):
         assert sorted(batch.states[:, 0, 0].tolist()) == [1.0, 2.0, 2.0, 2.0]
 
 
 def test_training_lowers_the_loss_and_leaves_the_target_alone() -> None:
     weights = {name: weight.clone() for name, weight in target().named_parameters()}
-    teaching, before, after = lesson()
+    distillation, before, after = lesson()
     assert after < 0.5 * before
     assert all(torch.equal(weight, weights[name]) for name, weight in target().named_parameters())
-    assert EMBEDDING not in teaching.student.own()
+    assert EMBEDDING not in distillation.student.trained()
 
 
 def test_training_without_an_end_is_refused() -> None:
-    teaching = Teaching(target(), ShallowDecoder(target(), (1,), torch.arange(VOCAB)), "kl")
+    distillation = Distillation(target(), ShallowDecoder(target(), (1,), torch.arange(VOCAB)), "kl")
     with pytest.raises(InvalidArgument, match="never end"):
-        distil(teaching, [(heard(), 1.0)], ShallowOptions(seconds=None), lambda *told: None)
+        distil(distillation, [(windows(), 1.0)], ShallowOptions(seconds=None), lambda *told: None)
 
 
 def test_all_layers_and_all_tokens_are_the_target_itself() -> None:
     """Before any training: acceptance and agreement are 1, so nothing stands between the two laws but the layers."""
     allowed = torch.tensor(sorted(set(range(VOCAB)) - set(target().generation_config.suppress_tokens)))
-    whole = Teaching(target(), ShallowDecoder(target(), (0, 1), allowed), "kl")
-    found = measure(whole, heard())
+    whole = Distillation(target(), ShallowDecoder(target(), (0, 1), allowed), "kl")
+    found = measure(whole, windows())
     assert found.acceptance == pytest.approx(1, abs=1e-5)
     assert found.agreement == found.coverage == 1
-    shallow = Teaching(target(), ShallowDecoder(target(), (1,), allowed), "kl")
-    assert measure(shallow, heard()).acceptance < 0.95
+    shallow = Distillation(target(), ShallowDecoder(target(), (1,), allowed), "kl")
+    assert measure(shallow, windows()).acceptance < 0.95
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("draft") / "shallow"
-    teaching, _, _ = lesson()
-    save(teaching.student, target(), place, {"made": "by a test"})
+    distillation, _, _ = lesson()
+    save(distillation.student, target(), place, {"made": "by a test"})
     return place
 
 
@@ -208,7 +211,7 @@ def as_stored() -> ShallowDecoder:
     """The student with its weights rounded as the folder keeps them."""
     student = ShallowDecoder(target(), (1,), lesson()[0].student.ids)
     with torch.no_grad():
-        for mine, other in zip(student.own().values(), lesson()[0].student.own().values(), strict=True):
+        for mine, other in zip(student.trained().values(), lesson()[0].student.trained().values(), strict=True):
             mine.copy_(other.half())
     return student.eval()
 

@@ -1,4 +1,4 @@
-"""Speech as the target hears it: its encoder's states, and what it writes down itself."""
+"""Training data of the draft: windows of speech as the target's encoder reads them, and its own transcripts."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ MOST_TOKENS = 150  # of a window's transcript; half a minute of fast speech has 
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
-    """What the target makes of every position of its transcripts, kept so that it is asked once and not every step."""
+class TeacherOutputs:
+    """The target's outputs at every position of its transcripts, computed once instead of in every step."""
 
     features: Tensor  # [N, L - 1, H] what its head reads there
     mass: Tensor  # [N, L - 1] logsumexp of its logits over all tokens it may say
-    sureness: Tensor  # [N] mean log-probability of what it wrote
+    mean_logprob: Tensor  # [N] mean log-probability of what it wrote
 
-    def pick(self, rows: Tensor, width: int) -> Thought:
-        return Thought(self.features[rows, :width], self.mass[rows, :width], self.sureness[rows])
+    def pick(self, rows: Tensor, width: int) -> TeacherOutputs:
+        return TeacherOutputs(self.features[rows, :width], self.mass[rows, :width], self.mean_logprob[rows])
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class TranscribedWindows:
     """Windows of speech and their transcripts."""
 
     states: Tensor  # [N, S, H] the encoder's
     tokens: Tensor  # [N, L] int64: prefix, transcript and its end; the end repeated as padding
     first: Tensor  # [N] where the transcript begins
     lengths: Tensor  # [N] prefix and transcript together, the end included
-    thought: Thought | None = None
+    teacher: TeacherOutputs | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def pick(self, rows: Tensor) -> Heard:
+    def pick(self, rows: Tensor) -> TranscribedWindows:
         """Some windows, cut to the longest of them."""
         lengths = self.lengths[rows]
         width = int(lengths.max())
-        thought = None if self.thought is None else self.thought.pick(rows, width - 1)
-        return Heard(self.states[rows], self.tokens[rows, :width], self.first[rows], lengths, thought)
+        outputs = None if self.teacher is None else self.teacher.pick(rows, width - 1)
+        return TranscribedWindows(self.states[rows], self.tokens[rows, :width], self.first[rows], lengths, outputs)
 
     @property
     def judged(self) -> Tensor:
@@ -56,34 +56,34 @@ class Heard:
         place = torch.arange(self.tokens.shape[1] - 1, device=self.tokens.device)
         return (place >= self.first[:, None] - 1) & (place < self.lengths[:, None] - 1)
 
-    def finished(self) -> Heard:
+    def finished(self) -> TranscribedWindows:
         """Without the windows whose transcript never ended: the target went in circles there."""
         return self.pick((self.lengths - self.first < MOST_TOKENS).nonzero()[:, 0])
 
-    def understood(self, least: float) -> Heard:
+    def confident(self, least: float) -> TranscribedWindows:
         """Without the windows the target was unsure of: what it guessed there teaches nothing."""
-        assert self.thought is not None, "the target has not been asked"
-        return self.pick((self.thought.sureness > least).nonzero()[:, 0])
+        assert self.teacher is not None, "run the target first: with_teacher"
+        return self.pick((self.teacher.mean_logprob > least).nonzero()[:, 0])
 
 
-def join(parts: Sequence[Heard], end: int) -> Heard:
+def concatenate(parts: Sequence[TranscribedWindows], end: int) -> TranscribedWindows:
     width = max(part.tokens.shape[1] for part in parts)
     tokens = torch.cat([F.pad(part.tokens, (0, width - part.tokens.shape[1]), value=end) for part in parts])
     columns = ([getattr(part, name) for part in parts] for name in ("states", "first", "lengths"))
     states, first, lengths = (torch.cat(column) for column in columns)
-    thoughts = [part.thought for part in parts if part.thought is not None]
-    thought = _join_thoughts(thoughts, width - 1) if len(thoughts) == len(parts) else None
-    return Heard(states, tokens, first, lengths, thought)
+    outputs = [part.teacher for part in parts if part.teacher is not None]
+    teacher = _join_outputs(outputs, width - 1) if len(outputs) == len(parts) else None
+    return TranscribedWindows(states, tokens, first, lengths, teacher)
 
 
-def _join_thoughts(parts: Sequence[Thought], width: int) -> Thought:
+def _join_outputs(parts: Sequence[TeacherOutputs], width: int) -> TeacherOutputs:
     features = torch.cat([F.pad(part.features, (0, 0, 0, width - part.features.shape[1])) for part in parts])
     mass = torch.cat([F.pad(part.mass, (0, width - part.mass.shape[1])) for part in parts])
-    return Thought(features, mass, torch.cat([part.sureness for part in parts]))
+    return TeacherOutputs(features, mass, torch.cat([part.mean_logprob for part in parts]))
 
 
 @torch.no_grad()
-def listen(
+def transcribe(
     target: PreTrainedModel,
     features: Tensor,
     *,
@@ -91,17 +91,19 @@ def listen(
     batch_size: int = 512,
     most_tokens: int = MOST_TOKENS,
     done: Callable[[int], None] = lambda count: None,
-) -> Heard:
+) -> TranscribedWindows:
     """The target's own greedy transcripts of `features` [N, bins, frames]; `done` is told how many it has."""
     parts = []
     with sdpa_kernel(BACKENDS):
         for piece in features.split(batch_size):
-            parts.append(_listen_to(target, piece.to(target.device, target.dtype), timestamps, most_tokens))
+            parts.append(_transcribe_batch(target, piece.to(target.device, target.dtype), timestamps, most_tokens))
             done(sum(map(len, parts)))
-    return join(parts, _end(target))
+    return concatenate(parts, _end(target))
 
 
-def _listen_to(target: PreTrainedModel, features: Tensor, timestamps: bool, most_tokens: int) -> Heard:
+def _transcribe_batch(
+    target: PreTrainedModel, features: Tensor, timestamps: bool, most_tokens: int
+) -> TranscribedWindows:
     states = target.get_encoder()(features).last_hidden_state
     prefix = transcript_prefix(target, timestamps).expand(len(features), -1)
     # Whisper's own `generate` cuts ends off and joins windows: the loop below it gives what was decoded.
@@ -115,7 +117,7 @@ def _listen_to(target: PreTrainedModel, features: Tensor, timestamps: bool, most
     ends = (tokens[:, prefix.shape[1] :] == _end(target)).int()
     written = torch.where(ends.any(1), ends.argmax(1) + 1, ends.shape[1])
     first = torch.full_like(written, prefix.shape[1])
-    return Heard(states, tokens, first, written + prefix.shape[1])
+    return TranscribedWindows(states, tokens, first, written + prefix.shape[1])
 
 
 def transcript_prefix(target: PreTrainedModel, timestamps: bool) -> Tensor:
@@ -151,22 +153,26 @@ def _end(target: PreTrainedModel) -> int:
     return int(target.generation_config.eos_token_id)
 
 
-def mixed(parts: Sequence[tuple[Heard, float]], size: int, generator: torch.Generator, end: int) -> Iterator[Heard]:
+def mixed_batches(
+    parts: Sequence[tuple[TranscribedWindows, float]], size: int, generator: torch.Generator, end: int
+) -> Iterator[TranscribedWindows]:
     """Batches without end, of each part the share of `size` beside it; a small part is met more often."""
-    streams = [_over_and_over(part, max(round(size * share), 1), generator) for part, share in parts]
+    streams = [_repeated_batches(part, max(round(size * share), 1), generator) for part, share in parts]
     for some in zip(*streams, strict=False):
-        yield some[0] if len(some) == 1 else join(some, end)
+        yield some[0] if len(some) == 1 else concatenate(some, end)
 
 
-def _over_and_over(heard: Heard, size: int, generator: torch.Generator) -> Iterator[Heard]:
+def _repeated_batches(
+    windows: TranscribedWindows, size: int, generator: torch.Generator
+) -> Iterator[TranscribedWindows]:
     while True:
-        yield from batches(heard, size, generator)
+        yield from batches(windows, size, generator)
 
 
-def batches(heard: Heard, size: int, generator: torch.Generator) -> Iterator[Heard]:
+def batches(windows: TranscribedWindows, size: int, generator: torch.Generator) -> Iterator[TranscribedWindows]:
     """One pass over all windows in a random order, neighbours in a batch about as long as each other."""
-    blur = torch.empty(len(heard)).uniform_(0.8, 1.25, generator=generator)
-    order = (heard.lengths.cpu() * blur).argsort()
+    blur = torch.empty(len(windows)).uniform_(0.8, 1.25, generator=generator)
+    order = (windows.lengths.cpu() * blur).argsort()
     groups = order.split(size)
     for place in torch.randperm(len(groups), generator=generator).tolist():
-        yield heard.pick(groups[place].to(heard.tokens.device))
+        yield windows.pick(groups[place].to(windows.tokens.device))

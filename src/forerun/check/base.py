@@ -1,9 +1,10 @@
-"""What is tested, and how hard."""
+"""What every test of the suite takes and gives: the pair, how hard it is tested, and one result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -80,3 +81,21 @@ class CheckSettings:
     @property
     def params(self) -> SamplingParams:
         return SamplingParams(temperature=self.temperature, top_k=self.top_k)
+
+
+class Outcome(StrEnum):
+    """A test that had nothing to test is not a test that passed."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    UNTESTED = "untested"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One line of the report."""
+
+    name: str
+    outcome: Outcome
+    summary: str
+    numbers: dict[str, Any] = field(default_factory=dict)  # ready for JSON

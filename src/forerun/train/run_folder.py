@@ -1,4 +1,4 @@
-"""From a trained student to the folder a decoder loads."""
+"""What a run leaves in its folder: the checkpoint it resumes from, and at the end the drafter a decoder loads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,36 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from forerun.errors import InvalidArgument
+from forerun.files import write_whole
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
-from forerun.train.checkpoint import AGAIN
 from forerun.train.init_student import InitialStudent
 from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, Student
+
+CHECKPOINT = "checkpoint.pt"
+CHECKPOINT_FORMAT = 1
+AGAIN = "make room and run again with --resume"
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """`state` holds tensors, numbers, texts, lists and dictionaries only. Written beside its place and renamed."""
+    write_whole(folder / CHECKPOINT, lambda beside: torch.save({"format": CHECKPOINT_FORMAT, **state}, beside), AGAIN)
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any]:
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        raise InvalidArgument(f"{str(folder)!r} has no {CHECKPOINT} to resume from; start the run without --resume")
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise InvalidArgument(f"{str(path)!r} is damaged ({error}); delete it and train again") from error
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != CHECKPOINT_FORMAT:
+        raise InvalidArgument(
+            f"{str(path)!r} has format {found!r}, this version reads {CHECKPOINT_FORMAT}; delete it and train again"
+        )
+    return state
 
 
 def write_drafter(

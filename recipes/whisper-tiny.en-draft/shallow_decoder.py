@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
+from transcripts import TeacherOutputs, TranscribedWindows, concatenate, mixed_batches
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
 from forerun.math.losses import TeacherLaw, parse_loss
 from forerun.train.head_loss import Judgement, Positions, judge
-from forerun.train.listening import Heard, Thought, join, mixed
 from forerun.train.schedule import Schedule
 from forerun.train.writing import BACKENDS
 
@@ -65,7 +65,7 @@ class ShallowDecoder(nn.Module):
         hidden: Tensor = self.decoder(input_ids=tokens, encoder_hidden_states=states, use_cache=False).last_hidden_state
         return hidden
 
-    def own(self) -> dict[str, nn.Parameter]:
+    def trained(self) -> dict[str, nn.Parameter]:
         """What is trained and saved: all but the embedding."""
         return {name: weight for name, weight in self.named_parameters() if name != EMBEDDING}
 
@@ -77,14 +77,14 @@ def shortened(config: PreTrainedConfig, layers: int) -> Any:
     return shorter
 
 
-def common_tokens(ranked: Sequence[int], count: int, always: Sequence[int] = ()) -> Tensor:
+def draft_vocabulary(ranked: Sequence[int], count: int, always: Sequence[int] = ()) -> Tensor:
     """[at most `count`] ascending: those the draft must be able to say, then the first of `ranked`."""
     chosen = list(dict.fromkeys([*always, *ranked]))[:count]
     return torch.tensor(sorted(chosen))
 
 
-class Teaching:
-    """The target's law beside the draft's, on one batch."""
+class Distillation:
+    """The loss of the draft against the target, on one batch."""
 
     def __init__(self, target: PreTrainedModel, student: ShallowDecoder, loss: str) -> None:
         self.target, self.student, self.loss = target, student, parse_loss(loss)
@@ -93,23 +93,23 @@ class Teaching:
         self.silenced = torch.tensor(sorted(target.generation_config.suppress_tokens or ()), device=self.head.device)
         self.silenced_here = torch.isin(student.ids, self.silenced)
 
-    def judge(self, batch: Heard, measure: bool = False) -> Judgement:
-        thought = batch.thought or self._think(batch)
+    def judge(self, batch: TranscribedWindows, measure: bool = False) -> Judgement:
+        outputs = batch.teacher or self._teacher_outputs(batch)
         judged, tokens = batch.judged, batch.tokens[:, :-1]
-        features, mass = thought.features[judged], thought.mass[judged]
+        features, mass = outputs.features[judged], outputs.mass[judged]
         with sdpa_kernel(BACKENDS), self._precision():
             hidden = self.student(tokens, batch.states)[judged]
         weights = torch.ones(1, len(hidden), device=hidden.device)
         positions = Positions(hidden.float()[None], weights, None, lambda part: self._law(features[part], mass[part]))
         return judge(positions, self.small, self.loss, CHUNK, measure)
 
-    def ask(self, heard: Heard, size: int = 256) -> Heard:
-        """The same windows with the target's thoughts, so that it need not run again: it is most of a step's work."""
-        parts = [heard.pick(rows) for rows in _groups(heard, size)]
-        return join([replace(part, thought=self._think(part)) for part in parts], _end(self.target))
+    def with_teacher(self, windows: TranscribedWindows, size: int = 256) -> TranscribedWindows:
+        """The same windows with the target's outputs, so that it need not run again: it is most of a step's work."""
+        parts = [windows.pick(rows) for rows in _groups(windows, size)]
+        return concatenate([replace(part, teacher=self._teacher_outputs(part)) for part in parts], _end(self.target))
 
     @torch.no_grad()
-    def _think(self, batch: Heard) -> Thought:
+    def _teacher_outputs(self, batch: TranscribedWindows) -> TeacherOutputs:
         with sdpa_kernel(BACKENDS):
             features: Tensor = self.target.get_decoder()(
                 input_ids=batch.tokens[:, :-1], encoder_hidden_states=batch.states, use_cache=False
@@ -122,7 +122,7 @@ class Teaching:
             logits[:, self.silenced] = -torch.inf
             mass[row, column] = logits.logsumexp(-1)
             chosen[row, column] = logits.gather(1, batch.tokens[row, column + 1, None])[:, 0]
-        return Thought(features, mass, (chosen - mass).sum(1) / batch.judged.sum(1))
+        return TeacherOutputs(features, mass, (chosen - mass).sum(1) / batch.judged.sum(1))
 
     def _law(self, features: Tensor, mass: Tensor) -> TeacherLaw:
         """Of what decoding really draws from: tokens that Whisper's settings silence have no mass."""
@@ -146,15 +146,15 @@ class Measured:
 
 
 @torch.no_grad()
-def measure(teaching: Teaching, heard: Heard, size: int = 64) -> Measured:
-    found = [teaching.judge(heard.pick(rows), measure=True) for rows in _groups(heard, size)]
-    written = heard.tokens[:, 1:][heard.judged]
+def measure(distillation: Distillation, windows: TranscribedWindows, size: int = 64) -> Measured:
+    found = [distillation.judge(windows.pick(rows), measure=True) for rows in _groups(windows, size)]
+    written = windows.tokens[:, 1:][windows.judged]
     counts = torch.tensor([float(one.overlap.numel()) for one in found])
     loss = (torch.tensor([float(one.loss) for one in found]) * counts).sum() / counts.sum()
     return Measured(
         acceptance=float(torch.cat([one.overlap[0] for one in found]).mean()),
         agreement=float(torch.cat([one.agreement[0] for one in found]).mean()),
-        coverage=float(torch.isin(written, teaching.student.ids).float().mean()),
+        coverage=float(torch.isin(written, distillation.student.ids).float().mean()),
         loss=float(loss),
     )
 
@@ -163,20 +163,25 @@ def _end(target: PreTrainedModel) -> int:
     return int(target.generation_config.eos_token_id)
 
 
-def _groups(heard: Heard, size: int) -> Sequence[Tensor]:
-    groups: Sequence[Tensor] = torch.arange(len(heard), device=heard.tokens.device).split(size)
+def _groups(windows: TranscribedWindows, size: int) -> Sequence[Tensor]:
+    groups: Sequence[Tensor] = torch.arange(len(windows), device=windows.tokens.device).split(size)
     return groups
 
 
 Report = Callable[[int, float, float], None]  # step, progress from 0 to 1, loss
 
 
-def distil(teaching: Teaching, parts: Sequence[tuple[Heard, float]], options: ShallowOptions, report: Report) -> int:
+def distil(
+    distillation: Distillation,
+    parts: Sequence[tuple[TranscribedWindows, float]],
+    options: ShallowOptions,
+    report: Report,
+) -> int:
     """Train for so many seconds or steps on batches with so much of each part; the number of steps taken."""
     if options.seconds is None and options.steps is None:
         raise InvalidArgument("training would never end: give seconds, steps or both")
-    student = teaching.student.train()
-    trained = list(student.own().values())
+    student = distillation.student.train()
+    trained = list(student.trained().values())
     student.requires_grad_(False)
     for weight in trained:
         weight.requires_grad_(True)
@@ -186,13 +191,13 @@ def distil(teaching: Teaching, parts: Sequence[tuple[Heard, float]], options: Sh
     schedule = Schedule(options.steps, options.seconds, options.warm_up)
     generator = torch.Generator().manual_seed(options.seed)
     initial, step = time.perf_counter(), 0
-    for batch in mixed(parts, options.batch_size, generator, _end(teaching.target)):
+    for batch in mixed_batches(parts, options.batch_size, generator, _end(distillation.target)):
         progress = schedule.progress(step, time.perf_counter() - initial)
         if progress >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * schedule.factor(progress)
-        loss = teaching.judge(batch).loss
+        loss = distillation.judge(batch).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
@@ -207,5 +212,5 @@ def distil(teaching: Teaching, parts: Sequence[tuple[Heard, float]], options: Sh
 def save(student: ShallowDecoder, target: PreTrainedModel, folder: Path, provenance: dict[str, Any]) -> None:
     """The folder a decoder loads: the draft's own layers in float16, and the tokens it can say."""
     manifest = DrafterManifest("decoder", 0, describe_target(target), ("encoder", "embedding", "head"), provenance)
-    tensors = {f"model.{name}": weight.detach().half() for name, weight in student.own().items()}
+    tensors = {f"model.{name}": weight.detach().half() for name, weight in student.trained().items()}
     save_drafter(folder, manifest, student.config, {**tensors, DRAFT_VOCABULARY: student.ids.to(torch.int32)})
