@@ -26,7 +26,7 @@ from forerun.math import sample as sample_reference
 from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
-from forerun.math.advance import Layout, Standing
+from forerun.math.advance import DeviceRowState, Layout
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
@@ -275,13 +275,15 @@ def lay_out(
     return advance_reference.lay_out(slots, past, count, number, capacity, limit)
 
 
-def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int, use: Kernels | None = None) -> None:
+def advance(
+    state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int, use: Kernels | None = None
+) -> None:
     """Rows to the end of what they gained; see `forerun.math.advance.advance`."""
     if _on_gpu(drafted, use):
         from forerun.kernels import advance as kernel
 
-        return kernel.advance(standing, drafted, verdict, vocab_size)
-    return advance_reference.advance(standing, drafted, verdict, vocab_size)
+        return kernel.advance(state, drafted, verdict, vocab_size)
+    return advance_reference.advance(state, drafted, verdict, vocab_size)
 
 
 def adjust(

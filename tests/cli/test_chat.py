@@ -90,7 +90,7 @@ def test_keys_are_kept_from_turn_to_turn() -> None:
 
 def test_kept_keys_change_nothing() -> None:
     kept, fresh = session(), session()
-    fresh.decoder.engine.shelf.limit = 0
+    fresh.decoder.engine.prefixes.limit = 0
     for line in ("hello", "what else", "go on"):
         kept.hear(line)
         fresh.hear(line)

@@ -83,7 +83,7 @@ def texts(made: Engine, asked: Sequence[Request]) -> Texts:
     for request in asked:
         made.add(request)
     found = finish(made)
-    assert made.target.cache.rows == () or made.shelf.limit
+    assert made.target.cache.rows == () or made.prefixes.limit
     return found
 
 

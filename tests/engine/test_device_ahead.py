@@ -13,7 +13,7 @@ from engine.device_engines import GREEDY, SAMPLED, engine, requests, texts
 from engine.following import Follows, Replayed
 from forerun.cache.ragged import RaggedCache
 from forerun.config import SamplingParams
-from forerun.engine.device.habits import Habits
+from forerun.engine.device.shapes import ShapeChooser
 from forerun.engine.row import Row
 from forerun.types import Rule
 
@@ -40,13 +40,13 @@ def test_the_next_round_is_asked_for_before_the_last_is_heard_of() -> None:
     assert len(ahead) > 8 and not waiting
 
 
-def test_a_size_that_is_meant_is_recorded_at_once_and_others_are_stood_in_for() -> None:
-    habits = Habits(patience=2)
-    assert habits.choose("kind", 12, 12, meant=True) == 12
-    assert habits.choose("kind", 8, 8) == 12
-    assert habits.choose("kind", 8, 8, meant=True) == 8
-    assert habits.choose("kind", 5, 6) == 8
-    assert habits.choose("moved", 5, 6) == 6
+def test_a_forced_size_is_recorded_at_once_and_others_are_stood_in_for() -> None:
+    chooser = ShapeChooser(patience=2)
+    assert chooser.pick("kind", 12, 12, force=True) == 12
+    assert chooser.pick("kind", 8, 8) == 12
+    assert chooser.pick("kind", 8, 8, force=True) == 8
+    assert chooser.pick("kind", 5, 6) == 8
+    assert chooser.pick("moved", 5, 6) == 6
 
 
 def test_rows_stay_among_empty_places_for_a_while() -> None:
@@ -60,7 +60,7 @@ def test_rows_stay_among_empty_places_for_a_while() -> None:
     def counted(rows: Sequence[Row], *asked: Any) -> None:
         launch(rows, *asked)
         assert made.runner is not None and made.runner._round is not None
-        seen.append((len(rows), made.runner._round.seats.size))
+        seen.append((len(rows), made.runner._round.table.size))
 
     made.runner.launch = counted  # type: ignore[method-assign]
     *short, long = requests(4, new=12)
@@ -77,11 +77,11 @@ def test_recordings_of_before_keys_moved_do_not_count_as_known() -> None:
     made = engine(True, policy=2)
     assert made.runner is not None
     texts(made, requests(1, new=12))
-    before = made.runner._places
+    before = made.runner._versions
     texts(made, requests(4, new=12))
-    assert made.runner._places != before
+    assert made.runner._versions != before
     known = made.runner._sizes._known
-    assert 1 in known[2, before] and 1 not in known[2, made.runner._places] and 4 in known[2, made.runner._places]
+    assert 1 in known[2, before] and 1 not in known[2, made.runner._versions] and 4 in known[2, made.runner._versions]
 
 
 def test_rows_that_leave_together_move_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

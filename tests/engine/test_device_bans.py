@@ -22,8 +22,8 @@ from engine.device_engines import GREEDY, SAMPLED, engine, flown, requests, text
 from forerun.config import SamplingParams
 from forerun.engine import Request
 from forerun.engine.bans import Bans, bans_of
-from forerun.engine.device.round import Round
-from forerun.engine.device.seats import Seats
+from forerun.engine.device.round import DeviceRound
+from forerun.engine.device.row_table import RowTable
 
 NEVER = list(range(0, 97, 2))  # half of the vocabulary: nearly every round meets one
 FIRST = list(range(0, 97, 3))
@@ -51,7 +51,7 @@ def test_the_same_is_said(processors: Processors, params: SamplingParams) -> Non
     sent = flown(made)
     got = texts(made, asked(processors, params))
     assert got == texts(engine(False), asked(processors, params))
-    assert len(sent) >= 3 and made.runner is not None and not made.runner.is_grounded
+    assert len(sent) >= 3 and made.runner is not None and not made.runner.is_disabled
     if processors is forced:
         assert all(row[-1] == 5 for row in got.values())
     else:
@@ -67,27 +67,27 @@ def test_all_rounds_are_sent_off_from_the_first_on(monkeypatch: MonkeyPatch) -> 
 
 @pytest.mark.parametrize("what", ("never", "not_first"))
 def test_control_nothing_is_forbidden(what: str, monkeypatch: MonkeyPatch) -> None:
-    right = Seats.take
+    right = RowTable.assign
 
-    def forgetful(self: Seats, *given: Any) -> None:
+    def forgetful(self: RowTable, *given: Any) -> None:
         right(self, *given)
         self.bans = replace(self.bans, **{what: ()})
 
     want = texts(engine(False), asked(both))
-    monkeypatch.setattr(Seats, "take", forgetful)
+    monkeypatch.setattr(RowTable, "assign", forgetful)
     assert texts(engine(True), asked(both)) != want
 
 
 def test_a_draft_that_forgets_is_another_draft_and_no_other_law(monkeypatch: MonkeyPatch) -> None:
     """Greedy text does not depend on what is drafted; judging alone must forbid."""
-    right = Round._forbid
+    right = DeviceRound._forbid
 
-    def judging_alone(self: Round, logits: Any, first: Any, *ids: Any) -> None:
+    def verifying_alone(self: DeviceRound, logits: Any, first: Any, *ids: Any) -> None:
         if not ids:
             right(self, logits, first)
 
     want = texts(engine(False), asked(both, GREEDY))
-    monkeypatch.setattr(Round, "_forbid", judging_alone)
+    monkeypatch.setattr(DeviceRound, "_forbid", verifying_alone)
     assert texts(engine(True), asked(both, GREEDY)) == want
 
 

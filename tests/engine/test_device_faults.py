@@ -16,8 +16,8 @@ from forerun.config import Kernels
 from forerun.engine import Engine
 from forerun.engine.device.capture import Work
 from forerun.engine.device.choose import describe, runner_of
-from forerun.engine.device.habits import Habits
 from forerun.engine.device.recorder import Recorder
+from forerun.engine.device.shapes import ShapeChooser
 from forerun.errors import ForerunWarning
 from forerun.math import advance
 from forerun.models.scorer import Scorer
@@ -33,13 +33,13 @@ def test_lengths_agree_with_the_host_between_rounds() -> None:
         made.add(replace(request, prompt=(7, *request.prompt)))
     for _ in range(4):
         made.step()
-        assert made.runner is not None and made.runner._round is not None and not made.runner.is_flying
-        seats = made.runner._round.seats
-        for place, row in enumerate(seats.rows):
-            assert made.target.length(row.number) == len(row.history) - 1 == int(seats.standing.past[place])
-            assert [*row.history[-2:]] == seats.standing.block[place, :2].tolist()
-            assert (row.round, len(row.output)) == (int(seats.keys.round[place]), int(seats.keys.position[place]))
-        assert int(seats.standing.past[3]) == 1, "the place without a row stays where it is"
+        assert made.runner is not None and made.runner._round is not None and not made.runner.has_pending
+        table = made.runner._round.table
+        for place, row in enumerate(table.rows):
+            assert made.target.length(row.number) == len(row.history) - 1 == int(table.row_state.past[place])
+            assert [*row.history[-2:]] == table.row_state.block[place, :2].tolist()
+            assert (row.round, len(row.output)) == (int(table.keys.round[place]), int(table.keys.position[place]))
+        assert int(table.row_state.past[3]) == 1, "the place without a row stays where it is"
 
 
 def test_broken_logits_end_their_row_alone() -> None:
@@ -80,7 +80,7 @@ def test_a_recording_that_fails_costs_a_warning(number: int) -> None:
     made.runner.recorder = made.runner.recordings.recorder = Refusing(number)
     with pytest.warns(ForerunWarning, match="stream is capturing.*without CUDA graphs"):
         assert texts(made, requests(3)) == want
-    assert made.runner.is_grounded
+    assert made.runner.is_disabled
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert texts(made, requests(3)) == want
@@ -101,35 +101,35 @@ def test_what_is_recorded_is_said_in_words() -> None:
         made = engine(True, drafter=drafter)
         assert words in describe(made.runner, made.target, made.drafter, made.rule)
     assert made.runner is not None
-    made.runner.is_grounded = True
+    made.runner.is_disabled = True
     assert "recording failed" in describe(made.runner, made.target, made.drafter, made.rule)
     assert "cpu has no CUDA graphs" in SpeculativeDecoder(tiny_model("llama"), "lookup").recorded
 
 
 def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:
-    habits = Habits(patience=2)
-    assert habits.choose("rows", 8, 8) == 8
-    assert [habits.choose("rows", 4, 4) for _ in range(4)] == [8, 8, 4, 4]
-    assert [habits.choose("rows", 10, 12) for _ in range(3)] == [12, 12, 10], "nothing larger is there"
-    assert habits.choose("drafts", 3, 3) == 3, "another kind"
+    chooser = ShapeChooser(patience=2)
+    assert chooser.pick("rows", 8, 8) == 8
+    assert [chooser.pick("rows", 4, 4) for _ in range(4)] == [8, 8, 4, 4]
+    assert [chooser.pick("rows", 10, 12) for _ in range(3)] == [12, 12, 10], "nothing larger is there"
+    assert chooser.pick("drafts", 3, 3) == 3, "another kind"
 
 
 # Controls: each breaks one promise of a device round, and a comparison with rounds step by step must notice.
 
 
-def _forgets_round(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(standing, drafted, verdict, vocab_size)
-    standing.round.sub_(standing.active)
+def _forgets_round(state: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
+    _advance(state, drafted, verdict, vocab_size)
+    state.round.sub_(state.active)
 
 
-def _wrong_previous(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(standing, drafted, verdict, vocab_size)
-    standing.block[:, 0] = standing.block[:, 1]
+def _wrong_previous(state: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
+    _advance(state, drafted, verdict, vocab_size)
+    state.block[:, 0] = state.block[:, 1]
 
 
-def _one_key_too_many(standing: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(standing, drafted, verdict, vocab_size)
-    standing.past.add_(standing.active)
+def _one_key_too_many(state: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
+    _advance(state, drafted, verdict, vocab_size)
+    state.past.add_(state.active)
 
 
 _advance = advance.advance

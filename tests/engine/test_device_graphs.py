@@ -71,7 +71,7 @@ def texts(made: Engine, asked: list[Request]) -> dict[int, tuple[int, ...]]:
         made.add(request)
     while not made.is_idle:
         made.step()
-    assert made.runner is None or not made.runner.is_grounded
+    assert made.runner is None or not made.runner.is_disabled
     return {result.request.request_id: result.tokens for result in made.take_results()}
 
 
@@ -122,9 +122,9 @@ def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -
 
     original, calls = kernel.advance, []
 
-    def waiting(standing: Any, *rest: Any) -> None:
-        calls.append(int(standing.past[0]))
-        original(standing, *rest)
+    def waiting(state: Any, *rest: Any) -> None:
+        calls.append(int(state.past[0]))
+        original(state, *rest)
 
     want, stream = texts(engine(False), requests(3)), torch.cuda.current_stream()
     own, drawn = graph_that_draws()
@@ -139,7 +139,7 @@ def test_a_capture_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -
         while not made.is_idle:
             made.step()
     assert {result.request.request_id: result.tokens for result in made.take_results()} == want
-    assert made.runner is not None and made.runner.is_grounded and calls
+    assert made.runner is not None and made.runner.is_disabled and calls
     assert torch.cuda.current_stream() == stream
     assert [torch.rand(3, device=DEVICE).tolist() for _ in range(2)] == wanted, "the user's own random numbers"
     own.replay()
@@ -181,7 +181,7 @@ def samples(rule: Rule) -> list[tuple[int, ...]]:
         while not made.is_idle:
             made.step()
         found += [result.tokens for result in made.take_results()]
-    assert made.runner.recorder.num_recordings and not made.runner.is_grounded
+    assert made.runner.recorder.num_recordings and not made.runner.is_disabled
     return found
 
 
@@ -201,9 +201,9 @@ def test_control_a_round_drawn_twice_bends_the_law(monkeypatch: pytest.MonkeyPat
 
     original = kernel.advance
 
-    def stuck(standing: Any, *rest: Any) -> None:
-        original(standing, *rest)
-        standing.round.sub_(standing.active)
+    def stuck(state: Any, *rest: Any) -> None:
+        original(state, *rest)
+        state.round.sub_(state.active)
 
     monkeypatch.setattr(kernel, "advance", stuck)
     assert verdict(samples(Rule.TOKEN), law())

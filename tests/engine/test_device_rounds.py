@@ -60,7 +60,7 @@ def test_the_target_alone_is_recorded_where_the_draft_cannot_be(drafter: str, ru
     settings: dict[str, Any] = {"drafter": drafter, "rule": rule, "policy": 3}
     want = texts(engine(False, **settings), requests(3))
     made = engine(True, **settings)
-    assert made.runner is not None and not made.runner.may_fly
+    assert made.runner is not None and not made.runner.whole_rounds
     scored, score = [], made.runner.score
 
     def counted(rows: Any, blocks: Any) -> Any:
@@ -249,7 +249,7 @@ def test_abort_while_a_round_is_in_the_air() -> None:
     numbers = [made.add(request) for request in requests(3, new=30)]
     made.step()  # one prompt has a single token, which makes the first round one of the other kind
     made.step()
-    assert made.runner is not None and made.runner.is_flying
+    assert made.runner is not None and made.runner.has_pending
     made.abort(numbers[1])
     got = finish(made)
     assert got[1] == want[1][: len(got[1])] and len(got[1]) < len(want[1])
@@ -269,11 +269,11 @@ def test_a_row_that_has_finished_keeps_its_seat_and_stays_where_it_is() -> None:
     for _ in range(3):
         made.step()
     assert made.runner is not None and made.runner._round is not None
-    seats = made.runner._round.seats
-    assert len(seats.rows) == 2 and len(seats.running) == 1 and len(made.target.cache.rows) == 2
-    past = seats.standing.past.tolist()
+    table = made.runner._round.table
+    assert len(table.rows) == 2 and len(table.running) == 1 and len(made.target.cache.rows) == 2
+    past = table.row_state.past.tolist()
     made.step()
-    gained = [after - before for before, after in zip(past, seats.standing.past.tolist(), strict=True)]
+    gained = [after - before for before, after in zip(past, table.row_state.past.tolist(), strict=True)]
     assert min(gained) == 0 < max(gained)
     assert finish(made) == want
     assert made.target.cache.rows == ()
@@ -284,7 +284,7 @@ def test_rows_aborted_together_move_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     made, moved = engine(True), []
     numbers = [made.add(request) for request in requests(3)]
     made.step()
-    assert made.runner is not None and made.runner.is_flying
+    assert made.runner is not None and made.runner.has_pending
     monkeypatch.setattr(type(made.target.cache), "_copy", lambda *given: moved.append(given[1:]))
     for number in numbers:
         made.abort(number)

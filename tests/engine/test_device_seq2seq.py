@@ -67,7 +67,7 @@ def texts(family: str, drafter: str, on_device: bool, params: SamplingParams, ru
         found |= {result.request.request_id: result.tokens for result in engine.take_results()}
     assert engine.is_idle and len(found) == 7
     if on_device:
-        assert engine.runner is not None and not engine.runner.is_grounded
+        assert engine.runner is not None and not engine.runner.is_disabled
         assert drafter == "lookup" or engine.runner._rounds, "nothing was sent off"
     return found
 

@@ -20,15 +20,15 @@ PENALISED = SamplingParams(temperature=1.0, repetition_penalty=1.3)
 
 def lending(**how: Any) -> Engine:
     made = engine(True, **how)
-    passes = made.side.passes = draft_passes_of(made.drafter, made.target, made.clock)
+    passes = made.drafting.passes = draft_passes_of(made.drafter, made.target, made.clock)
     assert passes is not None
     passes.runner.recorder = passes.runner.recordings.recorder = Rehearsing(made.target.device)
     return made
 
 
 def passes_of(made: Engine) -> DraftPasses:
-    assert made.side.passes is not None
-    return made.side.passes
+    assert made.drafting.passes is not None
+    return made.drafting.passes
 
 
 @pytest.mark.parametrize("drafter", ("model", "doubting"))
@@ -72,7 +72,7 @@ def test_a_recording_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch)
     with pytest.warns(ForerunWarning, match="no graph today"):
         got = texts(made, requests(3, PENALISED))
     assert got == texts(engine(False), requests(3, PENALISED))
-    assert passes_of(made).runner.is_grounded
+    assert passes_of(made).runner.is_disabled
 
 
 def test_whom_nothing_is_lent() -> None:

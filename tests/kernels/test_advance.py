@@ -14,7 +14,7 @@ from forerun.kernels import advance as kernel
 from forerun.kernels import random as random_kernel
 from forerun.math import advance as reference
 from forerun.math import random as random_reference
-from forerun.math.advance import HEAD, Standing
+from forerun.math.advance import HEAD, DeviceRowState
 from forerun.types import Keys, Rule, Verdict
 from support.interpreter import DEVICE, kernel_tests
 
@@ -27,12 +27,12 @@ def numbers(rows: int, most: int, seed: int) -> Tensor:
     return torch.randint(0, most, (rows,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def standing(rows: int) -> Standing:
+def state(rows: int) -> DeviceRowState:
     active = torch.ones(rows, dtype=torch.int64, device=DEVICE)
     active[rows - 1 :] = rows == 1  # the last place has no row, unless it is the only one
     block = torch.randint(0, 90, (rows, 1 + WIDTH), generator=torch.Generator().manual_seed(9)).to(DEVICE)
     result = torch.full((rows, HEAD + WIDTH - 1), -7, device=DEVICE)
-    return Standing(numbers(rows, 50, 1), numbers(rows, 9, 2), numbers(rows, 40, 3), active, block, result)
+    return DeviceRowState(numbers(rows, 50, 1), numbers(rows, 9, 2), numbers(rows, 40, 3), active, block, result)
 
 
 def verdict(rows: int) -> Verdict:
@@ -44,13 +44,13 @@ def verdict(rows: int) -> Verdict:
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_advance(rows: int) -> None:
-    ours, theirs, drafted = standing(rows), standing(rows), numbers(rows, WIDTH, 8)
+    ours, theirs, drafted = state(rows), state(rows), numbers(rows, WIDTH, 8)
     kernel.advance(ours, drafted, verdict(rows), 90)
     reference.advance(theirs, drafted, verdict(rows), 90)
-    for field in fields(Standing):
+    for field in fields(DeviceRowState):
         assert torch.equal(getattr(ours, field.name), getattr(theirs, field.name)), field.name
     assert ours.block[0, 1] == 89, "a next token that is none must be one that can be looked up"
-    assert rows == 1 or ours.past[-1] == standing(rows).past[-1], "a place without a row stays where it is"
+    assert rows == 1 or ours.past[-1] == state(rows).past[-1], "a place without a row stays where it is"
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from forerun.engine.device.room import SIZES, roomy
+from forerun.engine.device.shapes import SIZES, round_up_draft
 from forerun.types import BatchView, Policy, RoundOutcome
 from policy.simulation import World, seconds_on
 
@@ -58,7 +58,7 @@ class RecordedWorld(World):
                     del known[row]
 
     def fly(self, lengths: dict[int, int], left: dict[int, int]) -> None:
-        rows, number = tuple(left), roomy(max(lengths.values()))
+        rows, number = tuple(left), round_up_draft(max(lengths.values()))
         drafted = tuple(min(lengths[row], left[row] - 1) for row in rows)
         accepted = tuple(min(self.keep(n, 0), left[row] - 1) for n, row in zip(drafted, rows, strict=True))
         ended = tuple(left[row] <= n + 1 for n, row in zip(accepted, rows, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.engine.device.room import SIZES
+from forerun.engine.device.shapes import SIZES
 from forerun.policy import BassHeuristic, Constant, CostModel
 from forerun.policy.plan import best_lengths, best_size
 from forerun.types import Policy

@@ -50,7 +50,7 @@ def _kept_of_tree(path: Sequence[int], parents: Sequence[int]) -> Kept:
     return Kept(tuple(path), max(depths(parents), default=0), last not in parents)
 
 
-def standing(block: Sequence[int], kept: Kept, trees: Sequence[Sequence[int]] | None) -> list[int]:
+def scored_block(block: Sequence[int], kept: Kept, trees: Sequence[Sequence[int]] | None) -> list[int]:
     """A row's last token and what was scored behind it and is still there: the whole draft, or a tree's kept path."""
     return list(block) if trees is None else [block[0], *(block[node + 1] for node in kept.nodes)]
 

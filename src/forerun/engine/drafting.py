@@ -26,13 +26,13 @@ from forerun.policy.constant import kept_whole
 from forerun.rules import AnyRule
 from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
 
-_SIDES: WeakSet[DraftSide] = WeakSet()  # of all engines, to notice when two of them share what they should not
+_SIDES: WeakSet[Drafting] = WeakSet()  # of all engines, to notice when two of them share what they should not
 
 
 PLAIN = "such rounds decode plainly"
 
 
-class DraftSide:
+class Drafting:
     """Asks policy and drafter. Either may fail: it costs a draft, never the round."""
 
     def __init__(
@@ -103,7 +103,7 @@ class DraftSide:
     def capture_seconds(self) -> float:
         return 0.0 if self.passes is None else self.passes.runner.recorder.seconds
 
-    def tell(self, verb: str, *arguments: Any) -> None:
+    def notify(self, verb: str, *arguments: Any) -> None:
         """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""
         if verb == "release":
             self._rows.discard(arguments[0])

@@ -17,17 +17,17 @@ from forerun import ops
 from forerun.drafters.fresh import fresh
 from forerun.engine.adjust import adjuster
 from forerun.engine.bans import bans_of
-from forerun.engine.branching import Kept, kept_of, parents_of, standing
+from forerun.engine.branching import Kept, kept_of, parents_of, scored_block
 from forerun.engine.commit import commit
 from forerun.engine.device.choose import draft_passes_of, runner_for
-from forerun.engine.device.room import SIZES
 from forerun.engine.device.runner import Runner
-from forerun.engine.drafting import DraftSide
+from forerun.engine.device.shapes import SIZES
+from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.laws import keys_of, law_of, tokens_of
+from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
-from forerun.engine.shelf import Shelf
 from forerun.engine.stats import Stats
 from forerun.engine.stops import StopRule
 from forerun.errors import ForerunWarning, InvalidArgument
@@ -72,12 +72,12 @@ class Engine:
         strict: bool = False,
     ) -> None:
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
-        self.join_tokens, self.shelf = join_tokens, Shelf(keep_rows)
+        self.join_tokens, self.prefixes = join_tokens, PrefixCache(keep_rows)
         self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
         self._results: dict[int, RowResult] = {}  # by handle
-        self._held: set[int] = set()  # row numbers that target and drafter know, those on the shelf included
+        self._held: set[int] = set()  # row numbers that target and drafter know, kept prefixes included
         self._handles = itertools.count()
         self._turns = itertools.count(1)
         self.faults = Faults(strict)
@@ -90,12 +90,12 @@ class Engine:
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
         """Bring target, drafter and recorded rounds together."""
         self.drafter = None if drafter is None else fresh(drafter)
-        self.side = DraftSide(self.drafter, policy, self.target, self.rule, self.faults)
+        self.drafting = Drafting(self.drafter, policy, self.target, self.rule, self.faults)
         if (bind := getattr(self.drafter, "bind", None)) is not None:
             bind(self.target, self.tokenizer)
         self.runner = runner_for(self.target, self.drafter, self.rule, self.clock) if self.compile else None
         if self.runner is not None:
-            self.side.passes = draft_passes_of(self.drafter, self.target, self.clock)
+            self.drafting.passes = draft_passes_of(self.drafter, self.target, self.clock)
 
     @property
     def is_idle(self) -> bool:
@@ -103,12 +103,12 @@ class Engine:
 
     @property
     def policy(self) -> Policy:
-        return self.side.policy
+        return self.drafting.policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
         """Another one from the next round on."""
-        self.side.policy = policy
+        self.drafting.policy = policy
 
     @property
     def lossy(self) -> str | None:
@@ -152,7 +152,7 @@ class Engine:
     def step(self) -> list[Progress]:
         """One round for every row."""
         try:
-            if self.runner is None or not self.runner.is_flying:
+            if self.runner is None or not self.runner.has_pending:
                 self._admit()
             self._expire()
             if not self._running:
@@ -182,17 +182,17 @@ class Engine:
         rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
         held, self._held = self._held, set()
         self._waiting, self._running = list(rows.values()), {}
-        self.shelf.clear()
+        self.prefixes.clear()
         if self.runner is not None:
-            self.runner.drop()
+            self.runner.discard_pending()
         self.target.reset()
         for number in held:
             with suppress(Exception):  # one error is on its way already
-                self.side.tell("release", number)
+                self.drafting.notify("release", number)
 
     def _advance(self, batch: list[Row]) -> list[Progress]:
-        if self.runner is not None and (self.runner.is_flying or self._launch(self.runner, batch)):
-            return self._land(self.runner, batch)
+        if self.runner is not None and (self.runner.has_pending or self._launch(self.runner, batch)):
+            return self._collect(self.runner, batch)
         return self._round(batch)
 
     def _look_again(self) -> None:
@@ -206,9 +206,9 @@ class Engine:
             self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
             self._start_over()
             self.target.renew()
-            self._connect(self.drafter, self.side.policy)
+            self._connect(self.drafter, self.drafting.policy)
             self._is_stale = False
-        if self.shelf.limit:
+        if self.prefixes.limit:
             values = checksum(self.target.model)
             if values != self._values:
                 self._start_over()
@@ -230,7 +230,7 @@ class Engine:
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
             tuple(row.remaining - 1 for row in batch),
-            self.side.is_mixed,
+            self.drafting.is_mixed,
             sizes,
             next(self._turns),
         )
@@ -238,13 +238,13 @@ class Engine:
     def _round(self, batch: list[Row]) -> list[Progress]:
         """One round step by step, with everything in it that a row may ask for."""
         if self.runner is not None:
-            self.runner.leave()
+            self.runner.release_table()
         view = self._view(batch)
         params = LawParams.stack([row.request.params for row in batch], self.target.device)
         keys = keys_of(batch, self.target.device)
 
         started = self.clock()
-        draft = self.side.draft(batch, view, params, keys)
+        draft = self.drafting.draft(batch, view, params, keys)
         drafted = self.clock()
         blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, tokens_of(draft), strict=True)]
         unseen = [row.history[self.target.length(row.number) : -1] for row in batch]  # of a prompt that came along
@@ -263,9 +263,11 @@ class Engine:
             self._keep(view.rows, trees, kept)
         verified = self.clock()
 
-        self._settle(batch, [standing(block, row, trees) for block, row in zip(blocks, kept, strict=True)], progress)
+        self._rewind_to_kept(
+            batch, [scored_block(block, row, trees) for block, row in zip(blocks, kept, strict=True)], progress
+        )
         self._account(drafted - started, scored - drafted, verified - scored)
-        self.side.observe(
+        self.drafting.observe(
             RoundOutcome(
                 rows=view.rows,
                 request_ids=view.request_ids,
@@ -286,58 +288,58 @@ class Engine:
 
     def _launch(self, runner: Runner, batch: list[Row]) -> bool:
         """Send a round to the device, if it is one that the device can run by itself."""
-        if not runner.takes(batch):
+        if not runner.can_run(batch):
             return False
         view = self._view(batch, SIZES)
-        lengths = self.side.lengths(view)
-        if runner.may_reach_an_end(batch, lengths):
+        lengths = self.drafting.lengths(view)
+        if runner.may_reach_forced_token(batch, lengths):
             return False
-        if runner.moves(batch, lengths):
-            if runner.is_flying:
+        if runner.needs_new_table(batch, lengths):
+            if runner.has_pending:
                 return False
             self._let_go()  # whose slots others can have
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths, view, self.side.is_fixed)
+            runner.launch(batch, lengths, view, self.drafting.is_fixed)
         except Exception as error:
-            self._ground(runner, error)
+            self._disable(runner, error)
             return False
         return True
 
-    def _ground(self, runner: Runner, error: Exception) -> None:
-        """A round that cannot be recorded is run step by step, as are all after it; what is in the air still lands."""
-        runner.is_grounded = True
+    def _disable(self, runner: Runner, error: Exception) -> None:
+        """A round that cannot be recorded is run step by step, as are all after it. Pending ones are collected."""
+        runner.is_disabled = True
         what = f"a round could not be recorded ({type(error).__name__}: {error})"
         warnings.warn(f"{what}; decoding goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
 
-    def _land(self, runner: Runner, batch: list[Row]) -> list[Progress]:
-        """The oldest round in the air; another one follows it before anything that can wait is done."""
-        if self.ahead and self.side.runs_ahead and not self._waiting and runner.is_needed(batch):
+    def _collect(self, runner: Runner, batch: list[Row]) -> list[Progress]:
+        """Collect the oldest pending round; the next one is launched before anything that can wait is done."""
+        if self.ahead and self.drafting.runs_ahead and not self._waiting and runner.should_launch_another(batch):
             self._launch(runner, batch)
-        landing = runner.land()
-        kept = kept_of(landing.verdict, landing.blocks, None)
-        progress = commit(landing.rows, landing.blocks, kept, landing.verdict, None, landing.logprobs)
-        runner.settle(landing)
+        finished = runner.collect()
+        kept = kept_of(finished.verdict, finished.blocks, None)
+        progress = commit(finished.rows, finished.blocks, kept, finished.verdict, None, finished.logprobs)
+        runner.sync_lengths(finished)
         outcome = RoundOutcome(
-            rows=tuple(row.number for row in landing.rows),
-            request_ids=tuple(row.request.request_id for row in landing.rows),
+            rows=tuple(row.number for row in finished.rows),
+            request_ids=tuple(row.request.request_id for row in finished.rows),
             drafted=tuple(row.depth for row in kept),
             accepted=_accepted(progress),
             evidence=None,
-            scored=sum(map(len, landing.blocks)),
-            draft_seconds=landing.seconds[0],
-            score_seconds=landing.seconds[1],
-            verify_seconds=landing.seconds[2],
+            scored=sum(map(len, finished.blocks)),
+            draft_seconds=finished.seconds[0],
+            score_seconds=finished.seconds[1],
+            verify_seconds=finished.seconds[2],
             ended=_ended(progress),
-            steps=landing.drafted,
-            turn=landing.turn,
+            steps=finished.drafted,
+            turn=finished.turn,
         )
-        self.side.observe(outcome)
+        self.drafting.observe(outcome)
         running = [row for row in batch if row.finish_reason is None]
-        if self.ahead and running and not runner.is_flying and not self._waiting:
+        if self.ahead and running and not runner.has_pending and not self._waiting:
             self._launch(runner, running)
-        self._account(*landing.seconds)  # last: what was recorded for the next round took this one's time
+        self._account(*finished.seconds)  # last: what was recorded for the next round took this one's time
         return progress
 
     def _budget(self, request: Request) -> int:
@@ -375,27 +377,27 @@ class Engine:
             self.seconds.prefill_seconds += self.clock() - started
 
     def _take_in(self, row: Row) -> None:
-        """A row number for a row: one of the shelf whose keys begin as its prompt does, or else a new one."""
-        claim = self.shelf.claim(row.request.prompt, row.request.source)
+        """A row number for a row: that of a kept prefix whose keys begin as its prompt does, or else a new one."""
+        claim = self.prefixes.claim(row.request.prompt, row.request.source)
         if claim is not None:
             row.number, known = claim
             self.target.rewind([row.number], [min(known, self.target.length(row.number))])
-            self.side.tell("rewind", [row.number], [known])
+            self.drafting.notify("rewind", [row.number], [known])
             return
         row.number = next(number for number in itertools.count() if number not in self._held)
         self._held.add(row.number)
         self.target.admit(row.number)
-        self.side.tell("admit", row.number, row.request.prompt)
+        self.drafting.notify("admit", row.number, row.request.prompt)
         if row.request.source is not None:
             self.target.read(row.number, row.request.source)
-            self.side.tell("read", row.number, row.request.source)
+            self.drafting.notify("read", row.number, row.request.source)
 
     def _prefill(self, rows: list[Row]) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
         # Equal beginnings are taken in once, before any of them runs.
         copies = Counter((row.request.prompt, row.request.source) for row in rows)
-        flies = self.runner is not None and not self.runner.is_grounded
-        room, fed = 0 if flies else self.join_tokens, []
+        is_recorded = self.runner is not None and not self.runner.is_disabled
+        room, fed = 0 if is_recorded else self.join_tokens, []
         for row in rows:
             length = len(row.history) - self.target.length(row.number)
             if copies[row.request.prompt, row.request.source] == 1 and length <= room:
@@ -419,7 +421,7 @@ class Engine:
             try:
                 return runner.score(batch, blocks)
             except Exception as error:
-                self._ground(runner, error)
+                self._disable(runner, error)
         rows, tails = [row.number for row in batch], [len(block) for block in blocks]
         if trees is None:
             return self.target.score(rows, passed, tails)
@@ -431,22 +433,22 @@ class Engine:
             if parents:
                 self.target.keep(row, self.target.length(row) - len(parents), found.nodes)
 
-    def _settle(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
+    def _rewind_to_kept(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
         """Cut target and drafter back to what stands: everything in the history but its last token has been seen.
 
         A rule may have emitted other tokens than were scored; from the first of those on nothing has been.
         """
         numbers = [row.number for row in batch]
-        standing = [
+        kept_lengths = [
             len(row.history) - 1 - _unscored(block[1:], made.tokens[:-1])
             for row, block, made in zip(batch, blocks, progress, strict=True)
         ]
-        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, standing, strict=True)])
-        self.side.tell("rewind", numbers, standing)
+        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, kept_lengths, strict=True)])
+        self.drafting.notify("rewind", numbers, kept_lengths)
 
     def _account(self, draft: float, score: float, verify: float) -> None:
         if self.runner is not None:
-            self.seconds.capture_seconds = self.runner.recorder.seconds + self.side.capture_seconds
+            self.seconds.capture_seconds = self.runner.recorder.seconds + self.drafting.capture_seconds
         self.seconds.draft_seconds += draft
         self.seconds.score_seconds += score
         self.seconds.verify_seconds += verify
@@ -460,23 +462,23 @@ class Engine:
         for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
             self._results[row.handle] = row.result(self.clock())
             if row.error is None:
-                self.shelf.put(row.number, row.history, row.request.source)
+                self.prefixes.put(row.number, row.history, row.request.source)
             del self._running[row.number]
-        if self.runner is not None and self.runner.is_flying and not self._running:
-            self.runner.drop()
-        if self.runner is None or not self.runner.is_flying:  # slots move when a row goes
+        if self.runner is not None and self.runner.has_pending and not self._running:
+            self.runner.discard_pending()
+        if self.runner is None or not self.runner.has_pending:  # slots move when a row goes
             self._let_go()
         if self.is_idle:
             self._go_on_training()
 
     def _let_go(self) -> None:
         """Rows that left, the last slots first: then the keys of nobody who stays behind have to move."""
-        going = [number for number in self._held if number not in self._running and number not in self.shelf]
+        going = [number for number in self._held if number not in self._running and number not in self.prefixes]
         if going and self.runner is not None:
-            self.runner.leave()
+            self.runner.release_table()
         for number in sorted(going, key=self.target.cache.slot, reverse=True):
             self.target.release(number)
-            self.side.tell("release", number)
+            self.drafting.notify("release", number)
             self._held.discard(number)
 
 

@@ -7,18 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.math.advance import HEAD, Layout, Standing
+from forerun.math.advance import HEAD, DeviceRowState, Layout
 from forerun.types import Verdict
 
 FIRST = tl.constexpr(HEAD)
 
 
-def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+def advance(state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
     """Write down what became of `drafted` [R] tokens a row, and move every row to the end of what it gained."""
-    block, result = standing.block, standing.result
+    block, result = state.block, state.result
     kept, following, finite = verdict.num_accepted, verdict.next_token, verdict.finite
     _advance_kernel[(block.shape[0],)](
-        standing.past, standing.round, standing.position, standing.active, block, result, drafted,
+        state.past, state.round, state.position, state.active, block, result, drafted,
         kept, following, finite, kept.stride(0), following.stride(0), finite.stride(0),
         block.stride(0), result.stride(0), block.shape[1], vocab_size,
         BLOCK=triton.next_power_of_2(block.shape[1]), num_warps=1,

@@ -13,7 +13,7 @@ HEAD = 4  # numbers of a result before the drafted tokens: kept, next token, whe
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DeviceRowState:
     """Where rows of a device round stand. All of it is changed in place."""
 
     past: Tensor  # [R] int64, keys that stand
@@ -24,7 +24,7 @@ class Standing:
     result: Tensor  # [R, HEAD + W - 1] int64, for the host: HEAD numbers and the drafted tokens
 
 
-def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+def advance(state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
     """Write down what became of `drafted` [R] tokens a row, and move every row to the end of what it gained.
 
     A row whose logits were no numbers has no next token worth the name; whatever stands there is made one that can be
@@ -32,21 +32,21 @@ def advance(standing: Standing, drafted: Tensor, verdict: Verdict, vocab_size: i
     """
     kept = verdict.num_accepted
     following = verdict.next_token.clamp(0, vocab_size - 1)
-    block, result = standing.block, standing.result
+    block, result = state.block, state.result
     result[:, 0], result[:, 1], result[:, 2], result[:, 3] = kept, following, verdict.finite, drafted
     result[:, HEAD:] = block[:, 2:]
     block[:, 0] = block.gather(1, (kept + 1).unsqueeze(-1)).squeeze(-1)
     block[:, 1] = following
-    gained = (kept + 1) * standing.active
-    standing.past.add_(gained)
-    standing.position.add_(gained)
-    standing.round.add_(standing.active)
+    gained = (kept + 1) * state.active
+    state.past.add_(gained)
+    state.position.add_(gained)
+    state.round.add_(state.active)
 
 
 def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict) -> Tensor:
     """[R, K + 1] float64: how likely the model itself, as it came, finds what is emitted; past that anything.
 
-    `logits` [R, K + 1, V] follow the last token and each drafted one, `block` is as in `Standing`.
+    `logits` [R, K + 1, V] follow the last token and each drafted one, `block` is as in `DeviceRowState`.
     """
     number = logits.shape[1] - 1
     kept, last = verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1).clamp(0, logits.shape[-1] - 1)

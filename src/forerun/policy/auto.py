@@ -130,7 +130,7 @@ class CostModel:
         self._learn_costs(outcome, asked, ask.proposed)
         self._learn_acceptance(outcome)
         if self._score.knows_plain():
-            self._settle(outcome, asked, ask.trial)
+            self._record_outcome(outcome, asked, ask.trial)
         self._drafting = self._drew(outcome) if self._mixed else asked
         for request, ended in zip(outcome.request_ids, outcome.ended, strict=True):
             if ended:
@@ -269,7 +269,7 @@ class CostModel:
             if drafted:  # a drafter with nothing to say was not wrong
                 self._acceptance.observe(request, kind, drafted, accepted, ended)
 
-    def _settle(self, outcome: RoundOutcome, asked: frozenset[int], trial: Trial | None) -> None:
+    def _record_outcome(self, outcome: RoundOutcome, asked: frozenset[int], trial: Trial | None) -> None:
         """Compare the round with the plain rounds it replaced."""
         rows, drafted = len(outcome.rows), sum(outcome.drafted)
         plain = self._score.plain(rows)
@@ -284,7 +284,7 @@ class CostModel:
             draft = 0.0  # nobody was asked: what passed there is the host's, not the drafter's
         if drafted or draft > CHEAP:
             tried = sum(min(a + 1, d) for a, d in zip(outcome.accepted, outcome.drafted, strict=True))
-            self._trust.settle(won - draft, kept, tried)
+            self._trust.record_outcome(won - draft, kept, tried)
         if trial:
             self._trust.conclude(trial, won - draft, kept)
         elapsed = (outcome.draft_seconds + outcome.score_seconds + outcome.verify_seconds) / plain

@@ -45,7 +45,7 @@ class Trust:
         """Time went by, `wasted` of it on drafts that nobody verified."""
         self.allowance = max(0.0, self.allowance + self._share * rounds - wasted)
 
-    def settle(self, gain: float, kept: float, tried: int) -> None:
+    def record_outcome(self, gain: float, kept: float, tried: int) -> None:
         """Book what a round with drafts gained over plain decoding, or lost; `kept` is draft tokens per row."""
         hope = max(0.0, 1 - self._tried / HOPE_LASTS)
         self._tried += tried

@@ -38,7 +38,7 @@ def describe(runner: Runner | None, target: Scorer, drafter: Drafter | None, rul
     """What an engine with this runner records, in words."""
     if runner is None:
         return f"nothing: {why_nothing(target) or 'it was turned off'}"
-    if runner.is_grounded:
+    if runner.is_disabled:
         return "nothing: recording failed"
     reason = why_not(target, drafter, rule)
     return "whole rounds" if reason is None else f"the target's pass: {reason}"
@@ -72,6 +72,6 @@ def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[],
 def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner:
     """The same without asking where it runs: elsewhere the work itself stands in for its recording."""
     if why_not(target, drafter, rule) is not None:
-        return Runner(target, None, Rule.TOKEN, clock, may_fly=False)
+        return Runner(target, None, Rule.TOKEN, clock, whole_rounds=False)
     assert isinstance(rule, Rule) and (drafter is None or isinstance(drafter, DraftModel))
     return Runner(target, drafter, rule, clock)

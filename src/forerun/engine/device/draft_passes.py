@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from forerun.drafters import DraftModel
-from forerun.engine.device.room import POSITIONS
 from forerun.engine.device.runner import Runner
+from forerun.engine.device.shapes import POSITIONS
 from forerun.engine.row import Row
 from forerun.errors import ForerunWarning
 from forerun.types import Rule
@@ -28,7 +28,7 @@ class DraftPasses:
 
     def __init__(self, drafter: DraftModel, clock: Callable[[], float]) -> None:
         self.drafter, self.scorer = drafter, drafter.scorer
-        self.runner = Runner(drafter.scorer, None, Rule.TOKEN, clock, may_fly=False)
+        self.runner = Runner(drafter.scorer, None, Rule.TOKEN, clock, whole_rounds=False)
 
     @contextmanager
     def lent(self, batch: Sequence[Row]) -> Iterator[None]:
@@ -40,12 +40,12 @@ class DraftPasses:
 
     def _score_last(self, known: Mapping[int, Row], rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> Tensor:
         """What `Scorer.score_last` gives: [B, V]."""
-        if self.runner.is_grounded or max(map(len, blocks)) > POSITIONS[-1]:
+        if self.runner.is_disabled or max(map(len, blocks)) > POSITIONS[-1]:
             return self.scorer.score_last(rows, blocks)
         try:
             logits = self.runner.score([known[row] for row in rows], blocks)
         except Exception as error:
-            self.runner.is_grounded = True
+            self.runner.is_disabled = True
             what = f"a draft model's pass could not be recorded ({type(error).__name__}: {error})"
             warnings.warn(f"{what}; it goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
             return self.scorer.score_last(rows, blocks)

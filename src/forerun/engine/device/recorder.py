@@ -15,6 +15,8 @@ from torch import Tensor
 
 from forerun.engine.device.capture import Work, capture
 
+DOUBLING = 128  # rows up to which scratch memory doubles; beyond that memory is dearer than recording anew
+
 
 @dataclass(slots=True)
 class Recorder:
@@ -67,18 +69,37 @@ class Recordings:
 
     def get(self, shape: Hashable, version: Callable[[], Hashable], work: Work, state: Sequence[Tensor]) -> Work:
         """The recording of `work` for `shape`, as long as `version()` is what it was when it was made."""
-        found = self._known.get(shape)
-        if found is not None and found[0] == version():
-            return found[1]
-        self.num_moved += found is not None
+        known = self._known.get(shape)
+        if known is not None and known[0] == version():
+            return known[1]
+        self.num_moved += known is not None
         self._known.pop(shape, None)  # its memory may be used for the new one
-        made = self.recorder.record(work, state)
-        self._known[shape] = (version(), made)  # read again: a rehearsal may itself have made room
-        return made
+        recording = self.recorder.record(work, state)
+        self._known[shape] = (version(), recording)  # read again: a rehearsal may itself have made room
+        return recording
+
+
+class Scratch:
+    """Rows of logits or hidden states that one recording leaves for the next: one buffer for all shapes.
+
+    It is as large as the largest shape needs and has the model's dtype, so it is allocated when the first rows exist.
+    """
+
+    def __init__(self) -> None:
+        self.rows = torch.empty(0, 0)  # [N, V]
+        self.version = 0
+
+    def reserve(self, like: Tensor, number: int) -> None:
+        """Memory for `number` rows like those of `like` [n, V]; rows kept before may be lost."""
+        if len(self.rows) < number or self.rows.shape[1] != like.shape[1] or self.rows.dtype != like.dtype:
+            number = max(number, min(2 * len(self.rows), DOUBLING))  # a policy that tries longer drafts soon tries more
+            self.rows = torch.empty(0, 0)  # free the old memory before asking for more
+            self.rows = like.new_empty(number, like.shape[1])
+            self.version += 1
 
 
 class Marks:
-    """Moments of one round on the device's own clock, read without stopping anybody once the round is over."""
+    """Times within one round by the device's clock, read without a synchronisation once the round is over."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float], number: int) -> None:
         self.clock = clock

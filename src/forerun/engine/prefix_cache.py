@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from forerun.types import Source
 
 
-class Shelf:
-    """At most `limit` finished rows, the oldest leaves first. Row numbers stay theirs while they are here."""
+class PrefixCache:
+    """At most `limit` finished rows; the oldest is evicted first. A row keeps its number while it is here."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -1,0 +1,138 @@
+"""The rows of a device round: one table of numbers, written by the host when rows come or go, advanced by the device.
+
+Between two rounds of the same rows nothing is copied to the device but draft lengths, and those only when they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.engine.bans import Bans
+from forerun.engine.row import Row
+from forerun.math.advance import HEAD, DeviceRowState
+from forerun.types import Keys, LawParams
+
+# Columns of the table; those of SETTINGS are the bits of float64.
+NUMBERS = (
+    "slots", "draft_slots", "past", "active", "budget", "seed", "request_id", "round", "position", "previous", "last",
+    "top_k",
+)  # fmt: skip
+SETTINGS = ("temperature", "top_p", "min_p")
+FLAGS = ("any_greedy", "all_greedy", "any_scaled", "any_top_k", "any_top_p", "any_min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlots:
+    """Where one row's keys are stored."""
+
+    slot: int  # in the target's cache
+    draft_slot: int  # in the drafter's; any value where there is none
+
+
+class RowTable:
+    """`size` entries; those without a row are dummies that run along on spare cache slots."""
+
+    def __init__(self, size: int, width: int, device: torch.device) -> None:
+        self.size, self.width, self.device = size, width, device  # R, and W: the most positions a round scores
+        zeros = {"dtype": torch.int64, "device": device}
+        self.values = torch.zeros(len(NUMBERS) + len(SETTINGS), size, **zeros)  # type: ignore[call-overload]
+        self.asked = torch.zeros(size, **zeros)  # type: ignore[call-overload]
+        block = torch.zeros(size, 1 + width, **zeros)  # type: ignore[call-overload]
+        result = torch.zeros(size, HEAD + width - 1, **zeros)  # type: ignore[call-overload]
+        column = dict(zip(NUMBERS, self.values, strict=False))
+        self.slots, self.draft_slots, self.budget = column["slots"], column["draft_slots"], column["budget"]
+        self.keys = Keys(column["seed"], column["request_id"], column["round"], column["position"])
+        self.row_state = DeviceRowState(
+            column["past"], column["round"], column["position"], column["active"], block, result
+        )
+        self._last_two = column["previous"], column["last"]
+        settings = self.values[len(NUMBERS) :].view(torch.float64)
+        flags = dict.fromkeys(FLAGS, False)
+        self.params = LawParams(settings[0], column["top_k"], settings[1], settings[2], **flags)
+        self.logprobs = torch.zeros(size, width, dtype=torch.float64, device=device)
+        self.wants_logprobs = False
+        self.bans = Bans()  # the same for all rows
+        self.rows: tuple[Row, ...] = ()  # as they were assigned; some may have finished since
+        self._inactive: set[int] = set()  # entries of those that have
+        self._last_asked: tuple[int, ...] = ()
+
+    @property
+    def state(self) -> list[Tensor]:
+        """Everything a round changes that the next one starts from."""
+        return [self.values, self.row_state.block]
+
+    @property
+    def flags(self) -> tuple[object, ...]:
+        """What kernels are chosen by, so that it is part of a recording's shape."""
+        return (*(getattr(self.params, name) for name in FLAGS), self.wants_logprobs, self.bans.ids)
+
+    @property
+    def running(self) -> list[Row]:
+        return [row for row in self.rows if row.finish_reason is None]
+
+    def assign(self, rows: Sequence[Row], slots: Sequence[RowSlots], dummy: RowSlots) -> None:
+        """Write `rows` as the host knows them, and dummies at `dummy` behind them; no round may be pending."""
+        self.rows, self._inactive = tuple(rows), set()
+        self.wants_logprobs = any(row.request.logprobs is not None for row in rows)
+        self.bans = rows[0].bans or Bans()
+        law = LawParams.stack([row.request.params for row in rows])
+        columns = [_numbers(row, own) for row, own in zip(rows, slots, strict=True)]
+        columns += [_dummy_numbers(dummy)] * (self.size - len(rows))
+        repeat = torch.arange(self.size).clamp(max=len(rows) - 1)  # a dummy has the last row's law: no flag changes
+        numbers = torch.tensor(columns, dtype=torch.int64).T
+        settings = torch.stack([law.temperature, law.top_p, law.min_p])[:, repeat].view(torch.int64)
+        self._send(self.values, torch.cat([numbers, law.top_k[repeat][None], settings]))
+        self.row_state.block[:, 0].copy_(self._last_two[0])
+        self.row_state.block[:, 1].copy_(self._last_two[1])
+        self.params = LawParams(
+            self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p,
+            **{name: getattr(law, name) for name in FLAGS},
+        )  # fmt: skip
+
+    def assign_blocks(
+        self, slots: Sequence[RowSlots], past: Sequence[int], blocks: Sequence[Sequence[int]], dummy: RowSlots
+    ) -> None:
+        """For one target pass alone: each row's slot, its keys and the tokens behind them. No row is assigned after."""
+        self.rows = ()
+        dummies, count = self.size - len(past), max(map(len, blocks))
+        tokens = [[*block, *[0] * (count - len(block))] for block in (*blocks, *[[0]] * dummies)]
+        self._send(self.slots, torch.tensor([own.slot for own in (*slots, *[dummy] * dummies)]))
+        self._send(self.row_state.past, torch.tensor([*past, *[1] * dummies]))
+        self._send(self.row_state.block[:, 1 : 1 + count], torch.tensor(tokens))
+
+    def deactivate_finished(self) -> None:
+        """From now on, entries of finished rows no longer advance."""
+        for place, row in enumerate(self.rows):
+            if row.finish_reason is not None and place not in self._inactive:
+                self._inactive.add(place)
+                self.row_state.active[place : place + 1].zero_()
+
+    def set_draft_lengths(self, lengths: Sequence[int]) -> None:
+        """Of running rows, for the coming round; the device shortens them to what a budget has left."""
+        left = iter(lengths)
+        of_rows = [next(left) if row.finish_reason is None else 0 for row in self.rows]
+        asked = (*of_rows, *[0] * (self.size - len(of_rows)))
+        if asked != self._last_asked:
+            self._last_asked = asked
+            self._send(self.asked, torch.tensor(asked))
+
+    def _send(self, place: Tensor, numbers: Tensor) -> None:
+        """Without waiting. New page-locked memory each time: its allocator keeps it until the copy has happened."""
+        place.copy_(numbers.pin_memory() if place.is_cuda else numbers, non_blocking=True)
+
+
+def _numbers(row: Row, slots: RowSlots) -> list[int]:
+    request = row.request
+    return [
+        slots.slot, slots.draft_slot, len(row.history) - 1, 1, row.stop.budget, request.seed, request.request_id,
+        row.round, len(row.output), row.history[-2] if len(row.history) > 1 else 0, row.history[-1],
+    ]  # fmt: skip
+
+
+def _dummy_numbers(slots: RowSlots) -> list[int]:
+    """One key in the cache, so that a draft can begin with two tokens."""
+    return [slots.slot, slots.draft_slot, 1, 0, 1, 0, 0, 0, 0, 0, 0]
