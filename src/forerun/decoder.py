@@ -17,9 +17,9 @@ from forerun.drafters import PromptLookup, default_drafter, from_folder
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, NonFiniteLogits
+from forerun.inputs import check_ids, read_inputs, refuse_for_causal, unpadded
 from forerun.inside_generate import decoder_inputs, listening, read_call
-from forerun.keyword_checks import check_tokenizer
-from forerun.keywords import GenerateKeywords, Job, understand
+from forerun.keywords import GenerateCall, GenerateKeywords, check_tokenizer, parse_generate_kwargs
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
 from forerun.models.families import check_model
@@ -28,11 +28,9 @@ from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.policy import as_policy
 from forerun.result import GenerateResult
 from forerun.rules import AnyRule, parse
-from forerun.sources import read_inputs, refuse_for_causal
 from forerun.speech import Windows, is_whisper
 from forerun.stream import Stream
 from forerun.types import Drafter, Policy, Rule
-from forerun.unpadded import check_ids, unpadded
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
@@ -73,7 +71,7 @@ class SpeculativeDecoder:
         self_check: bool | None = None,
     ) -> None:
         check_model("target", target)
-        self._given = target
+        self._wrapped_target = target
         target = self.target = unwrapped(target)
         self.tokenizer = None if tokenizer is None else check_tokenizer("tokenizer", tokenizer)
         self.policy = as_policy(policy)
@@ -130,8 +128,8 @@ class SpeculativeDecoder:
         there once it has ended. Until then no other call can run on this decoder; a stream that was left and that
         nobody holds any more is closed.
         """
-        job, like = self._job(input_ids, attention_mask, keywords)
-        return Stream(self.engine, job, like)
+        call, like = self._parse(input_ids, attention_mask, keywords)
+        return Stream(self.engine, call, like)
 
     def as_custom_generate(self) -> Callable[..., Any]:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
@@ -152,10 +150,10 @@ class SpeculativeDecoder:
             **model_kwargs: Any,
         ) -> Any:
             with listening(model) as streamer:  # until a stream takes over
-                call = self._call_inside(
+                call, like = self._call_inside(
                     model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
                 )
-            result = _finished(Stream(self.engine, *call, streams_prompt=False))
+            result = _finished(Stream(self.engine, call, like, streams_prompt=False))
             wants_dict = generation_config is not None and generation_config.return_dict_in_generate
             return result if wants_dict else result.sequences
 
@@ -170,38 +168,40 @@ class SpeculativeDecoder:
         config: GenerationConfig | None,
         model_kwargs: dict[str, Any],
         streamer: Any,
-    ) -> tuple[Job, Tensor]:
+    ) -> tuple[GenerateCall, Tensor]:
         if model is not self.target:
             raise InvalidArgument("as_custom_generate belongs to another model than the one whose generate was called")
-        call = read_call(model, input_ids, processors, criteria, config, model_kwargs)
-        mask, keywords = model_kwargs.get("attention_mask"), {**call.keywords, "streamer": streamer}
+        surrounding = read_call(model, input_ids, processors, criteria, config, model_kwargs)
+        mask, keywords = model_kwargs.get("attention_mask"), {**surrounding.keywords, "streamer": streamer}
         if isinstance(self.engine.target, Seq2SeqScorer):
             begins = decoder_inputs(input_ids, model_kwargs, keywords)
-            job, like = self._job(None, mask, {**keywords, **begins})
+            call, like = self._parse(None, mask, {**keywords, **begins})
         else:
-            job, like = self._job(input_ids, mask, keywords)
-        return replace(job, requests=tuple(map(call.for_row, job.requests, range(len(job.requests))))), like
+            call, like = self._parse(input_ids, mask, keywords)
+        return replace(call, requests=tuple(map(surrounding.for_row, call.requests, range(len(call.requests))))), like
 
-    def _job(self, input_ids: Tensor | None, attention_mask: Tensor | None, keywords: Any) -> tuple[Job, Tensor]:
+    def _parse(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, keywords: Any
+    ) -> tuple[GenerateCall, Tensor]:
         """The call understood, and the tensor after which its sequences are shaped."""
-        unwrapped(self._given)  # an adapter may have come that acts in the wrapper: it is refused
+        unwrapped(self._wrapped_target)  # an adapter may have come that acts in the wrapper: it is refused
         config, scorer = self.target.generation_config or GenerationConfig(), self.engine.target
         if isinstance(scorer, Seq2SeqScorer):
             given = read_inputs(scorer, input_ids, attention_mask, keywords, config)
-            job = understand(
+            call = parse_generate_kwargs(
                 given.prompts, given.keywords, config, self.tokenizer, given.sources, vocab_size=scorer.vocab_size
             )
             like = given.like.to(self.target.device)
         else:
             refuse_for_causal(keywords, self.target)
-            like = _given(input_ids)
+            like = _required(input_ids)
             prompts = unpadded(like, attention_mask, vocab_size=scorer.vocab_size)
-            job = understand(prompts, keywords, config, self.tokenizer, vocab_size=scorer.vocab_size)
-        if job.streamer is not None and len(job.requests) > 1:
+            call = parse_generate_kwargs(prompts, keywords, config, self.tokenizer, vocab_size=scorer.vocab_size)
+        if call.streamer is not None and len(call.requests) > 1:
             raise InvalidArgument(
-                f"a streamer takes one sequence and there are {len(job.requests)}; use decoder.stream"
+                f"a streamer takes one sequence and there are {len(call.requests)}; use decoder.stream"
             )
-        return job, like
+        return call, like
 
 
 def _finished(stream: Stream) -> GenerateResult:
@@ -240,7 +240,7 @@ def _named_drafter(value: str | Path, target: PreTrainedModel) -> Drafter | None
     return from_folder(value, device=target.device, dtype=target.dtype)
 
 
-def _given(input_ids: Tensor | None) -> Tensor:
+def _required(input_ids: Tensor | None) -> Tensor:
     if input_ids is None:
         raise InvalidArgument("input_ids is missing: give a tensor [batch, length]")
     return check_ids(input_ids, "input_ids")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -21,12 +22,24 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from forerun.arguments import refuse, shown
+from forerun.arguments import (
+    FLOAT32_MAX,
+    INT64_MAX,
+    entries,
+    flag,
+    integer,
+    list_of,
+    mapping,
+    methods,
+    number,
+    one_or_several,
+    refuse,
+    shown,
+)
 from forerun.config import LengthSettings, SamplingParams
 from forerun.engine.bans import forbidden
-from forerun.engine.request import Request
+from forerun.engine.request import MOST_NEW_TOKENS, Request, check_processor, check_stop_string
 from forerun.errors import InvalidArgument, UnknownArgument
-from forerun.keyword_checks import CHECKS, MOST_SEQUENCES, PER_ROW_PARAMS
 from forerun.types import Source
 
 
@@ -66,7 +79,7 @@ class GenerateKeywords(TypedDict, total=False):
     generation_config: GenerationConfig
     return_dict_in_generate: bool  # accepted: the result always carries everything
     use_cache: bool
-    # Of encoder-decoder models, read by `forerun.sources`
+    # Of encoder-decoder models, read by `forerun.inputs`
     input_features: Tensor
     input_values: Tensor
     encoder_outputs: Any  # [B, S, H] states, or the encoder's own output
@@ -75,6 +88,10 @@ class GenerateKeywords(TypedDict, total=False):
     decoder_start_token_id: int | Sequence[int]
 
 
+PER_ROW_PARAMS = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+)  # fmt: skip
+MOST_SEQUENCES = 1 << 20  # of one call; each is a request with a row of its own
 KNOWN = frozenset(GenerateKeywords.__annotations__)
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -129,8 +146,8 @@ WITHOUT_EFFECT = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A call of `generate`, understood: one request a sequence, in the order of the rows of the result."""
+class GenerateCall:
+    """A call of `generate` as data: one request a sequence, in the order of the rows of the result."""
 
     requests: tuple[Request, ...]
     num_return_sequences: int
@@ -141,34 +158,34 @@ class Job:
     is_seeded: bool = False  # whether the caller named a seed, and so may want the same text again
 
 
-def understand(
+def parse_generate_kwargs(
     prompts: Sequence[Sequence[int]],
     keywords: Mapping[str, Any],
     model_config: GenerationConfig,
     tokenizer: Any = None,
     sources: Sequence[Source] | None = None,
     vocab_size: int | None = None,
-) -> Job:
+) -> GenerateCall:
     """Turn `generate`'s arguments into requests. Only ids (eos, pad) are read from the model's own configuration.
 
     With a `vocab_size`, ids that it does not hold are refused where they would have to be said or weighed.
     """
     if not prompts:
         raise InvalidArgument("no prompts: input_ids has no rows")
-    given = merged(keywords, model_config)
+    kwargs = merged(keywords, model_config)
     if vocab_size is not None:
-        _check_vocabulary(given, vocab_size)
-    tokenizer = given.get("tokenizer", tokenizer)
-    copies = given.get("num_return_sequences", 1)
+        _check_vocabulary(kwargs, vocab_size)
+    tokenizer = kwargs.get("tokenizer", tokenizer)
+    copies = kwargs.get("num_return_sequences", 1)
     if copies * len(prompts) > MOST_SEQUENCES:
         raise InvalidArgument(
             f"num_return_sequences={copies} for {len(prompts)} prompts: at most {MOST_SEQUENCES} sequences in one call"
         )
-    seeds = _spread(_seed(given), len(prompts), "seed")
-    budgets = _budgets(given, prompts)
-    params = _params(given, len(prompts))
-    eos = _id_set(given.get("eos_token_id", model_config.eos_token_id))
-    ids = given.get("request_ids") or list(range(len(prompts) * copies))
+    seeds = _spread(_seed(kwargs), len(prompts), "seed")
+    budgets = _budgets(kwargs, prompts)
+    params = _params(kwargs, len(prompts))
+    eos = _id_set(kwargs.get("eos_token_id", model_config.eos_token_id))
+    ids = kwargs.get("request_ids") or list(range(len(prompts) * copies))
     if len(ids) != len(prompts) * copies or len(set(ids)) != len(ids):
         raise InvalidArgument(f"request_ids={shown(ids)}: give {len(prompts) * copies} different ids, one a sequence")
     requests = tuple(
@@ -179,21 +196,21 @@ def understand(
             seed=seeds[i],
             request_id=ids[i * copies + copy],
             stop_ids=eos,
-            stop_strings=tuple(given.get("stop_strings", ())),
-            min_new_tokens=given.get("min_new_tokens", 0),
-            biases=_biases(given),
-            processors=_processors(given, eos, len(prompts[i]), len(prompts[i]) + budgets[i]),
-            logprobs=_logprobs(given, copies),
+            stop_strings=tuple(kwargs.get("stop_strings", ())),
+            min_new_tokens=kwargs.get("min_new_tokens", 0),
+            biases=_biases(kwargs),
+            processors=_processors(kwargs, eos, len(prompts[i]), len(prompts[i]) + budgets[i]),
+            logprobs=_logprobs(kwargs, copies),
             source=None if sources is None else sources[i],
         )
         for i in range(len(prompts))
         for copy in range(copies)
     )
     if vocab_size is not None:
-        _check_bans(requests[0], given, vocab_size)
-    pad = given.get("pad_token_id", _first(model_config.pad_token_id, *sorted(eos), 0))
-    return Job(
-        requests, copies, pad, given.get("max_time"), given.get("streamer"), tokenizer, given.get("seed") is not None
+        _check_bans(requests[0], kwargs, vocab_size)
+    pad = kwargs.get("pad_token_id", _first(model_config.pad_token_id, *sorted(eos), 0))
+    return GenerateCall(
+        requests, copies, pad, kwargs.get("max_time"), kwargs.get("streamer"), tokenizer, kwargs.get("seed") is not None
     )
 
 
@@ -256,31 +273,31 @@ def _hint(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(sorted(KNOWN))}"
 
 
-def _check_vocabulary(given: Mapping[str, Any], vocab_size: int) -> None:
+def _check_vocabulary(kwargs: Mapping[str, Any], vocab_size: int) -> None:
     """Ids that are to be said or weighed must be the model's; ids that are to be avoided need not."""
     asked = {
-        "logit_bias": given.get("logit_bias", {}),
-        "bad_words_ids": [token for word in given.get("bad_words_ids", ()) for token in word],
-        "sequence_bias": [token for word in given.get("sequence_bias", ()) for token in word],
-        "forced_bos_token_id": [given[name] for name in ("forced_bos_token_id",) if name in given],
-        "forced_eos_token_id": given.get("forced_eos_token_id", ()),
+        "logit_bias": kwargs.get("logit_bias", {}),
+        "bad_words_ids": [token for word in kwargs.get("bad_words_ids", ()) for token in word],
+        "sequence_bias": [token for word in kwargs.get("sequence_bias", ()) for token in word],
+        "forced_bos_token_id": [kwargs[name] for name in ("forced_bos_token_id",) if name in kwargs],
+        "forced_eos_token_id": kwargs.get("forced_eos_token_id", ()),
     }
     for name, ids in asked.items():
         if strange := [token for token in ids if isinstance(token, int) and token >= vocab_size]:
             raise InvalidArgument(f"{name}: the vocabulary ends at {vocab_size - 1}; remove {shown(strange[0])}")
 
 
-def _check_bans(request: Request, given: Mapping[str, Any], vocab_size: int) -> None:
+def _check_bans(request: Request, kwargs: Mapping[str, Any], vocab_size: int) -> None:
     """Some token must be left to say."""
     names = [
-        name for name in ("logit_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens") if name in given
+        name for name in ("logit_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens") if name in kwargs
     ]
     if len(forbidden(request) & set(range(vocab_size))) == vocab_size:
         raise InvalidArgument(f"{' and '.join(names)}: all {vocab_size} tokens are forbidden; leave at least one")
 
 
-def _seed(given: Mapping[str, Any]) -> int | list[int]:
-    seed: int | list[int] = given["seed"] if "seed" in given else secrets.randbits(63)
+def _seed(kwargs: Mapping[str, Any]) -> int | list[int]:
+    seed: int | list[int] = kwargs["seed"] if "seed" in kwargs else secrets.randbits(63)
     return seed
 
 
@@ -293,64 +310,64 @@ def _spread(value: Any, count: int, name: str) -> list[Any]:
     return value
 
 
-def _budgets(given: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> list[int]:
-    if "max_new_tokens" in given or "max_length" not in given:
-        return _spread(given.get("max_new_tokens", LengthSettings().max_new_tokens), len(prompts), "max_new_tokens")
-    budgets = [given["max_length"] - len(prompt) for prompt in prompts]
+def _budgets(kwargs: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> list[int]:
+    if "max_new_tokens" in kwargs or "max_length" not in kwargs:
+        return _spread(kwargs.get("max_new_tokens", LengthSettings().max_new_tokens), len(prompts), "max_new_tokens")
+    budgets = [kwargs["max_length"] - len(prompt) for prompt in prompts]
     if min(budgets) < 1:
         longest = max(map(len, prompts))
-        raise InvalidArgument(f"max_length={given['max_length']} leaves no room after a prompt of {longest} tokens")
+        raise InvalidArgument(f"max_length={kwargs['max_length']} leaves no room after a prompt of {longest} tokens")
     return budgets
 
 
-def _params(given: Mapping[str, Any], count: int) -> list[SamplingParams]:
-    do_sample = given.get("do_sample", any(name in given for name in SAMPLING))
-    asked = [name for name in SAMPLING if name in given]
-    if not do_sample and asked and "do_sample" in given:
-        if "generation_config" not in given:
+def _params(kwargs: Mapping[str, Any], count: int) -> list[SamplingParams]:
+    do_sample = kwargs.get("do_sample", any(name in kwargs for name in SAMPLING))
+    asked = [name for name in SAMPLING if name in kwargs]
+    if not do_sample and asked and "do_sample" in kwargs:
+        if "generation_config" not in kwargs:
             raise InvalidArgument(f"do_sample=False with {', '.join(asked)}: leave out one or the other")
         asked = []
-    columns = {name: _spread(given[name], count, name) for name in PER_ROW_PARAMS if name in given}
+    columns = {name: _spread(kwargs[name], count, name) for name in PER_ROW_PARAMS if name in kwargs}
     if not do_sample:
         columns = {name: values for name, values in columns.items() if name not in SAMPLING}
     columns.setdefault("temperature", [1.0 if do_sample else 0.0] * count)
-    bias = given.get("logit_bias", {})
+    bias = kwargs.get("logit_bias", {})
     return [
         SamplingParams(**{name: values[i] for name, values in columns.items()}, logit_bias=bias) for i in range(count)
     ]
 
 
-def _biases(given: Mapping[str, Any]) -> tuple[Any, ...]:
+def _biases(kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """What transformers adds to the logits before it penalises repetition."""
-    bias = given.get("sequence_bias")
+    bias = kwargs.get("sequence_bias")
     return (SequenceBiasLogitsProcessor(bias),) if bias else ()
 
 
-def _processors(given: Mapping[str, Any], eos: frozenset[int], begin: int, end: int) -> tuple[Any, ...]:
+def _processors(kwargs: Mapping[str, Any], eos: frozenset[int], begin: int, end: int) -> tuple[Any, ...]:
     """Bans and biases that transformers defines are built from its own classes; then the caller's.
 
     `begin` is the length of the prompt, `end` that of prompt and output together.
     """
     found: list[LogitsProcessor] = []
-    if size := given.get("no_repeat_ngram_size"):
+    if size := kwargs.get("no_repeat_ngram_size"):
         found.append(NoRepeatNGramLogitsProcessor(size))
-    if words := given.get("bad_words_ids"):
+    if words := kwargs.get("bad_words_ids"):
         found.append(NoBadWordsLogitsProcessor(words, sorted(eos) or None))
-    if (first := given.get("forced_bos_token_id")) is not None:
+    if (first := kwargs.get("forced_bos_token_id")) is not None:
         found.append(ForcedBOSTokenLogitsProcessor(first))
         begin += begin == 1  # what may not come first then comes second
-    if (last := given.get("forced_eos_token_id")) is not None:
+    if (last := kwargs.get("forced_eos_token_id")) is not None:
         found.append(ForcedEOSTokenLogitsProcessor(end, last))
-    if banned := given.get("suppress_tokens"):
+    if banned := kwargs.get("suppress_tokens"):
         found.append(SuppressTokensLogitsProcessor(banned))
-    if banned := given.get("begin_suppress_tokens"):
+    if banned := kwargs.get("begin_suppress_tokens"):
         found.append(SuppressTokensAtBeginLogitsProcessor(banned, begin))
-    return (*found, *given.get("logits_processor", ()))
+    return (*found, *kwargs.get("logits_processor", ()))
 
 
-def _logprobs(given: Mapping[str, Any], copies: int) -> int | None:
+def _logprobs(kwargs: Mapping[str, Any], copies: int) -> int | None:
     """Several sequences of one prompt are ranked by log-probability, so it is kept for them in any case."""
-    asked = given.get("logprobs")
+    asked = kwargs.get("logprobs")
     if asked is None or asked is False:
         return 0 if copies > 1 else None
     return 0 if asked is True else int(asked)
@@ -364,3 +381,140 @@ def _id_set(value: int | Sequence[int] | None) -> frozenset[int]:
 
 def _first(*values: int | None) -> int:
     return next(value for value in values if value is not None)
+
+
+# What each keyword may be.
+
+Check = Callable[[str, Any], Any]
+
+
+def _whole(low: int, high: int = INT64_MAX, remedy: str = "") -> Check:
+    return lambda name, value: integer(name, value, low, high, remedy)
+
+
+def _per_prompt(check: Check) -> Check:
+    return lambda name, value: one_or_several(name, value, check)
+
+
+def _ids(check: Check = integer) -> Check:
+    return lambda name, value: list_of(name, value, check, "must be a list of token ids")
+
+
+def _some_ids(check: Check = integer) -> Check:
+    """One id, or a list of them, as a list."""
+
+    def checked(name: str, value: Any) -> list[int]:
+        found = one_or_several(name, value, check)
+        return found if isinstance(found, list) else [found]
+
+    return checked
+
+
+def _end_ids(name: str, value: Any) -> list[int]:
+    found: list[int] = _some_ids(_whole(0))(name, value)
+    if not found:
+        refuse(name, value, "must be a token id or several; leave it out to force none")
+    return found
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [check_stop_string(name, value)]
+    return list_of(name, value, check_stop_string, "must be a string or a list of strings")
+
+
+def _words(name: str, value: Any) -> list[list[int]]:
+    return list_of(name, value, _word, "must be a list of lists of token ids")
+
+
+def _word(name: str, value: Any) -> list[int]:
+    found = list_of(name, value, _whole(0), "must be a list of token ids, each list one word")
+    if not found:
+        refuse(name, value, "is an empty word; remove it")
+    return found
+
+
+def _sequence_bias(name: str, value: Any) -> dict[tuple[int, ...], float]:
+    """As a dictionary from tuples of ids, or as transformers writes it in JSON: a list of [ids, bias]."""
+    remedy = "must be a dictionary from tuples of token ids to numbers, or a list of [ids, number]"
+    pairs = value.items() if isinstance(value, Mapping) else entries(value)
+    if pairs is None:
+        refuse(name, value, remedy)
+    found = {}
+    for pair in pairs:
+        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+            refuse(name, value, remedy)
+        found[tuple(_word(f"{name}, a sequence", pair[0]))] = number(
+            f"{name}[{shown(pair[0])}]", pair[1], lambda x: x == -math.inf or abs(x) <= FLOAT32_MAX,
+            "must be a number of float32's range, or -inf to forbid the sequence",
+        )  # fmt: skip
+    return found
+
+
+def _processor_list(name: str, value: Any) -> list[Any]:
+    remedy = "must be a list of processors; put a single one into a list"
+    if callable(value) and not isinstance(value, Sequence):
+        refuse(name, value, remedy)
+    return list_of(name, value, check_processor, remedy)
+
+
+def _logprobs_asked(name: str, value: Any) -> int | bool:
+    return (
+        value
+        if isinstance(value, bool)
+        else integer(name, value, 0, remedy="must be >= 0, or None for no log-probabilities")
+    )
+
+
+def check_tokenizer(name: str, value: Any) -> Any:
+    """Something that turns ids into text, for stop strings, or tells its vocabulary, for drafters: all we ask of it."""
+    verb = "get_vocab" if hasattr(value, "get_vocab") else "decode"
+    return methods(name, value, (verb,), "must be a tokenizer; load one with AutoTokenizer.from_pretrained")
+
+
+def _streamer(name: str, value: Any) -> Any:
+    return methods(name, value, ("put", "end"), "must have the methods put and end, as transformers' streamers do")
+
+
+def _bias(name: str, value: Any) -> Mapping[Any, Any]:
+    return mapping(name, value, "must be a dictionary from token ids to numbers")
+
+
+def _seconds(name: str, value: Any) -> float:
+    return number(
+        name, value, lambda x: 0 <= x < math.inf, "must be seconds >= 0 and finite; leave it out for no limit"
+    )
+
+
+# What each keyword may be. Ranges of sampling parameters are `SamplingParams`' to check, inputs of an encoder those of
+# `forerun.inputs`.
+_NEW_TOKENS = _whole(1, MOST_NEW_TOKENS)
+CHECKS: dict[str, Check] = {
+    "max_new_tokens": _per_prompt(_NEW_TOKENS),
+    "max_length": _NEW_TOKENS,
+    "min_new_tokens": _whole(0, MOST_NEW_TOKENS),
+    "do_sample": flag,
+    **{name: _per_prompt(number) for name in PER_ROW_PARAMS},
+    "top_k": _per_prompt(lambda name, value: None if value is None else integer(name, value)),
+    "logit_bias": _bias,
+    "seed": _per_prompt(integer),
+    "request_ids": _ids(_whole(0, 2**32 - 1, "must fit 32 bits")),
+    "eos_token_id": _some_ids(),
+    "pad_token_id": integer,
+    "stop_strings": _texts,
+    "num_return_sequences": _whole(1, MOST_SEQUENCES),
+    "logits_processor": _processor_list,
+    "no_repeat_ngram_size": _whole(0),
+    "bad_words_ids": _words,
+    "suppress_tokens": _ids(),
+    "begin_suppress_tokens": _ids(),
+    "forced_bos_token_id": _whole(0),
+    "forced_eos_token_id": _end_ids,
+    "sequence_bias": _sequence_bias,
+    "logprobs": _logprobs_asked,
+    "max_time": _seconds,
+    "tokenizer": check_tokenizer,
+    "streamer": _streamer,
+    "return_dict_in_generate": flag,
+    "use_cache": flag,
+}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forerun.engine import Engine, Progress, Stats
 from forerun.errors import InvalidArgument
-from forerun.keywords import Job
+from forerun.keywords import GenerateCall
 from forerun.result import GenerateResult, sequences, with_seconds
 
 _running: WeakKeyDictionary[Engine, ReferenceType[Stream]] = WeakKeyDictionary()
@@ -34,14 +34,14 @@ class Stream(Iterator[list[Progress]]):
     def __init__(
         self,
         engine: Engine,
-        job: Job,
+        call: GenerateCall,
         input_ids: Tensor,
         *,
         streams_prompt: bool = True,  # whether the job's streamer has yet to be given the prompt
     ) -> None:
-        self._engine, self._job, self._input_ids = engine, job, input_ids
+        self._engine, self._call, self._input_ids = engine, call, input_ids
         self._streams_prompt = streams_prompt
-        self._places = {request.request_id: place for place, request in enumerate(job.requests)}
+        self._places = {request.request_id: place for place, request in enumerate(call.requests)}
         self._result: GenerateResult | None = None
         self._numbers: list[int] = []  # the engine's handles of the rows
         self._has_begun = self._has_ended = self._in_round = self._is_closing = False
@@ -98,29 +98,29 @@ class Stream(Iterator[list[Progress]]):
         self._put(progress[0].tokens if progress else ())
         if self._engine.is_idle:
             self._end()
-            if self._job.streamer is not None:
-                self._job.streamer.end()
+            if self._call.streamer is not None:
+                self._call.streamer.end()
         return [replace(entry, row=self._places[entry.request_id]) for entry in progress]
 
     def _begin(self) -> None:
-        engine, job = self._engine, self._job
+        engine, call = self._engine, self._call
         self._claim()
         self._has_begun = True
-        engine.tokenizer = job.tokenizer
-        self._own_policy = engine.policy
+        engine.tokenizer = call.tokenizer
+        self._decoder_policy = engine.policy
         if self._wants_the_same_again and (other := getattr(engine.policy, "for_seed", None)) is not None:
             engine.policy = other()
         self._started, self._seconds_before = engine.clock(), replace(engine.seconds)
-        deadline = None if job.max_time is None else self._started + job.max_time
-        for request in job.requests:  # one that is refused takes those before it along
+        deadline = None if call.max_time is None else self._started + call.max_time
+        for request in call.requests:  # one that is refused takes those before it along
             self._numbers.append(engine.add(replace(request, deadline=deadline)))
         if self._streams_prompt:
-            self._put(job.requests[0].prompt)
+            self._put(call.requests[0].prompt)
 
     @property
     def _wants_the_same_again(self) -> bool:
         """Greedy rows say the same whatever the seed and the lengths of drafts."""
-        return self._job.is_seeded and not all(request.params.is_greedy for request in self._job.requests)
+        return self._call.is_seeded and not all(request.params.is_greedy for request in self._call.requests)
 
     def _claim(self) -> None:
         with _claims:
@@ -139,29 +139,29 @@ class Stream(Iterator[list[Progress]]):
                 self._engine.abort(number)
             self._end()
         self._has_ended = True
-        if self._job.streamer is not None:
+        if self._call.streamer is not None:
             with suppress(Exception):
-                self._job.streamer.end()
+                self._call.streamer.end()
 
     def _end(self) -> None:
         self._has_ended = True
         try:
             self._collect(self._engine.clock() - self._started)
         finally:
-            self._engine.policy = self._own_policy
+            self._engine.policy = self._decoder_policy
             with _claims:
                 _running.pop(self._engine, None)
 
     def _put(self, tokens: tuple[int, ...]) -> None:
-        if self._job.streamer is not None and tokens:
-            self._job.streamer.put(torch.tensor(tokens))
+        if self._call.streamer is not None and tokens:
+            self._call.streamer.put(torch.tensor(tokens))
 
     def _collect(self, seconds: float) -> None:
         ended = {result.request.request_id: result for result in self._engine.take_results()}
         if len(ended) < len(self._places):  # a request was refused: there is nothing to report
             return
-        rows = tuple(ended[request.request_id] for request in self._job.requests)
+        rows = tuple(ended[request.request_id] for request in self._call.requests)
         stats = with_seconds(Stats.total([row.stats for row in rows]), self._engine.seconds, self._seconds_before)
         stats.lossy = self._engine.lossy
-        matrix = sequences(rows, self._job.pad_token_id, self._input_ids)
-        self._result = GenerateResult(matrix, rows, stats, seconds, self._job.num_return_sequences)
+        matrix = sequences(rows, self._call.pad_token_id, self._input_ids)
+        self._result = GenerateResult(matrix, rows, stats, seconds, self._call.num_return_sequences)

@@ -21,9 +21,8 @@ from transformers import GenerationConfig
 import forerun
 from engine.scripted import Spell
 from forerun.errors import ForerunError
-from forerun.keyword_checks import CHECKS
-from forerun.keywords import KNOWN, REFUSED, WITHOUT_EFFECT
-from forerun.sources import OWN
+from forerun.inputs import ENCODER_KEYWORDS
+from forerun.keywords import CHECKS, KNOWN, REFUSED, WITHOUT_EFFECT
 from fuzz.odd_values import IDS, MASKS, ODD, PROCESSORS, PROMPT, model
 from support.seq2seq import batch_of, rows_of
 from support.tiny import plain_greedy, tiny_model
@@ -105,7 +104,7 @@ def constructions() -> list[Case]:
 def mixtures(count: int, seed: int) -> list[Case]:
     """Two to four arguments at once."""
     chance = random.Random(seed)
-    names = sorted({*KNOWN - OWN, "input_ids", "attention_mask"})
+    names = sorted({*KNOWN - ENCODER_KEYWORDS, "input_ids", "attention_mask"})
     found = []
     for _ in range(count):
         picked = {}
@@ -197,7 +196,7 @@ def plain_answer() -> list[list[int]]:
 
 
 def seq2seq_calls(family: str) -> list[Case]:
-    names = (*sorted(OWN), "attention_mask", "forced_bos_token_id", "suppress_tokens")
+    names = (*sorted(ENCODER_KEYWORDS), "attention_mask", "forced_bos_token_id", "suppress_tokens")
     floats = {
         "nan features": lambda: torch.full((1, 8, 48), math.nan), "long features": lambda: torch.ones(1, 8, 31),
         "wide features": lambda: torch.ones(1, 9, 48), "flat features": lambda: torch.ones(8, 48),
@@ -263,7 +262,7 @@ def test_every_call_of_an_encoder_decoder_model(family: str) -> None:
 
 
 def test_every_keyword_has_its_check() -> None:
-    assert CHECKS.keys() | OWN - {"input_ids"} | {"generation_config"} == KNOWN
+    assert CHECKS.keys() | ENCODER_KEYWORDS - {"input_ids"} | {"generation_config"} == KNOWN
 
 
 def test_every_field_of_a_generation_config_is_known() -> None:

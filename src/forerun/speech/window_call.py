@@ -12,7 +12,7 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
-from forerun.prepared import Processors, limits_of, refuse_by_row
+from forerun.inside_generate import Processors, limits_of, refuse_by_row
 from forerun.speech.rules import Rules
 
 # What transformers prepares for its own loop: read here, or not needed.

@@ -23,7 +23,7 @@ from forerun.engine import Engine, Stats
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument
 from forerun.inside_generate import listening
-from forerun.keywords import Job
+from forerun.keywords import GenerateCall
 from forerun.result import GenerateResult, with_seconds
 from forerun.speech.encoder_monitor import EncoderMonitor, worth_reading
 from forerun.speech.rules import RowRules
@@ -117,7 +117,7 @@ class Windows:
         ]  # fmt: skip
 
     def _decode(self, call: WindowCall, requests: list[Request], input_ids: Tensor) -> GenerateResult:
-        job = Job(tuple(requests), 1, call.pad, None, None, self.engine.tokenizer, is_seeded=True)
+        job = GenerateCall(tuple(requests), 1, call.pad, None, None, self.engine.tokenizer, is_seeded=True)
         stream = Stream(self.engine, job, input_ids)
         for progress in stream:
             if self.on_tokens is not None:

@@ -1,4 +1,4 @@
-"""What a call gives an encoder-decoder model: sources for the encoder, and how the decoder's text begins."""
+"""What people bring to `generate`, as rows of token ids: prompts, or sources for an encoder and how its text begins."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from forerun.arguments import entries, integer, one_or_several, refuse, shown
 from forerun.errors import InvalidArgument
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Source
-from forerun.unpadded import check_ids, check_mask, check_tensor, unpadded
 
 # Keywords of `generate` that are read here and nowhere else.
-OWN = frozenset({
+ENCODER_KEYWORDS = frozenset({
     "input_ids", "input_features", "input_values", "decoder_input_ids", "decoder_attention_mask",
     "decoder_start_token_id", "encoder_outputs",
 })  # fmt: skip
@@ -47,27 +46,31 @@ def read_inputs(
     config: GenerationConfig,
 ) -> Inputs:
     """As `model.generate` reads them; `inputs` is what was given without a name, or as `input_ids`."""
-    own = {name: value for name, value in keywords.items() if name in OWN and value is not None}
-    rest = {name: value for name, value in keywords.items() if name not in OWN}
+    encoder_kwargs = {name: value for name, value in keywords.items() if name in ENCODER_KEYWORDS and value is not None}
+    rest = {name: value for name, value in keywords.items() if name not in ENCODER_KEYWORDS}
     name = scorer.encoder.name
     if inputs is not None:
         check_tensor(inputs, "input_ids", f"give a tensor of {name}")
         # A model that does not read text takes token ids for the decoder's, as transformers does.
         is_text = not inputs.is_floating_point() and not scorer.encoder.reads_text
         meant = "decoder_input_ids" if is_text else name
-        if meant in own:
+        if meant in encoder_kwargs:
             raise InvalidArgument(f"input_ids stands for {meant} here, which is given as well: leave one out")
-        own[meant] = inputs
-    sources = _sources(own.pop(name, None), own.pop("encoder_outputs", None), mask, scorer)
-    if strange := sorted(own.keys() & {"input_ids", "input_features", "input_values"}):
+        encoder_kwargs[meant] = inputs
+    sources = _sources(encoder_kwargs.pop(name, None), encoder_kwargs.pop("encoder_outputs", None), mask, scorer)
+    if strange := sorted(encoder_kwargs.keys() & {"input_ids", "input_features", "input_values"}):
         raise InvalidArgument(f"{', '.join(strange)}: {type(scorer.model).__name__}'s encoder reads {name}")
     configs = [c for c in (rest.get("generation_config"), config) if c is not None]
-    ids = _decoder_ids(own, len(sources), scorer, configs)
-    given = {**{field: _of_first(configs, field) for field in FROM_MODEL}, **rest}
+    ids = _decoder_ids(encoder_kwargs, len(sources), scorer, configs)
+    rest = {**{field: _of_first(configs, field) for field in FROM_MODEL}, **rest}
     prompts = unpadded(
-        ids, own.get("decoder_attention_mask"), "decoder_input_ids", scorer.vocab_size, "decoder_attention_mask"
+        ids,
+        encoder_kwargs.get("decoder_attention_mask"),
+        "decoder_input_ids",
+        scorer.vocab_size,
+        "decoder_attention_mask",
     )
-    return Inputs(sources, prompts, ids, given)
+    return Inputs(sources, prompts, ids, rest)
 
 
 def _of_first(configs: Sequence[GenerationConfig], field: str) -> Any:
@@ -78,7 +81,7 @@ def _of_first(configs: Sequence[GenerationConfig], field: str) -> Any:
 
 def refuse_for_causal(keywords: Mapping[str, Any], model: PreTrainedModel) -> None:
     """Inputs of an encoder mean nothing to a model without one."""
-    if strange := sorted(name for name, value in keywords.items() if name in OWN and value is not None):
+    if strange := sorted(name for name, value in keywords.items() if name in ENCODER_KEYWORDS and value is not None):
         raise InvalidArgument(f"{', '.join(strange)}: {type(model).__name__} has no encoder; give input_ids")
 
 
@@ -98,7 +101,7 @@ def _sources(inputs: Any, states: Any, mask: Tensor | None, scorer: Seq2SeqScore
             raise InvalidArgument(f"attention_mask is {tuple(mask.shape)} for {len(inputs)} sources: give one row each")
         check_mask(mask, tuple(mask.shape), name)
         masks = list(mask)
-    return tuple(Source(features=row, mask=own) for row, own in zip(inputs, masks, strict=True))
+    return tuple(Source(features=row, mask=row_mask) for row, row_mask in zip(inputs, masks, strict=True))
 
 
 def _num_embeddings(scorer: Seq2SeqScorer) -> int | None:
@@ -115,17 +118,17 @@ def _check_numbers(values: Any, name: str, remedy: str) -> None:
         raise InvalidArgument(f"{name} holds NaN or infinite numbers: {remedy}")
 
 
-def _from_states(given: Any, ids: Tensor | None, mask: Tensor | None, width: int) -> tuple[Source, ...]:
+def _from_states(value: Any, ids: Tensor | None, mask: Tensor | None, width: int) -> tuple[Source, ...]:
     """Encoder outputs [B, S, H]: what the mask leaves of each row."""
     remedy = f"give states [batch, length, {width}], or what the encoder returned"
-    found = entries(given)  # a tuple of tensors; a model's output is none, but has them by place, too
-    if not isinstance(given, Tensor) and not (found or isinstance(given, ModelOutput)):
-        refuse("encoder_outputs", given, remedy)
-    states: Tensor = given if isinstance(given, Tensor) else given[0]
+    found = entries(value)  # a tuple of tensors; a model's output is none, but has them by place, too
+    if not isinstance(value, Tensor) and not (found or isinstance(value, ModelOutput)):
+        refuse("encoder_outputs", value, remedy)
+    states: Tensor = value if isinstance(value, Tensor) else value[0]
     _check_numbers(states, "encoder_outputs", remedy)
     if states.ndim != 3 or states.shape[2] != width:
         refuse("encoder_outputs", states, remedy)
-    mask = getattr(given, "attention_mask", None) if getattr(given, "attention_mask", None) is not None else mask
+    mask = getattr(value, "attention_mask", None) if getattr(value, "attention_mask", None) is not None else mask
     if mask is not None:
         check_tensor(mask, "attention_mask", "give a tensor of ones and zeros with one row a source")
         # Another shape is that of the audio, whose states are fewer and all there.
@@ -134,18 +137,20 @@ def _from_states(given: Any, ids: Tensor | None, mask: Tensor | None, width: int
     if len(words) != len(states):
         raise InvalidArgument(f"encoder_outputs has {len(states)} rows and input_ids {len(words)}: make them agree")
     rows = states if mask is None else [row[real] for row, real in zip(states, mask, strict=True)]
-    return tuple(Source(ids=tuple(own), states=row) for own, row in zip(words, rows, strict=True))
+    return tuple(Source(ids=tuple(row_ids), states=row) for row_ids, row in zip(words, rows, strict=True))
 
 
-def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, configs: Sequence[GenerationConfig]) -> Tensor:
+def _decoder_ids(
+    encoder_kwargs: dict[str, Any], count: int, scorer: Seq2SeqScorer, configs: Sequence[GenerationConfig]
+) -> Tensor:
     """[B, L] as in transformers: the start token, or the caller's own beginning with it in front."""
-    ids: Tensor | None = own.get("decoder_input_ids")
+    ids: Tensor | None = encoder_kwargs.get("decoder_input_ids")
     if ids is not None:
         ids = check_ids(ids, "decoder_input_ids")
         if len(ids) != count:
             shape = tuple(ids.shape)
             raise InvalidArgument(f"decoder_input_ids has shape {shape}: give [{count}, length], a row a source")
-    mask = own.get("decoder_attention_mask")
+    mask = encoder_kwargs.get("decoder_attention_mask")
     if mask is not None and ids is None:
         raise InvalidArgument("decoder_attention_mask without decoder_input_ids: give both, or neither")
     if mask is not None and ids is not None:
@@ -153,14 +158,14 @@ def _decoder_ids(own: dict[str, Any], count: int, scorer: Seq2SeqScorer, configs
     takes_any_start = scorer.model.config.model_type == "whisper"
     if ids is not None and takes_any_start:
         return ids
-    start = _start(own.get("decoder_start_token_id"), count, configs, scorer.vocab_size)
+    start = _start(encoder_kwargs.get("decoder_start_token_id"), count, configs, scorer.vocab_size)
     start = start.to("cpu" if ids is None else ids.device)
     if ids is None:
         return start
     if bool((ids[:, :1] == start).any()):
         return ids
     if mask is not None:
-        own["decoder_attention_mask"] = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
+        encoder_kwargs["decoder_attention_mask"] = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
     return torch.cat([start, ids], dim=1)
 
 
@@ -179,3 +184,73 @@ def _start(given: Any, count: int, configs: Sequence[GenerationConfig], vocab_si
         "how does the decoder begin? The model's generation_config has no decoder_start_token_id: pass "
         "decoder_start_token_id= or decoder_input_ids="
     )
+
+
+def unpadded(
+    ids: Tensor,
+    mask: Tensor | None,
+    name: str = "input_ids",
+    vocab_size: int | None = None,
+    mask_name: str = "attention_mask",
+) -> list[list[int]]:
+    """Each row's own tokens. Padding may be on either side; a hole in the middle is refused, and so is padding alone.
+
+    With a `vocab_size`, a token that it does not hold is refused; what padding holds is nobody's business.
+    """
+    ids = check_ids(ids, name)
+    real = (
+        torch.ones_like(ids, dtype=torch.bool) if mask is None else check_mask(mask, tuple(ids.shape), name, mask_name)
+    )
+    prompts = []
+    for row, (tokens, kept) in enumerate(zip(ids.tolist(), real.tolist(), strict=True)):
+        if "0" in "".join("01"[one] for one in kept).strip("0"):
+            raise InvalidArgument(f"{mask_name} of row {row} has a hole in the middle; pad on the left or the right")
+        prompts.append([token for token, one in zip(tokens, kept, strict=True) if one])
+        _check_tokens(prompts[-1], row, name, vocab_size)
+    return prompts
+
+
+def check_ids(ids: Any, name: str) -> Tensor:
+    """A matrix of whole numbers that can be read."""
+    check_tensor(ids, name, "give a tensor of token ids [batch, length], such as torch.tensor([[1, 2, 3]])")
+    if ids.ndim != 2:
+        raise InvalidArgument(f"{name} has shape {tuple(ids.shape)}: give [batch, length]")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise InvalidArgument(f"{name} is of type {ids.dtype}: token ids are whole numbers; give torch.long")
+    found: Tensor = ids.long()  # sequences hold what is generated, which a narrow type may not
+    return found
+
+
+def check_mask(mask: Any, shape: tuple[int, ...], name: str, mask_name: str = "attention_mask") -> Tensor:
+    """As booleans: True where there is something. Masks are ones and zeros, of whatever type."""
+    check_tensor(mask, mask_name, "give a tensor of ones for tokens and zeros for padding")
+    if tuple(mask.shape) != shape:
+        raise InvalidArgument(f"{mask_name} is {tuple(mask.shape)} and {name} {shape}: make them agree")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise InvalidArgument(
+            f"{mask_name} holds other values than 0 and 1, as a mask that is added to scores does: give 1 for tokens "
+            "and 0 for padding"
+        )
+    found: Tensor = mask.bool()
+    return found
+
+
+def check_tensor(value: Any, name: str, remedy: str) -> None:
+    """A tensor that lies in memory as plain numbers."""
+    if not isinstance(value, Tensor):
+        raise InvalidArgument(f"{name} is a {type(value).__name__}, {shown(value)}: {remedy}")
+    if value.is_meta:
+        raise InvalidArgument(f"{name} is a meta tensor, which holds nothing: {remedy}")
+    if value.is_nested or value.layout != torch.strided or value.is_quantized:
+        kind = "nested" if value.is_nested else "quantised" if value.is_quantized else str(value.layout)
+        raise InvalidArgument(f"{name} is a {kind} tensor: {remedy}")
+
+
+def _check_tokens(tokens: list[int], row: int, name: str, vocab_size: int | None) -> None:
+    if not tokens:
+        raise InvalidArgument(
+            f"{name}: prompt {row} is empty: give at least one token (a begin-of-sequence id will do)"
+        )
+    if vocab_size is not None and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        bad = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidArgument(f"{name}: token {bad} is outside the target's vocabulary of {vocab_size}")
