@@ -57,7 +57,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize(("family", "form"), SCHEDULES)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_random_schedule_of_accepted_counts(family: str, form: Form) -> None:
     """200 rounds of drafts and cuts: each row's logits are those of the row alone and of full recomputes."""
     model = tiny_model(family, **{"n_positions" if family == "codegen" else "max_position_embeddings": 2048})

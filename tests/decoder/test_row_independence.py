@@ -89,7 +89,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(("family", "rule", "drafter", "device"), EVERYWHERE)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: str, device: str) -> None:
     model = model_on(family, device)
     decoder = forerun.SpeculativeDecoder(model, drafters(family, device)[drafter](), policy=3, rule=rule, compile=False)

@@ -38,7 +38,7 @@ def check(decoder: forerun.SpeculativeDecoder, family: str, **keywords: Any) -> 
 @pytest.mark.parametrize("reduced", (False, True), ids=("full", "reduced"))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=6)
+@pytest.mark.quick(every=12)
 def test_greedy_equals_generate(
     family: str, kind: str, reduced: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -108,7 +108,7 @@ class Stage:
 
 @pytest.mark.parametrize("blocks", (0, LENGTH), ids=("feature", "parallel"))
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_laws_after_every_cut(family: str, blocks: int) -> None:
     """Every number of accepted tokens, two rows that never agree on it, padded and split, reduced and not."""
     number = FAMILIES.index(family)

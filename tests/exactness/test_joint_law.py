@@ -73,7 +73,7 @@ FAULTS: list[Any] = [
 ]
 
 
-@pytest.mark.quick("token-correct_from_target", "block-correct_from_target", "coupled-one_position")
+@pytest.mark.quick("token-correct_from_target", "coupled-one_position")
 @pytest.mark.parametrize(("rule", "fault"), FAULTS)
 def test_control_faults_are_noticed(rule: Rule, fault: Callable[[MonkeyPatch], None], monkeypatch: MonkeyPatch) -> None:
     fault(monkeypatch)

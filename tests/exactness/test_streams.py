@@ -39,7 +39,7 @@ def joint(steps: int) -> Tensor:
     return law
 
 
-@pytest.mark.quick("1-token", "3-block")
+@pytest.mark.quick("3-block")
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("policy", ["1", "3"])
 def test_known_laws(rule: Rule, policy: str) -> None:

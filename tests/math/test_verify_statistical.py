@@ -245,6 +245,7 @@ def test_the_coupled_rule_does_not_depend_on_round_or_draft():
 
 
 @pytest.mark.parametrize("kind", ["residual", "bonus"])
+@pytest.mark.quick("residual")
 def test_the_tail_is_reached_as_often_as_it_weighs(kind: str):
     """1e-9 on each of 100,000 tokens, 2 million draws. Only those near the tail are carried out: draws grow with u."""
     number, vocab, head = 2_000_000, 100_002, 0

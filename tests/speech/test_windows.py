@@ -77,7 +77,7 @@ CASES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_greedy_transcripts_are_transformers_own(name: str) -> None:
     lengths, keywords = CASES[name]
     model = tiny_whisper()

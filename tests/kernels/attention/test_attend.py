@@ -78,7 +78,7 @@ def check(case: Case, form: Form, tuning: Tuning = SMALL) -> None:
     ],
     ids=lambda how: "-".join(how) or "plain",
 )
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_what_a_query_sees(form: Form, how: dict[str, Any]) -> None:
     check(make_case(**how), form)
 
