@@ -52,7 +52,7 @@ def test_real_questions(embedded: tuple[Any, Any], policy: Any, rows: int, kerne
     wanted = _answers(model, tuple(map(tuple, prompts)))
     noise = max(deviation(model, [*prompts[i], *wanted[i]]) for i in (0, 7))
     decoder = forerun.SpeculativeDecoder(model, forerun.PromptLookup(), policy=policy, kernels=kernels)
-    assert (decoder.engine.target.body is not None) == (kernels == "on")
+    assert decoder.engine.target.is_fused == (kernels == "on")
     chosen = prompts if rows > 1 else prompts[::5]
     answers = wanted if rows > 1 else wanted[::5]
     ties = accepted = 0

@@ -79,7 +79,7 @@ def test_greedy_text_beside_the_fused_body(name: str) -> None:
     prompts, wanted, noise = oracle("llama")
     model = tiny_model("llama")
     decoder = forerun.SpeculativeDecoder(model, make_drafter(name, "llama"), policy=4, kernels="on")
-    assert decoder.engine.target.body is not None
+    assert decoder.engine.target.is_fused
     out = decoder.generate(*padded(prompts, "left"), max_new_tokens=NEW)
     for prompt, got, want in zip(prompts, out.new_tokens, wanted, strict=True):
         check_greedy(model, prompt, got, want, noise)

@@ -144,8 +144,8 @@ def test_a_model_that_stays_is_not_made_ready_twice(monkeypatch: pytest.MonkeyPa
     model.requires_grad_(True).requires_grad_(False)
     monkeypatch.setattr(decoder.engine.target, "admit", lambda row: pytest.fail("the kept row was not gone on with"))
     said(decoder)
-    assert decoder.engine.target.body is body and body is not None
-    assert Scorer(model, use=Kernels.ON).body is not None, "hooks that collect hidden states do no harm"
+    assert decoder.engine.target.body is body and decoder.engine.target.is_fused
+    assert Scorer(model, use=Kernels.ON).is_fused, "hooks that collect hidden states do no harm"
 
 
 DRAFTERS: dict[str, Callable[[Any], Any]] = {

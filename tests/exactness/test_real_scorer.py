@@ -43,7 +43,7 @@ def misfits(
     """Three prompts of different lengths, many copies of each, side by side."""
     target, chosen = copy.deepcopy(toy_pair(3)[0]).to(device), drafters(device)[drafter]
     decoder = SpeculativeDecoder(target, chosen, policy=3, rule=rule, attention=attention, kernels=kernels, **options)
-    assert device != "cpu" or (decoder.engine.target.body is not None) == (kernels == "on")
+    assert device != "cpu" or decoder.engine.target.is_fused == (kernels == "on")
     longest = max(map(len, PROMPTS))
     ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in PROMPTS], device=device)
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS], device=device)

@@ -10,7 +10,7 @@ import pytest
 from pytest import MonkeyPatch
 from torch import Tensor
 
-from forerun.models import attention, proven
+from forerun.models import attention, masks, proven
 from support.census import NOT_BUILT, Recipe, build, causal_recipes, seq2seq_recipes
 from support.census_judge import Outcome, assert_exact_or_refused, judge, judge_model, judge_text
 from support.pinned import needs_pinned_transformers
@@ -79,16 +79,16 @@ def test_the_list_is_of_types_in_the_census() -> None:
 def _future_seen(states: Any, mask_function: Any) -> Tensor | None:
     """Every query sees one key more than it should, and its row's first no longer."""
     mask = RIGHT_MASK(states, mask_function)
-    return None if mask is None else states.made(mask.roll(1, dims=-1))
+    return None if mask is None else states.remember_mask(mask.roll(1, dims=-1))
 
 
-RIGHT_MASK = attention._dense_mask
+RIGHT_MASK = masks.dense_mask
 
 
 def test_control_a_mask_that_is_off_by_one_is_found(monkeypatch: MonkeyPatch) -> None:
     """The text is another one, which the assertion reports, and which the self-check would have refused."""
     model = build(named("llama"))
-    monkeypatch.setattr(attention, "_dense_mask", _future_seen)
+    monkeypatch.setattr(masks, "dense_mask", _future_seen)
     finding = judge_text(named("llama"), model)
     assert finding.outcome is Outcome.WRONG
     with pytest.raises(AssertionError, match="llama: wrong"):

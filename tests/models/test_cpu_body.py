@@ -60,7 +60,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 def _scorer(model: Any, **more: Any) -> Scorer:
     scorer = Scorer(model, use=Kernels.ON, **more)
-    assert scorer.body is not None, choose.why_not(model)
+    assert scorer.is_fused, choose.why_not(model)
     return scorer
 
 
@@ -147,7 +147,7 @@ class TestRefusals:
     """Whatever the fused body would skip in silence is left to the modules, with a reason."""
 
     def reason(self, model: Any) -> str:
-        assert Scorer(model, use=Kernels.ON).body is None
+        assert not Scorer(model, use=Kernels.ON).is_fused
         return str(choose.why_not(model))
 
     def test_another_family(self) -> None:
@@ -180,12 +180,12 @@ class TestRefusals:
         assert "dynamic" in self.reason(model)
 
     def test_switched_off(self) -> None:
-        assert Scorer(tiny_model("llama"), use=Kernels.OFF).body is None
+        assert not Scorer(tiny_model("llama"), use=Kernels.OFF).is_fused
 
     def test_without_numba(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("forerun.kernels.missing", lambda: "No module named 'numba'; pip install numba")
         scorer = Scorer(tiny_model("llama"), use=Kernels.ON)
-        assert scorer.body is None
+        assert not scorer.is_fused
         assert cpu.why_not(tiny_model("llama")) is None
         assert "pip install numba" in str(choose.why_not(tiny_model("llama")))
 
@@ -194,9 +194,9 @@ def test_auto_takes_the_faster_body_and_its_threads(monkeypatch: pytest.MonkeyPa
     model = tiny_model("llama")
     monkeypatch.setattr(choose, "measured", lambda model: {"1": 2.0, "2": 1.0, "modules": 3.0})
     scorer = Scorer(model, use=Kernels.AUTO)
-    assert scorer.body is not None and scorer.body.num_threads == 2
+    assert isinstance(scorer.body, cpu.CpuBody) and scorer.body.num_threads == 2
     monkeypatch.setattr(choose, "measured", lambda model: {"1": 2.0, "2": 1.0, "modules": 0.5})
-    assert Scorer(model, use=Kernels.AUTO).body is None
+    assert not Scorer(model, use=Kernels.AUTO).is_fused
 
 
 def test_real_timing_names_every_candidate() -> None:

@@ -24,7 +24,7 @@ from forerun.config import Kernels
 from forerun.kernels.attention import attend as kernel
 from forerun.kernels.attention import cache_write
 from forerun.math.attention import Form
-from forerun.models.attention import known_window
+from forerun.models.masks import known_window
 from forerun.models.patches.linear import LinearPatches
 from forerun.models.scorer import Scorer
 from support.interpreter import DEVICE, kernel_tests
@@ -89,7 +89,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def scorer_of(family: str, use: Kernels = Kernels.ON, form: Form = Form.AUTO) -> Scorer:
     """Without the CPU's own kernels, which would get there first."""
     scorer = Scorer(model_of(family), form, use=use)
-    scorer.body, scorer._products = None, LinearPatches(scorer.model, Kernels.OFF)
+    scorer.body = scorer.modules
+    scorer.modules._linear = LinearPatches(scorer.model, Kernels.OFF)
     for row, text in enumerate(TEXTS):
         scorer.admit(row)
         scorer.feed([row], [text])

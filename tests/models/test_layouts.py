@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form
+from forerun.models.bodies.modules import ModulesBody
 from forerun.models.families import Layout
 from forerun.models.scorer import Scorer
 from support.recompute import check, recomputed
@@ -64,8 +65,12 @@ def changing_model(**changes: float) -> Any:
     return model
 
 
-class PackedOnly(Scorer):
+class PackedOnly(ModulesBody):
     _can_pad = False
+
+
+class PackedScorer(Scorer):
+    _modules_type = PackedOnly
 
 
 CHANGES = [
@@ -85,7 +90,7 @@ def admitted(scorer: Scorer) -> Scorer:
 
 @pytest.mark.parametrize(("changes", "message"), CHANGES)
 def test_packed_rows_refuse_what_is_not_as_cached(changes: dict[str, float], message: str) -> None:
-    scorer = PackedOnly(changing_model(**changes))
+    scorer = PackedScorer(changing_model(**changes))
     for row in range(2):
         scorer.admit(row)
     with pytest.raises(UnsupportedModel, match=message):  # the second pass has a mask, the first needs none

@@ -26,7 +26,7 @@ def test_agrees_with_the_library(family: str, monkeypatch: pytest.MonkeyPatch) -
     real = linear_patches.ops.linear
     monkeypatch.setattr(linear_patches.ops, "linear", lambda *a: used.append(1) or real(*a))
     scorer = Scorer(model, use=Kernels.ON)
-    assert scorer.body is None
+    assert not scorer.is_fused
     for row in (0, 1):
         scorer.admit(row)
     texts = [[5, 9, 3, 60, 2, 7], [1, 2, 3]]

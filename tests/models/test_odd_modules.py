@@ -139,7 +139,7 @@ def test_the_text_is_the_models_own(make: Callable[[Any], None]) -> None:
     # Dynamic quantisation scales activations over all that is computed at once, so packed rows differ from single ones.
     checked = make is not _dynamic
     decoder = SpeculativeDecoder(model, kernels="on", self_check=checked)  # the default drafter looks at it, too
-    assert decoder.engine.target.body is None
+    assert not decoder.engine.target.is_fused
     assert said(decoder) == want
 
 
@@ -153,7 +153,7 @@ def test_another_family_with_weights_of_another_type() -> None:
 def test_hooks_for_all_modules_are_called() -> None:
     model = copy.deepcopy(tiny_model("llama"))
     decoder = SpeculativeDecoder(model, None, kernels="on")
-    assert decoder.engine.target.body is not None
+    assert decoder.engine.target.is_fused
     called: list[str] = []
     hooks = torch.nn.modules.module
     handle = hooks.register_module_forward_hook(lambda module, given, made: called.append(type(module).__name__))
@@ -163,7 +163,7 @@ def test_hooks_for_all_modules_are_called() -> None:
         handle.remove()
     assert "LlamaMLP" in called
     said(decoder)
-    assert decoder.engine.target.body is not None
+    assert decoder.engine.target.is_fused
 
 
 def test_a_forward_put_into_the_class(monkeypatch: pytest.MonkeyPatch) -> None:

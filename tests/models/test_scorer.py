@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -230,11 +231,13 @@ def test_families_outside_the_interface_are_refused() -> None:
         Scorer(model)
 
 
-def test_keywords_nobody_honours_are_refused() -> None:
+def test_keywords_nobody_honours_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = Scorer(tiny_model("llama"))
     scorer.admit(0)
+    right = scorer.modules.call
+    monkeypatch.setattr(scorer.modules, "call", partial(right, gate_of_heads=torch.ones(1)))
     with pytest.raises(UnsupportedModel, match="gate_of_heads"):
-        scorer._forward(scorer.model, [0], [[1, 2]], gate_of_heads=torch.ones(1))
+        scorer.score([0], [[1, 2]])
     assert scorer.length(0) == 0
 
 

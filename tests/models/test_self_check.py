@@ -9,13 +9,15 @@ import pytest
 import torch
 import transformers
 from pytest import MonkeyPatch
+from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from forerun import SpeculativeDecoder
 from forerun.cache import ragged
 from forerun.cache.ragged import RaggedCache
 from forerun.errors import InvalidArgument, UnsupportedModel
-from forerun.models import attention, proven
+from forerun.models import attention, masks, proven, ragged_states
+from forerun.models.bodies.base import ForwardPass, FusedBody
 from forerun.models.self_check import Kind, described, tried
 from forerun.models.seq2seq import scorer_of
 from support.census import Recipe, build, causal_recipes, seq2seq_recipes
@@ -42,20 +44,20 @@ def this_transformers(monkeypatch: MonkeyPatch) -> None:
 def wrong_positions(patch: MonkeyPatch) -> None:
     """New tokens stand one place further than their row's past says."""
     patch.setattr(
-        attention, "ranges", lambda starts, counts: ragged.ranges([s + 1 if s else 0 for s in starts], counts)
+        ragged_states, "ranges", lambda starts, counts: ragged.ranges([s + 1 if s else 0 for s in starts], counts)
     )
 
 
 def wrong_mask(patch: MonkeyPatch) -> None:
     """One key of the future is seen."""
-    dense, padded = attention._dense_mask, attention._padded_mask
+    dense, padded = masks.dense_mask, masks.padded_mask
 
     def rolled(states: Any, *rest: Any) -> Any:
         mask = dense(states, *rest)
         return None if mask is None else mask.roll(-1, -1)
 
-    patch.setattr(attention, "_dense_mask", rolled)
-    patch.setattr(attention, "_padded_mask", lambda *a: padded(*a).roll(-1, -1))
+    patch.setattr(masks, "dense_mask", rolled)
+    patch.setattr(masks, "padded_mask", lambda *a: padded(*a).roll(-1, -1))
 
 
 def stale_key(patch: MonkeyPatch) -> None:
@@ -132,12 +134,18 @@ def test_encoder_decoder_models(name: str, monkeypatch: MonkeyPatch) -> None:
 
 
 def test_the_body_in_use_is_what_is_checked() -> None:
-    class Body:
-        def run_rows(self, embeddings: Any, places: Any, cache: Any) -> Any:
+    class Wrong(FusedBody):
+        def hidden(self, call: ForwardPass) -> Tensor:
+            embeddings: Tensor = model.get_input_embeddings()(call.new)
             return embeddings * 0.5
 
-    scorer = scorer_of(tiny_model("llama"))
-    scorer.body = Body()  # type: ignore[assignment]
+        def head(self, hidden: Tensor) -> Tensor:
+            logits: Tensor = model.get_output_embeddings()(hidden)
+            return logits
+
+    model = tiny_model("llama")
+    scorer = scorer_of(model)
+    scorer.body = Wrong()
     with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM: Forerun's logits differ .* the prompts' pass"):
         tried(scorer)
 

@@ -16,6 +16,7 @@ from forerun import DraftModel, EarlyExit, SpeculativeDecoder, Tree
 from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.models import cross_attention
+from forerun.models.bodies.base import ForwardPass, PassOutput
 from forerun.models.patches import positions
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
@@ -150,13 +151,13 @@ def test_equal_beginnings_of_one_source_are_twins(monkeypatch: MonkeyPatch) -> N
         made.admit(row)
         made.read(row, Source(ids=(5, 6, 7)))
     passed: list[int] = []
-    right = Seq2SeqScorer._pass
+    right = made.body.run
 
-    def noted(self: Any, module: Any, rows: Any, counts: Any, *others: Any, **options: Any) -> Any:
-        passed.append(sum(counts))
-        return right(self, module, rows, counts, *others, **options)
+    def noted(call: ForwardPass) -> PassOutput:
+        passed.append(call.rows.num_tokens)
+        return right(call)
 
-    monkeypatch.setattr(Seq2SeqScorer, "_pass", noted)
+    monkeypatch.setattr(made.body, "run", noted)
     made.feed([0, 1], [[2, 30, 31]] * 2)
     assert passed == [3]
     logits = made.score([0, 1], [[32]] * 2)

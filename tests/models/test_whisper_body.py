@@ -32,7 +32,7 @@ def sound(row: int) -> Source:
 def scores(model: Any, use: Kernels, rows: int = 3) -> list[torch.Tensor]:
     """Logits of two ragged passes, a row cut back in between."""
     scorer = Seq2SeqScorer(model, use=use)
-    assert (scorer.body is not None) == (use is Kernels.ON)
+    assert scorer.is_fused == (use is Kernels.ON)
     generator = torch.Generator().manual_seed(9)
     words = torch.randint(VOCAB, (40,), generator=generator).tolist()
     for row in range(rows):

@@ -105,7 +105,7 @@ def stepper(model: PreTrainedModel, rows: int, positions: int, samples: bool = F
 
     @torch.inference_mode()
     def step() -> Tensor:
-        logits = body.head(body.run(tokens, where, addresses, reach, cache))
+        logits = body.head(body.hidden_at(tokens, where, addresses, reach, cache))
         return ops.sample(logits, params, uniforms).tokens if samples else logits
 
     step()

@@ -154,24 +154,16 @@ class RaggedCache:
 
     def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.OFF) -> Layer:
         """Store new keys and values ([N, heads, size]) of one layer and return that layer."""
-        pool = self.room(layer, keys, values)
+        pool = self.layer(layer, keys, values)
         ops.write(keys, values, addresses, *pool.flat, use)
         return pool
 
-    def room(self, layer: int, keys: Tensor, values: Tensor) -> Layer:
-        """One layer, made now where these ([N, heads, size]) are the first keys and values it gets."""
+    def layer(self, layer: int, keys: Tensor, values: Tensor) -> Layer:
+        """One layer, made now where it is not there yet, for keys and values like these ([N, heads, size])."""
         pool = self.layers.get(layer)
         if pool is None:
             pool = self.layers[layer] = Layer(self._empty(keys), self._empty(values))
             self.version += 1
-        return pool
-
-    def layer(self, layer: int, num_heads: int, size: int) -> Layer:
-        """One layer's keys and values for a kernel that writes them itself: float32 on the CPU."""
-        pool = self.layers.get(layer)
-        if pool is None:
-            keys, values = (torch.zeros(self.num_slots, self.capacity, num_heads, size) for _ in range(2))
-            pool = self.layers[layer] = Layer(keys, values)
         return pool
 
     def _empty(self, like: Tensor) -> Tensor:

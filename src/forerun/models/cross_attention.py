@@ -18,15 +18,11 @@ from torch import Tensor, nn
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument, UnsupportedModel
-from forerun.math.attention import Form, Plan, plan_across
 from forerun.math.ragged_attention import Reach
-from forerun.models.attention import RaggedStates
+from forerun.models.ragged_states import CrossStates, RaggedStates
 from forerun.types import Source
 
 CROSS_NAMES = ("encoder_attn", "EncDecAttention")
-# Keys nobody looks at: layers hand them to our attention, which reads the cache. Without length, so that whatever a
-# model derives from them is as good as free.
-NOTHING = torch.empty(1, 1, 0, 1)
 
 
 @dataclass(slots=True)
@@ -92,20 +88,24 @@ class Sources:
         number = self._number[self.of(row)]
         return self.cache.slot(number), self.cache.length(number)
 
-    def across(self, states: RaggedStates, rows: Sequence[int]) -> CrossStates:
-        """What a pass over `rows` sees. Neighbours that read the same source are one row to cross-attention."""
-        groups = [
-            (source, [new for _, new in members])
-            for source, members in groupby(zip(map(self.of, rows), states.rows.counts, strict=True), key=lambda m: m[0])
-        ]
-        numbers = [self._number[source] for source, _ in groups]
-        return CrossStates(
-            states,
-            self.cache,
-            tuple(self.cache.slot(number) for number in numbers),
-            tuple(self.cache.length(number) for number in numbers),
-            tuple(sum(counts) for _, counts in groups),
-        )
+    def read_by(self, rows: Sequence[int]) -> SourcesRead:
+        """What a pass over `rows` reads."""
+        return SourcesRead(self.cache, tuple(map(self.place_of, rows)))
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesRead:
+    """The sources of a pass, as the host knows them."""
+
+    cache: RaggedCache
+    places: tuple[tuple[int, int], ...]  # slot and length of each row's source
+
+    def cross_states(self, states: RaggedStates) -> CrossStates:
+        """What the pass sees of them. Neighbours that read the same source are one row to cross-attention."""
+        pairs = zip(self.places, states.rows.counts, strict=True)
+        groups = [(place, sum(count for _, count in members)) for place, members in groupby(pairs, key=lambda m: m[0])]
+        slots, lengths = zip(*(place for place, _ in groups), strict=True)
+        return CrossStates(states, self.cache, slots, lengths, tuple(count for _, count in groups))
 
 
 class SourceTable:
@@ -129,7 +129,7 @@ class SourceTable:
             self._written = [slots, lengths]
             self.table.copy_(torch.tensor(self._written, dtype=torch.int32))
 
-    def across(self, states: RaggedStates, sources: Sources, own: Reach) -> CrossStates:
+    def cross_states(self, states: RaggedStates, sources: Sources, own: Reach) -> CrossStates:
         """What a pass over the rows of `own` sees of their sources."""
         slots, lengths = self.table.index_select(1, own.slots).unbind()
         reach = Reach(slots, lengths, own.starts, own.most_tokens, sources.cache.capacity, across=True)
@@ -155,40 +155,3 @@ def _projection(module: Any) -> Projections:
         return key(states).unflatten(-1, (-1, size)), value(states).unflatten(-1, (-1, size))
 
     return project
-
-
-@dataclass(slots=True)
-class CrossStates:
-    """transformers' `cross_attention_cache` during one pass: asking a layer for its keys says whose turn it is."""
-
-    states: RaggedStates
-    cache: RaggedCache
-    slots: tuple[int, ...]  # of the sources, one a group of neighbouring rows
-    lengths: tuple[int, ...]  # of the sources
-    counts: tuple[int, ...]  # new tokens of each group
-    reach: Reach | None = None  # in the place of those three where only the device knows them
-    layers: list[_Layer] = field(init=False)
-    _plans: dict[int, Plan] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.layers = [_Layer(self, index) for index in range(len(self.cache.layers))]
-
-    def plan(self, group: int, form: Form, device: torch.device) -> Plan:
-        if group not in self._plans:
-            self._plans[group] = plan_across(self.slots, self.lengths, self.counts, group, device, form)
-        return self._plans[group]
-
-
-@dataclass(slots=True)
-class _Layer:
-    across: CrossStates
-    index: int
-
-    @property
-    def keys(self) -> Tensor:
-        self.across.states.look_across(self.across.cache.layers[self.index], NOTHING)
-        return NOTHING
-
-    @property
-    def values(self) -> Tensor:
-        return NOTHING

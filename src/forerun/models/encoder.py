@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from forerun.errors import InvalidArgument
 from forerun.types import Source
 
 # Positions of one encoder pass, padding included: long enough to keep a processor busy, short enough to bound memory.
 ENCODER_TOKENS = 16384
+
+
+@dataclass
+class EncoderOutput(BaseModelOutput):
+    """Encoder states as a decoder takes them."""
+
+    attention_mask: Tensor | None = None  # Moonshine asks for one
+
+
+def encoder_width(model: PreTrainedModel) -> int:
+    """Of the encoder's states."""
+    return int(getattr(model.config, "d_model", None) or model.config.hidden_size)
 
 
 class Encoder:
@@ -28,7 +42,7 @@ class Encoder:
         self.module: Any = model.get_encoder()
         self.name = str(getattr(self.module, "main_input_name", model.main_input_name))
         self.device, self.dtype = model.device, model.dtype
-        self.width = int(getattr(model.config, "d_model", None) or model.config.hidden_size)  # of its states
+        self.width = encoder_width(model)
         self.is_draft = is_draft
         self.calls = 0
         self._takes_mask = "attention_mask" in signature(self.module.forward).parameters

@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import wraps
-from inspect import Parameter, signature
 from itertools import accumulate
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun import ops
 from forerun.cache.ragged import RaggedCache, ranges
 from forerun.config import Kernels, kernels
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.math.tree import is_chain
 from forerun.models import families
-from forerun.models.attention import KeysChanged, RaggedStates, forget_configs, ragged
+from forerun.models.attention import forget_configs
+from forerun.models.bodies.base import Body, ForwardPass, PassOutput, Trees
 from forerun.models.bodies.choose import choose_body
-from forerun.models.bodies.whisper import WhisperBody
+from forerun.models.bodies.modules import ModulesBody
+from forerun.models.cross_attention import SourcesRead
 from forerun.models.families import Family, Layout
 from forerun.models.fingerprint import Fingerprint
 from forerun.models.passes import between_passes, restore
-from forerun.models.patches.linear import LinearPatches
-from forerun.models.patches.positions import PositionPatches
-from forerun.models.patches.rotary import RotaryPatches
-from forerun.types import RaggedRows, Source
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-# For each row of a pass the parents of its last keys, the new ones included; see `models.branches`. Nobody else's rows
-# are touched by it, and a row that ends in no tree has none.
-Trees = Sequence[Sequence[int]]
+from forerun.types import Source
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 PREFILL_TOKENS = 1024
@@ -59,33 +47,15 @@ class HiddenStateObserver(Protocol):
         ...
 
 
-def _in_either_layout(method: Callable[Concatenate[Scorer, P], T]) -> Callable[Concatenate[Scorer, P], T]:
-    """Repeat a pass with padded rows where the model turns out to make more of its keys than packed rows can follow.
-
-    The cache holds the same in both layouts, so nothing that was computed before is lost.
-    """
-
-    @wraps(method)
-    def run(self: Scorer, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return method(self, *args, **kwargs)
-        except KeysChanged:
-            if not self._can_pad:
-                raise
-            self.family = replace(self.family, layout=Layout.PADDED)
-        return method(self, *args, **kwargs)
-
-    return run
-
-
 class Scorer:
     """Rows of tokens behind a model: feed some, score some, cut some back.
 
-    A `headless` one is a body that takes embeddings and gives hidden states: see `run`. The `layout` of its passes is
-    the family's unless it is given; packed rows become padded ones for good where the model cannot be run packed.
+    Passes are run by `body`; those over trees by `modules`, which is the same body where no other is faster. A
+    `headless` scorer takes embeddings and gives hidden states: see `run`. The `layout` of rows is the family's unless
+    it is given; packed rows become padded ones for good where the model cannot be run packed.
     """
 
-    _can_pad = True
+    _modules_type = ModulesBody
 
     def __init__(
         self,
@@ -109,32 +79,26 @@ class Scorer:
 
     def _connect(self) -> None:
         """Take from the model, as it is now, whatever passes need to know of it."""
-        model = self.model
-        self.family = self._inspect(model, self._headless)
+        model, family = self.model, self._inspect()
         if self._layout is not None:
-            self.family = replace(self.family, layout=self._layout)
-        model.eval()
+            family = replace(family, layout=self._layout)
         self.device: torch.device = model.device
-        self.body = choose_body(model, self.kernels) if self.family.layout is Layout.PACKED else None
-        use = Kernels.OFF if self.body is not None else self.kernels
-        self._products = LinearPatches(model, use, self._never_run(model))
-        self._rotary = RotaryPatches(model, self.kernels)
-        self._base = model.base_model
-        self._picks_logits = "logits_to_keep" in signature(model.forward).parameters
-        self._tell_positions(self._base)
+        fused = choose_body(model, self.kernels) if family.layout is Layout.PACKED else None
+        linear = self.kernels if fused is None else Kernels.OFF
+        self.modules = self._modules_type(model, family, self.form, self.kernels, linear)
+        self.body: Body = self.modules if fused is None else fused
 
-    def _tell_positions(self, decoder: nn.Module) -> None:
-        """Find out how `decoder` learns where new tokens stand."""
-        inner = self.model.get_decoder()  # which `decoder` may merely wrap
-        self._takes_positions = _takes(decoder, "position_ids") or (
-            _takes(inner, "position_ids") and _hands_on(decoder)
-        )
-        self._positions = PositionPatches(inner, self._takes_positions)
-        if not (self._takes_positions or self._positions.is_told or self.family.by_place):
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} counts positions from the length of the cache, which is the same for "
-                "all rows; use model.generate for it"
-            )
+    def _inspect(self) -> Family:
+        return families.inspect(self.model, headless=self._headless)
+
+    @property
+    def family(self) -> Family:
+        return self.modules.family
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether passes without trees are run by a body of ours."""
+        return self.body is not self.modules
 
     def has_changed(self) -> bool:
         """Whether modules, weights (their places, not their values), hooks or settings are no longer what they were."""
@@ -148,13 +112,6 @@ class Scorer:
         with between_passes(self.model):
             self._connect()
             self._made_of = Fingerprint.of(self.model)
-
-    def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
-        return families.inspect(model, headless=headless)
-
-    def _never_run(self, model: PreTrainedModel) -> nn.Module | None:
-        """A part of the model that passes leave out."""
-        return None
 
     @property
     def vocab_size(self) -> int:
@@ -230,40 +187,14 @@ class Scorer:
         waiting = [(r, list(b)) for r, b in zip(rows, blocks, strict=True) if len(b) and r not in copies]
         while waiting:
             now, waiting = _next_pass(waiting)
-            rows_now, blocks_now = [row for row, _ in now], [block for _, block in now]
-            if self.body is not None:
-                self._fused(rows_now, [len(block) for block in blocks_now], self._tokens(blocks_now))
-            else:
-                self._feed_pass(rows_now, blocks_now)
+            self._feed_pass([row for row, _ in now], [block for _, block in now])
         for row, source in copies.items():
             self.cache.copy(source, row, self.cache.length(source))
             for observer in self.observers:
                 observer.on_copy(source, row, self.cache.length(row))
 
-    @_in_either_layout
-    def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
-        if self._reaches_too_far(rows, blocks):
-            with self._all_or_none(rows):
-                for row, block in zip(rows, blocks, strict=True):
-                    self._forward(self._base, [row], [block])
-            return
-        self._forward(self._base, rows, blocks)
-
-    def _reaches_too_far(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> bool:
-        """Whether padding would take places past the end of a family's tables of places, though no row gets there."""
-        if not self.family.by_place or self.context_length is None or len(rows) == 1:
-            return False
-        return max(map(self.length, rows)) + max(map(len, blocks)) > self.context_length
-
-    @contextmanager
-    def _all_or_none(self, rows: Sequence[int]) -> Iterator[None]:
-        """Several passes of which one may fail: then none leaves a token behind."""
-        before = [self.length(row) for row in rows]
-        try:
-            yield
-        except BaseException:
-            self.rewind(rows, before)
-            raise
+    def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], body: Body | None = None) -> None:
+        self._run(rows, [len(block) for block in blocks], self._tokens(blocks), body=body)
 
     def _twins(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, int]:
         """Empty rows that are given the same prompt as an earlier empty row: it is encoded once and copied."""
@@ -297,162 +228,58 @@ class Scorer:
         """Logits [B, V] after the last token of each block."""
         return self.score(rows, blocks, [1] * len(rows))
 
-    @_in_either_layout
     def run(self, rows: Sequence[int], counts: Sequence[int], embeddings: Tensor, trees: Trees | None = None) -> Tensor:
         """Hidden states [N, H] after `counts[i]` new positions of each row, given as embeddings [N, H], row by row."""
-        trees = _with_branches(trees)
-        if self.body is not None and trees is None:
-            return self._fused(rows, counts, embeddings)
-        states, out = self._pass(self._base, rows, counts, embeddings, trees)
-        return _packed(out.last_hidden_state, states)
+        hidden = self._run(rows, counts, embeddings, trees, wants_hidden=True).hidden
+        assert hidden is not None
+        return hidden
 
-    @_in_either_layout
-    @torch.inference_mode()
     def _logits(
         self, rows: Sequence[int], blocks: Sequence[Sequence[int]], keep: Tensor | None, trees: Trees | None
     ) -> Tensor:
         """The head runs only where it must: on all packed positions, or on those of `keep`."""
-        trees = _with_branches(trees)
-        if self.body is not None and trees is None:
-            hidden = self._fused(rows, [len(block) for block in blocks], self._tokens(blocks))
-            return self._head(hidden if keep is None else hidden[keep])
-        if self._reaches_too_far(rows, blocks):
-            with self._all_or_none(rows):
-                logits = torch.cat([self._logits([r], [b], None, None) for r, b in zip(rows, blocks, strict=True)])
-            return logits if keep is None else logits[keep]
-        if self.family.layout is Layout.PACKED and keep is not None and self._picks_logits:
-            _, out = self._forward(self.model, rows, blocks, trees, logits_to_keep=keep)
-            picked: Tensor = out.logits[0]
-            return picked
-        states, out = self._forward(self.model, rows, blocks, trees)
-        packed = _packed(out.logits, states)
-        return packed if keep is None else packed[keep]
-
-    def _forward(
-        self,
-        module: nn.Module,
-        rows: Sequence[int],
-        blocks: Sequence[Sequence[int]],
-        trees: Trees | None = None,
-        **options: Any,
-    ) -> tuple[RaggedStates, Any]:
-        """One pass of `module` (the whole model, or what lies below its head) over new tokens of some rows."""
-        return self._pass(module, rows, [len(block) for block in blocks], self._tokens(blocks), trees, **options)
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        head: nn.Linear = self.model.get_output_embeddings()
-        if hidden.device.type == "cpu":
-            return ops.linear(hidden, head.weight, head.bias, self.kernels)
-        return ops.project(hidden, head.weight, head.bias)
+        counts = [len(block) for block in blocks]
+        logits = self._run(rows, counts, self._tokens(blocks), trees, wants_logits=True, keep=keep).logits
+        assert logits is not None
+        return logits
 
     def _tokens(self, blocks: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([token for block in blocks for token in block], device=self.device)
 
     @torch.inference_mode()
-    def _fused(self, rows: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
-        """Hidden states [N, H] by the fused body, over token ids [N] or embeddings [N, H]."""
-        before = [self.cache.length(row) for row in rows]
-        try:
-            places = self.cache.extend(rows, counts)
-            hidden = self._run_body(rows, places, new)
-        except BaseException:
-            self.rewind(rows, before)
-            raise
-        for observer in self.observers:
-            observer.on_hidden_states(rows, places.past, places.counts, hidden)
-        return hidden
-
-    def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
-        assert self.body is not None and not isinstance(self.body, WhisperBody)
-        embeddings: Tensor = new if new.is_floating_point() else self._base.get_input_embeddings()(new)
-        return self.body.run_rows(embeddings, places, self.cache)
-
-    @torch.inference_mode()
-    def _pass(
+    def _run(
         self,
-        module: nn.Module,
         rows: Sequence[int],
         counts: Sequence[int],
         new: Tensor,
         trees: Trees | None = None,
-        **options: Any,
-    ) -> tuple[RaggedStates, Any]:
-        """The same over what is `new`: token ids [N], or embeddings [N, H] in their place."""
+        *,
+        wants_logits: bool = False,
+        keep: Tensor | None = None,
+        wants_hidden: bool = False,
+        body: Body | None = None,
+    ) -> PassOutput:
+        """One pass over what is `new`: token ids [N], or embeddings [N, H] in their place."""
+        if trees is not None and all(map(is_chain, trees)):
+            trees = None  # chains need no mask of their own
+        sources = self._sources(rows)
+        wants_hidden = wants_hidden or bool(self.observers)
         before = [self.cache.length(row) for row in rows]
-        places = self.cache.extend(rows, counts)
-        states = RaggedStates(self.cache, places, self.family, self.form, self.device, self.kernels, trees)
-        positions = states.positions
-        if states.padded is None:
-            new, positions = new[None], positions[None]
-        else:
-            new, positions = new[states.padded.tokens], positions[states.padded.tokens]
         try:
-            with (
-                ragged(self.model, states),
-                self._products.during_pass(new.shape[:2].numel()),
-                self._rotary.during_pass() if states.padded is None else nullcontext(),
-                self._overheard(rows, states),
-            ):
-                out = self.call(module, rows, states, new, positions, **options)
-                states.check_read()
-                return states, out
+            places = self.cache.extend(rows, counts)
+            body = body or (self.body if trees is None else self.modules)
+            out = body.run(ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden))
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
-
-    def call(
-        self,
-        module: nn.Module,
-        rows: Sequence[int],
-        states: RaggedStates,
-        new: Tensor,
-        positions: Tensor,
-        **options: Any,
-    ) -> Any:
-        """Run `module` within a pass."""
-        options["inputs_embeds" if new.is_floating_point() else "input_ids"] = new
-        if self._takes_positions:
-            options["position_ids"] = positions
-        with self._positions.during_pass(states):
-            return module(past_key_values=states, use_cache=True, **options)
-
-    @contextmanager
-    def _overheard(self, rows: Sequence[int], states: RaggedStates) -> Iterator[None]:
-        """Tell the listeners what the body made of a pass, once the pass has succeeded."""
-        if not self.observers:
-            yield
-            return
-        made: list[Any] = []
-        # Some families (OPT) call what lies within their base model directly, so both are listened to.
-        bodies = {id(body): body for body in (self._base, self.model.get_decoder()) if body is not self.model}
-        hooks = [body.register_forward_hook(lambda *call: made.append(call[-1])) for body in bodies.values()]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-        hidden = _packed(made[0].last_hidden_state, states)
         for observer in self.observers:
-            observer.on_hidden_states(rows, states.rows.past, states.rows.counts, hidden)
+            assert out.hidden is not None
+            observer.on_hidden_states(rows, places.past, places.counts, out.hidden)
+        return out
 
-
-def _takes(module: nn.Module, name: str) -> bool:
-    return name in signature(module.forward).parameters
-
-
-def _hands_on(module: nn.Module) -> bool:
-    """Whether a module passes keywords on that it does not know."""
-    return any(p.kind is Parameter.VAR_KEYWORD for p in signature(module.forward).parameters.values())
-
-
-def _with_branches(trees: Trees | None) -> Trees | None:
-    """None where all trees are chains, which need no mask of their own."""
-    return None if trees is None or all(map(is_chain, trees)) else trees
-
-
-def _packed(out: Tensor, states: RaggedStates) -> Tensor:
-    """What a model gave for each new position, pads left out: [1, N, ..] or [B, T, ..] -> [N, ..]."""
-    return out[0] if states.padded is None else states.padded.packed(out)
+    def _sources(self, rows: Sequence[int]) -> SourcesRead | None:
+        """What the rows of a pass read, encoded."""
+        return None
 
 
 def _next_pass(

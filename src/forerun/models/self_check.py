@@ -14,13 +14,13 @@ import torch
 import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from forerun.cache.ragged import RaggedCache
 from forerun.config import self_check as settings
 from forerun.errors import UnsupportedModel
 from forerun.models import proven
 from forerun.models.cross_attention import Sources
+from forerun.models.encoder import EncoderOutput
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Source
@@ -253,7 +253,7 @@ class Oracle:
     def _forward(self, source: int, text: tuple[int, ...]) -> Tensor:
         ids = torch.tensor([text], device=self.model.device)
         if self.texts.states:
-            read = _Read(last_hidden_state=self.texts.states[source][None])
+            read = EncoderOutput(last_hidden_state=self.texts.states[source][None])
             found: Tensor = self.model(encoder_outputs=read, decoder_input_ids=ids, use_cache=False).logits[0]
         else:
             # As `generate` does: some classes count positions in another way where they are not told.
@@ -280,13 +280,6 @@ class Oracle:
             return _deviation(self._forward(row, text), plain)
         finally:
             hook.remove()
-
-
-@dataclass
-class _Read(BaseModelOutput):
-    """What a decoder reads across."""
-
-    attention_mask: Tensor | None = None  # Moonshine asks for one
 
 
 def _deviation(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import EncoderDecoderCache
-from transformers.modeling_outputs import BaseModelOutput
 
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.models import families
-from forerun.models.attention import RaggedStates
-from forerun.models.bodies.whisper import WhisperBody
-from forerun.models.cross_attention import CrossStates, Sources, SourceTable, projections
+from forerun.models.bodies.base import Trees
+from forerun.models.bodies.modules import Seq2SeqModules
+from forerun.models.cross_attention import Sources, SourcesRead, SourceTable, projections
 from forerun.models.encoder import Encoder
 from forerun.models.families import Family
-from forerun.models.scorer import Scorer, Trees
-from forerun.types import RaggedRows, Source
+from forerun.models.scorer import Scorer
+from forerun.types import Source
 
 FEW = 8  # positions of a row that the head may run on for nothing: fewer than a pass of their own would cost
 
@@ -36,7 +32,7 @@ class Seq2SeqScorer(Scorer):
     `beside` another shares its sources altogether, for a draft that is made of its target's own layers.
     """
 
-    _can_pad = False  # positions and sources are told to packed rows
+    _modules_type = Seq2SeqModules
 
     def __init__(
         self,
@@ -59,26 +55,19 @@ class Seq2SeqScorer(Scorer):
 
     def _connect(self) -> None:
         super()._connect()
-        self._base = self.model.get_decoder()
-        self._tell_positions(self._base)
-        self._projections = projections(self._base)
+        self._projections = projections(self.modules.decoder)
         self.encoder = Encoder(self.model, self._is_draft)
-        self._elsewhere = torch.zeros(1, 1, self.encoder.width, device=self.device, dtype=self.model.dtype)
 
     def renew(self) -> None:
         self.directory = SourceTable()
         super().renew()
 
-    def _inspect(self, model: PreTrainedModel, headless: bool) -> Family:
-        return families.inspect_seq2seq(model)
-
-    def _never_run(self, model: PreTrainedModel) -> nn.Module:
-        encoder: nn.Module = model.get_encoder()
-        return encoder
+    def _inspect(self) -> Family:
+        return families.inspect_seq2seq(self.model)
 
     @property
     def weights(self) -> Iterator[Tensor]:
-        yield from self._base.parameters()
+        yield from self.modules.decoder.parameters()
         yield from self.model.get_output_embeddings().parameters()
 
     def check_trees(self) -> None:
@@ -159,59 +148,9 @@ class Seq2SeqScorer(Scorer):
     def _read_by(self, row: int) -> Source | None:
         return self.sources.of(row)
 
-    def _pass(self, *arguments: Any, **options: Any) -> tuple[RaggedStates, Any]:
+    def _sources(self, rows: Sequence[int]) -> SourcesRead:
         self.encode()  # the encoder attends as it always does, so before the pass begins
-        return super()._pass(*arguments, **options)
-
-    @torch.inference_mode()
-    def _fused(self, rows: Sequence[int], counts: Sequence[int], new: Tensor) -> Tensor:
-        self.encode()
-        return super()._fused(rows, counts, new)
-
-    def _run_body(self, rows: Sequence[int], places: RaggedRows, new: Tensor) -> Tensor:
-        assert isinstance(self.body, WhisperBody)
-        return self.body.run_sources(
-            new, places, self.cache, self.sources.cache, [self.sources.place_of(row) for row in rows]
-        )
-
-    def call(
-        self,
-        module: nn.Module,
-        rows: Sequence[int],
-        states: RaggedStates,
-        new: Tensor,
-        positions: Tensor,
-        **options: Any,
-    ) -> Any:
-        if states.across is None:
-            states.across = self.sources.across(states, rows)
-        cache = _BothCaches(states, states.across)
-        whole = module is self.model
-        prefix = "decoder_" if whole else ""
-        options[f"{prefix}input_ids"] = new
-        if self._takes_positions:
-            options[f"{prefix}position_ids"] = positions
-        if whole:
-            options["encoder_outputs"] = _Elsewhere(last_hidden_state=self._elsewhere)
-        else:
-            options["encoder_hidden_states"] = self._elsewhere
-        with self._positions.during_pass(states):
-            return module(past_key_values=cache, use_cache=True, **options)
-
-
-@dataclass
-class _Elsewhere(BaseModelOutput):
-    """A stand-in for the encoder's output: what cross-attention needs of it has been made already."""
-
-    attention_mask: Tensor | None = None  # Moonshine asks for one
-
-
-class _BothCaches(EncoderDecoderCache):
-    """What transformers sees during one pass."""
-
-    def __init__(self, states: RaggedStates, across: CrossStates) -> None:
-        self.self_attention_cache, self.cross_attention_cache = states, across
-        self.is_updated = dict.fromkeys(range(len(across.layers)), True)
+        return self.sources.read_by(rows)
 
 
 def scorer_of(

@@ -17,11 +17,12 @@ from forerun import ops
 from forerun.errors import UnsupportedModel
 from forerun.math.ragged_attention import Reach
 from forerun.models import plain
-from forerun.models.attention import RaggedStates, ragged
+from forerun.models.attention import ragged
 from forerun.models.bodies.gpu import GpuBody
 from forerun.models.families import Layout
 from forerun.models.patches.modules import ModulePatches
 from forerun.models.patches.rotary import RotaryPatches
+from forerun.models.ragged_states import RaggedStates
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
 
@@ -47,10 +48,10 @@ class StaticStates(RaggedStates):
         self.positions, self.addresses = rows.positions, rows.addresses
         self.width = rows.reach.most_tokens
         self.longest_past = rows.reach.longest - self.width
-        self.branches = self.padded = self.current = self.returned = self.tree = self.across = None
-        self.looks_across = self.is_unread = False
+        self.branches = self.padded = self.current = self.returned = self.tree = self.cross = None
+        self.is_cross_attention = self.is_unread = False
         self.shares_keys, self._earlier = scorer.family.shares_keys, {}
-        self.both_ways = rows.addresses.new_empty(0)
+        self.bidirectional = rows.addresses.new_empty(0)
         self.layers: list[Any] = []
         self._reach, self._rules, self._plans, self._masks = rows.reach, {}, {}, {}
 
@@ -115,7 +116,7 @@ class StaticPass:
     def hidden(self, tokens: Tensor, rows: StaticRows) -> Tensor:
         """[R, T] -> last hidden states [R * T, H], row by row."""
         assert self._body is not None
-        return self._body.run(tokens.flatten(), rows.positions, rows.addresses, rows.reach, self.scorer.cache)
+        return self._body.hidden_at(tokens.flatten(), rows.positions, rows.addresses, rows.reach, self.scorer.cache)
 
     def head(self, hidden: Tensor) -> Tensor:
         assert self._body is not None
@@ -129,10 +130,10 @@ class StaticPass:
     def _by_modules(self, flat: Tensor, rows: StaticRows, keep: Tensor | None) -> Tensor:
         states, scorer = StaticStates(self.scorer, rows), self.scorer
         if isinstance(scorer, Seq2SeqScorer):
-            states.across = scorer.directory.across(states, scorer.sources, rows.reach)
+            states.cross = scorer.directory.cross_states(states, scorer.sources, rows.reach)
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
         with ragged(scorer.model, states), self._rotary.during_pass(), self._patches.during_pass():
-            out = scorer.call(scorer.model, (), states, flat[None], rows.positions[None], **options)
+            out = scorer.modules.call(scorer.model, states, flat[None], rows.positions[None], **options)
         found: Tensor = out.logits[0]
         return found if keep is None or self._picks_logits else found[keep]
 

@@ -138,7 +138,7 @@ class WideScorer(Scorer):
 
     def feed(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
         for part in _passes([(row, block) for row, block in zip(rows, blocks, strict=True) if len(block)]):
-            self._forward(self._base, [row for row, _ in part], [block for _, block in part])
+            self._feed_pass([row for row, _ in part], [block for _, block in part], self.modules)
 
 
 def wide_engine(model: PreTrainedModel, tokenizer: Any = None) -> Engine:

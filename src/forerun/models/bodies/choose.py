@@ -1,34 +1,37 @@
-"""Which body runs a model: transformers' modules, or the fused one where it fits and measures faster."""
+"""Which body runs a model: transformers' modules, or a fused one where it takes the model and measures faster."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun import kernels
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
-from forerun.models.bodies.whisper import WhisperBody, whisper_body
-
-if TYPE_CHECKING:
-    from forerun.models.bodies.cpu import CpuBody
-    from forerun.models.bodies.gpu import GpuBody
+from forerun.models import families
+from forerun.models.bodies import whisper
+from forerun.models.bodies.base import Body, ForwardPass, FusedBody
+from forerun.models.bodies.modules import ModulesBody, Seq2SeqModules
+from forerun.models.cross_attention import Sources, SourcesRead, projections
+from forerun.types import Source
 
 TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a batch
 PAST = 64  # keys behind them
+WHISPER_TIMED, WHISPER_PAST = (1, 4), 16  # windows are short
 
 
-def choose_body(model: PreTrainedModel, use: Kernels) -> CpuBody | GpuBody | WhisperBody | None:
+def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     """The fused body of `model`, where it is to be used. A GPU's needs no timing: it saves most of the launches."""
     if use is Kernels.OFF:
         return None
-    if (whisper := whisper_body(model, use)) is not None:
-        return whisper
+    if whisper.why_not(model) is None:
+        wanted = use is Kernels.ON or _is_fastest("fused", measured_whisper(model))
+        return whisper.WhisperBody(model, use) if wanted else None
     if kernels.triton_missing(model.device.type) is None:
         from forerun.models.bodies import gpu
 
@@ -39,19 +42,23 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> CpuBody | GpuBody | Whi
     from forerun.models.bodies.cpu import CpuBody
 
     if use is Kernels.ON:
-        return CpuBody(model, most_threads())
+        return CpuBody(model, most_threads(), use)
     times = measured(model)
     threads = min((name for name in times if name != "modules"), key=lambda name: times[name])
-    return CpuBody(model, int(threads)) if times[threads] < times["modules"] else None
+    return CpuBody(model, int(threads), use) if _is_fastest(threads, times) else None
 
 
 def why_not(model: PreTrainedModel) -> str | None:
-    """What keeps a model from being fused, in words for `forerun doctor`; None where nothing does."""
+    """What keeps a model from being fused on a CPU, in words for `forerun doctor`; None where nothing does."""
     if reason := kernels.missing():
         return reason
     from forerun.models.bodies import cpu
 
     return cpu.why_not(model)
+
+
+def _is_fastest(name: str, times: dict[str, float]) -> bool:
+    return times[name] < times["modules"]
 
 
 def measured(model: PreTrainedModel) -> dict[str, float]:
@@ -71,8 +78,10 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
     from forerun.models.bodies.cpu import CpuBody
 
     counts = [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
-    steps = {str(count): _stepper(model, CpuBody(model, count)) for count in counts}
-    steps["modules"] = _stepper(model, None)
+    bodies: dict[str, Body] = {str(count): CpuBody(model, count) for count in counts}
+    bodies["modules"] = ModulesBody(model, families.inspect(model, headless=True))
+    embeddings = torch.rand(PAST, model.config.get_text_config(decoder=True).hidden_size)
+    steps = {name: _stepper(body, embeddings) for name, body in bodies.items()}
     totals = dict.fromkeys(steps, 0.0)
     for tokens in TIMED:
         for name, time in seconds({name: partial(step, tokens) for name, step in steps.items()}, 3).items():
@@ -80,20 +89,53 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
     return totals
 
 
-def _stepper(model: PreTrainedModel, body: CpuBody | None) -> Callable[[int], None]:
-    """A pass over some new tokens behind `PAST` old ones, again and again the same."""
-    from forerun.models.scorer import Scorer
+def measured_whisper(model: PreTrainedModel) -> dict[str, float]:
+    """Seconds of a plain step and of a short draft without the head, by the modules and fused; once for a shape."""
+    from forerun.kernels.cpu.measured import remembered
+    from forerun.kernels.cpu.threads import most_threads
 
-    scorer = Scorer(model, cache=RaggedCache(), headless=True, use=Kernels.OFF)
-    scorer.body = body
-    scorer.admit(0)
-    embeddings = torch.rand(PAST + max(TIMED), model.config.get_text_config(decoder=True).hidden_size)
-    scorer.run([0], [PAST], embeddings[:PAST])
+    config = model.config
+    shape = f"{config.decoder_layers}x{config.d_model}x{config.decoder_ffn_dim} over {config.max_source_positions}"
+    found: dict[str, float] = remembered(
+        f"whisper body {shape} threads {most_threads()}", lambda: _measure_whisper(model)
+    )
+    return found
+
+
+def _measure_whisper(model: PreTrainedModel) -> dict[str, float]:
+    from forerun.kernels.cpu.measured import seconds
+
+    config, sources = model.config, Sources()
+    states = torch.rand(config.max_source_positions, config.d_model)
+    sources.read(0, Source(states=states))
+    sources.put([states], projections(model.get_decoder()))
+    past = torch.zeros(min(WHISPER_PAST, config.max_target_positions // 2), dtype=torch.long)
+    modules = Seq2SeqModules(model, families.inspect_seq2seq(model))
+    bodies: dict[str, Body] = {"fused": whisper.WhisperBody(model), "modules": modules}
+    steps = {name: _stepper(body, past, sources.read_by([0])) for name, body in bodies.items()}
+
+    def both(step: Callable[[int], None]) -> None:
+        for tokens in WHISPER_TIMED:
+            step(min(tokens, len(past)))
+
+    found: dict[str, float] = seconds({name: partial(both, step) for name, step in steps.items()})
+    return found
+
+
+def _stepper(body: Body, past: Tensor, sources: SourcesRead | None = None) -> Callable[[int], None]:
+    """A pass over some new tokens (or embeddings) behind those of `past`, again and again the same."""
+    cache = RaggedCache()
+    cache.admit(0)
+
+    @torch.inference_mode()
+    def run(new: Tensor) -> None:
+        body.run(ForwardPass(new, cache.extend([0], [len(new)]), cache, sources=sources))
 
     def step(tokens: int) -> None:
-        scorer.run([0], [tokens], embeddings[:tokens])
-        scorer.rewind([0], [PAST])
+        run(past[:tokens])
+        cache.rewind(0, len(past))
 
+    run(past)
     return step
 
 

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun import ops
 from forerun.cache.ragged import RaggedCache
+from forerun.config import Kernels
 from forerun.kernels.cpu import stack
 from forerun.kernels.cpu.memory import Floats, Ints
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import LANES
 from forerun.models import plain
 from forerun.models.bodies import llama_like
-from forerun.types import RaggedRows
+from forerun.models.bodies.base import ForwardPass, FusedBody
 
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
 GRAIN = 256  # rotary tables grow by this many positions
@@ -41,18 +43,19 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 
 @dataclass
-class CpuBody:
+class CpuBody(FusedBody):
     """What lies below a model's head, run by `kernels.cpu.stack` over the ragged cache."""
 
     model: PreTrainedModel
     num_threads: int
+    use: Kernels = Kernels.AUTO  # of the head's product
     parameters: list[list[Tensor | None]] = field(init=False)  # by layer, in the order of `stack.NAMES`
 
     def __post_init__(self) -> None:
         base, config = self.model.base_model, self.model.config.get_text_config(decoder=True)
         attention = base.layers[0].self_attn
         self.size: int = attention.head_dim
-        self.hidden: int = config.hidden_size
+        self.width: int = config.hidden_size
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
         self.intermediate: int = config.intermediate_size
@@ -67,6 +70,7 @@ class CpuBody:
         self._caches = np.zeros((len(base.layers), 2), dtype=np.int64)
         self._cos = self._sin = np.zeros((0, self.size), dtype=np.float32)
         self._scratch = np.zeros(0, dtype=np.float32)
+        self._like = (torch.empty(0, self.kv_heads, self.size),) * 2
 
     @property
     def extra_bytes(self) -> int:
@@ -74,9 +78,9 @@ class CpuBody:
         held = (self._scratch, self._cos, self._sin, self._weights, self._caches, self.windows)
         return sum(array.nbytes for array in held)
 
-    def run_rows(self, embeddings: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
-        """[N, H] -> last hidden states [N, H], the final norm included; keys and values of all layers are written."""
-        x = embeddings.clone()
+    def hidden(self, call: ForwardPass) -> Tensor:
+        rows, cache, new = call.rows, call.cache, call.new
+        x: Tensor = new.clone() if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
         positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
         starts = np.repeat(np.array(rows.slots, dtype=np.int64) * cache.capacity, rows.counts)
         self._prepare(cache, rows.longest, min(len(positions), TOKENS_AT_ONCE))
@@ -87,6 +91,10 @@ class CpuBody:
                 self._run(states[part], positions[part], starts[part])
         stack.norms(states, self._norm.data_ptr(), states, self.epsilon)
         return x
+
+    def head(self, hidden: Tensor) -> Tensor:
+        head = self.model.get_output_embeddings()
+        return ops.linear(hidden, head.weight, head.bias, self.use)
 
     def _run(self, x: Floats, positions: Ints, starts: Ints) -> None:
         stack.run_stack(
@@ -101,12 +109,12 @@ class CpuBody:
             self._places = places
         self._weights.reshape(-1)[:] = places[:-1]
         for i in range(len(self.parameters)):
-            layer = cache.layer(i, self.kv_heads, self.size)
+            layer = cache.layer(i, *self._like)
             self._caches[i] = layer.keys.data_ptr(), layer.values.data_ptr()
         if longest > len(self._cos):
             self._cos, self._sin = self._rotary(-(-longest // GRAIN) * GRAIN)
         need = stack.scratch_size(
-            tokens, self.hidden, self.heads, self.kv_heads, self.size, self.intermediate, longest, self.num_threads
+            tokens, self.width, self.heads, self.kv_heads, self.size, self.intermediate, longest, self.num_threads
         )
         if need > len(self._scratch):
             self._scratch = np.empty(need + need // 4, dtype=np.float32)

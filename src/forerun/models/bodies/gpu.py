@@ -21,8 +21,8 @@ from forerun.math.ragged_attention import Reach, reach_of
 from forerun.math.skinny import Heads, Norm
 from forerun.models import plain
 from forerun.models.bodies import llama_like
+from forerun.models.bodies.base import ForwardPass, FusedBody
 from forerun.models.bodies.merging import merged
-from forerun.types import RaggedRows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
@@ -67,7 +67,7 @@ class Layer:
     window: int  # keys a token sees, 0 for all
 
 
-class GpuBody:
+class GpuBody(FusedBody):
     """What lies below a model's head, over the ragged cache, and the head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -85,7 +85,7 @@ class GpuBody:
         self._rotary = _table(model, GRAIN)
         self._read_weights()
 
-    def run(self, new: Tensor, positions: Tensor, addresses: Tensor, reach: Reach, cache: RaggedCache) -> Tensor:
+    def hidden_at(self, new: Tensor, positions: Tensor, addresses: Tensor, reach: Reach, cache: RaggedCache) -> Tensor:
         """Last hidden states [N, H], the final norm included, of token ids [N] or embeddings [N, H].
 
         `positions` [N] and `addresses` [N] (where keys go: slot * capacity + place) lie on the device, as do the
@@ -98,21 +98,19 @@ class GpuBody:
         change: Tensor | None = None  # what is yet to be added to x
         for index, layer in enumerate(self.layers):
             seen = reach if reach.window == layer.window else replace(reach, window=layer.window)
-            pool = cache.room(index, *self._like)
+            pool = cache.layer(index, *self._like)
             heads = Heads(self.heads, self.kv_heads, cos, sin, addresses, *pool.flat)
             x, query = self._query(x, change, layer, heads)
             mixed = ops.attend_ragged(query, *pool.by_head, seen, self.scale).flatten(1)
             x, change = self._mlp(x, mixed, layer)
         return ops.normed(x, self.norm) if change is None else ops.added(x, change, self.norm)[1]
 
-    def run_rows(self, new: Tensor, rows: RaggedRows, cache: RaggedCache) -> Tensor:
-        """The same over rows that the host knows."""
-        device = new.device
+    def hidden(self, call: ForwardPass) -> Tensor:
+        rows, cache, device = call.rows, call.cache, call.new.device
         positions = ranges(rows.past, rows.counts).to(device)
-        return self.run(new, positions, cache.addresses(rows).to(device), reach_of(rows, device), cache)
+        return self.hidden_at(call.new, positions, cache.addresses(rows).to(device), reach_of(rows, device), cache)
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[M, H] -> logits [M, V]."""
         head = self.model.get_output_embeddings()
         return ops.project(hidden, head.weight, head.bias)
 

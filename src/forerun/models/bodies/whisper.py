@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -20,60 +20,14 @@ from transformers.models.whisper.modeling_whisper import (
     WhisperPositionalEmbedding,
 )
 
-from forerun import kernels
+from forerun import kernels, ops
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.models import plain
-from forerun.types import RaggedRows, Source
+from forerun.models.bodies.base import ForwardPass, FusedBody
 
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
 Shape = tuple[int, ...]
-TIMED, PAST = (1, 4), 16  # new tokens of the passes that are timed, and keys behind them
-
-
-def whisper_body(model: PreTrainedModel, use: Kernels) -> WhisperBody | None:
-    """The fused decoder of `model`, where there is one and it is wanted."""
-    if use is Kernels.OFF or why_not(model) is not None:
-        return None
-    return WhisperBody(model) if use is Kernels.ON or is_faster(model) else None
-
-
-def is_faster(model: PreTrainedModel) -> bool:
-    """Whether the fused decoder beats transformers' modules on this machine; timed once for a shape."""
-    from forerun.kernels.cpu.measured import remembered
-    from forerun.kernels.cpu.threads import most_threads
-
-    config = model.config
-    shape = f"{config.decoder_layers}x{config.d_model}x{config.decoder_ffn_dim} over {config.max_source_positions}"
-    times = remembered(f"whisper body {shape} threads {most_threads()}", lambda: measured(model))
-    return bool(times["fused"] < times["modules"])
-
-
-def measured(model: PreTrainedModel) -> dict[str, float]:
-    """Seconds of a plain step and of a short draft, without the head."""
-    from forerun.kernels.cpu.measured import seconds
-
-    ways = {"fused": _stepper(model, WhisperBody(model)), "modules": _stepper(model, None)}
-    return seconds(ways)
-
-
-def _stepper(model: PreTrainedModel, body: WhisperBody | None) -> Callable[[], None]:
-    from forerun.models.seq2seq import Seq2SeqScorer
-
-    config = model.config
-    scorer = Seq2SeqScorer(model, use=Kernels.OFF)
-    scorer.body = body
-    scorer.admit(0)
-    scorer.read(0, Source(states=torch.rand(config.max_source_positions, config.d_model)))
-    past = min(PAST, config.max_target_positions // 2)
-    scorer.feed([0], [[0] * past])
-
-    def step() -> None:
-        for tokens in TIMED:
-            scorer.feed([0], [[0] * min(tokens, past)])
-            scorer.rewind([0], [past])
-
-    return step
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -157,32 +111,28 @@ def _odd_weights(name: str, module: Any, shape: Shape, final: nn.LayerNorm) -> s
     return None
 
 
-class WhisperBody:
+class WhisperBody(FusedBody):
     """What lies below a Whisper's head, run by `kernels.cpu.decoder_stack` over the ragged caches."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, use: Kernels = Kernels.AUTO) -> None:
         from forerun.kernels.cpu import decoder_stack
         from forerun.kernels.cpu.threads import most_threads
 
         self.stack, self.num_threads = decoder_stack, most_threads()
         self.decoder: Any = model.get_decoder()
         config = model.config
-        self.hidden, self.heads = config.d_model, config.decoder_attention_heads
-        self.size, self.middle = self.hidden // self.heads, config.decoder_ffn_dim
+        self.use = use  # of the head's product
+        self.width, self.heads = config.d_model, config.decoder_attention_heads
+        self.size, self.middle = self.width // self.heads, config.decoder_ffn_dim
         self.scale, self.epsilon = np.float32(self.size**-0.5), np.float32(self.decoder.layer_norm.eps)
         self.model, self._norm = model, self.decoder.layer_norm
         self.parameters = [_of_layer(layer) for layer in self.decoder.layers]
         self._places = self._where()
+        self._like = (torch.empty(0, self.heads, self.size),) * 2
 
-    def run_sources(
-        self,
-        tokens: Tensor,  # [N]
-        rows: RaggedRows,
-        cache: RaggedCache,
-        sources: RaggedCache,
-        read: Sequence[tuple[int, int]],  # of each row, its source's slot and length
-    ) -> Tensor:  # [N, H]
-        """Last hidden states, the final norm included; keys and values of all layers are written."""
+    def hidden(self, call: ForwardPass) -> Tensor:
+        assert call.sources is not None, "a Whisper reads a source"
+        rows, cache, tokens, sources = call.rows, call.cache, call.new, call.sources.cache
         positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
         starts = np.repeat(np.array(rows.slots, dtype=np.int64) * cache.capacity, rows.counts)
         owners = np.repeat(np.arange(len(rows.slots)), rows.counts)
@@ -190,11 +140,15 @@ class WhisperBody:
         states = x.detach().numpy()
         for first in range(0, len(positions), TOKENS_AT_ONCE):
             part = slice(first, first + TOKENS_AT_ONCE)
-            runs = _runs(owners[part], [(slot * sources.capacity, length) for slot, length in read])
+            runs = _runs(owners[part], [(slot * sources.capacity, length) for slot, length in call.sources.places])
             self._run(states[part], positions[part], starts[part], runs, cache, sources)
         norm = self._norm
         self.stack.norms(states, norm.weight.data_ptr(), norm.bias.data_ptr(), states, self.epsilon)
         return x
+
+    def head(self, hidden: Tensor) -> Tensor:
+        head = self.model.get_output_embeddings()
+        return ops.linear(hidden, head.weight, head.bias, self.use)
 
     def _run(self, x: Any, positions: Any, starts: Any, runs: Any, cache: RaggedCache, sources: RaggedCache) -> None:
         from forerun.kernels.cpu.attention import MOST_QUERIES
@@ -203,7 +157,7 @@ class WhisperBody:
         threads, tokens = self.num_threads, len(positions)
         longest = max(int(positions.max()) + 1, int(runs[:, 3].max()))
         weights = np.array(self._checked())
-        pools = [cache.layer(i, self.heads, self.size) for i in range(len(weights))]
+        pools = [cache.layer(i, *self._like) for i in range(len(weights))]
         read = [sources.layers[i] for i in range(len(weights))]
 
         def room(*shape: int) -> Any:
@@ -215,8 +169,8 @@ class WhisperBody:
                 np.array([[p.keys.data_ptr(), p.values.data_ptr()] for p in pools]),
                 np.array([[p.keys.data_ptr(), p.values.data_ptr()] for p in read]),
                 positions, starts, runs,
-                room(threads, tokens, self.hidden), room(threads, 2, tokens, self.size), room(tokens, self.hidden),
-                room(tokens, self.hidden), room(tokens, self.middle), room(threads, MOST_QUERIES * longest),
+                room(threads, tokens, self.width), room(threads, 2, tokens, self.size), room(tokens, self.width),
+                room(tokens, self.width), room(tokens, self.middle), room(threads, MOST_QUERIES * longest),
                 self.scale, self.epsilon,
             )  # fmt: skip
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forerun.models.attention import RaggedStates
 from forerun.models.passes import replacing
+from forerun.models.ragged_states import RaggedStates
 
 
 class PositionPatches:

@@ -20,9 +20,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from forerun import ops
 from forerun.config import Kernels
-from forerun.models.attention import RaggedStates, attention
+from forerun.models.attention import attention
 from forerun.models.passes import replacing
 from forerun.models.plain import runs_its_class
+from forerun.models.ragged_states import RaggedStates
 
 # All rotate halves over the whole head; Qwen3 has norms before it. Subclasses may do anything, so types are exact.
 LIKE_LLAMA = (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
