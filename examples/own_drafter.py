@@ -1,0 +1,58 @@
+"""A drafter of your own: two methods. This one remembers the last answers and repeats what followed in them.
+
+python examples/own_drafter.py [MODEL]
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+import forerun
+from forerun.loading import load
+from forerun.math.laws import PointMass
+
+
+class Remember:
+    """Looks for the row's last two tokens in stored texts and drafts what came next there."""
+
+    def __init__(self) -> None:
+        self.texts: list[list[int]] = []
+
+    def continuation(self, history: Sequence[int], most: int) -> list[int]:
+        last = list(history[-2:])
+        for text in self.texts:
+            for place in range(len(text) - 2):
+                if text[place : place + 2] == last:
+                    return text[place + 2 : place + 2 + most]
+        return []
+
+    def propose(self, context: forerun.DraftContext) -> forerun.Draft:
+        drafts = [self.continuation(h, n) for h, n in zip(context.histories, context.max_lengths, strict=True)]
+        width = max(map(len, drafts), default=0)
+        tokens = torch.tensor([draft + [0] * (width - len(draft)) for draft in drafts], dtype=torch.int64)
+        return forerun.Draft(
+            tokens=tokens.reshape(len(drafts), width).to(context.device),
+            lengths=torch.tensor([len(draft) for draft in drafts], device=context.device),
+            law=PointMass(tokens.reshape(len(drafts), width).to(context.device), context.vocab_size),
+            deterministic=True,  # a function of the history: a policy may cut it short
+        )
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Nothing is kept between rounds, so there is nothing to take back."""
+
+    def fresh(self) -> "Remember":
+        """The one that a decoder works with: it has no rows of its own, so it may be the same object."""
+        return self
+
+
+model, tokenizer = load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
+drafter = Remember()
+decoder = forerun.SpeculativeDecoder(model, drafter, policy=6, strict=True)
+inputs = tokenizer("The first ten prime numbers are", return_tensors="pt").to(model.device)
+
+for attempt in ("first", "second"):
+    out = decoder.generate(**inputs, max_new_tokens=24)
+    drafter.texts = out.sequences.tolist()
+    print(f"{attempt} call: {out.stats.tokens_per_round:.2f} tokens a round")
+print(tokenizer.decode(out.new_tokens[0], skip_special_tokens=True))
