@@ -16,7 +16,7 @@ DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" b
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-slow test-all test-gpu sanitize check lint types format bench clean
+.PHONY: help demo install test test-slow test-all test-gpu sanitize check lint types format docs bench clean
 
 help:  ## Show this list
 	@echo "Forerun: the same text, sooner. What you can make:"
@@ -83,6 +83,16 @@ sanitize: $(VENV)/.dev  ## Every kernel under compute-sanitizer, for stray reads
 	@for tool in memcheck racecheck; do for part in 'verify or thresholds' 'not verify and not thresholds'; do \
 		$(SANITIZER) $$tool $(SANITIZED) -k "$$part" & all="$$all $$!"; \
 	done; done; status=0; for one in $$all; do wait $$one || status=1; done; exit $$status
+
+# In an environment of its own: the site's generator needs nothing of ours but the sources.
+DOCS := build/docs-venv
+$(DOCS)/.done: requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check --quiet install -r requirements/docs.txt
+	@touch $@
+
+docs: $(DOCS)/.done  ## Build the documentation with an API reference in build/site, links checked
+	$(DOCS)/bin/mkdocs build
 
 bench: $(VENV)/.run  ## Measure speed on this machine
 	$(BIN)/forerun bench
