@@ -73,6 +73,7 @@ def test_example_batch_of_files(run: Run, model: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.out"))) == 10
 
 
+@pytest.mark.slow
 def test_example_train_head(run: Run, model: str, tmp_path: Path) -> None:
     assert "tokens a round" in run("train_head", str(tmp_path), model, "2")
     assert (tmp_path / "head" / "forerun.json").exists()
