@@ -91,5 +91,7 @@ class CpuTimes:
             if spent > LONGEST:
                 terminalreporter.write_line(f"  {spent:.1f} s, and not marked slow: {test}")
         if self.file is not None:
-            ordered = (f"{spent:8.2f} {test}\n" for test, spent in self.seconds.most_common())
+            ordered = (
+                f"{spent:8.2f} {test}\n" for test, spent in sorted(self.seconds.items(), key=lambda entry: -entry[1])
+            )
             Path(self.file).write_text("".join(ordered), encoding="utf-8")
