@@ -71,6 +71,11 @@ def shallow(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
     """The same model with only its first layers: modules are shared, only the path to the layer list is copied."""
     is_seq2seq = getattr(model.config, "is_encoder_decoder", False)
     config = model.config.get_text_config(decoder=True)
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        raise UnsupportedModel(
+            f"{type(model).__name__} makes the inputs of all layers from one table, so its first layers cannot run "
+            "alone; use another drafter, such as PromptLookup or a smaller model"
+        )
     path = _decoder_layers(model) if is_seq2seq else _layer_list(model, config.num_hidden_layers)
     depth = len(model.get_submodule(path))
     if num_layers >= depth:
@@ -114,5 +119,8 @@ def _layer_list(model: PreTrainedModel, num_layers: int) -> str:
         name for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers
     ]
     if not lists:
-        raise UnsupportedModel(f"{type(model).__name__}: no list of {num_layers} layers found to exit from early")
+        raise UnsupportedModel(
+            f"{type(model).__name__} keeps its {num_layers} layers in no list of so many modules, so its first layers "
+            "cannot run alone; use another drafter, such as PromptLookup or a smaller model"
+        )
     return min(lists, key=lambda name: name.count("."))  # a layer may hold a list of its own, of experts say

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from forerun.errors import ForerunError, InvalidArgument, ModelNotFound
 from forerun.files import disk_error, is_disk_error, read_json, set_usual_modes
-from forerun.loading.layer_counts import check_layer_counts
+from forerun.loading.load import check_layer_counts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

