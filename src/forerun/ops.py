@@ -55,12 +55,11 @@ def attend_across(
     use: Kernels = Kernels.AUTO,
 ) -> Tensor:  # [N, Hq, Dv]
     """Cross-attention as `plan_across` lays it out; see `forerun.math.attention.attend`."""
-    if use is not Kernels.OFF and query.device.type == "cpu" and not kernels.missing():
+    if use is not Kernels.OFF and query.device.type == "cpu" and not kernels.why_not_numba():
         from forerun.kernels.cpu import cross_attention, threads
 
-        if cross_attention.fits(query, keys, values, scale) and (
-            use is Kernels.ON or cross_attention.is_faster(*keys.shape[1::2])
-        ):
+        is_covered = cross_attention.why_not(query, keys, values, scale) is None
+        if is_covered and (use is Kernels.ON or cross_attention.is_faster(*keys.shape[1::2])):
             return cross_attention.attend_across(query, keys, values, plan, scale, threads.most_threads())
     return attention_reference.attend(query, keys, values, plan, scale)
 
@@ -75,24 +74,25 @@ def attend_ragged(
     use: Kernels = Kernels.AUTO,
 ) -> Tensor:  # [N, Hq, Dv]
     """The same over rows whose lengths the device knows; see `forerun.math.ragged_attention.attend_ragged`."""
-    if has_ragged_attention(query, keys, values, use):
+    if why_not_ragged(query, keys, values, use) is None:
         from forerun.kernels.attention import attend as kernel
 
         return kernel.attend_ragged(query, keys, values, reach, scale, form)
     return ragged_attention_reference.attend_ragged(query, keys, values, reach, scale, form)
 
 
-def has_ragged_attention(query: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.AUTO) -> bool:
-    """Whether a kernel would do it: the reference is for comparison, and `attend` faster where there is no kernel."""
-    if not has_triton(query.device, use):
-        return False
+def why_not_ragged(query: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.AUTO) -> str | None:
+    """Why no kernel does it; None where one does. Without one `attend` is faster than this function's reference."""
+    if reason := why_not_triton(query.device, use):
+        return reason
     from forerun.kernels.attention import attend as kernel
 
-    return kernel.why_not(query, keys, values) is None
+    return kernel.why_not(query, keys, values)
 
 
-def has_triton(device: torch.device, use: Kernels = Kernels.AUTO) -> bool:
-    return use is not Kernels.OFF and kernels.triton_missing(device.type) is None
+def why_not_triton(device: torch.device, use: Kernels = Kernels.AUTO) -> str | None:
+    """Why Triton's kernels are not used on a device; None where they are."""
+    return "kernels are off" if use is Kernels.OFF else kernels.why_not_triton(device.type)
 
 
 def write(
@@ -104,10 +104,10 @@ def write(
     use: Kernels = Kernels.AUTO,
 ) -> None:
     """New keys and values into the cache; see `forerun.math.cache_write.write`."""
-    if has_triton(keys.device, use):
+    if not why_not_triton(keys.device, use):
         from forerun.kernels.attention import cache_write as kernel
 
-        if kernel.fits(keys, key_pool) and kernel.fits(values, value_pool):
+        if kernel.why_not(keys, key_pool) is None and kernel.why_not(values, value_pool) is None:
             return kernel.write(keys, values, addresses, key_pool, value_pool)
     return cache_write_reference.write(keys, values, addresses, key_pool, value_pool)
 
@@ -125,10 +125,10 @@ def rotate_and_write(
 ) -> Tensor:  # [N, Hq, D] rotated
     """Rotate queries and keys, write keys and values; see `forerun.math.cache_write.rotate_and_write`."""
     new = (query, keys, values, cos, sin, addresses, key_pool, value_pool)
-    if has_triton(query.device, use):
+    if not why_not_triton(query.device, use):
         from forerun.kernels.attention import cache_write as kernel
 
-        if kernel.fits(query, keys, values, cos, sin, key_pool, value_pool):
+        if kernel.why_not(query, keys, values, cos, sin, key_pool, value_pool) is None:
             return kernel.rotate_and_write(*new)
     return cache_write_reference.rotate_and_write(*new)
 
@@ -141,7 +141,7 @@ def project(
     residual: Tensor | None = None,  # [R, N]
 ) -> Tensor:  # [R, N]
     """A product with what stands around it in a layer; see `forerun.math.skinny.project`."""
-    if _has_skinny(x, weight):
+    if not _why_not_few_rows(x, weight):
         from forerun.kernels.linear import project as kernel
 
         return kernel.project(x, weight, bias, norm, residual)
@@ -150,7 +150,7 @@ def project(
 
 def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """`project` without norm and residual, left in `out` [R, N]: a library's product needs no room of its own."""
-    if bias is None and out.dtype == x.dtype == weight.dtype and not _has_skinny(x, weight):
+    if bias is None and out.dtype == x.dtype == weight.dtype and _why_not_few_rows(x, weight):
         torch.mm(x, weight.T, out=out)
     else:
         out.copy_(project(x, weight, bias))
@@ -158,7 +158,7 @@ def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = N
 
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
-    if _has_skinny(x, weight, gated=True):
+    if not _why_not_few_rows(x, weight, gated=True):
         from forerun.kernels.linear import project as kernel
 
         return kernel.gate(x, weight, norm)
@@ -167,7 +167,7 @@ def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
     """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
-    if _has_skinny(x, weight):
+    if not _why_not_few_rows(x, weight):
         from forerun.kernels.linear import project as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
@@ -178,7 +178,7 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
 
 def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     """The norm of each row, [.., H]; see `forerun.math.skinny.normed`."""
-    if has_triton(x.device):
+    if not why_not_triton(x.device):
         from forerun.kernels.linear import norms as kernel
 
         if kernel.why_not(x, norm) is None:
@@ -188,7 +188,7 @@ def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
 
 def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
     """[N, H] each -> their sum, and the norm of it; see `forerun.math.skinny.added`."""
-    if has_triton(x.device):
+    if not why_not_triton(x.device):
         from forerun.kernels.linear import norms as kernel
 
         if kernel.why_not(x, norm) is None:
@@ -198,20 +198,20 @@ def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Te
 
 def gated(pairs: Tensor) -> Tensor:
     """[N, 2 I] -> [N, I]; see `forerun.math.skinny.gated`."""
-    if has_triton(pairs.device):
+    if not why_not_triton(pairs.device):
         from forerun.kernels.linear import norms as kernel
 
         return kernel.gated(pairs)
     return skinny_reference.gated(pairs)
 
 
-def _has_skinny(x: Tensor, weight: Tensor, gated: bool = False) -> bool:
-    """Whether the rows are few enough for a product of our own; with more of them the library's is the faster one."""
-    if not has_triton(x.device):
-        return False
+def _why_not_few_rows(x: Tensor, weight: Tensor, gated: bool = False) -> str | None:
+    """Why the library multiplies; None where the rows are few enough for a kernel to be faster."""
+    if reason := why_not_triton(x.device):
+        return reason
     from forerun.kernels.linear import project as kernel
 
-    return kernel.why_not(x, weight, gated) is None
+    return kernel.why_not(x, weight, gated)
 
 
 def verify(
@@ -226,7 +226,8 @@ def verify(
     if _on_gpu(draft.lengths, use):
         from forerun.kernels.verify import verify as kernel
 
-        if isinstance(target, laws_reference.LogitLaw) and kernel.supports(target, draft, rule, all_greedy):
+        is_covered = kernel.why_not(target, draft, rule, all_greedy) is None
+        if isinstance(target, laws_reference.LogitLaw) and is_covered:
             return kernel.verify(target, draft, rule, keys, all_greedy)
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
 
@@ -241,7 +242,7 @@ def sample(logits: Tensor, params: LawParams, uniforms: Tensor, use: Kernels | N
     if _on_gpu(logits, use):
         from forerun.kernels.verify import sample as kernel
 
-        if kernel.supports(logits):
+        if kernel.why_not(logits) is None:
             return kernel.sample(logits, params, uniforms)
     return sample_reference.sample(logits, params, uniforms)
 
@@ -300,14 +301,14 @@ def adjust(
     if _on_gpu(logits, use):
         from forerun.kernels import penalties as kernel
 
-        if kernel.supports(logits):
+        if kernel.why_not(logits) is None:
             return kernel.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
     return penalties_reference.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
 
 
 def _on_gpu(tensor: Tensor, use: Kernels | None) -> bool:
     """Whether Triton's kernels may be used for what lies where `tensor` does."""
-    return tensor.is_cuda and kernels_asked(use) is not Kernels.OFF and kernels.triton_missing("cuda") is None
+    return tensor.is_cuda and kernels_asked(use) is not Kernels.OFF and kernels.why_not_triton("cuda") is None
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -317,11 +318,11 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, use: Kernels = Kernels.AUTO) -> Tensor:
     """x @ weight.T (+ bias), [.., K] and [M, K] -> [.., M]; on a CPU by our own product where that is faster."""
-    if use is Kernels.OFF or x.device.type != "cpu" or x.dtype != weight.dtype or kernels.missing():
+    if use is Kernels.OFF or x.device.type != "cpu" or x.dtype != weight.dtype or kernels.why_not_numba():
         return F.linear(x, weight, bias)
     from forerun.kernels.cpu import choice, linear, threads
 
-    if not linear.fits(weight):
+    if linear.why_not(weight):
         return F.linear(x, weight, bias)
     if use is Kernels.AUTO and not choice.is_faster(weight, x.shape[:-1].numel()):
         return F.linear(x, weight, bias)

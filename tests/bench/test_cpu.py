@@ -25,7 +25,7 @@ from forerun.measure import provenance as quiet
 from support.heads import head_of
 from support.tiny import draft_of, tiny_model
 
-needs_kernels = pytest.mark.skipif(kernels.missing() is not None, reason="no compiled kernels here")
+needs_kernels = pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here")
 GRID = Grid(batches=(1, 3), tokens=(1, 2), past=9, repeats=2)
 LIMITS = Limits(bytes_per_second=1000.0, operations_per_second=10_000.0, buffer_bytes=1)
 
@@ -241,7 +241,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("models")
 def test_without_kernels_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "missing", lambda: "No module named 'numba'; pip install numba")
+    monkeypatch.setattr(kernels, "why_not_numba", lambda: "No module named 'numba'; pip install numba")
     done = bench_cpu("--kernels", "auto", "--output", str(tmp_path / "cpu.json"))
     assert done.exit_code == 0, done.output
     assert "no kernels were measured (No module named 'numba'; pip install numba)" in done.stdout

@@ -15,13 +15,13 @@ from forerun.cli.main import cli
 from support.folders import save
 from support.tiny import tiny_model
 
-needs_kernels = pytest.mark.skipif(kernels.missing() is not None, reason="no compiled kernels here")
+needs_kernels = pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
-    if kernels.missing() is None:
+    if kernels.why_not_numba() is None:
         from forerun.kernels.cpu import choice, measured
 
         measured.forget()
@@ -98,7 +98,7 @@ def test_a_family_that_is_not_fused(tmp_path: Path) -> None:
 
 
 def test_without_numba(target: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "missing", lambda: "No module named 'numba'; pip install numba")
+    monkeypatch.setattr(kernels, "why_not_numba", lambda: "No module named 'numba'; pip install numba")
     found = report("--model", target)
     assert not found["available"] and found["threading_layer"] is None
     assert "numba" in found["model"]["why"] and not found["model"]["fused"]

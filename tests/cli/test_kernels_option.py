@@ -12,7 +12,7 @@ from cli.command import Command
 from forerun import decoder, kernels
 from forerun.cli.main import cli
 
-needs_kernels = pytest.mark.skipif(kernels.missing() is not None, reason="no compiled kernels here")
+needs_kernels = pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here")
 SHORT = ("--max-new-tokens", "6")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import forerun
-from forerun.kernels import missing
+from forerun.kernels import why_not_numba
 from support.stories import Stories, needs_spec_bench, spec_bench_prompts
 from support.ties import check_greedy, deviation
 from support.tiny import draft_of, plain_greedy
@@ -45,7 +45,7 @@ def _answers(model: Any, prompts: tuple[tuple[int, ...], ...]) -> list[list[int]
     ("policy", "rows", "kernels"), [("auto", 4, "off"), (4, 10, "off"), (4, 1, "off"), (4, 10, "on")]
 )
 def test_real_questions(embedded: tuple[Any, Any], policy: Any, rows: int, kernels: str) -> None:
-    if kernels == "on" and (reason := missing()) is not None:
+    if kernels == "on" and (reason := why_not_numba()) is not None:
         pytest.skip(f"needs the compiled CPU kernels: {reason}")
     model, tokenizer = embedded
     prompts = questions(tokenizer)

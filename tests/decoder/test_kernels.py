@@ -22,7 +22,7 @@ from support.pairwise import pairwise_cases
 from support.ties import check_greedy
 from support.tiny import draft_of, tiny_model
 
-needs_kernels = pytest.mark.skipif(kernels.missing() is not None, reason="no compiled kernels here")
+needs_kernels = pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here")
 
 FACTORS = {
     "family": ("llama", "mistral", "qwen3", "gpt_neox"),  # three that are fused, one whose products alone are ours
@@ -149,7 +149,7 @@ for use in ("off", "on", "auto"):
     print(use, getattr(body, "num_threads", None))
 assert texts[0] == texts[1] == texts[2], texts
 from forerun import kernels
-print(kernels.missing())
+print(kernels.why_not_numba())
 """
 
 

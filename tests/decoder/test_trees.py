@@ -15,7 +15,7 @@ from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, Parallel
 from forerun.engine.branching import adjusted_along
 from forerun.engine.row import RowResult
 from forerun.errors import InvalidArgument, UnsupportedModel
-from forerun.kernels import missing
+from forerun.kernels import why_not_numba
 from forerun.math.attention import Form
 from forerun.types import Origin
 from support.batches import padded
@@ -72,7 +72,7 @@ def test_greedy_text(name: str, family: str, rows: int, form: str, recwarn: pyte
 
 
 @pytest.mark.quick("chain")
-@pytest.mark.skipif(missing() is not None, reason="no compiled kernels here")
+@pytest.mark.skipif(why_not_numba() is not None, reason="no compiled kernels here")
 @pytest.mark.parametrize("name", ["model", "head", "chain"])
 def test_greedy_text_beside_the_fused_body(name: str) -> None:
     """Rounds with trees run the modules, the others the fused body: both write the same cache."""

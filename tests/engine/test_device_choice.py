@@ -21,7 +21,7 @@ def on_a_gpu(use: Kernels) -> Any:
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(choose.kernels, "triton_missing", lambda device: None)
+    monkeypatch.setattr(choose.kernels, "why_not_triton", lambda device: None)
     monkeypatch.setattr(choose.static_pass, "why_not", lambda scorer: None)
 
 

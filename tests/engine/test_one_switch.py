@@ -76,7 +76,7 @@ def test_recorded_rounds_follow_their_target(asked: Uses, monkeypatch: pytest.Mo
 def test_which_of_the_two(
     environment: str | None, use: Kernels | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "triton_missing", lambda device: None)
+    monkeypatch.setattr(kernels, "why_not_triton", lambda device: None)
     if environment is None:
         monkeypatch.delenv("FORERUN_KERNELS", raising=False)
     else:

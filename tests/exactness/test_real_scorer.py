@@ -16,7 +16,7 @@ from exactness.sampling import PLAIN, Clock, draft_model, verdict
 from forerun import SpeculativeDecoder
 from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup
 from forerun.engine import Engine, Request
-from forerun.kernels import missing
+from forerun.kernels import why_not_numba
 from forerun.policy import Constant
 from forerun.types import Drafter, Rule
 from support.devices import GPU
@@ -71,7 +71,7 @@ def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
     assert all(misfits("model", Rule.TOKEN, "pad"))
 
 
-needs_kernels = pytest.mark.skipif(missing() is not None, reason="no compiled kernels here")
+needs_kernels = pytest.mark.skipif(why_not_numba() is not None, reason="no compiled kernels here")
 
 
 @pytest.mark.quick("exit-block")

@@ -11,7 +11,7 @@ from fuzz.cases import case_of, check_against_transformers
 FUSED = ("llama", "llama_tied", "llama_many_heads", "mistral", "qwen3", "gpt_neox")  # the last: its products alone
 pytestmark = [
     pytest.mark.filterwarnings("ignore::forerun.errors.ForerunWarning"),
-    pytest.mark.skipif(kernels.missing() is not None, reason="no compiled kernels here"),
+    pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here"),
 ]
 
 

@@ -183,7 +183,7 @@ class TestRefusals:
         assert not Scorer(tiny_model("llama"), use=Kernels.OFF).is_fused
 
     def test_without_numba(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("forerun.kernels.missing", lambda: "No module named 'numba'; pip install numba")
+        monkeypatch.setattr("forerun.kernels.why_not_numba", lambda: "No module named 'numba'; pip install numba")
         scorer = Scorer(tiny_model("llama"), use=Kernels.ON)
         assert not scorer.is_fused
         assert cpu.why_not(tiny_model("llama")) is None

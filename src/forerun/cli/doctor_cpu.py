@@ -71,7 +71,7 @@ def examine_cpu(name: str | None = None, model: PreTrainedModel | None = None) -
     """Look, and try one small product; with a `model` also measure it, unless that was done before."""
     import torch
 
-    if (reason := kernels.missing()) is not None:
+    if (reason := kernels.why_not_numba()) is not None:
         known = None if model is None else ModelKernels(str(name), False, f"no kernels: {reason}", None, 0, 0)
         count = torch.get_num_threads()
         return CpuKernels(setting(), False, f"{reason}; {BRINGS}", count, _why(count), None, None, [], [], known)

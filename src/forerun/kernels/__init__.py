@@ -9,7 +9,7 @@ TRITON_DEVICES = {"cuda"}  # tests add "cpu", where Triton's interpreter stands 
 
 
 @cache
-def missing() -> str | None:
+def why_not_numba() -> str | None:
     """Why the CPU kernels cannot be used here; None where they can. They need Numba, which needs no compiler."""
     try:
         import forerun.kernels.cpu.linear
@@ -19,15 +19,15 @@ def missing() -> str | None:
     return None
 
 
-def triton_missing(device_type: str) -> str | None:
+def why_not_triton(device_type: str) -> str | None:
     """Why the Triton kernels cannot be used on a device; None where they can."""
     if device_type not in TRITON_DEVICES:
         return f"Triton kernels need a CUDA GPU, not {device_type!r}"
-    return _triton_missing()
+    return _why_not_triton()
 
 
 @cache
-def _triton_missing() -> str | None:
+def _why_not_triton() -> str | None:
     try:
         import triton  # noqa: F401
     except (ImportError, OSError) as error:

@@ -21,8 +21,11 @@ from forerun.math.penalties import check_bias
 BLOCK = 256  # ids a program
 
 
-def supports(logits: Tensor) -> bool:
-    return logits.dtype != torch.float64 and logits.shape[0] > 0
+def why_not(logits: Tensor) -> str | None:
+    """What the kernel does not cover, in words; None where it covers everything."""
+    if logits.dtype == torch.float64 or not len(logits):
+        return f"{len(logits)} rows of {logits.dtype}"
+    return None
 
 
 def adjust(

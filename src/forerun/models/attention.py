@@ -139,7 +139,7 @@ def _attend(
         if bias is not None:
             how = states.plan(masks.dense_mask_of(states, rule), query.shape[1] // layer.keys.shape[2], bias)
             return ops.attend(query, *layer.by_head, how, scale)  # no kernel of ours takes a bias of each head
-        if states.is_static or ops.has_ragged_attention(query, *layer.by_head, states.use):
+        if states.is_static or ops.why_not_ragged(query, *layer.by_head, states.use) is None:
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = masks.dense_mask_of(states, rule)
     how = states.plan(mask, query.shape[1] // layer.keys.shape[2], bias)

@@ -206,7 +206,7 @@ current_states: ContextVar[RaggedStates | None] = ContextVar("forerun_states", d
 def _takes_rules(rows: RaggedRows, family: Family, device: torch.device, use: Kernels) -> bool:
     """Rows that all begin are a plain causal square, for which the library has a kernel made for nothing else."""
     is_prompt = max(rows.counts) > 1 and not any(rows.past)
-    return family.layout is Layout.PACKED and not is_prompt and ops.has_triton(device, use)
+    return family.layout is Layout.PACKED and not is_prompt and ops.why_not_triton(device, use) is None
 
 
 @dataclass(slots=True)

@@ -69,6 +69,6 @@ def test_reference_rotates_as_transformers_does(dtype: torch.dtype) -> None:
 
 def test_what_fits() -> None:
     query, keys, _ = new_tokens(SHAPES[0], torch.float32)
-    assert kernel.fits(query, keys)
-    assert not kernel.fits(query, keys.half())
-    assert not kernel.fits(query.mT)
+    assert kernel.why_not(query, keys) is None
+    assert "types" in str(kernel.why_not(query, keys.half()))
+    assert "contiguous" in str(kernel.why_not(query.mT))

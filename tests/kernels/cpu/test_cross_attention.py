@@ -39,7 +39,7 @@ def test_attend_across_is_attend(case: str, form: Form) -> None:
     if form is Form.PAD and sorted(slots) != list(slots):
         plan = plan_across(slots, lengths, counts, group, query.device, Form.SPLIT)
     wanted = reference.attend(query, keys, values, plan, scale)
-    assert cross_attention.fits(query, keys, values, scale)
+    assert cross_attention.why_not(query, keys, values, scale) is None
     for threads in (1, 2):
         found = cross_attention.attend_across(query, keys, values, plan, scale, threads)
         torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
@@ -71,7 +71,7 @@ def test_what_does_not_fit_goes_to_the_reference() -> None:
     query = torch.randn(2, HEADS, SIZE)
     plan = plan_across((0,), (20,), (2,), 1, query.device)
     for scale in (Scale(0.3, 5.0, None), Scale(0.3, None, torch.zeros(HEADS))):
-        assert not cross_attention.fits(query, keys, values, scale)
+        assert cross_attention.why_not(query, keys, values, scale)
         found = ops.attend_across(query, keys, values, plan, scale, Kernels.ON)
         torch.testing.assert_close(found, reference.attend(query, keys, values, plan, scale))
-    assert not cross_attention.fits(query.double(), keys.double(), values.double(), Scale(0.3, None, None))
+    assert cross_attention.why_not(query.double(), keys.double(), values.double(), Scale(0.3, None, None))

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("numba")
 
-from forerun.kernels.cpu.linear import fits, linear
+from forerun.kernels.cpu.linear import linear, why_not
 from forerun.kernels.cpu.tile import LANES
 
 
@@ -73,8 +73,8 @@ def test_infinities_and_nan_pass_through() -> None:
     ids=["odd width", "float64", "transposed", "three axes", "empty"],
 )
 def test_what_does_not_fit_is_known(weight: torch.Tensor) -> None:
-    assert not fits(weight)
-    assert fits(torch.zeros(4, LANES))
+    assert why_not(weight)
+    assert why_not(torch.zeros(4, LANES)) is None
 
 
 PROGRAM = """

@@ -33,7 +33,7 @@ class Round:
     params: LawParams
 
     def judged(self, rule: Any = Rule.TOKEN, tuning: Tuning = HERE) -> Verdict:
-        assert kernel.supports(self.target, self.draft, rule, self.params.all_greedy)
+        assert kernel.why_not(self.target, self.draft, rule, self.params.all_greedy) is None
         return kernel.verify(self.target, self.draft, rule, self.keys, self.params.all_greedy, tuning)
 
     def expected(self, rule: Any = Rule.TOKEN) -> Verdict:

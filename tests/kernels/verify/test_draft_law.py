@@ -56,6 +56,28 @@ def test_sparse_laws(rule: Rule = Rule.TOKEN) -> None:
 
 @pytest.mark.quick("token")
 @RULES
+def test_a_sparse_law_below_zero_adds_no_mass(rule: Rule) -> None:
+    """A negative q would make p - q positive at a token that the target cuts."""
+    round_ = make(700, some=[SamplingParams(temperature=1.0, top_k=5)])
+    logits = round_.target.logits.view(ROWS, -1, 700)[:, :-1]
+    cut = logits.argmin(-1, keepdim=True)
+    ids = logits.topk(7, dim=-1).indices[..., 4:]  # two of three are not the target's
+    probs = torch.full(ids.shape, 1 / 3, device=DEVICE)
+    draft = drawn(
+        SparseLaw(ids, probs, 700), round_.draft.lengths, round_.draft.width, torch.Generator().manual_seed(1)
+    )
+    below_zero = torch.full(cut.shape, -0.5, device=DEVICE)
+    law = SparseLaw(torch.cat([ids, cut], -1), torch.cat([probs, below_zero], -1), 700)
+    other = replace(round_, draft=replace(draft, law=law))
+    got = other.judged(rule)
+    assert_same(got, other.expected(rule))
+    refused = got.num_accepted < draft.lengths
+    forbidden = cut.squeeze(-1).gather(1, got.num_accepted.clamp(max=draft.width - 1).unsqueeze(-1)).squeeze(-1)
+    assert refused.any() and not (got.next_token == forbidden)[refused].any()
+
+
+@pytest.mark.quick("token")
+@RULES
 def test_rows_that_copy_beside_rows_that_draw(rule: Rule) -> None:
     round_ = make(700, some=MIXTURE)
     best = round_.target.logits.view(ROWS, -1, 700)[:, :-1].argmax(-1)
@@ -113,9 +135,9 @@ def test_kept_summaries_stand_for_the_rows(rule: Rule) -> None:
 def test_what_no_kernel_reads_is_left_to_the_reference() -> None:
     round_ = make(50)
     double = LogitLaw.dense(round_.target.logits.double().view(ROWS, -1, 50), round_.params)
-    assert not verify.supports(double, round_.draft, Rule.TOKEN)
-    assert not verify.supports(round_.target, round_.draft, Rule.COUPLED)
-    assert not verify.supports(round_.target, replace(round_.draft, law=object()), Rule.TOKEN)  # type: ignore[arg-type]
+    assert verify.why_not(double, round_.draft, Rule.TOKEN)
+    assert verify.why_not(round_.target, round_.draft, Rule.COUPLED)
+    assert verify.why_not(round_.target, replace(round_.draft, law=object()), Rule.TOKEN)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -124,6 +146,6 @@ def test_forerun_is_imported_without_triton() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import forerun.ops\n"
         "from forerun import kernels\n"
-        "assert kernels.triton_missing('cuda')\n"
+        "assert kernels.why_not_triton('cuda')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -53,7 +53,7 @@ def carry_out(
 ) -> AttentionRecord:
     """Ctrl-C ends it; what was measured until then is stored. `swept` cases are also tried with other tunings."""
     device = need_gpu()
-    if reason := kernels.triton_missing(device.type):
+    if reason := kernels.why_not_triton(device.type):
         raise ForerunError(f"there is nothing to measure: {reason}")
     origin = provenance(device, command)
     listener.starting("compiling")

@@ -49,7 +49,7 @@ def _last_cache() -> int:
 def _readers(size: int) -> list[Callable[[], object]]:
     buffer = torch.ones(size // 4 // 1024, 1024)
     found: list[Callable[[], object]] = [buffer.sum]
-    if kernels.missing() is None:
+    if kernels.why_not_numba() is None:
         from forerun.kernels.cpu import linear, threads
 
         row = torch.ones(1, 1024)
@@ -61,7 +61,7 @@ def _peaks() -> list[float]:
     """Operations a second of a large product by torch, and of our tile where it is at its best."""
     square = torch.ones(LARGE, LARGE)
     found = [2 * LARGE**3 / _least(lambda: F.linear(square, square))]
-    if kernels.missing() is None:
+    if kernels.why_not_numba() is None:
         from forerun.kernels.cpu import peak, threads
 
         found.append(peak.operations_per_second(threads.most_threads()))

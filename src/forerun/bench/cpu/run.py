@@ -73,7 +73,7 @@ def carry_out(
         check_grid(grid, getattr(subject.model.config.get_text_config(decoder=True), "max_position_embeddings", None))
     listener.starting("what this machine reads and multiplies at best")
     limits = measure_limits()
-    use = Kernels.OFF if kernels.missing() else use
+    use = Kernels.OFF if kernels.why_not_numba() else use
     origin = provenance("cpu", command)
     times: Times = {}
 
@@ -141,7 +141,7 @@ def _one_sweep(subject: Subject, each: dict[str, Way], grid: Grid, times: Times,
 
 
 def _missing(use: Kernels) -> str | None:
-    reason = kernels.missing()
+    reason = kernels.why_not_numba()
     return f"no kernels were measured ({reason})" if reason and use is not Kernels.OFF else None
 
 

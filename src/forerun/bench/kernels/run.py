@@ -52,7 +52,7 @@ def check_device() -> None:
 
     if not torch.cuda.is_available():
         raise ForerunError("the kernels run on a GPU, and torch finds none here; on a CPU try: forerun bench cpu")
-    if reason := kernels.triton_missing("cuda"):
+    if reason := kernels.why_not_triton("cuda"):
         raise ForerunError(f"the kernels cannot be used here: {reason}")
 
 

@@ -55,7 +55,7 @@ def why_nothing(target: Scorer) -> str | None:
         return f"{target.device.type} has no CUDA graphs"
     if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
         return "kernels='off' leaves drawing and judging to torch"
-    if lack := kernels.triton_missing("cuda"):
+    if lack := kernels.why_not_triton("cuda"):
         return lack
     if target.device.index not in (None, torch.cuda.current_device()):  # kernels and graphs go to the current one
         return f"the target is on {target.device}, the current device is cuda:{torch.cuda.current_device()}"

@@ -55,9 +55,13 @@ def rotate_and_write(
     return out
 
 
-def fits(*tensors: Tensor) -> bool:
-    """Whether each head's numbers lie side by side, and all tensors are of one kind."""
-    return all(t.stride(-1) == 1 and t.dtype == tensors[0].dtype for t in tensors)
+def why_not(*tensors: Tensor) -> str | None:
+    """What the kernels do not cover, in words; None where they cover everything."""
+    if any(t.dtype != tensors[0].dtype for t in tensors):
+        return "tensors of different types"
+    if any(t.stride(-1) != 1 for t in tensors):
+        return "a head whose numbers are not contiguous"
+    return None
 
 
 @triton.jit

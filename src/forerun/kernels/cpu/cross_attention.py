@@ -53,18 +53,17 @@ def _across(
                 done += count
 
 
-def fits(query: Tensor, keys: Tensor, values: Tensor, scale: Scale) -> bool:
-    """Whether the kernel can take what lies where it lies: [N, Hq, D] over pools [R, Hk, C, D]."""
-    return (
-        query.device.type == "cpu"
-        and query.dtype == keys.dtype == values.dtype == torch.float32
-        and keys.shape == values.shape
-        and keys.shape[-1] % LANES == 0
-        and keys.transpose(1, 2).is_contiguous()
-        and values.transpose(1, 2).is_contiguous()
-        and scale.softcap is None
-        and scale.sinks is None
-    )
+def why_not(query: Tensor, keys: Tensor, values: Tensor, scale: Scale) -> str | None:
+    """What the kernel does not cover of queries [N, Hq, D] over pools [R, Hk, C, D]; None where it covers all."""
+    if query.device.type != "cpu" or not query.dtype == keys.dtype == values.dtype == torch.float32:
+        return f"queries of {query.dtype} on {query.device.type}, keys of {keys.dtype}, values of {values.dtype}"
+    if keys.shape != values.shape or keys.shape[-1] % LANES:
+        return f"keys of size {keys.shape[-1]}, values of size {values.shape[-1]}"
+    if not keys.transpose(1, 2).is_contiguous() or not values.transpose(1, 2).is_contiguous():
+        return "a pool that is not contiguous"
+    if scale.softcap is not None or scale.sinks is not None:
+        return "a softcap or sinks"
+    return None
 
 
 def attend_across(

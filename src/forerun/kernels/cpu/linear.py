@@ -20,18 +20,17 @@ def _linear(w: int, x: int, out: int, tokens: int, count: int, size: int, num_th
         rows_product(w, x, size, out, count, tokens, size, first, last)
 
 
-def fits(weight: Tensor) -> bool:
-    """Whether the product can take this weight where it lies."""
-    return (
-        type(weight) in (Tensor, nn.Parameter)  # quantised and distributed ones say float32 and lie elsewhere
-        and weight.layout is torch.strided
-        and weight.dtype == torch.float32
-        and weight.device.type == "cpu"
-        and weight.ndim == 2
-        and weight.is_contiguous()
-        and weight.shape[1] % LANES == 0
-        and weight.shape[1] > 0
-    )
+def why_not(weight: Tensor) -> str | None:
+    """Why the product cannot take this weight in place, in words; None where it can."""
+    if type(weight) not in (Tensor, nn.Parameter):  # quantised and distributed ones say float32 and lie elsewhere
+        return f"a weight of type {type(weight).__name__}"
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return f"a weight of {weight.dtype} on {weight.device.type}"
+    if weight.layout is not torch.strided or weight.ndim != 2 or not weight.is_contiguous():
+        return "a weight that is not a contiguous matrix"
+    if weight.shape[1] % LANES or not weight.shape[1]:
+        return f"a weight of {weight.shape[1]} inputs, not a multiple of {LANES}"
+    return None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:

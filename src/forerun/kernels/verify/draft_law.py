@@ -28,11 +28,17 @@ class Proposal:
     sparse: SparseLaw | None = None
 
 
+def why_not_logits(logits: Tensor) -> str | None:
+    """What the kernels do not cover of logits [.., V], in words; None where they cover everything."""
+    if logits.dtype not in DTYPES:
+        return f"logits of {logits.dtype}"
+    return None if logits.stride(-1) == 1 else "rows of logits that are not contiguous"
+
+
 def proposal_of(law: Law) -> Proposal | None:
     """None for laws of a kind that no kernel reads."""
     if isinstance(law, LogitLaw):
-        good = law.logits.dtype in DTYPES and law.logits.stride(-1) == 1
-        return Proposal(LOGITS.value, logits_of(law), law.kept) if good else None
+        return None if why_not_logits(law.logits) else Proposal(LOGITS.value, logits_of(law), law.kept)
     if isinstance(law, ReducedLaw):
         inner = proposal_of(law.law)
         good = inner is not None and inner.kind == LOGITS.value and inner.places is None

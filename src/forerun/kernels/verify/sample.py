@@ -11,19 +11,22 @@ from torch import Tensor
 from forerun.kernels.truncate.summary import Logits
 from forerun.kernels.tuning import TUNING, Tuning
 from forerun.kernels.verify.acceptance import NO_DRAFT, TOKEN
-from forerun.kernels.verify.draft_law import DTYPES, Proposal
+from forerun.kernels.verify.draft_law import Proposal, why_not_logits
 from forerun.kernels.verify.verify import Job
 from forerun.math.laws import KEPT, PointMass
 from forerun.math.sample import Sample
 from forerun.types import Draft, Keys, LawParams
 
 
-def supports(logits: Tensor) -> bool:
-    return logits.dtype in DTYPES and logits.stride(-1) == 1 and len(logits) > 0
+def why_not(logits: Tensor) -> str | None:
+    """What the kernels do not cover, in words; None where they cover everything."""
+    if not len(logits):
+        return "no rows"
+    return why_not_logits(logits)
 
 
 def sample(logits: Tensor, params: LawParams, uniforms: Tensor, tuning: Tuning = TUNING) -> Sample:
-    """One token a row of `logits` [M, V] with `uniforms` [M], for what `supports` allows."""
+    """One token a row of `logits` [M, V] with `uniforms` [M], where `why_not` has no objection."""
     rows, device = logits.shape[0], logits.device
     index = torch.arange(rows, device=device).unsqueeze(-1)
     nothing = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -20,7 +20,7 @@ from forerun.kernels.law import TILE
 from forerun.kernels.truncate.summary import Logits, Summaries, summarise
 from forerun.kernels.tuning import TUNING, Tuning, overlapping
 from forerun.kernels.verify.acceptance import BLOCK_RULE, GREEDY_RULE, LOGITS, NO_DRAFT, SIGMOID, TOKEN
-from forerun.kernels.verify.draft_law import DTYPES, Proposal, logits_of, proposal_of
+from forerun.kernels.verify.draft_law import Proposal, logits_of, proposal_of, why_not_logits
 from forerun.kernels.verify.draw import HEAD, pick_kernel, sum_kernel
 from forerun.math.laws import LogitLaw
 from forerun.math.sigmoid import Sigmoid
@@ -29,17 +29,24 @@ from forerun.types import Draft, Keys, Law, Rule, Verdict
 RULES = {Rule.TOKEN: TOKEN, Rule.BLOCK: BLOCK_RULE}
 
 
-def supports(target: Law, draft: Draft, rule: Any, all_greedy: bool = False) -> bool:
-    """Whether these kernels can judge this; the reference judges everything."""
-    if not isinstance(target, LogitLaw) or target.logits.dtype not in DTYPES or target.logits.stride(-1) != 1:
-        return False
+def why_not(target: Law, draft: Draft, rule: Any, all_greedy: bool = False) -> str | None:
+    """What these kernels do not cover, in words; None where they cover everything, as the reference does."""
+    if not isinstance(target, LogitLaw):
+        return f"a target law of type {type(target).__name__}"
+    if reason := why_not_logits(target.logits):
+        return reason
     proposal = proposal_of(draft.law) if draft.width else Proposal(NO_DRAFT.value)
-    if proposal is None or not len(draft.lengths):
-        return False
+    if proposal is None:
+        return f"a draft law of type {type(draft.law).__name__}, or its numbers"
+    if not len(draft.lengths):
+        return "no rows"
     if all_greedy or rule in RULES:
-        return True
-    repaired = isinstance(rule, Sigmoid) and not rule.as_published
-    return repaired and proposal.kind in (NO_DRAFT.value, LOGITS.value) and not _any_greedy(target, proposal)
+        return None
+    if not isinstance(rule, Sigmoid) or rule.as_published:
+        return f"the rule {rule}"
+    if proposal.kind not in (NO_DRAFT.value, LOGITS.value) or _any_greedy(target, proposal):
+        return "the sigmoid rule with greedy rows, or with a draft that is not logits"
+    return None
 
 
 def _any_greedy(target: LogitLaw, proposal: Proposal) -> bool:
@@ -49,7 +56,7 @@ def _any_greedy(target: LogitLaw, proposal: Proposal) -> bool:
 def verify(
     target: LogitLaw, draft: Draft, rule: Any, keys: Keys, all_greedy: bool = False, tuning: Tuning = TUNING
 ) -> Verdict:
-    """`math.verify.verify` for what `supports` allows. All fields are views of one small tensor."""
+    """`math.verify.verify` where `why_not` has no objection. All fields are views of one small tensor."""
     packed = verify_packed(target, draft, rule, keys, all_greedy, tuning)
     return Verdict(
         packed[:, 0],
@@ -68,7 +75,7 @@ def verify_packed(
     others are NaN), and finds broken logits only where it draws.
     """
     proposal = proposal_of(draft.law) if draft.width else Proposal(NO_DRAFT.value)
-    assert proposal is not None, "ask `supports` first"
+    assert proposal is not None, "ask `why_not` first"
     code = GREEDY_RULE if all_greedy else RULES.get(rule, SIGMOID)
     bounds = (rule.alpha, rule.beta) if isinstance(rule, Sigmoid) else (0.0, 1.0)
     job = Job(logits_of(target), draft, proposal, code.value, keys, tuning, bounds=bounds)

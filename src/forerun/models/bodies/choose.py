@@ -32,7 +32,7 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     if whisper.why_not(model) is None:
         wanted = use is Kernels.ON or _is_fastest("fused", measured_whisper(model))
         return whisper.WhisperBody(model, use) if wanted else None
-    if kernels.triton_missing(model.device.type) is None:
+    if kernels.why_not_triton(model.device.type) is None:
         from forerun.models.bodies import gpu
 
         return gpu.GpuBody(model) if gpu.why_not(model) is None else None
@@ -50,7 +50,7 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps a model from being fused on a CPU, in words for `forerun doctor`; None where nothing does."""
-    if reason := kernels.missing():
+    if reason := kernels.why_not_numba():
         return reason
     from forerun.models.bodies import cpu
 

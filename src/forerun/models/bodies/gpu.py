@@ -31,7 +31,7 @@ GRAIN = 1024  # the table of angles grows by this many positions
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps `model` (or a headless body) from being run by this; None where nothing does."""
-    if reason := llama_like.why_not(model) or kernels.triton_missing(model.device.type):
+    if reason := llama_like.why_not(model) or kernels.why_not_triton(model.device.type):
         return reason
     if model.dtype not in DTYPES:
         return f"{model.dtype} is none of float32, float16, bfloat16".replace("torch.", "")

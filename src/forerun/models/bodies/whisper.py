@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps a model from being fused; None where nothing does."""
-    if reason := kernels.missing():
+    if reason := kernels.why_not_numba():
         return reason
     from forerun.kernels.cpu.tile import LANES
 

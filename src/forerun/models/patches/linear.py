@@ -30,7 +30,7 @@ class LinearPatches:
     def __init__(self, model: PreTrainedModel, use: Kernels, without: nn.Module | None = None) -> None:
         self._use = use
         self._layers: dict[tuple[int, ...], list[nn.Linear]] = {}
-        if use is Kernels.OFF or model.device.type != "cpu" or kernels.missing():
+        if use is Kernels.OFF or model.device.type != "cpu" or kernels.why_not_numba():
             return
         from forerun.kernels.cpu import choice
 
@@ -64,7 +64,7 @@ def _fits(layer: nn.Linear) -> bool:
     from forerun.kernels.cpu import linear
 
     weight = layer._parameters.get("weight")
-    return weight is not None and linear.fits(weight)
+    return weight is not None and linear.why_not(weight) is None
 
 
 def _forward(layer: nn.Linear, use: Kernels, x: Tensor) -> Tensor:

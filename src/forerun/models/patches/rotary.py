@@ -33,7 +33,7 @@ class RotaryPatches:
     """The attention modules of one model whose rotation and cache write can be one launch."""
 
     def __init__(self, model: PreTrainedModel, use: Kernels) -> None:
-        if not ops.has_triton(model.device, use):
+        if ops.why_not_triton(model.device, use):
             self._modules: list[nn.Module] = []
             return
         self._modules = [m for m in model.modules() if type(m) in LIKE_LLAMA and runs_its_class(m)]
