@@ -5,6 +5,7 @@ Launches are caught with the arguments they have on a CPU, so that whatever the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -37,19 +38,33 @@ def compile_launch(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool
     names = kernel.arg_names
     given = dict(zip(names, args, strict=False)) | {name: named.pop(name) for name in names if name in named}
     signature = {p.name: _kind(given[p.name], p.is_constexpr) for p in kernel.params}
-    constants = {(i,): given[name] for i, name in enumerate(names) if signature[name] == "constexpr"}
+    constants = {
+        place: value for i, name in enumerate(names) for place, value in _constants((i,), given[name], signature[name])
+    }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=named)
     assert made.metadata.shared <= MOST_SHARED, (kernel.__name__, made.metadata.shared)
     seen.append(kernel.__name__)
 
 
-def _kind(value: Any, is_constant: bool) -> str:
+def _kind(value: Any, is_constant: bool = False) -> Any:
     if is_constant or (isinstance(value, int) and value == 1):  # Triton makes a constant of every 1
         return "constexpr"
+    if isinstance(value, tuple):
+        kinds = [_kind(each) for each in value]
+        return type(value)(*kinds) if hasattr(value, "_fields") else tuple(kinds)
     if isinstance(value, torch.Tensor):
         return KINDS[value.dtype]
     return "fp32" if isinstance(value, float) else "i32"
+
+
+def _constants(place: tuple[int, ...], value: Any, kind: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Where constants stand, inside tuples as well."""
+    if isinstance(kind, tuple):
+        for i, (each, its_kind) in enumerate(zip(value, kind, strict=True)):
+            yield from _constants((*place, i), each, its_kind)
+    elif kind == "constexpr":
+        yield place, value
 
 
 def judge(rule: Any, params: SamplingParams, dtype: torch.dtype, kept: bool, own: tuning.Tuning) -> None:

@@ -6,6 +6,8 @@ are cut, and the most likely id of a greedy row (-1 for a sampled one).
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -15,6 +17,17 @@ HUGE = tl.constexpr(3.4028234663852886e38)
 TILE = tl.constexpr(1024)  # math.laws.TILE
 LOG2_E = tl.constexpr(1.4426950408889634)
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+class RowLaw(NamedTuple):
+    """One side's law at every position of a row (vectors), or at one position (numbers)."""
+
+    row: Any  # of the logits; where it begins, at one position
+    shift: Any  # taken off a logit before it is divided
+    divisor: Any  # one number in either case
+    log_mass: Any
+    threshold: Any
+    best: Any
 
 
 @triton.jit
@@ -76,23 +89,23 @@ def log_mass_of(base, mass):
 
 
 @triton.jit
-def probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
-    """Of tokens with warped weights `w`."""
-    p = exponential(w - log_mass)
+def probability(w, column, law, CUT: tl.constexpr, GREEDY: tl.constexpr):
+    """Of tokens `column` with warped logits `w`, under one `RowLaw`."""
+    p = exponential(w - law.log_mass)
     if CUT:
-        p = tl.where(w < threshold, 0.0, p)
+        p = tl.where(w < law.threshold, 0.0, p)
     if GREEDY:
-        p = tl.where(best >= 0, (column == best).to(tl.float32), p)
+        p = tl.where(law.best >= 0, (column == law.best).to(tl.float32), p)
     return p
 
 
 @triton.jit
-def log_probability(w, column, log_mass, threshold, best, CUT: tl.constexpr, GREEDY: tl.constexpr):
-    log_p = w - log_mass
+def log_probability(w, column, law, CUT: tl.constexpr, GREEDY: tl.constexpr):
+    log_p = w - law.log_mass
     if CUT:
-        log_p = tl.where(w < threshold, NEGATIVE, log_p)
+        log_p = tl.where(w < law.threshold, NEGATIVE, log_p)
     if GREEDY:
-        log_p = tl.where(best >= 0, tl.where(column == best, 0.0, NEGATIVE), log_p)
+        log_p = tl.where(law.best >= 0, tl.where(column == law.best, 0.0, NEGATIVE), log_p)
     return log_p
 
 

@@ -6,41 +6,48 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from forerun.kernels.arguments import LogitRows, Truncation
 from forerun.kernels.law import NEGATIVE, divisor_of, exponential
 
 NOT_FOUND = tl.constexpr(2147483647)
 
 
 @triton.jit
-def side_of(
-    r, p_rows, extra,
-    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
-    HAS_DRAFT: tl.constexpr,
-):  # fmt: skip
-    """Whose row `r` of the summaries is: the target's rows come first, then the draft's."""
-    logits, index, temperature, stride, index_stride, vocab, positions, place = (
-        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions, r
-    )  # fmt: skip
+def side_of(r, p_rows, extra, p, q, HAS_DRAFT: tl.constexpr):
+    """Whose row `r` of the summaries is, as `LogitRows`, its batch row and position, and how many positions more than
+    the draft's length are in use: the target's rows come first, then the draft's."""
+    side, place = p, r
     if HAS_DRAFT:
         drawn = r >= p_rows
-        logits, index = tl.where(drawn, q_logits, logits), tl.where(drawn, q_index, index)
-        temperature, stride = tl.where(drawn, q_temperature, temperature), tl.where(drawn, q_stride, stride)
-        index_stride, vocab = tl.where(drawn, q_index_stride, index_stride), tl.where(drawn, q_vocab, vocab)
-        positions, place = tl.where(drawn, q_positions, positions), tl.where(drawn, r - p_rows, r)
+        side = LogitRows(
+            tl.where(drawn, q.logits, p.logits),
+            tl.where(drawn, q.index, p.index),
+            tl.where(drawn, q.temperature, p.temperature),
+            tl.where(drawn, q.stride, p.stride),
+            tl.where(drawn, q.index_stride, p.index_stride),
+            tl.where(drawn, q.vocab, p.vocab),
+            tl.where(drawn, q.positions, p.positions),
+        )
+        place = tl.where(drawn, r - p_rows, r)
         extra = tl.where(drawn, 0, extra)
-    return logits, index, temperature, stride, index_stride, vocab, place // positions, place % positions, extra
+    return side, place // side.positions, place % side.positions, extra
 
 
 @triton.jit
-def cuts_of(r, b, p_rows, p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p, HAS_DRAFT: tl.constexpr):
-    """Top-k, top-p and min-p of that row."""
-    top_k, top_p, min_p = p_top_k, p_top_p, p_min_p
+def row_start(side, b, i):
+    """Where the logits of position `i` of batch row `b` begin."""
+    return side.logits + tl.load(side.index + b * side.index_stride + i) * side.stride
+
+
+@triton.jit
+def cuts_of(r, b, p_rows, p, q, HAS_DRAFT: tl.constexpr):
+    """Top-k, top-p and min-p of row `r` of the summaries."""
+    top_k, top_p, min_p = p.top_k, p.top_p, p.min_p
     if HAS_DRAFT:
         drawn = r >= p_rows
-        top_k, top_p = tl.where(drawn, q_top_k, top_k), tl.where(drawn, q_top_p, top_p)
-        min_p = tl.where(drawn, q_min_p, min_p)
-    return tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b)
+        top_k, top_p = tl.where(drawn, q.top_k, top_k), tl.where(drawn, q.top_p, top_p)
+        min_p = tl.where(drawn, q.min_p, min_p)
+    return Truncation(tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b))
 
 
 @triton.jit
@@ -59,10 +66,8 @@ def sum_of(values):
 @triton.jit
 def chunk_kernel(
     lengths,
-    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
-    peak_out, mass_out,  # [R, C]
-    best_out,  # [R, C]
+    p, q,  # LogitRows
+    out,  # Summaries, without thresholds
     groups_out,  # [R, G] the largest of each group
     p_rows, num_chunks, extra,
     GROUP: tl.constexpr, LANES: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
@@ -70,31 +75,27 @@ def chunk_kernel(
 ):  # fmt: skip
     """One program a row and chunk of GROUP x LANES entries; a group is what lies LANES apart."""
     r, c = tl.program_id(0), tl.program_id(1)
-    logits, index, temperature, stride, index_stride, vocab, b, i, extra = side_of(
-        r, p_rows, extra,
-        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-        q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions, HAS_DRAFT,
-    )  # fmt: skip
+    side, b, i, extra = side_of(r, p_rows, extra, p, q, HAS_DRAFT)
     if PDL:  # in this order: those that follow read logits before they wait
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
     length = tl.load(lengths + b)
-    source = tl.load(index + b * index_stride + i)
+    row = row_start(side, b, i)
     if i < length + extra:
         lane = c * GROUP * LANES + tl.arange(0, LANES)
         column = tl.arange(0, GROUP)[:, None] * LANES + lane[None, :]
-        x = tl.load(logits + source * stride + column, mask=column < vocab, other=NEGATIVE).to(tl.float32)
+        x = tl.load(row + column, mask=column < side.vocab, other=NEGATIVE).to(tl.float32)
         largest = tl.max(x, axis=0)
         peak = tl.max(largest, axis=0)
         below = x - tl.where(peak == NEGATIVE, 0.0, peak)
         if SCALED:
-            divisor, _ = divisor_of(tl.load(temperature + b))
+            divisor, _ = divisor_of(tl.load(side.temperature + b))
             below = tl.div_rn(below, divisor)
         mass = sum_of(exponential(below))
-        tl.store(peak_out + r * num_chunks + c, tl.where(mass != mass, float("nan"), peak))
-        tl.store(mass_out + r * num_chunks + c, mass)
+        tl.store(out.peak + r * num_chunks + c, tl.where(mass != mass, float("nan"), peak))
+        tl.store(out.mass + r * num_chunks + c, mass)
         if GREEDY:
             first = tl.min(tl.min(tl.where(x == peak, column, NOT_FOUND), axis=0), axis=0)
-            tl.store(best_out + r * num_chunks + c, first)
+            tl.store(out.best + r * num_chunks + c, first)
         if GROUPS:
             tl.store(groups_out + (r * num_chunks + c) * LANES + tl.arange(0, LANES), largest)

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of, exponential, warped
-from forerun.kernels.truncate.chunks import side_of, sum_of
+from forerun.kernels.truncate.chunks import row_start, side_of, sum_of
 from forerun.kernels.truncate.estimate import APART, DONE
 from forerun.kernels.truncate.select import bits_set
 
@@ -22,8 +22,7 @@ from forerun.kernels.truncate.select import bits_set
 @triton.jit
 def collect_kernel(
     lengths,
-    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
+    p, q,  # LogitRows
     brackets,
     peaks,  # [R]
     chunk_peaks,  # [R, chunks of the first pass], of which each is EACH of this one's
@@ -36,17 +35,13 @@ def collect_kernel(
 ):  # fmt: skip
     """One program a row and DEPTH x THREADS x VECTOR entries; nothing to do where the row is done."""
     r, c = tl.program_id(0), tl.program_id(1)
-    logits, index, temperature, stride, index_stride, vocab, b, i, extra = side_of(
-        r, p_rows, extra,
-        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-        q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions, HAS_DRAFT,
-    )  # fmt: skip
+    side, b, i, extra = side_of(r, p_rows, extra, p, q, HAS_DRAFT)
     used = i < tl.load(lengths + b) + extra
-    row = logits + tl.load(index + b * index_stride + i) * stride
-    divisor, plain = divisor_of(tl.load(temperature + b))
+    row = row_start(side, b, i)
+    divisor, plain = divisor_of(tl.load(side.temperature + b))
     thread, step = tl.arange(0, THREADS)[:, None, None], tl.arange(0, DEPTH)[None, :, None]
     column = ((c * DEPTH + step) * THREADS + thread) * VECTOR + tl.arange(0, VECTOR)[None, None, :]
-    x = tl.load(row + column, mask=(column < vocab) & used, other=NEGATIVE)
+    x = tl.load(row + column, mask=(column < side.vocab) & used, other=NEGATIVE)
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()

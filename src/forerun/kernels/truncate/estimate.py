@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from forerun.kernels.law import NEGATIVE, divisor_of, exponential, merged
-from forerun.kernels.truncate.chunks import NOT_FOUND, cuts_of, side_of
+from forerun.kernels.truncate.chunks import NOT_FOUND, cuts_of, row_start, side_of
 from forerun.kernels.truncate.levels import reached, spaced
 from forerun.kernels.truncate.select import floor_of
 
@@ -24,13 +24,12 @@ APART = tl.constexpr(32)  # between rows' counters, or programs of different row
 @triton.jit
 def estimate_kernel(
     lengths,
-    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
-    p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
-    peaks, masses, bests,
+    p, q,  # LogitRows
+    p_cuts, q_cuts,  # Truncation
+    chunks,  # Summaries of chunks
     brackets,  # [R, 2] float32
     arrived,  # [R, APART] int32, set to 0 for `collect_kernel`
-    peak_out, mass_out, threshold_out, best_out,  # [R]
+    out,  # Summaries of rows; the mass is the whole row's
     p_rows, num_chunks, extra,
     CHUNKS: tl.constexpr, SAMPLE: tl.constexpr, THREADS: tl.constexpr, ROUNDS: tl.constexpr,
     HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr, PDL: tl.constexpr,
@@ -39,51 +38,47 @@ def estimate_kernel(
     r = tl.program_id(0)
     if PDL:  # at once: those that follow read their logits meanwhile
         cuda.gdc_launch_dependents()
-    logits, index, temperature, stride, index_stride, vocab, b, i, extra = side_of(
-        r, p_rows, extra,
-        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-        q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions, HAS_DRAFT,
-    )  # fmt: skip
-    k, p, least = cuts_of(r, b, p_rows, p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p, HAS_DRAFT)
-    length, heat = tl.load(lengths + b), tl.load(temperature + b)
+    side, b, i, extra = side_of(r, p_rows, extra, p, q, HAS_DRAFT)
+    cuts = cuts_of(r, b, p_rows, p_cuts, q_cuts, HAS_DRAFT)
+    length, heat = tl.load(lengths + b), tl.load(side.temperature + b)
     used = i < length + extra
-    row = logits + tl.load(index + b * index_stride + i) * stride
+    row = row_start(side, b, i)
     divisor, plain = divisor_of(heat)
-    counts, holds = (k > 0) & (k < vocab), p < 1.0
-    below, top, factor = _sampled(row, vocab, used, divisor, SAMPLE, THREADS, SCALED)
+    counts, holds = (cuts.top_k > 0) & (cuts.top_k < side.vocab), cuts.top_p < 1.0
+    below, top, factor = _sampled(row, side.vocab, used, divisor, SAMPLE, THREADS, SCALED)
     weights = tl.where(below < float("inf"), tl.where(counts, 1.0, exponential(-below)), 0.0)
     first, depths = _depths()
-    each = 1.0 / vocab  # a product later is shorter than a division
+    each = 1.0 / side.vocab  # a product later is shorter than a division
     sums, all_of_it = reached(below, weights, first), tl.sum(tl.sum(tl.sum(weights, axis=2), axis=0), axis=0)
     if PDL:
         cuda.gdc_wait()
     low, high = tl.full((), DONE, tl.float32), tl.full((), DONE, tl.float32)
     if used:
         chunk = tl.arange(0, CHUNKS)
-        chunk_peak = tl.load(peaks + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
-        chunk_mass = tl.load(masses + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
+        chunk_peak = tl.load(chunks.peak + r * num_chunks + chunk, mask=chunk < num_chunks, other=NEGATIVE)
+        chunk_mass = tl.load(chunks.mass + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
         peak, mass = merged(chunk_peak, chunk_mass, divisor if SCALED else 1.0, 0)
         if GREEDY:
-            ids = tl.load(bests + r * num_chunks + chunk, mask=chunk < num_chunks, other=NOT_FOUND)
-            tl.store(best_out + r, tl.min(tl.where(chunk_peak == peak, ids, NOT_FOUND), axis=0))
-        tl.store(peak_out + r, peak)
-        tl.store(mass_out + r, mass)
-        tl.store(threshold_out + r, NEGATIVE)
+            ids = tl.load(chunks.best + r * num_chunks + chunk, mask=chunk < num_chunks, other=NOT_FOUND)
+            tl.store(out.best + r, tl.min(tl.where(chunk_peak == peak, ids, NOT_FOUND), axis=0))
+        tl.store(out.peak + r, peak)
+        tl.store(out.mass + r, mass)
+        tl.store(out.threshold + r, NEGATIVE)
         base = tl.where(plain, peak, 0.0)
-        floor = floor_of(least, base)
+        floor = floor_of(cuts.min_p, base)
         if (heat > 0) & (peak - peak == 0) & (counts | holds | (floor > NEGATIVE)):
             low, high = floor, floor
             if counts | holds:
                 goal = peak  # divided, but not yet relative to the peak: as the sample is
                 if SCALED:
                     goal = peak / divisor
-                left = ((1.0 - p) * mass).to(tl.float32) * exponential(goal - top)  # in the sample's own unit
+                left = ((1.0 - cuts.top_p) * mass).to(tl.float32) * exponential(goal - top)  # in the sample's own unit
                 near, deep = top - goal - 1.0, top - goal + 104.0  # how far below the sample's top the bracket lies
-                near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, each)
+                near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, cuts.top_k, all_of_it, each)
                 for _ in range(ROUNDS):
                     levels, depths = spaced(near, deep)
                     sums = reached(below, weights, levels)
-                    near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, each)
+                    near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, cuts.top_k, all_of_it, each)
                 seen = all_of_it > 0  # or the whole row is looked through: only few entries of it can be there
                 low = tl.where(seen, top - deep - goal + base, base - 104.0)
                 high = tl.where(seen & (counts == 0), top - near - goal + base, base + 1.0)

@@ -12,11 +12,11 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of
-from forerun.kernels.truncate.chunks import cuts_of, side_of
+from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.estimate import APART, DONE
 from forerun.kernels.truncate.levels import around, reached
 from forerun.kernels.truncate.search import cut_in_memory
-from forerun.kernels.truncate.select import floor_of, held
+from forerun.kernels.truncate.select import held, limits_of
 
 ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
 TURNS = tl.constexpr(3)  # of eight levels each: thousands of values become one or two
@@ -26,82 +26,75 @@ MANY = tl.constexpr(8.0)  # values left
 
 @triton.jit
 def resolve_kernel(
-    lengths,
-    p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-    q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions,
-    p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p,
+    p, q,  # LogitRows
+    p_cuts, q_cuts,  # Truncation
     brackets, arrived, above, listed,
-    peaks, masses, thresholds,  # [R]; the mass is the whole row's, and what is kept after this
-    p_rows, num_chunks, extra,
+    out,  # Summaries of rows; the mass is the whole row's, and what is kept after this
+    p_rows, num_chunks,
     CHUNKS: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr,
     THREADS: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row; nothing to do where the row is done."""
     r = tl.program_id(0)
-    logits, index, temperature, stride, index_stride, vocab, b, i, extra = side_of(
-        r, p_rows, extra,
-        p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, p_positions,
-        q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, q_positions, HAS_DRAFT,
-    )  # fmt: skip
-    k, p, least = cuts_of(r, b, p_rows, p_top_k, p_top_p, p_min_p, q_top_k, q_top_p, q_min_p, HAS_DRAFT)
-    row, heat = logits + tl.load(index + b * index_stride + i) * stride, tl.load(temperature + b)
+    side, b, i, _ = side_of(r, p_rows, 0, p, q, HAS_DRAFT)
+    cuts = cuts_of(r, b, p_rows, p_cuts, q_cuts, HAS_DRAFT)
+    row, heat = row_start(side, b, i), tl.load(side.temperature + b)
     if PDL:
         cuda.gdc_launch_dependents()
         cuda.gdc_wait()
     low, high = tl.load(brackets + 2 * r), tl.load(brackets + 2 * r + 1)
-    peak, mass, within = tl.load(peaks + r), tl.load(masses + r), tl.load(arrived + r * APART)
+    peak, mass, within = tl.load(out.peak + r), tl.load(out.mass + r), tl.load(arrived + r * APART)
     chunk, place = tl.arange(0, CHUNKS), tl.arange(0, FEW)
     overs = tl.load(above + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
     few = tl.load(listed + r * SIZE + place)  # what is not there is cut off later: the number is still on its way
     if low < DONE:
         divisor, plain = divisor_of(heat)
         shift, base = tl.where(plain, 0.0, peak), tl.where(plain, peak, 0.0)
-        counts, holds, floor = (k > 0) & (k < vocab), p < 1.0, floor_of(least, base)
-        need, over = tl.where(holds, held(p, base, mass), float("inf")), tl.sum(overs, axis=0)
-        threshold, kept, lies = floor, over, (counts == 0) & (floor >= high)  # above the list, if it lies there
-        fits = (within <= MOST) & tl.where(counts, within >= k, over < need)
+        limits = limits_of(cuts, base, side.vocab)
+        need, over = tl.where(limits.holds, held(limits.p, base, mass), float("inf")), tl.sum(overs, axis=0)
+        # the threshold is min-p's, above the list, if `lies`
+        threshold, kept, lies = limits.floor, over, (limits.counts == 0) & (limits.floor >= high)
+        fits = (within <= MOST) & tl.where(limits.counts, within >= limits.k, over < need)
         if fits & (lies == 0):
             if within <= FEW:
                 w = tl.where(place < within, few, NEGATIVE)
-                threshold, kept, lies = _cut(w, base, counts, k, holds, p, need, floor, low, high, over, THREADS)
+                threshold, kept, lies = _cut(w, base, limits, need, low, high, over, THREADS)
             else:
                 every = tl.arange(0, SIZE)
                 many = tl.load(listed + r * SIZE + every, mask=every < within, other=NEGATIVE)
-                threshold, kept, lies = _cut(many, base, counts, k, holds, p, need, floor, low, high, over, THREADS)
+                threshold, kept, lies = _cut(many, base, limits, need, low, high, over, THREADS)
         if (fits & lies) == 0:
-            threshold, kept = cut_in_memory(
-                row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN, SCALED
-            )
-        tl.store(masses + r, kept)
-        tl.store(thresholds + r, threshold)
+            threshold, kept = cut_in_memory(row, side.vocab, shift, divisor, base, mass, limits, SCAN, SCALED)
+        tl.store(out.mass + r, kept)
+        tl.store(out.threshold + r, threshold)
 
 
 @triton.jit
-def _cut(w, base, counts, k, holds, p, need, floor, low, high, over, THREADS: tl.constexpr):
+def _cut(w, base, limits, need, low, high, over, THREADS: tl.constexpr):
     """Threshold, kept mass, and whether it lies there at all: `w` are all values from `low` to `high`, and above that
     there is a mass `over`, of `need` in all (unless top-k comes first, before which nobody knows)."""
     weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
     total = tl.sum(weights, axis=0)
-    lies = counts | (over + total * 0.99999 >= need)  # a little less than there is, however rounded
+    lies = limits.counts | (over + total * 0.99999 >= need)  # a little less than there is, however rounded
     threshold, mass = low, over
     if lies:
-        if counts:
+        if limits.counts:
             ones = tl.where(w > NEGATIVE, 1.0, 0.0)
-            number = k.to(tl.float64)
+            number = limits.k.to(tl.float64)
             all_ones = tl.sum(ones, axis=0)
             top = _just_short(w, ones, number.to(tl.float32), all_ones, low, high, base, True, THREADS)
             threshold, _ = _last_kept(w, ones, number, top)
             weights = tl.where(w >= threshold, weights, 0.0)
             mass = tl.sum(weights.to(tl.float64), axis=0)
-            total, need = mass.to(tl.float32), held(p, base, mass)
-        if holds:
+            total, need = mass.to(tl.float32), held(limits.p, base, mass)
+        if limits.holds:
             rest = need - over
             top = _just_short(w, weights, rest.to(tl.float32), total, threshold, high, base, False, THREADS)
             threshold, mass = _last_kept(w, weights, rest, top)
             mass += over
-        if floor > threshold:
-            threshold = floor
-            mass = over + tl.sum(tl.where(w >= floor, weights, 0.0).to(tl.float64), axis=0)
+        if limits.floor > threshold:
+            threshold = limits.floor
+            mass = over + tl.sum(tl.where(w >= limits.floor, weights, 0.0).to(tl.float64), axis=0)
     return threshold, mass, lies
 
 

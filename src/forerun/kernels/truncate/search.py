@@ -16,17 +16,17 @@ SCAN_LEVELS = tl.constexpr(8)
 
 @triton.jit
 def cut_in_memory(
-    row, vocab, shift, divisor, base, mass, counts, k, holds, p, floor, SCAN: tl.constexpr, SCALED: tl.constexpr
-):
+    row, vocab, shift, divisor, base, mass, limits, SCAN: tl.constexpr, SCALED: tl.constexpr
+):  # fmt: skip
     """Count first, then mass; one loop, because this is most of the kernel's code."""
     threshold = tl.full((), NEGATIVE, tl.float32)
     for step in range(2):
         count = step == 0
-        if (count & counts) | ((step == 1) & holds):
-            need = tl.where(count, k.to(tl.float64), held(p, base, mass))
+        if (count & limits.counts) | ((step == 1) & limits.holds):
+            need = tl.where(count, limits.k.to(tl.float64), held(limits.p, base, mass))
             found = _search(row, vocab, shift, divisor, base, threshold, count, need, SCAN, SCALED)
             threshold = tl.maximum(threshold, found)
-        threshold = tl.where(count, threshold, tl.maximum(threshold, floor))
+        threshold = tl.where(count, threshold, tl.maximum(threshold, limits.floor))
         mass = mass_from(row, vocab, shift, divisor, base, threshold, SCAN, SCALED)
     return threshold, mass
 

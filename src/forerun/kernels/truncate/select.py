@@ -6,10 +6,30 @@ is the largest value such that the weights of all values at or above it reach wh
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from forerun.kernels.law import COMPILED, NEGATIVE
+
+
+class Limits(NamedTuple):
+    """What truncation asks of one row: the `k` largest if `counts`, the mass `p` of those if `holds`, and nothing below
+    `floor`."""
+
+    counts: Any
+    k: Any
+    holds: Any
+    p: Any
+    floor: Any
+
+
+@triton.jit
+def limits_of(cuts, base, vocab):
+    """From the parameters of a row (`Truncation`) and its largest value after warping."""
+    counts, holds = (cuts.top_k > 0) & (cuts.top_k < vocab), cuts.top_p < 1.0
+    return Limits(counts, cuts.top_k, holds, cuts.top_p, floor_of(cuts.min_p, base))
 
 
 @triton.jit
@@ -126,17 +146,17 @@ def _ranked(values, num_values, w, base, OTHERS: tl.constexpr):
 
 
 @triton.jit
-def cut_few(values, num_values, base, mass, counts, k, holds, p, floor, FEW: tl.constexpr, OTHERS: tl.constexpr):
+def cut_few(values, num_values, base, mass, limits, FEW: tl.constexpr, OTHERS: tl.constexpr):
     """Threshold and kept mass of few values in memory: each is compared with each, OTHERS at once."""
     place = tl.arange(0, FEW)
     w = tl.load(values + place, mask=place < num_values, other=NEGATIVE)
     rank, reached = _ranked(values, num_values, w, base, OTHERS)
     threshold = tl.full((), NEGATIVE, tl.float32)
-    if counts:
-        threshold, mass = _last_of(rank >= k, w, reached)
-    if holds:
-        nucleus, least = _last_of(reached >= held(p, base, mass), w, reached)
+    if limits.counts:
+        threshold, mass = _last_of(rank >= limits.k, w, reached)
+    if limits.holds:
+        nucleus, least = _last_of(reached >= held(limits.p, base, mass), w, reached)
         threshold, mass = tl.maximum(threshold, nucleus), tl.minimum(mass, least)
-    if floor > threshold:
-        threshold, mass = floor, tl.max(tl.where(w >= floor, reached, 0.0), axis=0)
+    if limits.floor > threshold:
+        threshold, mass = limits.floor, tl.max(tl.where(w >= limits.floor, reached, 0.0), axis=0)
     return threshold, mass

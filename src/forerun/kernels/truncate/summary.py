@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from forerun.kernels.arguments import LogitRows, Summaries, Truncation
 from forerun.kernels.truncate.chunks import chunk_kernel
 from forerun.kernels.truncate.collect import collect_kernel
 from forerun.kernels.truncate.estimate import APART, estimate_kernel
@@ -39,6 +40,15 @@ class Logits:
     def positions(self) -> int:
         return self.index.shape[1]
 
+    @property
+    def argument(self) -> LogitRows:
+        strides = self.logits.stride(0), self.index.stride(0)
+        return LogitRows(self.logits, self.index, self.params.temperature, *strides, self.vocab, self.positions)
+
+    @property
+    def truncation(self) -> Truncation:
+        return Truncation(self.params.top_k, self.params.top_p, self.params.min_p)
+
     def in_float32(self) -> Logits:
         return replace(self, logits=self.logits.float())
 
@@ -50,20 +60,6 @@ class Logits:
     def may_be_wide(self) -> bool:
         """Whether a row may keep more tokens than the short way takes."""
         return self.is_cut and not self.params.all_small_top_k
-
-
-@dataclass(frozen=True, slots=True)
-class Summaries:
-    """Of all rows that were asked for: the target's [B, P] first, then the draft's [B, K]."""
-
-    peak: Tensor  # [R, C] float32, of chunks; C = 1 where they are merged
-    mass: Tensor  # [R, C] float64, relative to the peak, of what is kept
-    threshold: Tensor  # [R] float32, after warping; only meaningful where something is cut
-    best: Tensor  # [R, C] int32, only where some row is greedy
-
-    @property
-    def chunks(self) -> int:
-        return self.peak.shape[1]
 
 
 def summarise(
@@ -115,29 +111,27 @@ class _Work:
         mass = torch.empty(shape, dtype=torch.float64, device=device)
         best = torch.empty(shape if self.greedy else (1, 1), dtype=torch.int32, device=device)
         self.groups = torch.empty(self.rows if self.has_groups else 1, self.num_groups, device=device)
+        sums = Summaries(peak, mass, peak, best)
         chunk_kernel[(self.rows, self.num_chunks)](
-            *self._sides(lengths),
-            peak, mass, best, self.groups,
-            self.target_rows, self.num_chunks, extra,
+            lengths, *self._sides(), sums, self.groups, self.target_rows, self.num_chunks, extra,
             GROUP=self.group, LANES=self.lanes, HAS_DRAFT=self.has_draft, SCALED=self.scaled, GREEDY=self.greedy,
             GROUPS=self.has_groups, **overlapping(device, self.tuning), num_warps=self.warps,
         )  # fmt: skip
-        return Summaries(peak, mass, peak, best)
+        return sums
 
     def thresholds(self, sums: Summaries, lengths: Tensor, extra: int) -> Summaries:
-        own = self._cuts(lengths.device)
-        (self._wide if self.is_wide else self._short)(sums, own, lengths, extra)
-        return own
+        rows = self._empty_rows(lengths.device)
+        (self._wide if self.is_wide else self._short)(sums, rows, lengths, extra)
+        return rows
 
-    def _short(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
+    def _short(self, sums: Summaries, rows: Summaries, lengths: Tensor, extra: int) -> None:
         """Every row has a small top-k."""
         device, tuning = lengths.device, self.tuning
         wide = max(tuning.super, triton.next_power_of_2(self.num_groups) // 32)
         groups = torch.empty(self.rows, tuning.hot, dtype=torch.int32, device=device)
         values = torch.empty(self.rows, tuning.few, dtype=torch.float32, device=device)
         small_top_k_kernel[(self.rows,)](
-            *self._sides(lengths), *self._parameters(), sums.peak, sums.mass, sums.best, self.groups, groups, values,
-            own.peak, own.mass, own.threshold, own.best,
+            lengths, *self._sides(), *self._cuts(), sums, self.groups, groups, values, rows,
             self.target_rows, self.num_chunks, self.num_groups, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), HOT=tuning.hot, GROUP=self.group,
             DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, wide)), WIDE=wide, LANES=self.lanes,
@@ -145,7 +139,7 @@ class _Work:
             num_warps=tuning.small_top_k_warps,
         )  # fmt: skip
 
-    def _wide(self, sums: Summaries, own: Summaries, lengths: Tensor, extra: int) -> None:
+    def _wide(self, sums: Summaries, rows: Summaries, lengths: Tensor, extra: int) -> None:
         """A row may keep any number of tokens."""
         device, tuning = lengths.device, self.tuning
         cutting = 32 * tuning.resolve_warps  # threads, of which each takes something
@@ -158,28 +152,26 @@ class _Work:
         arrived = torch.empty(self.rows, APART.value, dtype=torch.int32, device=device)
         above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
         listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
-        given, cuts, shared = self._sides(lengths), self._parameters(), self._flags(device)
+        sides, cuts, shared = self._sides(), self._cuts(), self._flags(device)
         estimate_kernel[(self.rows,)](
-            *given, *cuts, sums.peak, sums.mass, sums.best, bracket, arrived,
-            own.peak, own.mass, own.threshold, own.best, self.target_rows, self.num_chunks, extra,
+            lengths, *sides, *cuts, sums, bracket, arrived, rows, self.target_rows, self.num_chunks, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), SAMPLE=tuning.sample,
             THREADS=32 * tuning.estimate_warps, ROUNDS=tuning.estimate_rounds, GREEDY=self.greedy, **shared,
             num_warps=tuning.estimate_warps,
         )  # fmt: skip
         collect_kernel[(self.rows, chunks)](
-            *given, bracket, own.peak, sums.peak, arrived, above, listed,
+            lengths, *sides, bracket, rows.peak, sums.peak, arrived, above, listed,
             self.target_rows, chunks, self.num_chunks, extra,
             DEPTH=depth, THREADS=threads, VECTOR=vector, EACH=self.block // block, SIZE=size, **shared,
             num_warps=tuning.collect_warps,
         )  # fmt: skip
         resolve_kernel[(self.rows,)](
-            *given, *cuts, bracket, arrived, above, listed, own.peak, own.mass, own.threshold,
-            self.target_rows, chunks, extra,
+            *sides, *cuts, bracket, arrived, above, listed, rows, self.target_rows, chunks,
             CHUNKS=triton.next_power_of_2(chunks), SIZE=size, MOST=tuning.listed, FEW=few, SCAN=tuning.scan,
             THREADS=cutting, **shared, num_warps=tuning.resolve_warps,
         )  # fmt: skip
 
-    def _cuts(self, device: torch.device) -> Summaries:
+    def _empty_rows(self, device: torch.device) -> Summaries:
         peak = torch.empty(self.rows, 1, dtype=torch.float32, device=device)
         mass = torch.empty(self.rows, 1, dtype=torch.float64, device=device)
         threshold = torch.empty(self.rows, dtype=torch.float32, device=device)
@@ -189,13 +181,8 @@ class _Work:
     def _flags(self, device: torch.device) -> dict[str, Any]:
         return {"HAS_DRAFT": self.has_draft, "SCALED": self.scaled} | overlapping(device, self.tuning)
 
-    def _parameters(self) -> list[Tensor]:
-        names = ("top_k", "top_p", "min_p")
-        return [getattr(side.params, name) for side in (self.target, self.draft) for name in names]
+    def _cuts(self) -> tuple[Truncation, Truncation]:
+        return self.target.truncation, self.draft.truncation
 
-    def _sides(self, lengths: Tensor) -> list[Tensor | int]:
-        found: list[Tensor | int] = [lengths]
-        for side in (self.target, self.draft):
-            found += [side.logits, side.index, side.params.temperature]
-            found += [side.logits.stride(0), side.index.stride(0), side.vocab, side.positions]
-        return found
+    def _sides(self) -> tuple[LogitRows, LogitRows]:
+        return self.target.argument, self.draft.argument

@@ -6,11 +6,14 @@ for one load after the other.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from forerun.kernels.law import (
     NEGATIVE,
+    RowLaw,
     divisor_of,
     exponential,
     inverse,
@@ -34,37 +37,46 @@ SIGMOID = tl.constexpr(2)
 GREEDY_RULE = tl.constexpr(3)  # all rows are greedy: no random number, nothing to sum
 
 KEPT_WIDTH = tl.constexpr(5)  # of math.laws.Kept: peak, log mass, threshold, most likely place, log q of the draw
-NOBODY = tl.constexpr(2147483647)
+NONE = tl.constexpr(2147483647)
+
+
+class DraftAt(NamedTuple):
+    """The draft's law at the one position that the next token is drawn from."""
+
+    law: Any  # RowLaw
+    point: Any  # the token of a point mass
+    is_point: Any
+    sparse_ids: Any  # where its [S] entries begin
+    sparse_probs: Any
+    num_sparse: Any
 
 
 @triton.jit
-def merged_summary(
-    r, valid, temperature, peaks, masses, thresholds, bests, num_chunks, CHUNKS: tl.constexpr, CUT: tl.constexpr,
-    GREEDY: tl.constexpr,
-):  # fmt: skip
+def merged_summary(r, valid, temperature, summaries, num_chunks, CASE: tl.constexpr):
     """Peak, shift, log mass, threshold and most likely id of the rows `r` of the summaries, a vector each."""
-    chunk = tl.arange(0, CHUNKS)
+    chunk = tl.arange(0, CASE.CHUNKS)
     place = r[:, None] * num_chunks + chunk[None, :]
     there = valid[:, None] & (chunk < num_chunks)[None, :]
-    chunk_peak = tl.load(peaks + place, mask=there, other=NEGATIVE)
+    chunk_peak = tl.load(summaries.peak + place, mask=there, other=NEGATIVE)
     divisor, plain = divisor_of(temperature)
-    peak, mass = merged(chunk_peak, tl.load(masses + place, mask=there, other=0.0), divisor, 1)
+    peak, mass = merged(chunk_peak, tl.load(summaries.mass + place, mask=there, other=0.0), divisor, 1)
     shift, base = tl.where(plain, 0.0, peak), tl.where(plain, peak, 0.0)
     log_mass = log_mass_of(base, mass)
     threshold = tl.full(log_mass.shape, NEGATIVE, tl.float32)
-    if CUT:
-        threshold = tl.load(thresholds + r, mask=valid, other=NEGATIVE)
+    if CASE.CUT:
+        threshold = tl.load(summaries.threshold + r, mask=valid, other=NEGATIVE)
     best = tl.full(log_mass.shape, -1, tl.int32)
-    if GREEDY:
-        ids = tl.load(bests + place, mask=there, other=NOBODY)
-        lowest = tl.min(tl.where(chunk_peak == peak[:, None], ids, NOBODY), axis=1)
+    if CASE.GREEDY:
+        ids = tl.load(summaries.best + place, mask=there, other=NONE)
+        lowest = tl.min(tl.where(chunk_peak == peak[:, None], ids, NONE), axis=1)
         best = tl.where(temperature == 0.0, lowest, -1)
     return peak, shift, log_mass, threshold, best
 
 
 @triton.jit
-def score(z, alpha, beta):
+def score(z, bounds):
     """The sigmoid of Wagner et al. instead of a probability: 0 below alpha, 1 above beta (`math.sigmoid`)."""
+    alpha, beta = bounds
     inside = inverse(1.0 + exponential((alpha - z) * (1.0 / (beta - alpha))))  # one division a kernel, not one a token
     return tl.where(z < alpha, 0.0, tl.where(z > beta, 1.0, inside))
 
@@ -76,131 +88,138 @@ def at(vector, i, place):
 
 
 @triton.jit
-def sigmoid_logit(x, w, divisor, threshold, SCALED: tl.constexpr, CUT: tl.constexpr):
+def law_at(law, rows, i, n):
+    """The law at position `n`; its row becomes the address at which its logits begin."""
+    start = rows.logits + at(law.row, i, n) * rows.stride
+    log_mass, threshold = at(law.log_mass, i, n), at(law.threshold, i, n)
+    return RowLaw(start, at(law.shift, i, n), law.divisor, log_mass, threshold, at(law.best, i, n))
+
+
+@triton.jit
+def draft_at(law, rows, draft, point, is_point, b, i, n):
+    """The draft's law at position `n` of batch row `b`."""
+    sparse = (b * draft.sparse_positions + n) * draft.num_sparse
+    ids, probs = draft.sparse_ids + sparse, draft.sparse_probs + sparse
+    return DraftAt(law_at(law, rows, i, n), at(point, i, n), is_point, ids, probs, draft.num_sparse)
+
+
+@triton.jit
+def sigmoid_logit(x, w, law, CASE: tl.constexpr):
     """What the sigmoid rule scores: the logit over the temperature, not shifted; -inf where the law cuts."""
     z = x
-    if SCALED:
-        z = tl.div_rn(x, divisor)
-    if CUT:
-        z = tl.where(w < threshold, NEGATIVE, z)
+    if CASE.SCALED:
+        z = tl.div_rn(x, law.divisor)
+    if CASE.CUT:
+        z = tl.where(w < law.threshold, NEGATIVE, z)
     return z
 
 
 @triton.jit
-def draft_row(
-    column, wanted, q_row, q_vocab, places, is_point, KIND: tl.constexpr, REDUCED: tl.constexpr
-):  # fmt: skip
+def draft_row(column, wanted, q, vocab, places, CASE: tl.constexpr):
     """The draft's logits at `column` where wanted, its places for them, and where it has any.
 
     Asked for beside the target's, before either is looked at: one trip to memory instead of two.
     """
     place = column
     y = tl.full(column.shape, NEGATIVE, tl.float32)
-    if KIND == LOGITS or KIND == MIXED:
-        if KIND == MIXED:
-            wanted = wanted & (is_point == 0)
-        if REDUCED:
+    if CASE.KIND == LOGITS or CASE.KIND == MIXED:
+        if CASE.KIND == MIXED:
+            wanted = wanted & (q.is_point == 0)
+        if CASE.REDUCED:
             place = tl.load(places + column, mask=wanted, other=-1)
             wanted = wanted & (place >= 0)
         else:
-            wanted = wanted & (column < q_vocab)
-        y = tl.load(q_row + place, mask=wanted, other=NEGATIVE).to(tl.float32)
+            wanted = wanted & (column < vocab)
+        y = tl.load(q.law.row + place, mask=wanted, other=NEGATIVE).to(tl.float32)
     return y, place, wanted
 
 
 @triton.jit
 def left_over(
-    column, inside, x, w, divisor, log_mass, threshold, best,  # x logits of the target's row, w the same warped
+    column, inside,
+    x, w, p,  # logits of the target's row, the same warped, and its RowLaw
     refused,  # whether q is to be taken away at all
     y, place, wanted,  # `draft_row`
-    q_shift, q_divisor, q_log_mass, q_threshold, q_best,
-    point, is_point, sparse_ids, sparse_probs, num_sparse, weight, alpha, beta,
-    KIND: tl.constexpr, RULE: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr,
+    q,  # DraftAt
+    weight, bounds, CASE: tl.constexpr,
 ):  # fmt: skip
     """Weights at `column` to draw the next token from: p, or after a refusal the positive part of weight * p - q."""
-    z = warped(y, q_shift, q_divisor, SCALED)
-    if RULE == SIGMOID:
+    z = warped(y, q.law.shift, q.law.divisor, CASE.SCALED)
+    if CASE.RULE == SIGMOID:
         value = tl.zeros_like(w)
         if refused:
-            q = score(sigmoid_logit(y, z, q_divisor, q_threshold, SCALED, CUT), alpha, beta)
-            left = score(sigmoid_logit(x, w, divisor, threshold, SCALED, CUT), alpha, beta)
-            value = tl.maximum(left - tl.where(wanted & (q == q), q, 0.0), 0.0)
+            q_score = score(sigmoid_logit(y, z, q.law, CASE), bounds)
+            p_score = score(sigmoid_logit(x, w, p, CASE), bounds)
+            value = tl.maximum(p_score - tl.where(wanted & (q_score == q_score), q_score, 0.0), 0.0)
         else:
-            value = probability(w, column, log_mass, threshold, best, CUT, GREEDY)
+            value = probability(w, column, p, CASE.CUT, CASE.GREEDY)
     else:
-        p = probability(w, column, log_mass, threshold, best, CUT, GREEDY)
-        value = p
-        if KIND != NO_DRAFT:
-            q = tl.zeros_like(p)
-            if KIND == LOGITS or KIND == MIXED:
-                q = probability(z, place, q_log_mass, q_threshold, q_best, CUT, GREEDY)
-                q = tl.where(wanted & (q == q), q, 0.0)
-            if KIND == POINTS or KIND == MIXED:
-                hit = (column == point).to(tl.float32)
-                if KIND == MIXED:
-                    q = tl.where(is_point != 0, hit, q)
+        p_prob = probability(w, column, p, CASE.CUT, CASE.GREEDY)
+        value = p_prob
+        if CASE.KIND != NO_DRAFT:
+            q_prob = tl.zeros_like(p_prob)
+            if CASE.KIND == LOGITS or CASE.KIND == MIXED:
+                q_prob = probability(z, place, q.law, CASE.CUT, CASE.GREEDY)
+                q_prob = tl.where(wanted & (q_prob == q_prob), q_prob, 0.0)
+            if CASE.KIND == POINTS or CASE.KIND == MIXED:
+                hit = (column == q.point).to(tl.float32)
+                if CASE.KIND == MIXED:
+                    q_prob = tl.where(q.is_point != 0, hit, q_prob)
                 else:
-                    q = hit
-            if KIND == SPARSE:
-                for s in range(num_sparse):
-                    q += tl.where(column == tl.load(sparse_ids + s), tl.load(sparse_probs + s), 0.0)
-                q = tl.maximum(q, 0.0)  # a law below 0 would add mass where the target has none
-            if RULE == BLOCK_RULE:
+                    q_prob = hit
+            if CASE.KIND == SPARSE:
+                for s in range(q.num_sparse):
+                    q_prob += tl.where(column == tl.load(q.sparse_ids + s), tl.load(q.sparse_probs + s), 0.0)
+                q_prob = tl.maximum(q_prob, 0.0)  # a law below 0 would add mass where the target has none
+            if CASE.RULE == BLOCK_RULE:
                 coarse = weight.to(tl.float32)  # float64 a token would take longer than reading it
                 fine = (weight - coarse).to(tl.float32)
-                left = coarse * p + (fine * p - q)
+                left = coarse * p_prob + (fine * p_prob - q_prob)
             else:
-                left = p - q
-            value = tl.where(refused, tl.maximum(left, 0.0), p)
+                left = p_prob - q_prob
+            value = tl.where(refused, tl.maximum(left, 0.0), p_prob)
     return tl.where(inside, value, 0.0)
 
 
 @triton.jit
-def target_logits(
-    b, i, length, token, p_logits, p_index, p_temperature, p_stride, p_index_stride, p_vocab, positions
-):  # fmt: skip
+def target_logits(b, i, length, token, rows):
     """What is known of the target before its summaries are: rows, which tokens it has, their logits, temperature."""
-    row = tl.load(p_index + b * p_index_stride + i, mask=i < positions, other=0)
-    known = (i < length) & (token >= 0) & (token < p_vocab)
-    x = tl.load(p_logits + row * p_stride + token, mask=known, other=NEGATIVE).to(tl.float32)
-    return row, known, x, tl.load(p_temperature + b)
+    row = tl.load(rows.index + b * rows.index_stride + i, mask=i < rows.positions, other=0)
+    known = (i < length) & (token >= 0) & (token < rows.vocab)
+    x = tl.load(rows.logits + row * rows.stride + token, mask=known, other=NEGATIVE).to(tl.float32)
+    return row, known, x, tl.load(rows.temperature + b)
 
 
 @triton.jit
-def target_side(
-    b, i, length, token, known, x, heat, peaks, masses, thresholds, bests, num_chunks, positions,
-    CHUNKS: tl.constexpr, RULE: tl.constexpr, SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr,
-    SUMMED: tl.constexpr,
-):  # fmt: skip
-    """log p of the drafted tokens (for the sigmoid rule their scores' logits), and the summaries of all positions.
+def target_side(b, i, length, token, row, known, x, heat, summaries, num_chunks, positions, CASE: tl.constexpr):
+    """The target's law at all positions, log p of the drafted tokens (for the sigmoid rule their scores' logits), and
+    the peaks.
 
     Without summaries (SUMMED) the sigmoid rule needs one logit a token and nothing else.
     """
-    if SUMMED:
+    if CASE.SUMMED:
         peak, shift, log_mass, threshold, best = merged_summary(
-            b * positions + i, i <= length, heat, peaks, masses, thresholds, bests, num_chunks, CHUNKS, CUT, GREEDY
+            b * positions + i, i <= length, heat, summaries, num_chunks, CASE
         )
     else:
         peak = tl.zeros_like(x)
         shift, log_mass, threshold, best = peak, peak, peak + NEGATIVE, tl.full(x.shape, -1, tl.int32)
     divisor, _ = divisor_of(heat)
-    w = warped(x, shift, divisor, SCALED)
-    if RULE == SIGMOID:
-        log_p = sigmoid_logit(x, w, divisor, threshold, SCALED, CUT)
+    law = RowLaw(row, shift, divisor, log_mass, threshold, best)
+    w = warped(x, shift, divisor, CASE.SCALED)
+    if CASE.RULE == SIGMOID:
+        log_p = sigmoid_logit(x, w, law, CASE)
     else:
-        log_p = log_probability(w, token, log_mass, threshold, best, CUT, GREEDY)
-    return tl.where(known, log_p, NEGATIVE), peak, shift, divisor, log_mass, threshold, best
+        log_p = log_probability(w, token, law, CASE.CUT, CASE.GREEDY)
+    return law, tl.where(known, log_p, NEGATIVE), peak
 
 
 @triton.jit
-def draft_side(
-    b, i, length, token, q_logits, q_index, q_temperature, q_stride, q_index_stride, q_vocab, kept, places,
-    points, points_stride, is_point, sparse_ids, sparse_probs, num_sparse, sparse_positions,
-    peaks, masses, thresholds, bests, num_chunks, q_start, positions,
-    CHUNKS: tl.constexpr, KIND: tl.constexpr, RULE: tl.constexpr, KEPT: tl.constexpr, REDUCED: tl.constexpr,
-    SCALED: tl.constexpr, CUT: tl.constexpr, GREEDY: tl.constexpr, SUMMED: tl.constexpr,
-):  # fmt: skip
-    """log q of the drafted tokens (or their scores' logits), the summaries, and where points lie."""
+def draft_side(b, i, length, token, rows, draft, summaries, num_chunks, first, CASE: tl.constexpr):
+    """The draft's law at all positions, log q of the drafted tokens (or their scores' logits), and where points lie.
+
+    `first` is the row at which the draft's summaries begin.
+    """
     drafted = i < length
     row = tl.zeros_like(token)
     log_q = tl.full(token.shape, NEGATIVE, tl.float32)
@@ -208,52 +227,53 @@ def draft_side(
     log_mass, threshold, divisor = shift, log_q, tl.full((), 1.0, tl.float32)
     best = tl.full(token.shape, -1, tl.int32)
     point = tl.full(token.shape, -1, tl.int64)
-    pointed = tl.full((), 0, tl.int32)
-    if KIND == LOGITS or KIND == MIXED:
-        row = tl.load(q_index + b * q_index_stride + i, mask=i < positions, other=0)
-        heat = tl.load(q_temperature + b)
+    is_point = tl.full((), 0, tl.int32)
+    if CASE.KIND == LOGITS or CASE.KIND == MIXED:
+        row = tl.load(rows.index + b * rows.index_stride + i, mask=i < rows.positions, other=0)
+        heat = tl.load(rows.temperature + b)
         divisor, plain = divisor_of(heat)
-        if KEPT:
-            place = kept + row * KEPT_WIDTH
+        if CASE.KEPT:
+            place = draft.kept + row * KEPT_WIDTH
             shift = tl.where(plain, 0.0, tl.load(place, mask=drafted, other=0.0))
             log_mass = tl.load(place + 1, mask=drafted, other=0.0)
             threshold = tl.load(place + 2, mask=drafted, other=NEGATIVE)
             best = tl.load(place + 3, mask=drafted, other=-1.0).to(tl.int32)
             log_q = tl.load(place + 4, mask=drafted, other=NEGATIVE)
-        elif SUMMED:
+        elif CASE.SUMMED:
             _, shift, log_mass, threshold, best = merged_summary(
-                q_start + b * positions + i, drafted, heat, peaks, masses, thresholds, bests, num_chunks, CHUNKS, CUT,
-                GREEDY,
-            )  # fmt: skip
-        if not KEPT or RULE == SIGMOID:
-            if REDUCED:
-                where = tl.load(places + token, mask=drafted & (token >= 0), other=-1).to(tl.int64)
+                first + b * rows.positions + i, drafted, heat, summaries, num_chunks, CASE
+            )
+    law = RowLaw(row, shift, divisor, log_mass, threshold, best)
+    if CASE.KIND == LOGITS or CASE.KIND == MIXED:
+        if not CASE.KEPT or CASE.RULE == SIGMOID:
+            if CASE.REDUCED:
+                where = tl.load(draft.places + token, mask=drafted & (token >= 0), other=-1).to(tl.int64)
             else:
                 where = token
-            known = drafted & (where >= 0) & (where < q_vocab)
-            y = tl.load(q_logits + row * q_stride + where, mask=known, other=NEGATIVE).to(tl.float32)
-            z = warped(y, shift, divisor, SCALED)
-            if RULE == SIGMOID:
-                log_q = sigmoid_logit(y, z, divisor, threshold, SCALED, CUT)
+            known = drafted & (where >= 0) & (where < rows.vocab)
+            y = tl.load(rows.logits + row * rows.stride + where, mask=known, other=NEGATIVE).to(tl.float32)
+            z = warped(y, shift, divisor, CASE.SCALED)
+            if CASE.RULE == SIGMOID:
+                log_q = sigmoid_logit(y, z, law, CASE)
             else:
-                log_q = log_probability(z, where, log_mass, threshold, best, CUT, GREEDY)
+                log_q = log_probability(z, where, law, CASE.CUT, CASE.GREEDY)
             log_q = tl.where(known, log_q, NEGATIVE)
-    if KIND == POINTS or KIND == MIXED:
-        point = tl.load(points + b * points_stride + i, mask=drafted, other=-1)
+    if CASE.KIND == POINTS or CASE.KIND == MIXED:
+        point = tl.load(draft.points + b * draft.points_stride + i, mask=drafted, other=-1)
         hit = tl.where(point == token, 0.0, NEGATIVE)
-        if KIND == MIXED:
-            pointed = tl.load(is_point + b).to(tl.int32)
-            log_q = tl.where(pointed != 0, hit, log_q)
+        if CASE.KIND == MIXED:
+            is_point = tl.load(draft.is_point + b).to(tl.int32)
+            log_q = tl.where(is_point != 0, hit, log_q)
         else:
             log_q = hit
-    if KIND == SPARSE:
+    if CASE.KIND == SPARSE:
         q = tl.zeros_like(shift)
-        for s in range(num_sparse):
-            entry = (b * sparse_positions + i) * num_sparse + s
-            same = tl.load(sparse_ids + entry, mask=drafted, other=-1) == token
-            q += tl.where(same, tl.load(sparse_probs + entry, mask=drafted, other=0.0), 0.0)
+        for s in range(draft.num_sparse):
+            entry = (b * draft.sparse_positions + i) * draft.num_sparse + s
+            same = tl.load(draft.sparse_ids + entry, mask=drafted, other=-1) == token
+            q += tl.where(same, tl.load(draft.sparse_probs + entry, mask=drafted, other=0.0), 0.0)
         log_q = tl.log(q)
-    return row, log_q, shift, divisor, log_mass, threshold, best, point, pointed
+    return law, log_q, point, is_point
 
 
 @triton.jit
@@ -266,13 +286,13 @@ def acceptance(i, seed, request_id, round_, RULE: tl.constexpr):
 
 
 @triton.jit
-def count_kept(i, length, log_p, log_q, u, alpha, beta, RULE: tl.constexpr):
+def count_kept(i, length, log_p, log_q, u, bounds, RULE: tl.constexpr):
     """How many tokens are kept: those before the first that is not, and every comparison is strict."""
     if RULE == SIGMOID:
-        kept = u * score(log_q, alpha, beta) < score(log_p, alpha, beta)
+        kept = u * score(log_q, bounds) < score(log_p, bounds)
     else:
         kept = (log_q > NEGATIVE) & (u + log_q < log_p)
-    return tl.min(tl.where(kept & (i < length), NOBODY, i), axis=0)
+    return tl.min(tl.where(kept & (i < length), NONE, i), axis=0)
 
 
 @triton.jit

@@ -15,9 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
+from forerun.kernels.arguments import Case, DraftTensors, KeyRows, Summaries, Workspace
 from forerun.kernels.counters import counters
 from forerun.kernels.law import TILE
-from forerun.kernels.truncate.summary import Logits, Summaries, summarise
+from forerun.kernels.truncate.summary import Logits, summarise
 from forerun.kernels.tuning import TUNING, Tuning, overlapping
 from forerun.kernels.verify.acceptance import BLOCK_RULE, GREEDY_RULE, LOGITS, NO_DRAFT, SIGMOID, TOKEN
 from forerun.kernels.verify.draft_law import Proposal, logits_of, proposal_of, why_not_logits
@@ -136,52 +137,62 @@ class Job:
         sums = torch.empty(self.batch * self.parts * self.num_tiles, dtype=torch.float64, device=device)
         num_peaks = 0 if self.summed else self.batch * self.splits * self.loops
         peaks = torch.empty(num_peaks, dtype=torch.float32, device=device)
-        given = (*self._inputs(), out, peaks, sums, counters(self.batch, device), self.num_tiles, self.splits)
-        options, overlap = self._options(), overlapping(device, self.tuning)
+        work = Workspace(out, peaks, sums, counters(self.batch, device), self.num_tiles, self.splits)
+        arguments, case, overlap = (*self._inputs(), work), self._case(), overlapping(device, self.tuning)
         warps = self.tuning.loop_warps if self.tiles > 2 else self.tuning.few_warps
-        sum_kernel[(self.batch, self.splits, self.parts)](*given, **options, **overlap, num_warps=warps)
+        sum_kernel[(self.batch, self.splits, self.parts)](*arguments, CASE=case, **overlap, num_warps=warps)
         if self.rule != GREEDY_RULE.value and not self.last_draws:
-            pick_kernel[(self.batch,)](*given, **options, **overlap, num_warps=self.tuning.pick_warps)
+            pick_kernel[(self.batch,)](*arguments, CASE=case, **overlap, num_warps=self.tuning.pick_warps)
         return out
 
-    def _inputs(self) -> list[Any]:
-        target, drawn, proposal, sums = self.target, self.drawn, self.proposal, self.summaries
-        lengths, tokens, sparse = self.draft.lengths, self.draft.tokens, proposal.sparse
-        points = lengths if proposal.points is None else proposal.points
-        ids, probs = (lengths, lengths) if sparse is None else (sparse.ids.contiguous(), sparse.probs.contiguous())
-        keys = self.keys
-        return [
-            target.logits, target.index, target.params.temperature,
-            target.logits.stride(0), target.index.stride(0), target.vocab,
-            tokens, tokens.stride(0), lengths,
-            drawn.logits, drawn.index, drawn.params.temperature,
-            drawn.logits.stride(0), drawn.index.stride(0), drawn.vocab,
-            lengths if proposal.kept is None else proposal.kept,
-            lengths if proposal.places is None else proposal.places,
-            points, points.stride(0),
-            lengths if proposal.is_point is None else proposal.is_point,
-            ids, probs, ids.shape[-1], 1 if sparse is None else ids.shape[1],
-            sums.peak, sums.mass, sums.threshold, sums.best, sums.chunks,
-            target.positions, self.batch * target.positions, drawn.positions,
-            keys.seed, keys.request_id, keys.round, keys.seed if self.uniforms is None else self.uniforms,
-            *self.bounds,
-        ]  # fmt: skip
+    def _inputs(self) -> tuple[Any, ...]:
+        target, drawn, keys = self.target, self.drawn, self.keys
+        uniforms = keys.seed if self.uniforms is None else self.uniforms
+        return (
+            target.argument,
+            drawn.argument,
+            self._draft_tensors(),
+            self.summaries,
+            self.summaries.chunks,
+            self.batch * target.positions,
+            KeyRows(keys.seed, keys.request_id, keys.round, uniforms),
+            self.bounds,
+        )
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "CHUNKS": triton.next_power_of_2(self.summaries.chunks) if self.summed else 1,
-            "KP": triton.next_power_of_2(self.positions),
-            "ALL": triton.next_power_of_2(self.num_tiles),
-            "TILES": self.tiles,
-            "LOOPS": self.loops,
-            "KIND": self.proposal.kind,
-            "RULE": self.rule,
-            "KEPT": self.proposal.kept is not None,
-            "REDUCED": self.proposal.places is not None,
-            "SCALED": self.scaled,
-            "CUT": self.is_cut,
-            "GREEDY": self.greedy,
-            "SUMMED": self.summed,
-            "GIVEN": self.uniforms is not None,
-            "LAST": self.last_draws,
-        }
+    def _draft_tensors(self) -> DraftTensors:
+        proposal, lengths, tokens = self.proposal, self.draft.lengths, self.draft.tokens
+        points, sparse = lengths if proposal.points is None else proposal.points, proposal.sparse
+        ids, probs = (lengths, lengths) if sparse is None else (sparse.ids.contiguous(), sparse.probs.contiguous())
+        return DraftTensors(
+            tokens,
+            tokens.stride(0),
+            lengths,
+            kept=lengths if proposal.kept is None else proposal.kept,
+            places=lengths if proposal.places is None else proposal.places,
+            points=points,
+            points_stride=points.stride(0),
+            is_point=lengths if proposal.is_point is None else proposal.is_point,
+            sparse_ids=ids,
+            sparse_probs=probs,
+            num_sparse=ids.shape[-1],
+            sparse_positions=1 if sparse is None else ids.shape[1],
+        )
+
+    def _case(self) -> Case:
+        return Case(
+            CHUNKS=triton.next_power_of_2(self.summaries.chunks) if self.summed else 1,
+            POSITIONS=triton.next_power_of_2(self.positions),
+            ALL=triton.next_power_of_2(self.num_tiles),
+            TILES=self.tiles,
+            LOOPS=self.loops,
+            KIND=self.proposal.kind,
+            RULE=self.rule,
+            KEPT=self.proposal.kept is not None,
+            REDUCED=self.proposal.places is not None,
+            SCALED=self.scaled,
+            CUT=self.is_cut,
+            GREEDY=self.greedy,
+            SUMMED=self.summed,
+            GIVEN=self.uniforms is not None,
+            LAST=self.last_draws,
+        )
