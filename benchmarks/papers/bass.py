@@ -10,7 +10,6 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.papers.common import (
-    PaperRecord,
     Setup,
     Steps,
     listed,
@@ -24,6 +23,7 @@ from benchmarks.papers.common import (
 from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN, policy_of
+from forerun.measure.record import Record
 from forerun.measure.rounds import Trace, decode
 from forerun.policy import CostModel
 
@@ -69,7 +69,7 @@ class Methods:
         return decoder
 
 
-def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     limits = _limits(setup)
     methods = Methods(pair)
@@ -134,23 +134,23 @@ def _entry(trace: Trace) -> dict[str, float]:
     }
 
 
-def mean(record: PaperRecord, key: str, method: str, batch: int, drafter: str | None = None) -> float | None:
+def mean(record: Record, key: str, method: str, batch: int, drafter: str | None = None) -> float | None:
     """Over the prompts; None where it was not measured."""
     drafter = drafter or record.settings["draft"]
     wanted = (method, batch, drafter)
-    found = [r[key] for r in record.results["rows"] if (r["method"], r["batch"], r["drafter"]) == wanted]
+    found = [r[key] for r in record.details["rows"] if (r["method"], r["batch"], r["drafter"]) == wanted]
     return fmean(found) if found else None
 
 
-def batches_of(record: PaperRecord) -> list[int]:
-    return sorted({row["batch"] for row in record.results["rows"]})
+def batches_of(record: Record) -> list[int]:
+    return sorted({row["batch"] for row in record.details["rows"]})
 
 
-def drafters_of(record: PaperRecord) -> list[str]:
-    return list(dict.fromkeys(row["drafter"] for row in record.results["rows"]))
+def drafters_of(record: Record) -> list[str]:
+    return list(dict.fromkeys(row["drafter"] for row in record.details["rows"]))
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -177,12 +177,12 @@ def draw(record: PaperRecord, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _ms(record: PaperRecord, key: str, method: str, batches: Sequence[int]) -> list[float]:
+def _ms(record: Record, key: str, method: str, batches: Sequence[int]) -> list[float]:
     found = [mean(record, key, method, batch) for batch in batches]
     return [np.nan if value is None else 1000 * value for value in found]
 
 
-def render(record: PaperRecord) -> list[str]:
+def render(record: Record) -> list[str]:
     drafters = ["", "Tables 4 and 5, drafters:", "", *_drafters(record)] if len(drafters_of(record)) > 1 else []
     return [
         "Tables 1 to 3, ms a token of a row and speed against plain decoding of the same batch:", "", *_latency(record),
@@ -191,7 +191,7 @@ def render(record: PaperRecord) -> list[str]:
     ]  # fmt: skip
 
 
-def _latency(record: PaperRecord) -> list[str]:
+def _latency(record: Record) -> list[str]:
     rows = []
     for batch in batches_of(record):
         plain = mean(record, "all", PLAIN, batch)
@@ -203,7 +203,7 @@ def _latency(record: PaperRecord) -> list[str]:
     return markdown(("batch", "method", *LATENCIES), rows)
 
 
-def _drafters(record: PaperRecord) -> list[str]:
+def _drafters(record: Record) -> list[str]:
     rows = []
     for drafter in drafters_of(record):
         for batch in batches_of(record):
@@ -217,7 +217,7 @@ def _drafters(record: PaperRecord) -> list[str]:
     return markdown(headings, rows)
 
 
-def _ablation(record: PaperRecord) -> list[str]:
+def _ablation(record: Record) -> list[str]:
     many = [batch for batch in batches_of(record) if batch > 1]
     rows = [(method, *(_cell(mean(record, "first", method, batch)) for batch in many)) for method in (PLAIN, *ABLATION)]
     return markdown(("method", *(f"batch {batch}" for batch in many)), rows)
@@ -227,7 +227,7 @@ def _cell(value: float | None) -> str:
     return "-" if value is None else ms(value)
 
 
-def _verdict(record: PaperRecord) -> list[str]:
+def _verdict(record: Record) -> list[str]:
     batches = batches_of(record)
     many = [batch for batch in batches if batch > 1]
     bass, auto = ([_speed(record, method, batch) for batch in batches] for method in (BASS, AUTO))
@@ -247,7 +247,7 @@ def _verdict(record: PaperRecord) -> list[str]:
     )
 
 
-def _wins(record: PaperRecord, method: str, batches: Sequence[int], others: Sequence[str]) -> int:
+def _wins(record: Record, method: str, batches: Sequence[int], others: Sequence[str]) -> int:
     """Batches in which the method's first row is no later than that of all `others`."""
     own = {batch: _value(record, "first", method, batch) for batch in batches}
     return sum(all(own[b] <= _value(record, "first", other, b) for other in others) for b in batches)
@@ -264,11 +264,11 @@ def _reason(gains: Sequence[float], on_gpu: bool) -> str:
     )
 
 
-def _speed(record: PaperRecord, method: str, batch: int) -> float:
+def _speed(record: Record, method: str, batch: int) -> float:
     return _value(record, "all", PLAIN, batch) / _value(record, "all", method, batch)
 
 
-def _value(record: PaperRecord, key: str, method: str, batch: int) -> float:
+def _value(record: Record, key: str, method: str, batch: int) -> float:
     found = mean(record, key, method, batch)
     assert found is not None
     return found

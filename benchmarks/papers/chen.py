@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.common import (
-    PaperRecord,
     Setup,
     Steps,
     listed,
@@ -29,6 +28,7 @@ from benchmarks.papers.scores import rouge2
 from benchmarks.papers.tasks import Task
 from forerun import SpeculativeDecoder
 from forerun.engine import Stats
+from forerun.measure.record import Record
 from forerun.measure.rounds import PHASES, Trace, decode
 from forerun.policy import Constant
 
@@ -47,7 +47,7 @@ SPEECHLESS = {"XSum, nucleus": "nucleus 0.8", "HumanEval, nucleus": "T 0.8, nucl
 NUM_SWEPT = 2  # the paper's figure shows the first two
 
 
-def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     count, tokens = _limits(setup)
     lengths = setup.choose(LENGTHS, (0, 2, TABLE_LENGTH))
@@ -132,9 +132,9 @@ def resampled(traces: Sequence[Trace], draws: int = DRAWS, seed: int = 0) -> lis
     return found
 
 
-def swept_of(record: PaperRecord) -> list[str]:
+def swept_of(record: Record) -> list[str]:
     """The tasks that all draft lengths were tried on."""
-    return list(record.results)[:NUM_SWEPT]
+    return list(record.details)[:NUM_SWEPT]
 
 
 def best(found: Mapping[str, Any]) -> int:
@@ -142,14 +142,14 @@ def best(found: Mapping[str, Any]) -> int:
     return int(min(found, key=lambda length: found[length]["seconds_per_token"]))
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     whole, accepted, loop = figure.subplots(1, 3)
     swept = swept_of(record)
     for name in swept:
-        found = record.results[name]
+        found = record.details[name]
         lengths = [int(length) for length in found]
         each = list(found.values())
         mean = [1000 * e["resampled"]["mean"] for e in each]
@@ -157,7 +157,7 @@ def draw(record: PaperRecord, path: Path) -> None:
         rates = [e["acceptance_rate_chen"] for e in each[1:]]
         accepted.plot(lengths[1:], rates, marker="o", label=name)
         loop.plot(lengths, [1000 * e["loop"]["mean"] for e in each], marker="o", label=name)
-    _stack(loop, record.results[swept[0]])
+    _stack(loop, record.details[swept[0]])
     whole.set(title=f"time for {TOKENS} tokens, standard deviation", ylabel="ms")
     accepted.set(title="accepted / (draft length + 1)", ylim=(0, 1))
     loop.set(title="one loop: draft, score, verify", ylabel="ms")
@@ -176,13 +176,13 @@ def _stack(axes: Any, found: Mapping[str, Any]) -> None:
     axes.stackplot(lengths, *parts, labels=PHASES, alpha=0.35, colors=("#e0a030", "#2f6fb0", "#c0392b"))
 
 
-def render(record: PaperRecord) -> list[str]:
+def render(record: Record) -> list[str]:
     return [*_table1(record), "", *_figure1(record), "", *_verdict(record)]
 
 
-def _table1(record: PaperRecord) -> list[str]:
+def _table1(record: Record) -> list[str]:
     rows = []
-    for name, found in record.results.items():
+    for name, found in record.details.items():
         plain = found["0"]
         for title, entry in (("plain", plain), (f"draft length {TABLE_LENGTH}", found[str(TABLE_LENGTH)])):
             speed = plain["seconds_per_token"] / entry["seconds_per_token"]
@@ -190,7 +190,7 @@ def _table1(record: PaperRecord) -> list[str]:
     return markdown(("task", "decoding", "ROUGE-2", "ms a token", "speed-up"), rows)
 
 
-def _figure1(record: PaperRecord) -> list[str]:
+def _figure1(record: Record) -> list[str]:
     rows = [
         (
             name, length, ms(e["resampled"]["mean"], 0), ms(e["resampled"]["sd"], 0), ms(e["resampled"]["p90"], 0),
@@ -199,7 +199,7 @@ def _figure1(record: PaperRecord) -> list[str]:
             " + ".join(ms(e["phases"][phase]) for phase in PHASES),
         )
         for name in swept_of(record)
-        for length, e in record.results[name].items()
+        for length, e in record.details[name].items()
     ]  # fmt: skip
     headings = (
         "task", "draft length", f"ms for {TOKENS} tokens", "sd", "p90", "p99", "accepted / (K + 1)", "tokens a round",
@@ -208,8 +208,8 @@ def _figure1(record: PaperRecord) -> list[str]:
     return markdown(headings, rows)
 
 
-def _verdict(record: PaperRecord) -> list[str]:
-    swept = [record.results[name] for name in swept_of(record)]
+def _verdict(record: Record) -> list[str]:
+    swept = [record.details[name] for name in swept_of(record)]
     widest = [max(found, key=lambda length: found[length]["resampled"]["sd"]) for found in swept]
     falls = all(_falls([e["acceptance_rate_chen"] for e in list(found.values())[1:]]) for found in swept)
     grows, plain = slope(swept[0]), float(swept[0]["0"]["loop"]["mean"])

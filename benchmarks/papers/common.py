@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
-from forerun.bench.records import content_of, damaged, provenance_of, write
-from forerun.errors import InvalidArgument
+from forerun.measure.progress import Bar
 from forerun.measure.provenance import Provenance, busy_note, provenance
+from forerun.measure.record import Record, load
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "papers"
@@ -26,7 +25,9 @@ KIND = "paper table"
 class Setup:
     """What a table is made with."""
 
-    pair: str = "embedded"
+    pair: str = "embedded"  # or the name of a user's own pair, with its models
+    target: str | None = None
+    draft: str | None = None
     device: str | None = None
     quick: bool = False
     seed: int = 0
@@ -36,20 +37,11 @@ class Setup:
         return quick if self.quick else full
 
 
-@dataclass(frozen=True, slots=True)
-class PaperRecord:
-    """One table, as measured once."""
-
-    provenance: Provenance
-    table: str  # the name of its command
-    settings: Mapping[str, Any]
-    results: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    kind: str = KIND
-
-    @property
-    def quick(self) -> bool:
-        return bool(self.settings.get("quick"))
+def paper_record(
+    origin: Provenance, table: str, settings: Mapping[str, Any], results: Mapping[str, Any], notes: Sequence[str] = ()
+) -> Record:
+    """One table, as measured once; `table` is the name of its command."""
+    return Record(KIND, origin, {"table": table, **settings}, details=results, remarks=tuple(notes))
 
 
 def record_path(table: str, pair: str | None = None, folder: Path = RESULTS) -> Path:
@@ -72,17 +64,12 @@ def store(
     results: Mapping[str, Any],
     path: Path,
     timed: bool = True,
-) -> PaperRecord:
+) -> Record:
     """Write what was measured, with everything one must know to trust or repeat it."""
     busy = busy_note("ended") if timed else None
-    record = PaperRecord(
-        provenance=provenance(device, command()),
-        table=table,
-        settings={"pair": setup.pair, "quick": setup.quick, "seed": setup.seed, **settings},
-        results=results,
-        notes=(busy,) if busy else (),
-    )
-    write(record, path)
+    shown = {"pair": setup.pair, "quick": setup.quick, "seed": setup.seed, **settings}
+    record = paper_record(provenance(device, command()), table, shown, results, [busy] if busy else [])
+    record.save(path)
     return record
 
 
@@ -91,39 +78,30 @@ def command() -> list[str]:
     return ["python", "-m", "benchmarks.papers", *sys.argv[1:]]
 
 
-def read(path: Path) -> PaperRecord:
-    content = content_of(path)
-    with damaged(path):
-        if content["kind"] != KIND:
-            raise InvalidArgument(f"{str(path)!r} is a record of kind {content['kind']!r}, not of a paper's table")
-        known = {f.name: content[f.name] for f in fields(PaperRecord)}
-        return PaperRecord(
-            **known | {"provenance": provenance_of(content), "notes": tuple(content["notes"])},
-        )
+def read(path: Path) -> Record:
+    return load(path, KIND)
 
 
-@dataclass(slots=True)
 class Steps:
-    """One line on the error stream that says how far a table is and how long it will still take."""
+    """How far a table is, and how long it will still take."""
 
-    total: int
-    done: int = 0
-    started: float = field(default_factory=time.perf_counter)
-    shown: bool = True
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+
+        self._bar = Bar(Console(stderr=True))
+        self._bar.__enter__()
+        self._bar.start("measuring", total)
+        self._begun = False
 
     def step(self, what: str) -> None:
         """`what` begins; all steps before it are over."""
-        passed = time.perf_counter() - self.started
-        left = f", {passed / self.done * (self.total - self.done):.0f} s left" if self.done else ""
-        self._show(f"{self.done + 1}/{self.total} {what} ({passed:.0f} s{left})")
-        self.done += 1
+        if self._begun:
+            self._bar.advance()
+        self._bar.start(what)
+        self._begun = True
 
     def end(self) -> None:
-        self._show(f"{self.done} steps, {time.perf_counter() - self.started:.0f} s", "\n")
-
-    def _show(self, line: str, end: str = "") -> None:
-        if self.shown:
-            print(f"\r\033[K{line}", end=end, file=sys.stderr, flush=True)
+        self._bar.__exit__()
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -164,7 +142,7 @@ def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def place_of(record: PaperRecord) -> str:
+def place_of(record: Record) -> str:
     """The machine, as a reader wants to know it."""
     machine = record.provenance.machine
     return machine.gpu or f"{machine.cpu}, {machine.threads} thread{'s' * (machine.threads != 1)}"

@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.papers.alpha import Text, alpha, score
 from benchmarks.papers.common import (
-    PaperRecord,
     Setup,
     Steps,
     listed,
@@ -26,6 +25,7 @@ from benchmarks.papers.pairs import Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.engine import Stats
 from forerun.math.theory import best_draft_length, expected_tokens
+from forerun.measure.record import Record
 from forerun.measure.rounds import Trace, decode
 from forerun.policy import Constant
 
@@ -38,7 +38,7 @@ LEFT_OUT = ("unigram",)  # of Table 2: the paper gives its alpha alone
 Decoders = Mapping[str | None, SpeculativeDecoder]
 
 
-def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     timed = [name for name in pair.drafters if name not in LEFT_OUT]
     prompts, tokens = _limits(setup)
@@ -158,22 +158,22 @@ def _per_token(traces: Sequence[Trace]) -> float:
     return sum(trace.seconds for trace in traces) / sum(trace.tokens for trace in traces)
 
 
-def rows_of(record: PaperRecord) -> list[dict[str, Any]]:
+def rows_of(record: Record) -> list[dict[str, Any]]:
     """Table 2, one entry a row."""
     return [
         {"task": cell["task"], "temperature": cell["temperature"], "drafter": drafter, **entry,
          "alpha": cell["alpha"][drafter]["mean"]}
-        for cell in record.results["cells"]
+        for cell in record.details["cells"]
         for drafter, entry in cell["speed"].items()
     ]  # fmt: skip
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     bars, scatter = figure.subplots(1, 2)
-    cells = record.results["cells"]
+    cells = record.details["cells"]
     drafters = list(cells[0]["alpha"])
     width = 0.8 / len(cells)
     for place, cell in enumerate(cells):
@@ -197,11 +197,11 @@ def draw(record: PaperRecord, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def render(record: PaperRecord) -> list[str]:
+def render(record: Record) -> list[str]:
     return ["Table 2:", "", *_table2(record), "", "Table 3:", "", *_table3(record), "", *_verdict(record)]
 
 
-def _table2(record: PaperRecord) -> list[str]:
+def _table2(record: Record) -> list[str]:
     rows = [
         (
             r["task"], r["drafter"], f"{r['temperature']:g}", str(r["draft_length"]), rate(r["alpha"]), rate(r["cost"]),
@@ -215,8 +215,8 @@ def _table2(record: PaperRecord) -> list[str]:
     return markdown(headings, rows)
 
 
-def _table3(record: PaperRecord) -> list[str]:
-    cells = record.results["cells"]
+def _table3(record: Record) -> list[str]:
+    cells = record.details["cells"]
     headings = ("drafter", *(f"{cell['task']}, T = {cell['temperature']:g}" for cell in cells))
     return markdown(headings, [(d, *(_shown(cell["alpha"][d]) for cell in cells)) for d in cells[0]["alpha"]])
 
@@ -226,8 +226,8 @@ def _shown(found: Mapping[str, Any]) -> str:
     return f"{found['mean']:.2f} ± {found['error']:.2f}{spoke}"
 
 
-def _verdict(record: PaperRecord) -> list[str]:
-    rows, cells = rows_of(record), record.results["cells"]
+def _verdict(record: Record) -> list[str]:
+    rows, cells = rows_of(record), record.details["cells"]
     cold, warm = (_mean_alpha(cells, temperature) for temperature in TEMPERATURES)
     theorem, scoring = (_off(rows, key) for key in ("foretold", "foretold_with_scoring"))
     paying = sum(row["measured"] > 1 for row in rows)

@@ -15,7 +15,6 @@ from benchmarks.papers.common import (
     PICTURES,
     RESULTS,
     ROOT,
-    PaperRecord,
     picture_path,
     place_of,
     read,
@@ -24,6 +23,7 @@ from benchmarks.papers.common import (
 from benchmarks.papers.pairs import EMBEDDED, SYNTHETIC
 from benchmarks.papers.tables import TABLES
 from forerun.errors import InvalidArgument
+from forerun.measure.record import Record
 
 PAGE = ROOT / "docs" / "papers.md"
 INTRO = """# The papers, made again
@@ -34,7 +34,9 @@ what did not, and why. This page is written from the records by `python -m bench
 
 ```
 python -m benchmarks.papers --help      # all tables, and how long each takes
-python -m benchmarks.papers chen        # one table: its record, its picture
+python -m benchmarks.papers chen        # one table: its record and picture, in new files
+python -m benchmarks.papers chen --target MODEL --draft MODEL        # the same with models of your own
+python -m benchmarks.papers chen --update      # the record and picture that this page shows
 python -m benchmarks.papers bass --pair synthetic --device cuda      # the same with large models of random weights
 python -m benchmarks.papers page        # this page, from all records
 FORERUN_DATA=FOLDER python -m ...       # with XSum, HumanEval, WikiText-2 and Spec-Bench from a folder
@@ -64,7 +66,7 @@ def own(table: str, pair: str | None, where: str = "") -> Place:
     options = "" if pair in (None, EMBEDDED) else f" --pair {pair} --device cuda"
     return Place(
         f"{made.title}{where}",
-        f"python -m benchmarks.papers {table}{options}",
+        f"python -m benchmarks.papers {table}{options} --update",
         record_path(table, pair),
         picture_path(table, pair),
         lambda path: _own_lines(read(path), made.render),
@@ -92,7 +94,7 @@ def places() -> dict[str, list[Place]]:
             own("verify", EMBEDDED),
             own("verify", SYNTHETIC, ", on a GPU"),
             other("Verification kernels against transformers (Tables 1 and 3, Figures 3 and 4)",
-                  "forerun bench kernels --output benchmarks/results/papers/kernels.json", "kernels",
+                  "python -m benchmarks.kernels --output benchmarks/results/papers/kernels.json", "kernels",
                   others.kernel_lines, others.draw_kernels),
             own("sigmoid", EMBEDDED),
         ],
@@ -167,17 +169,17 @@ def draw_all(chosen: Mapping[str, Sequence[Place]]) -> None:
                 place.draw(place.record, place.picture)
 
 
-def _own_lines(record: PaperRecord, render: Callable[[PaperRecord], Sequence[str]]) -> list[str]:
+def _own_lines(record: Record, render: Callable[[Record], Sequence[str]]) -> list[str]:
     return [*render(record), "", *origin(record)]
 
 
-def origin(record: PaperRecord) -> list[str]:
+def origin(record: Record) -> list[str]:
     """What one must know before quoting a figure."""
     made = record.provenance
     libraries = ", ".join(
         f"{name} {made.versions[name]}" for name in ("torch", "transformers") if name in made.versions
     )
     lines = [f"<sub>{place_of(record)}; {libraries}; commit {made.commit or 'unknown'}; {made.date[:10]}.</sub>"]
-    if record.quick:
+    if record.settings.get("quick"):
         lines += ["", "*A quick run that shows that the command works: its figures say nothing yet.*"]
-    return lines + [line for note in record.notes for line in ("", f"*Note: {note}.*")]
+    return lines + [line for note in record.remarks for line in ("", f"*Note: {note}.*")]

@@ -1,4 +1,4 @@
-"""Records that other commands leave, as lines of the page: `forerun bench kernels`, and trees against chains."""
+"""Records that other commands leave, as lines of the page: `python -m benchmarks.kernels`, and trees against chains."""
 
 from __future__ import annotations
 
@@ -6,33 +6,37 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kernels.results import KIND as KERNELS
 from benchmarks.papers.common import markdown, sentences
-from forerun.bench.kernels import record as kernel_record
-from forerun.bench.kernels import report as kernel_report
-from forerun.bench.kernels.plot import plot
-from forerun.bench.kernels.record import KernelRecord, Measurement
-from forerun.bench.records import content_of, damaged
+from forerun.measure.plot import draw
+from forerun.measure.record import Record, load
 
 
 def kernel_lines(path: Path) -> list[str]:
-    record = kernel_record.read(path)
-    lines: list[str] = []
-    for table in kernel_report.tables(record):
-        lines += [f"{table.title}:", "", *markdown(table.headings, table.rows), ""]
-    remarks = [f"{line}." for line in kernel_report.remarks(record)]
-    return [*lines, *_kernel_verdict(record), "", " ".join(remarks), "", *origin(content_of(path))]
+    record = load(path, KERNELS)
+    remarks = " ".join(f"{line}." for line in record.remarks)
+    return [*_table_lines(record), *_kernel_verdict(record), "", remarks, "", *origin(record)]
 
 
 def draw_kernels(path: Path, picture: Path) -> None:
-    plot(kernel_record.read(path), picture)
+    figure = load(path, KERNELS).figure
+    assert figure is not None
+    draw(figure, picture)
 
 
-def _kernel_verdict(record: KernelRecord) -> list[str]:
+def _table_lines(record: Record) -> list[str]:
+    lines: list[str] = []
+    for table in record.tables:
+        lines += [f"{table.title}:", "", *markdown(table.headings, table.rows), ""]
+    return lines
+
+
+def _kernel_verdict(record: Record) -> list[str]:
     """Against transformers where it can run at all, and against the time of reading the logits."""
-    beside = [(each, each.theirs) for each in record.measurements if each.theirs is not None]
-    gains = [theirs.kernels / _own(each) for each, theirs in beside]
-    walls = [theirs.wall / each.ours.wall for each, theirs in beside]
-    above = [_own(each) / record.floor(each.case) for each in record.measurements]
+    beside = [row for row in record.rows if row["theirs"] is not None]
+    gains = [row["theirs"]["kernels"] / _own(row) for row in beside]
+    walls = [row["theirs"]["wall"] / row["ours"]["wall"] for row in beside]
+    above = [_own(row) / row["floor"] for row in record.rows]
     return sentences(
         f"**Time.** Where transformers can run at all, its kernels take {_range(gains)} times as long, and its call by "
         f"the clock {_range(walls)} times; the paper's exact kernel saves 6 to 13 %, by a profiler that counts some of "
@@ -42,8 +46,9 @@ def _kernel_verdict(record: KernelRecord) -> list[str]:
     )
 
 
-def _own(each: Measurement) -> float:
-    return each.ours.kernels if each.ours.graph is None else each.ours.graph
+def _own(row: Mapping[str, Any]) -> float:
+    ours = row["ours"]
+    return float(ours["kernels"] if ours["graph"] is None else ours["graph"])
 
 
 def _range(values: Sequence[float]) -> str:
@@ -51,16 +56,14 @@ def _range(values: Sequence[float]) -> str:
 
 
 def tree_lines(path: Path) -> list[str]:
-    content = content_of(path)
-    with damaged(path):
-        lines: Sequence[Mapping[str, Any]] = content["lines"]
-        rows = [
-            (f"{line['temperature']:g}", str(line["size"]), line["shape"], f"{line['tokens_per_call']:.2f}",
-             f"{line['gain']:+.0%}")
-            for line in lines
-        ]  # fmt: skip
-        headings = ("T", "positions drafted", "shape", "tokens a target call", "against the chain")
-        return [*markdown(headings, rows), "", *_tree_verdict(lines), "", *origin(content)]
+    record = load(path, "trees")
+    rows = [
+        (f"{line['temperature']:g}", str(line["size"]), line["shape"], f"{line['tokens_per_call']:.2f}",
+         f"{line['gain']:+.0%}")
+        for line in record.rows
+    ]  # fmt: skip
+    headings = ("T", "positions drafted", "shape", "tokens a target call", "against the chain")
+    return [*markdown(headings, rows), "", *_tree_verdict(record.rows), "", *origin(record)]
 
 
 def _tree_verdict(lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -83,19 +86,11 @@ def _gain(line: Mapping[str, Any]) -> float:
 
 
 def tables_of(path: Path) -> list[str]:
-    """Of any record with `summary.tables`, each with title, headings and rows of text, and `summary.sentence`."""
-    content = content_of(path)
-    with damaged(path):
-        summary: Mapping[str, Any] = content["summary"]
-        lines: list[str] = []
-        for table in summary["tables"]:
-            lines += [f"{table['title']}:", "", *markdown(table["headings"], table["rows"]), ""]
-        return [*lines, summary["sentence"], "", *origin(content)]
+    """Of any record: its tables, and its headline."""
+    record = load(path)
+    return [*_table_lines(record), *record.headline, "", *origin(record)]
 
 
-def origin(content: Mapping[str, Any]) -> list[str]:
-    made = content["provenance"]
-    machine = made["machine"]
-    return [
-        f"<sub>{machine['gpu'] or machine['cpu']}; commit {made['commit'] or 'unknown'}; {made['date'][:10]}.</sub>"
-    ]
+def origin(record: Record) -> list[str]:
+    made = record.provenance
+    return [f"<sub>{made.machine.name}; commit {made.commit or 'unknown'}; {made.date[:10]}.</sub>"]

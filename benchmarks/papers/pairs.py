@@ -14,9 +14,10 @@ from benchmarks.papers.tasks import Task, corpus, find_task, random_task
 from forerun import SpeculativeDecoder, drafts
 from forerun.drafters import DraftModel, EarlyExit, NgramTable, PromptLookup, from_folder
 from forerun.errors import InvalidArgument
+from forerun.measure.provenance import without_folders
 from forerun.types import Drafter
 
-EMBEDDED, SYNTHETIC, TINY = "embedded", "synthetic", "tiny"
+EMBEDDED, SYNTHETIC, TINY, OWN = "embedded", "synthetic", "tiny", "own"
 SYNTHETIC_NAMES = {SYNTHETIC: "synthetic:6.7b+0.33b@0.87", TINY: "synthetic:tiny+mini@0.87"}
 PAIRS = (EMBEDDED, *SYNTHETIC_NAMES)
 CONTINUATIONS = 1024
@@ -26,7 +27,7 @@ EARLY_LAYERS = 10
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A target and ways to draft for it; the first one is the main one."""
+    """A target and drafters for it; the first one is the main one."""
 
     name: str
     title: str
@@ -60,6 +61,8 @@ class Pair:
 
 
 def open_pair(setup: Setup) -> Pair:
+    if setup.target is not None:
+        return own(setup)
     if setup.pair == EMBEDDED:
         return embedded(setup)
     if setup.pair in SYNTHETIC_NAMES:
@@ -91,6 +94,28 @@ def embedded(setup: Setup) -> Pair:
         },
         about={"model": "SmolLM2-135M-Instruct", "n-grams counted in": source},
     )
+
+
+def own(setup: Setup) -> Pair:
+    """A user's own target, with a draft model where one is named and the drafters that need none."""
+    from forerun.loading import load_model
+
+    assert setup.target is not None
+    target, tokenizer = load_model(setup.target, device=setup.device)
+    source, texts = corpus(tokenizer)
+    tables = {order: _count(texts, order, target.config.vocab_size) for order in (1, 2)}
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "prompt lookup": PromptLookup,
+        "bigram": lambda: tables[2],
+        "unigram": lambda: tables[1],
+    }
+    draft = None
+    if setup.draft is not None:
+        draft, draft_tokenizer = load_model(setup.draft, device=setup.device)
+        drafters = {"draft model": lambda: DraftModel(draft, tokenizer=draft_tokenizer), **drafters}
+    names = without_folders(setup.target), setup.draft and without_folders(setup.draft)
+    about = {"model": names[0], "draft": names[1], "n-grams counted in": source}
+    return Pair(setup.pair, names[0], target, tokenizer, drafters, draft, about)
 
 
 def synthetic(setup: Setup) -> Pair:

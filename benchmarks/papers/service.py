@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.prompts import Question, encode
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
+from forerun.measure.record import Record
 from forerun.measure.rounds import decode
 from forerun.result import GenerateResult
 
@@ -48,7 +49,7 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
 """Questions a model of 135 million parameters can answer sometimes, and what a right answer contains."""
 
 
-def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     if pair.tokenizer is None:
         raise InvalidArgument(f"pair {pair.name!r} speaks no language, and answers must be judged; use --pair embedded")
@@ -108,16 +109,16 @@ def judge(pair: Pair, result: GenerateResult, right: str) -> dict[str, Any]:
     }
 
 
-def shares(record: PaperRecord, method: str, batch: int) -> dict[str, float]:
-    rows = [r for r in record.results["rows"] if r["method"] == method and r["batch"] == batch]
+def shares(record: Record, method: str, batch: int) -> dict[str, float]:
+    rows = [r for r in record.details["rows"] if r["method"] == method and r["batch"] == batch]
     return {key: fmean(float(row[key]) for row in rows) for key in ("finished", "first", "any", "seconds")}
 
 
-def batches_of(record: PaperRecord) -> list[int]:
-    return sorted({row["batch"] for row in record.results["rows"]})
+def batches_of(record: Record) -> list[int]:
+    return sorted({row["batch"] for row in record.details["rows"]})
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
@@ -141,7 +142,7 @@ def draw(record: PaperRecord, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def render(record: PaperRecord) -> list[str]:
+def render(record: Record) -> list[str]:
     rows = [
         (method, str(batch), f"{found['first']:.0%}", f"{found['any']:.0%}", f"{found['finished'] / batch:.0%}")
         for method in METHODS
@@ -152,7 +153,7 @@ def render(record: PaperRecord) -> list[str]:
     return [*markdown(headings, rows), "", *_verdict(record)]
 
 
-def _verdict(record: PaperRecord) -> list[str]:
+def _verdict(record: Record) -> list[str]:
     batches, methods, settings = batches_of(record), list(METHODS), record.settings
     few, many = (shares(record, methods[1], batch) for batch in (batches[0], batches[-1]))
     plain = shares(record, methods[0], batches[-1])

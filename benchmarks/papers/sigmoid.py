@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
 from benchmarks.papers.lossy import Work, divergences, number, percent, run
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun.math.lossy import LossyRule
+from forerun.measure.record import Record
 from forerun.rules import Ensemble, Lenient, Rule, Sigmoid
 
 TITLE = "Sigmoid bounds, lenience and ensembles: divergence and quality (Wagner et al., Tables 1 and 2)"
@@ -30,7 +31,7 @@ def rules(setup: Setup) -> dict[str, LossyRule]:
     return {rule.name: rule for rule in found}
 
 
-def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     prompts, laws, tokens = setup.choose((8, 4, 48), (1, 1, 8))
     task, chosen = pair.task("xsum", prompts, setup.seed), rules(setup)
@@ -63,20 +64,20 @@ def short(name: str) -> str:
     return name.partition(":")[2] or "-"
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
     calls, reads = figure.subplots(1, 2)
     for axes, key in ((calls, "tokens_per_call"), (reads, "surprise")):
         for title, colour in FAMILIES.items():
-            own = [(n, e) for n, e in record.results.items() if family(n) == title]
+            own = [(n, e) for n, e in record.details.items() if family(n) == title]
             x = [e["divergence"]["total_variation"] for _, e in own]
             axes.plot(x, [e[key] for _, e in own], "o-" if "sigmoid" not in title else "o", color=colour, label=title)
         axes.set(xlabel="total variation of the emitted law to the target's", xlim=(-0.02, 1))
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    for name, entry in record.results.items():
+    for name, entry in record.details.items():
         if family(name) in ("lenient", "ensemble"):
             place = (entry["divergence"]["total_variation"], entry["tokens_per_call"])
             calls.annotate(short(name), place, textcoords="offset points", xytext=(5, -9), fontsize=7)
@@ -86,8 +87,8 @@ def draw(record: PaperRecord, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def render(record: PaperRecord) -> list[str]:
-    rows = [_row(name, entry) for name, entry in record.results.items()]
+def render(record: Record) -> list[str]:
+    rows = [_row(name, entry) for name, entry in record.details.items()]
     headings = ("rule", "bounds or factor", "TV", "KL", "outside the target's support", "TV of the bonus", "accepted",
                 "tokens a call", "ROUGE-1", "surprise")  # fmt: skip
     return [*markdown(headings, rows), "", *_verdict(record)]
@@ -103,8 +104,8 @@ def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _verdict(record: PaperRecord) -> list[str]:
-    results, exact = record.results, record.results["token"]
+def _verdict(record: Record) -> list[str]:
+    results, exact = record.details, record.details["token"]
     published = [e for n, e in results.items() if family(n) == "sigmoid, as published"]
     repaired = [e for n, e in results.items() if family(n) == "sigmoid, repaired"]
     kept, bent = _range(repaired, "acceptance"), _range(repaired, "total_variation")

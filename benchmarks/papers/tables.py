@@ -8,8 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 from benchmarks.papers import bass, chen, leviathan, service, sigmoid, theory, topk, verify
-from benchmarks.papers.common import PaperRecord, Setup
+from benchmarks.papers.common import Setup
 from benchmarks.papers.pairs import Pair
+from forerun.measure.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,9 @@ class Table:
     name: str
     title: str
     minutes: float  # on two quiet cores
-    measure: Callable[[Setup, Path | None, Pair | None], PaperRecord]
-    draw: Callable[[PaperRecord, Path], None]
-    render: Callable[[PaperRecord], Sequence[str]]
+    measure: Callable[[Setup, Path | None, Pair | None], Record]
+    draw: Callable[[Record, Path], None]
+    render: Callable[[Record], Sequence[str]]
     has_pair: bool = True
 
 

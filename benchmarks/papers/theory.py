@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.common import PaperRecord, Setup, markdown, record_path, store, times
+from benchmarks.papers.common import Setup, markdown, record_path, store, times
 from forerun.math.theory import best_draft_length, expected_tokens, operations_factor, walltime_factor
+from forerun.measure.record import Record
 
 TITLE = "Expected tokens and the best draft length (Leviathan et al., Table 1, Figures 2 and 3)"
 ALPHAS = tuple(i / 50 for i in range(50))
@@ -17,7 +18,7 @@ PRINTED = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 """Rows of Table 1: alpha and gamma, with drafts that cost nothing."""
 
 
-def measure(setup: Setup, path: Path | None = None, pair: object = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: object = None) -> Record:
     results = {
         "table1": [_row(alpha, gamma) for alpha, gamma in PRINTED],
         "figure2": {str(gamma): [round(expected_tokens(alpha, gamma), 6) for alpha in ALPHAS] for gamma in GAMMAS},
@@ -36,16 +37,16 @@ def _row(alpha: float, gamma: int) -> dict[str, Any]:
     }
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     tokens, lengths = figure.subplots(1, 2)
-    alphas = record.results["alphas"]
-    for gamma, curve in record.results["figure2"].items():
+    alphas = record.details["alphas"]
+    for gamma, curve in record.details["figure2"].items():
         tokens.plot(alphas, curve, label=f"draft length {gamma}")
     tokens.set(xlabel="alpha", ylabel="expected tokens a round", ylim=(1, 11))
-    for cost, curve in record.results["figure3"].items():
+    for cost, curve in record.details["figure3"].items():
         lengths.step(alphas, curve, where="mid", label=f"c = {cost}")
     lengths.set(xlabel="alpha", ylabel="best draft length", ylim=(0, 30))
     for axes in (tokens, lengths):
@@ -55,8 +56,8 @@ def draw(record: PaperRecord, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def render(record: PaperRecord) -> list[str]:
-    rows = record.results["table1"]
+def render(record: Record) -> list[str]:
+    rows = record.details["table1"]
     return [
         *markdown(
             ("alpha", "draft length", "operations", "speed"),

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
 from benchmarks.papers.lossy import Work, divergences, number, percent, run
 from benchmarks.papers.pairs import Pair, open_pair
+from forerun.measure.record import Record
 from forerun.rules import AnyRule, Rule, TopKImportance
 
 TITLE = "Top-K importance, as published and lossless (TopK-ImpSpecDec, Tables 1 and 2)"
@@ -24,7 +25,7 @@ def rule_of(kind: str, k: int) -> AnyRule:
     return Rule.TOKEN if kind == TOKEN else TopKImportance(k, as_published=kind == PUBLISHED)
 
 
-def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     prompts, tokens = setup.choose((3, 50), (1, 10))
     tasks, lengths = setup.choose(TASKS, TASKS[:1]), setup.choose(LENGTHS, LENGTHS[:1])
@@ -56,15 +57,15 @@ def _kinds(temperature: float) -> tuple[str, ...]:
     return (TOKEN, PUBLISHED, COHERENT) if temperature else (TOKEN,)
 
 
-def chosen(record: PaperRecord, **wanted: Any) -> list[Mapping[str, Any]]:
-    return [entry for entry in record.results["runs"] if all(entry[key] == value for key, value in wanted.items())]
+def chosen(record: Record, **wanted: Any) -> list[Mapping[str, Any]]:
+    return [entry for entry in record.details["runs"] if all(entry[key] == value for key, value in wanted.items())]
 
 
 def mean(entries: list[Mapping[str, Any]], key: str) -> float:
     return fmean(entry[key] for entry in entries)
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.8), layout="constrained")
@@ -85,11 +86,11 @@ def draw(record: PaperRecord, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def render(record: PaperRecord) -> list[str]:
+def render(record: Record) -> list[str]:
     return [*_table1(record), "", *_table2(record), "", *_verdict(record)]
 
 
-def _table1(record: PaperRecord) -> list[str]:
+def _table1(record: Record) -> list[str]:
     rows = [
         (e["task"], f"{e['temperature']:g}", str(e["length"]), e["kind"], percent(e["acceptance_rate"], 0),
          number(e["tokens_per_call"]), number(e["surprise"]))
@@ -107,11 +108,11 @@ def _table1(record: PaperRecord) -> list[str]:
     return markdown(headings, rows)
 
 
-def _table2(record: PaperRecord) -> list[str]:
-    shortest = min(entry["length"] for entry in record.results["runs"])
+def _table2(record: Record) -> list[str]:
+    shortest = min(entry["length"] for entry in record.details["runs"])
     rows = []
     for k in SIZES:
-        laws = [found[f"topk_importance:{k}"] for found in record.results["laws"].values()]
+        laws = [found[f"topk_importance:{k}"] for found in record.details["laws"].values()]
         for kind in (PUBLISHED, COHERENT):
             own = chosen(record, temperature=1.0, length=shortest, kind=kind, k=k)
             rows.append((
@@ -123,12 +124,12 @@ def _table2(record: PaperRecord) -> list[str]:
     return markdown(headings, rows)
 
 
-def _verdict(record: PaperRecord) -> list[str]:
+def _verdict(record: Record) -> list[str]:
     def of(kind: str, key: str) -> float:
         return mean(chosen(record, temperature=1.0, kind=kind, k=MOST), key)
 
-    laws = [found[f"topk_importance:{MOST}"]["total_variation"] for found in record.results["laws"].values()]
-    exact = [found["token"]["total_variation"] for found in record.results["laws"].values()]
+    laws = [found[f"topk_importance:{MOST}"]["total_variation"] for found in record.details["laws"].values()]
+    exact = [found["token"]["total_variation"] for found in record.details["laws"].values()]
     return sentences(
         f"**Acceptance.** The paper's headline, three times the acceptance, is the importance weights choosing tokens "
         f"that pass their own test: {percent(of(PUBLISHED, 'acceptance_rate'), 0)} against "

@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from rich.console import Console
 
 from forerun import SpeculativeDecoder, Stats, Tree, drafts
 from forerun.bench.prompts import encode, find_questions
-from forerun.bench.records import write
-from forerun.cli.console import err_console, progress_bar
 from forerun.drafters import from_folder
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import check_output
 from forerun.loading import load_model
-from forerun.measure.provenance import Provenance, provenance
-from forerun.measure.record import default_path
+from forerun.measure.progress import Bar
+from forerun.measure.provenance import provenance
+from forerun.measure.record import Record, default_path
 from forerun.types import Drafter
 
 LONGEST_PROMPT = 512  # tokens; longer ones only take time here
@@ -35,7 +35,7 @@ BOTH = ("top", "sampled")
 
 @dataclass(frozen=True)
 class Line:
-    """One contender at one temperature."""
+    """One shape of drafts at one temperature."""
 
     temperature: float
     size: int  # tokens drafted a round: a chain's length, a tree's nodes
@@ -45,16 +45,6 @@ class Line:
     drafted: float  # tokens a round, on average; a budget or a short draft may leave fewer
     tokens_per_call: float
     gain: float  # over the chain of the same size at the same temperature
-
-
-@dataclass(frozen=True)
-class TreeRecord:
-    """What the command leaves behind."""
-
-    provenance: Provenance
-    settings: dict[str, Any]
-    lines: tuple[Line, ...]
-    kind: str = "trees"
 
 
 def decode(target: Any, tokenizer: Any, drafter: Drafter, depth: int, prompts: list[Any], **how: Any) -> Stats:
@@ -86,9 +76,9 @@ def compare(
         for size in sizes:
             chain = run(fresh(), size, temperature)
             lines.append(_line(temperature, size, "chain", chain, chain))
-            for way in BOTH if temperature else BOTH[:1]:
-                tree = Tree(fresh(), nodes=size, width=width, siblings=way)
-                lines.append(_line(temperature, size, way, run(tree, min(depth, size), temperature), chain))
+            for siblings in BOTH if temperature else BOTH[:1]:
+                tree = Tree(fresh(), nodes=size, width=width, siblings=siblings)
+                lines.append(_line(temperature, size, siblings, run(tree, min(depth, size), temperature), chain))
     return lines
 
 
@@ -104,8 +94,12 @@ def table(lines: Sequence[Line]) -> str:
     for temperature, size in dict.fromkeys((line.temperature, line.size) for line in lines):
         cells = {line.shape: line for line in lines if (line.temperature, line.size) == (temperature, size)}
         texts = [f"{cells['chain'].tokens_per_call:.2f}"]
-        for way in BOTH:
-            texts.append(f"{cells[way].tokens_per_call:.2f} ({cells[way].gain:+.0%})" if way in cells else "as top")
+        for siblings in BOTH:
+            texts.append(
+                f"{cells[siblings].tokens_per_call:.2f} ({cells[siblings].gain:+.0%})"
+                if siblings in cells
+                else "as top"
+            )
         rows.append(f"| {temperature:g} | {size} | {' | '.join(texts)} |")
     return "\n".join(rows)
 
@@ -137,7 +131,7 @@ def numbers(kind: type) -> Callable[[click.Context, click.Parameter, str], tuple
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="The JSON record.")
 def main(model: str, draft: Path | None, data: Path | None, output: Path | None, **given: Any) -> None:
     """Tokens per target call of trees and of chains that score as many positions."""
-    path = output or default_path(prefix="trees")
+    path = output or default_path("trees")
     check_output(path)
     target, tokenizer = load_model(model, device=given["device"])
     folder = draft or drafts.for_target(target)
@@ -149,17 +143,18 @@ def main(model: str, draft: Path | None, data: Path | None, output: Path | None,
     prompts = [p for p in encode(tokenizer, asked) if len(p) <= LONGEST_PROMPT]
     sizes, temperatures = given["sizes"], given["temperatures"]
     runs = sum(len(sizes) * (3 if temperature else 2) for temperature in temperatures)
-    with progress_bar(err_console()) as bar:
-        task = bar.add_task("decoding", total=runs * len(prompts))
+    with Bar(Console(stderr=True)) as bar:
+        bar.start("decoding", total=runs * len(prompts))
 
         def run(drafter: Drafter, depth: int, temperature: float) -> Stats:
             sampling = {"temperature": temperature, "seed": given["seed"], "max_new_tokens": given["max_new_tokens"]}
-            how = {"batch": given["batch"], "done": lambda rows: bar.advance(task, rows), **sampling}
+            how = {"batch": given["batch"], "done": bar.advance, **sampling}
             return decode(target, tokenizer, drafter, depth, prompts, **how)
 
         lines = compare(run, lambda: from_folder(folder), sizes, given["width"], given["depth"], temperatures)
     settings = {"model": model, "draft": folder.name, "source": questions.source, "num_prompts": len(prompts), **given}
-    write(TreeRecord(provenance(target.device, ["python", *sys.argv]), settings, tuple(lines)), path)
+    origin = provenance(target.device, ["python", *sys.argv])
+    Record("trees", origin, settings, rows=[asdict(line) for line in lines]).save(path)
     click.echo(table(lines))
     click.echo(f"written to {path.name}", err=True)
 

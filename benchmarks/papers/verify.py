@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.papers.common import PaperRecord, Setup, Steps, markdown, ms, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, ms, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import ops
 from forerun.config import SamplingParams
 from forerun.engine import Stats
 from forerun.math.laws import LogitLaw
 from forerun.measure.provenance import versions
+from forerun.measure.record import Record
 from forerun.measure.rounds import decode
 from forerun.policy import Constant
 from forerun.rules import AnyRule, Rule, Sigmoid
@@ -43,7 +44,7 @@ class Inputs:
     tokens: Tensor  # [1, K]
 
 
-def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> PaperRecord:
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     vocab = pair.target.config.vocab_size
     lengths, repeats = setup.choose((LENGTHS, 15), ((1, 3), 3))
@@ -194,15 +195,15 @@ def _loop(pair: Pair, setup: Setup, steps: Steps) -> list[dict[str, Any]]:
     return rows
 
 
-def methods_of(record: PaperRecord) -> list[str]:
-    return list(dict.fromkeys(row["method"] for row in record.results["cost"]))
+def methods_of(record: Record) -> list[str]:
+    return list(dict.fromkeys(row["method"] for row in record.details["cost"]))
 
 
-def cost(record: PaperRecord, method: str) -> list[Mapping[str, Any]]:
-    return [row for row in record.results["cost"] if row["method"] == method]
+def cost(record: Record, method: str) -> list[Mapping[str, Any]]:
+    return [row for row in record.details["cost"] if row["method"] == method]
 
 
-def draw(record: PaperRecord, path: Path) -> None:
+def draw(record: Record, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6), layout="constrained")
@@ -213,7 +214,7 @@ def draw(record: PaperRecord, path: Path) -> None:
         spent.plot(lengths, [1000 * row["seconds"] for row in rows], marker="o", color=colour, label=method)
         held.plot(lengths, [row["peak_bytes"] / 2**20 for row in rows], marker="o", color=colour, label=method)
     rows = cost(record, EXACT)
-    floor = [1000 * row["must_read_bytes"] / record.results["copy_bytes_per_second"] for row in rows]
+    floor = [1000 * row["must_read_bytes"] / record.details["copy_bytes_per_second"] for row in rows]
     spent.plot([row["draft_length"] for row in rows], floor, "--", color="black", label="reading the logits once")
     spent.set(ylabel="ms a verification", title=f"one sequence, {record.settings['vocabulary']} tokens, float32")
     held.set(ylabel="MiB beside the logits", title="peak memory")
@@ -226,12 +227,12 @@ def draw(record: PaperRecord, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def render(record: PaperRecord) -> list[str]:
-    loop = ["", "Table 8, in the loop:", "", *_table8(record)] if record.results["in_the_loop"] else []
+def render(record: Record) -> list[str]:
+    loop = ["", "Table 8, in the loop:", "", *_table8(record)] if record.details["in_the_loop"] else []
     return ["Figures 3 and 4, Table 3:", "", *_costs(record), *loop, "", *_verdict(record)]
 
 
-def _costs(record: PaperRecord) -> list[str]:
+def _costs(record: Record) -> list[str]:
     methods = methods_of(record)
     rows = []
     for found in zip(*(cost(record, method) for method in methods), strict=True):
@@ -246,21 +247,21 @@ def _bandwidth(row: Mapping[str, Any]) -> float:
     return float(row["must_read_bytes"] / row["seconds"] / 1e9)
 
 
-def _table8(record: PaperRecord) -> list[str]:
+def _table8(record: Record) -> list[str]:
     rows = [
         (
             str(row["draft_length"]), row["method"], f"{row['acceptance_rate']:.0%}", f"{row['tokens_per_round']:.2f}",
             ms(row["verify_seconds"]), ms(row["seconds_per_token"]),
         )
-        for row in record.results["in_the_loop"]
+        for row in record.details["in_the_loop"]
     ]  # fmt: skip
     return markdown(("draft length", "rule", "accepted", "tokens a round", "ms verifying", "ms a token"), rows)
 
 
-def _verdict(record: PaperRecord) -> list[str]:
+def _verdict(record: Record) -> list[str]:
     exact, sigmoid = (_mean_ratio(record, name) for name in RULES)
     rows = cost(record, EXACT)
-    most, copy = max(map(_bandwidth, rows)), record.results["copy_bytes_per_second"] / 1e9
+    most, copy = max(map(_bandwidth, rows)), record.details["copy_bytes_per_second"] / 1e9
     return sentences(
         "**Time.** The paper saves 6 to 13 % with its exact kernel and 37 to 94 % with the sigmoid, by a profiler that "
         "counts some of the baseline's operations more than once.",
@@ -275,14 +276,14 @@ def _verdict(record: PaperRecord) -> list[str]:
     )
 
 
-def _mean_ratio(record: PaperRecord, method: str) -> float:
+def _mean_ratio(record: Record, method: str) -> float:
     pairs = zip(cost(record, method), cost(record, TRANSFORMERS), strict=True)
     ratios = [own["seconds"] / theirs["seconds"] for own, theirs in pairs]
     return _average(ratios)
 
 
-def _accepts(record: PaperRecord) -> str:
-    rows = record.results["in_the_loop"]
+def _accepts(record: Record) -> str:
+    rows = record.details["in_the_loop"]
     if not rows:
         return ""
     exact, sigmoid = (_average([r["acceptance_rate"] for r in rows if r["method"] == name]) for name in RULES)

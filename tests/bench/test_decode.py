@@ -11,26 +11,31 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from bench.fakes import ORIGIN
-from forerun.bench.decode import goals, plot, report, run
+from benchmarks import goals
+from benchmarks.goals import results_of
+from forerun.bench.decode import report, run
 from forerun.bench.decode.calls import Call, counted
 from forerun.bench.decode.ceilings import Ceilings
-from forerun.bench.decode.device import DeviceTime, busy_seconds
+from forerun.bench.decode.device import DeviceTime
+from forerun.bench.decode.forward import Forward, Pass
 from forerun.bench.decode.memory import Memory
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, METHODS, PLAIN, Watched, policy_of
 from forerun.bench.decode.pair import LARGE, SMALL, check_pair
 from forerun.bench.decode.peers import Peer
-from forerun.bench.decode.plan import Plan, make_plan
-from forerun.bench.decode.record import DecodeRecord, Startup, read
-from forerun.bench.forward import Forward, Pass
-from forerun.bench.listening import Lines
-from forerun.bench.records import write
+from forerun.bench.decode.results import DecodeResults, Startup
+from forerun.bench.decode.settings import DecodeSettings, choose_settings
+from forerun.bench.settings import DecodeOptions
 from forerun.bench.work import Work
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
+from forerun.measure.plot import draw
+from forerun.measure.progress import Silent
+from forerun.measure.record import load
 from forerun.measure.rounds import Round, Trace
+from forerun.measure.timing import busy_seconds
 from forerun.policy import BassHeuristic, Constant
 from forerun.types import BatchView, RoundOutcome
+from support.bench import ORIGIN
 
 BIG, LITTLE = Work(1000, 200, 10, 4), Work(100, 20, 1, 2)
 
@@ -107,11 +112,11 @@ def calls_of(method: str, batch: int, ms: float, spread: float = 1.2) -> Call:
     )
 
 
-def made(complete: bool = True, **more: Any) -> DecodeRecord:
+def made(**more: Any) -> DecodeResults:
     machine = replace(ORIGIN.machine, gpu="A card")
     speeds = {PLAIN: 4.4, "fixed 4": 1.5, BASS: 1.4, AUTO: 1.3}
     parts = {
-        "measurements": tuple(calls_of(m, b, ms * (1 if b == 1 else 1.2)) for b in (1, 8) for m, ms in speeds.items()),
+        "calls_made": tuple(calls_of(m, b, ms * (1 if b == 1 else 1.2)) for b in (1, 8) for m, ms in speeds.items()),
         "ceilings": Ceilings(4.2e12, 3.9e12, 7e14),
         "alpha": 0.868,
         "forward": Forward(
@@ -128,7 +133,7 @@ def made(complete: bool = True, **more: Any) -> DecodeRecord:
     }
     settings = {"pair": LARGE, "wanted_alpha": 0.87, "prompt_length": 448, "new_tokens": 128}
     work = Work(13_200_000_000, 13_200_000_000, 524_288, 524_288), Work(540_000_000, 540_000_000, 32_768, 32_768)
-    return DecodeRecord(replace(ORIGIN, machine=machine), settings, *work, complete, **parts | more)
+    return DecodeResults(replace(ORIGIN, machine=machine), settings, *work, **parts | more)
 
 
 class TestReport:
@@ -142,8 +147,8 @@ class TestReport:
         assert report.steady(made(), AUTO, 2) is None
 
     def test_captures_that_were_taken_out(self) -> None:
-        calls = tuple(replace(call, captured=0.25) for call in made().measurements)
-        assert "Capturing took 2.0 s" in report.remarks(made(measurements=calls))[3]
+        calls = tuple(replace(call, captured=0.25) for call in made().calls_made)
+        assert "Capturing took 2.0 s" in report.remarks(made(calls_made=calls), True)[3]
 
     def test_percentiles(self) -> None:
         half, most, nearly = report.percentiles(made(), AUTO, 1)
@@ -151,7 +156,7 @@ class TestReport:
 
     def test_a_capture_among_the_rounds_counts_as_one_of_the_others(self) -> None:
         slow = replace(calls_of(PLAIN, 1, 4.4), round_seconds=(0.004,) * 9 + (2.0,))
-        assert made(measurements=(slow,)).seconds(PLAIN, 1) == pytest.approx(0.04)
+        assert made(calls_made=(slow,)).seconds(PLAIN, 1) == pytest.approx(0.04)
 
     def test_shares_by_hand(self) -> None:
         record = made()
@@ -186,7 +191,7 @@ class TestReport:
         assert not goals.goals(replace(made(), settings={**made().settings, "pair": SMALL}))
 
     def test_remarks(self) -> None:
-        lines = report.remarks(made(complete=False))
+        lines = report.remarks(made(), complete=False)
         assert (
             "448 tokens of prompt" in lines[0]
             and "4.00 TB/s" in lines[1]
@@ -196,22 +201,22 @@ class TestReport:
         assert lines[-2] == "Note: a part failed." and lines[-1].startswith("Incomplete")
 
     def test_a_record_survives_the_disk(self, tmp_path: Path) -> None:
-        record, path = made(), tmp_path / "decode.json"
-        write(record, path, report.summary(record))
-        assert read(path) == record
+        record, path = report.make_record(made(), complete=True), tmp_path / "decode.json"
+        record.save(path)
+        assert load(path) == record
         shown = CliRunner().invoke(cli, ["bench", "show", str(path)])
         assert shown.exit_code == 0 and "3.38x" in shown.output
 
-    @pytest.mark.parametrize("record", [made(), made(memory=(), ceilings=None, forward=None)])
-    def test_the_picture(self, record: DecodeRecord, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("results", [made(), made(memory=(), ceilings=None, forward=None)], ids=["gpu", "cpu"])
+    def test_the_picture(self, results: DecodeResults, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
-        plot.plot(record, tmp_path / "decode.png")
+        draw(report.figure(results), tmp_path / "decode.png")
         assert (tmp_path / "decode.png").stat().st_size > 10_000
 
 
-def small(**changes: Any) -> Plan:
-    plan = make_plan(SMALL, device="cpu", batches=(1, 3), prompt_length=8, new_tokens=48)
-    return replace(plan, turns=1, alpha_tokens=64, peer_tokens=4, **changes)
+def small(**changes: Any) -> DecodeSettings:
+    asked = DecodeOptions(model=SMALL, device="cpu", batch_sizes=(1, 3), prompt_length=8, max_new_tokens=48)
+    return replace(choose_settings(asked), turns=1, alpha_tokens=64, peer_tokens=4, **changes)
 
 
 @pytest.fixture
@@ -224,18 +229,19 @@ class TestRun:
     @pytest.mark.slow
     def test_on_the_cpu(self, tmp_path: Path) -> None:
         path = tmp_path / "decode.json"
-        record = run.carry_out(small(), path, Lines(), ["forerun", "bench", "decode"])
-        assert record.complete and record == read(path) and not record.notes
-        assert (record.batches, record.methods) == ([1, 3], list(METHODS))
-        assert record.alpha == pytest.approx(0.87, abs=0.05)
-        assert [peer.title for peer in record.peers] == ["model.generate", "transformers assisted"]
-        for call in record.measurements:
+        record = run.run(small(), path, Silent(), ["forerun", "bench", "decode"])
+        assert record.complete and record == load(path) and not any("Note" in line for line in record.remarks)
+        results = results_of(record)
+        assert (results.batches, results.methods) == ([1, 3], list(METHODS))
+        assert results.alpha == pytest.approx(0.87, abs=0.05)
+        assert [peer.title for peer in results.peers] == ["model.generate", "transformers assisted"]
+        for call in results.calls_made:
             assert call.first <= call.last and call.all == pytest.approx(sum(call.latencies) / call.batch)
             # Every row has 48 tokens, fewer than 48 of them after the first two rounds.
             assert call.batch <= call.tokens < 48 * call.batch
             assert call.tokens == call.accepted + call.scored - call.drafted
             assert (call.drafted > 0) == (call.draft_steps > 0) and (call.method != PLAIN or not call.drafted)
-        lengths = {m: max(c.drafted / c.draft_steps for c in record.calls(m, 1)) for m in FIXED}
+        lengths = {m: max(c.drafted / c.draft_steps for c in results.calls(m, 1)) for m in FIXED}
         assert set(lengths.values()) == {1.0}, "alone, a row's draft takes as many passes as it has tokens"
 
     @pytest.mark.slow
@@ -246,13 +252,14 @@ class TestRun:
             raise torch.OutOfMemoryError("no memory\nfor this")
 
         monkeypatch.setattr(run, "measure_alpha", broken)
-        record = run.carry_out(small(batches=(1,)), tmp_path / "d.json", Lines(), [])
-        assert record.notes == ("alpha failed (OutOfMemoryError: no memory)",) and record.peers and record.complete
+        record = run.run(small(batches=(1,)), tmp_path / "d.json", Silent(), [])
+        assert "Note: alpha failed (OutOfMemoryError: no memory)." in record.remarks
+        assert record.details["peers"] and record.complete
 
     def test_what_would_be_late_is_left_out(self, tmp_path: Path) -> None:
-        record = run.carry_out(small(most_seconds=0.0, batches=(1,)), tmp_path / "d.json", Lines(), [])
-        assert not record.complete and not record.measurements and not (tmp_path / "d.json").exists()
-        assert record.notes[0] == "what the hardware allows was left out, for it was late"
+        record = run.run(small(most_seconds=-1.0, batches=(1,)), tmp_path / "d.json", Silent(), [])
+        assert not record.complete and not record.rows and not (tmp_path / "d.json").exists()
+        assert "Note: what the hardware allows was left out: the time was over." in record.remarks
 
     @pytest.mark.slow
     def test_an_interrupt_keeps_what_was_measured(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +270,8 @@ class TestRun:
         path = tmp_path / "d.json"
         options = ["--batch-sizes", "1", "--max-new-tokens", "40", "--quick", "--device", "cpu", "--output", str(path)]
         done = CliRunner().invoke(cli, ["bench", "decode", *options])
-        assert done.exit_code == INTERRUPTED and not read(path).complete
-        assert {call.batch for call in read(path).measurements} == {1} and not read(path).peers
+        assert done.exit_code == INTERRUPTED and not load(path).complete
+        assert {call["batch"] for call in load(path).rows} == {1} and not load(path).details["peers"]
 
 
 class TestAsking:
@@ -277,13 +284,13 @@ class TestAsking:
             check_pair("some/model", None)
 
     def test_leading_batches_come_first(self) -> None:
-        plan = make_plan(device="cpu")
-        assert plan.model == SMALL and (plan.leading, plan.following) == ((1, 8), (16, 4, 2))
-        assert make_plan(device="cpu", batches=(4,)).leading == (4,)
+        chosen = choose_settings(DecodeOptions(device="cpu"))
+        assert chosen.model == SMALL and (chosen.leading, chosen.following) == ((1, 8), (16, 4, 2))
+        assert choose_settings(DecodeOptions(device="cpu", batch_sizes=(4,))).leading == (4,)
 
     def test_too_few_tokens(self) -> None:
         with pytest.raises(InvalidArgument, match="new_tokens=5"):
-            make_plan(device="cpu", new_tokens=5)
+            choose_settings(DecodeOptions(device="cpu", max_new_tokens=5))
 
     def test_help_teaches(self) -> None:
         shown = CliRunner().invoke(cli, ["bench", "decode", "--help"]).output
@@ -293,10 +300,11 @@ class TestAsking:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu(tmp_path: Path) -> None:
-    plan = make_plan(SMALL, quick=True, batches=(1,), prompt_length=16, new_tokens=40)
-    plan = replace(plan, memory_lengths=(2,), alpha_tokens=64)
-    record = run.carry_out(plan, tmp_path / "decode.json", Lines(), [])
-    assert record.complete and not record.notes
-    assert record.memory and {each.method for each in record.device_times} == set(run.WATCHED)
-    assert record.ceilings is not None and record.ceilings.copy is not None and record.ceilings.linear > 1e11
-    assert record.forward is not None and len(record.forward.passes) == 5
+    asked = DecodeOptions(model=SMALL, quick=True, batch_sizes=(1,), prompt_length=16, max_new_tokens=40)
+    settings = replace(choose_settings(asked), memory_lengths=(2,), alpha_tokens=64)
+    record = run.run(settings, tmp_path / "decode.json", Silent(), [])
+    assert record.complete and not any("Note" in line for line in record.remarks)
+    results = results_of(record)
+    assert results.memory and {each.method for each in results.device_times} == set(run.WATCHED)
+    assert results.ceilings is not None and results.ceilings.copy is not None and results.ceilings.linear > 1e11
+    assert results.forward is not None and len(results.forward.passes) == 5

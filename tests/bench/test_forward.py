@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 from forerun import kernels
-from forerun.bench import forward
-from forerun.bench.forward import Forward, Pass
+from forerun.bench.decode import forward
+from forerun.bench.decode.forward import Forward, Pass
 from forerun.errors import ForerunError
 from support.interpreter import DEVICE, kernel_tests
 from support.tiny import tiny_model

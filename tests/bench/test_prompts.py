@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.fakes import WordTokenizer
 from forerun.bench.builtin import BUILT_IN
-from forerun.bench.plan import Group, Speed, groups_of, plan
 from forerun.bench.prompts import MT_BENCH_PARTS, Question, Questions, built_in, encode, find_questions, pools
+from forerun.bench.schedule import Group, Speed, groups_of, make_schedule
 from forerun.errors import InvalidArgument
+from support.bench import WordTokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,9 @@ def test_groups_fill_every_batch_and_categories_take_turns() -> None:
 
 def test_the_number_of_prompts_follows_the_budget() -> None:
     def chosen(budget: float) -> int:
-        return plan(POOLS, (1,), None, cost=lambda g: 1.0, turns=lambda g: 3, budget=budget).prompts_per_category
+        return make_schedule(
+            POOLS, (1,), None, cost=lambda g: 1.0, turns=lambda g: 3, budget=budget
+        ).prompts_per_category
 
     assert [chosen(budget) for budget in (0, 6, 11.9, 12, 1e9)] == [1, 1, 1, 2, 10]
 
@@ -124,12 +126,12 @@ def test_the_number_of_prompts_follows_the_budget() -> None:
 def test_the_expected_time_counts_prefill_padding_and_turns() -> None:
     speed = Speed(prefill=0.5, step=2.0)
     pools = {"x": [(1,), (1, 2, 3)]}
-    found = plan(pools, (2,), 1, cost=lambda g: speed.call(g, 10), turns=lambda g: 4, budget=0)
+    found = make_schedule(pools, (2,), 1, cost=lambda g: speed.call(g, 10), turns=lambda g: 4, budget=0)
     assert found.total_seconds == 4 * (0.5 * 6 + 2.0 * 10)
 
 
 def test_too_few_prompts_are_reported_never_repeated() -> None:
-    found = plan({"x": [(1,), (2,), (3,)]}, (2, 4), 4, cost=lambda g: 1.0, turns=lambda g: 1, budget=0)
+    found = make_schedule({"x": [(1,), (2,), (3,)]}, (2, 4), 4, cost=lambda g: 1.0, turns=lambda g: 1, budget=0)
     assert [g.prompts for g in found.groups] == [((1,), (2,))]
     assert ["fewer groups" in note for note in found.notes] == [True, False]
     assert "left out" in found.notes[1]

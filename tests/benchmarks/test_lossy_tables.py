@@ -34,7 +34,7 @@ def test_a_record_becomes_a_table_and_a_picture(
     if importlib.util.find_spec("matplotlib") is not None:
         module.draw(record, tmp_path / "picture.png")
         assert (tmp_path / "picture.png").stat().st_size > 5000
-    found = laws_of(name, record.results)
+    found = laws_of(name, record.details)
     exact = found.pop("token")
     assert exact["total_variation"] < 1e-5 < min(law["total_variation"] for law in found.values())
 

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from bench.fakes import ORIGIN
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.results import KernelResults, Measurement, Times
 from benchmarks.papers import __main__ as command
 from benchmarks.papers import make_page, pairs, service, verify
-from benchmarks.papers.common import PaperRecord, Setup, read
+from benchmarks.papers.common import RESULTS, Setup, paper_record, read
 from benchmarks.papers.make_page import PAGE, Place, page_text, places
 from benchmarks.papers.others import kernel_lines, tables_of, tree_lines
 from benchmarks.papers.tables import TABLES
-from forerun.bench.kernels.cases import Case
-from forerun.bench.kernels.record import KernelRecord, Measurement
-from forerun.bench.kernels.timing import Times
-from forerun.bench.records import write
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
 from forerun.measure import provenance
+from forerun.measure.record import Record
+from forerun.measure.table import Table
+from support.bench import ORIGIN
 
 TINY = Setup(pair=pairs.TINY, device="cpu", quick=True)
 
@@ -50,7 +50,7 @@ def test_a_record_becomes_a_table_and_a_picture(name: str, pair: pairs.Pair, tmp
     path = tmp_path / f"{name}.json"
     module.measure(TINY, path, pair)
     record = read(path)
-    assert (record.table, record.quick, record.settings["pair"]) == (name, True, pairs.TINY)
+    assert [record.settings[key] for key in ("table", "quick", "pair")] == [name, True, pairs.TINY]
     lines = module.render(record)
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) > 3 and all(line.count("|") > 2 for line in tables)
@@ -65,10 +65,8 @@ def place(folder: Path, name: str = "one") -> Place:
 
 
 def other_record(path: Path, cell: str) -> None:
-    origin = {"date": "2030-01-02T", "commit": "abc", "machine": {"gpu": None, "cpu": "A chip"}}
-    table = {"title": "Speeds", "headings": ["method", "speed"], "rows": [["plain", cell]]}
-    summary = {"tables": [table], "sentence": "It held."}
-    path.write_text(json.dumps({"format": 1, "provenance": origin, "summary": summary}))
+    table = Table("Speeds", ("method", "speed"), (("plain", cell),))
+    Record("another", ORIGIN, {}, tables=(table,), headline=("It held.",)).save(path)
 
 
 class TestPage:
@@ -116,45 +114,43 @@ class TestOthers:
         case = Case(vocab=1000, batch=1, length=4)
         ours, theirs = Times(kernels=9.0, launches=2, wall=20.0, graph=8.0), Times(kernels=40.0, launches=30, wall=90.0)
         floor = 1e6 * case.must_read / 1e9
-        record = KernelRecord(ORIGIN, 1e9, True, (Measurement(case, ours, theirs),), {})
-        write(record, tmp_path / "k.json")
+        KernelResults(ORIGIN, 1e9, (Measurement(case, ours, theirs),)).record(True).save(tmp_path / "k.json")
         text = "\n".join(kernel_lines(tmp_path / "k.json"))
         assert "kernels take 5.0 to 5.0 times as long" in text and "by the clock 4.5 to 4.5 times" in text
         assert f"takes {8 / floor:.1f} to {8 / floor:.1f} times as long as reading" in text
         assert "| 1000 x 1, 4 drafted |" in text
 
     def test_trees(self, tmp_path: Path) -> None:
-        origin = {"date": "2030-01-02T", "commit": "abc", "machine": {"gpu": None, "cpu": "A chip"}}
         shapes = (("chain", 2.0, 0.0), ("top", 2.5, 0.25))
         rows = [
             {"temperature": 1.0, "size": 8, "shape": shape, "tokens_per_call": tokens, "gain": gain}
             for shape, tokens, gain in shapes
         ]
-        (tmp_path / "t.json").write_text(json.dumps({"format": 1, "provenance": origin, "lines": rows}))
+        Record("trees", ORIGIN, {}, rows=rows).save(tmp_path / "t.json")
         text = "\n".join(tree_lines(tmp_path / "t.json"))
         assert "| 1 | 8 | top | 2.50 | +25% |" in text and "at best +25% at T = 1 (8 positions)" in text
 
 
 class TestRecords:
-    def record(self, **changes: Any) -> PaperRecord:
-        made = PaperRecord(ORIGIN, "theory", {"quick": False}, {"table1": []})
+    def record(self, **changes: Any) -> Record:
+        made = paper_record(ORIGIN, "theory", {"quick": False}, {"table1": []})
         return replace(made, **changes)
 
     def test_another_kind_is_refused(self, tmp_path: Path) -> None:
-        write(self.record(kind="decode"), tmp_path / "r.json")
+        self.record(kind="decode").save(tmp_path / "r.json")
         with pytest.raises(InvalidArgument, match="kind 'decode'"):
             read(tmp_path / "r.json")
 
     def test_a_damaged_one_is_refused(self, tmp_path: Path) -> None:
-        write(self.record(), tmp_path / "r.json")
+        self.record().save(tmp_path / "r.json")
         content = json.loads((tmp_path / "r.json").read_text())
-        del content["results"]
+        del content["details"]
         (tmp_path / "r.json").write_text(json.dumps(content))
         with pytest.raises(InvalidArgument, match="damaged record"):
             read(tmp_path / "r.json")
 
     def test_quick_and_disturbed_runs_are_marked(self) -> None:
-        loud = self.record(settings={"quick": True}, notes=("other programs kept 1.0 cores busy",))
+        loud = self.record(settings={"quick": True}, remarks=("other programs kept 1.0 cores busy",))
         assert "say nothing yet" in "\n".join(make_page.origin(loud))
         assert "1.0 cores busy" in "\n".join(make_page.origin(loud))
         assert len(make_page.origin(self.record())) == 1
@@ -181,6 +177,19 @@ class TestCommand:
         given = ["service", "--pair", "tiny", "--device", "cpu", "--output", str(tmp_path / "s.json")]
         assert command.main(given) == 2
         assert "speaks no language" in capsys.readouterr().err
+
+    def test_committed_records_are_replaced_on_demand_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: list[Path] = []
+        monkeypatch.setattr(command, "check_output", lambda path: made.append(path))
+        monkeypatch.setattr(command, "draw", lambda *_: None)
+        theory = replace(TABLES["theory"], measure=lambda *_: TestRecords().record(), render=lambda _: [])
+        for update in (False, True):
+            command.make_table(theory, TINY, None, None, update)
+        assert not made[0].exists() and made[1] == RESULTS / "theory.json"
+
+    def test_a_draft_needs_its_target(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert command.main(["chen", "--draft", "small"]) == 2
+        assert "--target" in capsys.readouterr().err
 
 
 class TestPieces:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from bench.fakes import ORIGIN
 from benchmarks.papers import bass, chen, leviathan
-from benchmarks.papers.common import PaperRecord, spread
+from benchmarks.papers.common import paper_record, spread
 from forerun.math.theory import best_draft_length, walltime_factor
+from forerun.measure.record import Record
+from support.bench import ORIGIN
 
 
 def last_line(lines: list[str]) -> str:
@@ -17,7 +18,7 @@ def last_line(lines: list[str]) -> str:
 
 
 class TestBass:
-    def record(self, **first: float) -> PaperRecord:
+    def record(self, **first: float) -> Record:
         """Seconds a token of the first row by method; the last row takes twice as long, plain rows as long."""
         seconds = {
             "plain": 4.0,
@@ -36,7 +37,7 @@ class TestBass:
                 entry = {"first": value, "last": last, "all": (value + last) / 2, "prompt": 0, "batch": batch}
                 facts = {"acceptance_rate": 0.5, "draft_step": 0.1, "draft_length": 4.0}
                 rows.append({"method": method, "drafter": "head", **entry, **facts})
-        return PaperRecord(ORIGIN, "bass", {"draft": "head", "quick": False}, {"rows": rows})
+        return paper_record(ORIGIN, "bass", {"draft": "head", "quick": False}, {"rows": rows})
 
     def test_claims_that_hold(self) -> None:
         text = last_line(bass.render(self.record()))
@@ -52,14 +53,14 @@ class TestBass:
 
     def test_prompts_are_averaged(self) -> None:
         record = self.record()
-        more = [{**row, "first": 3 * row["first"], "prompt": 1} for row in record.results["rows"]]
-        both = PaperRecord(ORIGIN, "bass", record.settings, {"rows": [*record.results["rows"], *more]})
+        more = [{**row, "first": 3 * row["first"], "prompt": 1} for row in record.details["rows"]]
+        both = paper_record(ORIGIN, "bass", record.settings, {"rows": [*record.details["rows"], *more]})
         assert bass.mean(both, "first", "BASS", 2) == pytest.approx(4.0)
         assert bass.mean(both, "first", "BASS", 16) is None
 
 
 class TestChen:
-    def record(self, draft_step: float, score_step: float) -> PaperRecord:
+    def record(self, draft_step: float, score_step: float) -> Record:
         """A plain step takes one second; each draft token adds to drafting and to scoring; 0.7 of them are kept."""
         found: dict[str, Any] = {}
         for length in range(8):
@@ -73,12 +74,12 @@ class TestChen:
                 "tokens_per_round": tokens, "score": None,
             }  # fmt: skip
         results = dict.fromkeys(("XSum, nucleus", "HumanEval, nucleus", "XSum, greedy"), found)
-        return PaperRecord(ORIGIN, "chen", {"quick": False}, results)
+        return paper_record(ORIGIN, "chen", {"quick": False}, results)
 
     def test_a_cheap_drafter_and_free_scoring(self) -> None:
         record = self.record(0.05, 0.0)
         text = last_line(chen.render(record))
-        assert chen.best(record.results["XSum, nucleus"]) == best_draft_length(0.7, 0.05, 7) == 6
+        assert chen.best(record.details["XSum, nucleus"]) == best_draft_length(0.7, 0.05, 7) == 6
         assert "here it is 6 and 6" in text and "5% of a plain step" in text and "long drafts may pay" in text
         assert "widest at lengths 7, 7" in text
 

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from bench.fakes import ORIGIN
 from cli.command import Command
 from forerun.bench.methods import Bench, forerun_plain, forerun_random
-from forerun.bench.records import Record
 from forerun.bench.report import remarks
-from forerun.bench.run import Settings
+from forerun.bench.results import Results
+from forerun.bench.settings import CompareSettings
 from forerun.errors import InvalidArgument
+from support.bench import ORIGIN
 from support.tiny import tiny_model
 
 SHORT = ("--max-new-tokens", "8", "--temperature", "1", "--seed", "1", "--policy", "3")
@@ -73,8 +73,8 @@ def test_a_record_of_speed_says_it_in_titles_and_remarks() -> None:
     assert forerun_random(bench).title == "Forerun random drafts, LOSSY"
     assert forerun_plain(bench).title == "Forerun plain"  # without drafts nothing is judged
     settings = {"model": "x", "max_new_tokens": 1, "temperature": 1.0, "prompts": "y", "rule": "lenient:0.5"}
-    assert any(WORD in line for line in remarks(Record(ORIGIN, settings, {}, True, ())))
+    assert any(WORD in line for line in remarks(Results(ORIGIN, settings, {}, ()), complete=True))
     del settings["rule"]  # records of older versions
-    assert not any("LOSSY" in line for line in remarks(Record(ORIGIN, settings, {}, True, ())))
+    assert not any("LOSSY" in line for line in remarks(Results(ORIGIN, settings, {}, ()), complete=True))
     with pytest.raises(InvalidArgument, match="lenient"):
-        Settings(methods=("forerun",), rule="lenent:1")
+        CompareSettings(methods=("forerun",), rule="lenent:1")

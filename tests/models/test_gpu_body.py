@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 pytest.importorskip("triton")
 
 from forerun import SpeculativeDecoder, kernels
-from forerun.bench.forward import stepper
+from forerun.bench.decode.forward import stepper
 from forerun.config import Kernels
 from forerun.models.bodies import gpu
 from forerun.models.bodies.gpu import GpuBody

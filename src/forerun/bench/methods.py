@@ -1,4 +1,4 @@
-"""The contenders: each decodes a batch of prompts greedily or by sampling, and says how long it took."""
+"""What is compared: each method decodes a batch of prompts greedily or by sampling, and says how long it took."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Run:
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
-class Contender(Protocol):
+class Method(Protocol):
     """A way to decode."""
 
     name: str
@@ -52,7 +52,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all contenders share."""
+    """What all methods share."""
 
     target: Any
     tokenizer: Any
@@ -61,7 +61,7 @@ class Bench:
     draft: Any = None
     draft_tokenizer: Any = None
     kernels: str | None = None  # None: as $FORERUN_KERNELS says
-    rule: str = "token"  # of Forerun's contenders
+    rule: str = "token"  # of Forerun's methods
 
     @property
     def pad(self) -> int:
@@ -150,41 +150,41 @@ class WithForerun:
         )
 
 
-def plain_generate(bench: Bench) -> Contender:
+def plain_generate(bench: Bench) -> Method:
     return WithTransformers(BASELINE, "model.generate", bench)
 
 
-def prompt_lookup(bench: Bench) -> Contender:
+def prompt_lookup(bench: Bench) -> Method:
     return WithTransformers(
         "lookup", "transformers prompt lookup", bench, single=True, prompt_lookup_num_tokens=LOOKUP_TOKENS
     )
 
 
-def assisted(bench: Bench) -> Contender:
+def assisted(bench: Bench) -> Method:
     return WithTransformers(
         "assisted", "transformers assisted", bench, single=True, assistant_model=_draft(bench, "assisted")
     )
 
 
-def forerun_plain(bench: Bench) -> Contender:
+def forerun_plain(bench: Bench) -> Method:
     return WithForerun("forerun-plain", "Forerun plain", bench, None)
 
 
-def forerun_default(bench: Bench) -> Contender:
+def forerun_default(bench: Bench) -> Method:
     return WithForerun("forerun", "Forerun", bench, "auto")
 
 
-def forerun_draft(bench: Bench) -> Contender:
+def forerun_draft(bench: Bench) -> Method:
     drafter = DraftModel(_draft(bench, "forerun-draft"), tokenizer=bench.draft_tokenizer)
     return WithForerun("forerun-draft", "Forerun draft model", bench, drafter)
 
 
-def forerun_random(bench: Bench) -> Contender:
+def forerun_random(bench: Bench) -> Method:
     return WithForerun("forerun-random", "Forerun random drafts", bench, RandomDraft())
 
 
 # In the order they take turns; the baseline leads.
-CONTENDERS: dict[str, Callable[[Bench], Contender]] = {
+METHODS: dict[str, Callable[[Bench], Method]] = {
     BASELINE: plain_generate,
     "lookup": prompt_lookup,
     "assisted": assisted,
@@ -197,22 +197,22 @@ NEED_DRAFT = frozenset({"assisted", "forerun-draft"})
 
 
 def default_methods(has_draft: bool) -> tuple[str, ...]:
-    return tuple(name for name in CONTENDERS if has_draft or name not in NEED_DRAFT)
+    return tuple(name for name in METHODS if has_draft or name not in NEED_DRAFT)
 
 
 def check_methods(names: Sequence[str], has_draft: bool) -> tuple[str, ...]:
     """Known ones, in the order they take turns; the baseline is always among them, since ratios need it."""
     for name in names:
-        if name not in CONTENDERS:
-            raise InvalidArgument(f"no method {name!r}; there are: {', '.join(CONTENDERS)}")
+        if name not in METHODS:
+            raise InvalidArgument(f"no method {name!r}; there are: {', '.join(METHODS)}")
         if name in NEED_DRAFT and not has_draft:
             raise InvalidArgument(f"method {name!r} needs a draft model: give one with --draft")
-    return tuple(name for name in CONTENDERS if name == BASELINE or name in names)
+    return tuple(name for name in METHODS if name == BASELINE or name in names)
 
 
 @contextmanager
 def same_law(*models: Any) -> Iterator[None]:
-    """No end token, and none of the hidden defaults a checkpoint brings: every contender has the same task.
+    """No end token, and none of the hidden defaults a checkpoint brings: every method has the same task.
 
     With them transformers would sample from another law than it was asked for, and texts would differ in length.
     """

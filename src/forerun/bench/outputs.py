@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forerun.bench.records import Agreement
-
 Rows = Sequence[Sequence[int]]
 
 # Either logit may be off by the deviation between two ways to compute it; twice that for ways that were not tried.
 SLACK = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Rows of a group whose text was compared with the baseline's."""
+
+    identical: int
+    ties: int  # part where two tokens are equally likely as far as the arithmetic can tell
+    different: int
 
 
 def repeated_share(rows: Rows, size: int = 4) -> float:
@@ -24,7 +32,7 @@ def repeated_share(rows: Rows, size: int = 4) -> float:
 
 
 def compare(model: Any, prompts: Rows, expected: Rows, found: Rows) -> Agreement:
-    """Greedy outputs of two contenders, row by row."""
+    """Greedy outputs of two methods, row by row."""
     counts = {"identical": 0, "ties": 0, "different": 0}
     for prompt, one, other in zip(prompts, expected, found, strict=True):
         counts[_verdict(model, prompt, one, other)] += 1

@@ -1,140 +1,160 @@
-"""What a record says: ratios to the baseline of the same run, as tables of text that anyone can print."""
+"""A comparison as a record: ratios to the baseline of the same run, and what stands behind them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import median
-from typing import Any
+from dataclasses import asdict
+from statistics import median, stdev
 
-from forerun.bench.records import Agreement, Measurement, Record
+from forerun.bench.outputs import Agreement
+from forerun.bench.results import Measurement, Results
+from forerun.measure.plot import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_BLUE, RED, Figure, Panel, Series
+from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
 from forerun.rules import parse, warning
 
+KIND = "decode"
 REFUSES = "refuses"
 OVERALL = "geometric mean"
 PLAIN, RANDOM, DEFAULT = "forerun-plain", "forerun-random", "forerun"
+COLOURS = {
+    "lookup": GREY, "assisted": GREEN, PLAIN: PALE_BLUE, DEFAULT: RED, "forerun-draft": BLUE, RANDOM: ORANGE,
+}  # fmt: skip
 
 
-def batches(record: Record) -> list[int]:
-    return sorted({m.batch for m in record.measurements})
+def make_record(results: Results, complete: bool) -> Record:
+    return Record(
+        KIND,
+        results.provenance,
+        settings=results.settings,
+        rows=[asdict(m) for m in results.measurements],
+        details={"titles": results.titles, "refusals": [asdict(refusal) for refusal in results.refusals]},
+        tables=tables(results) if results.measurements else (),
+        remarks=remarks(results, complete),
+        headline=headline(results),
+        figure=figure(results) if results.measurements else None,
+        complete=complete,
+    )
 
 
-def categories(record: Record) -> list[str]:
-    return list(dict.fromkeys(m.category for m in record.measurements))
-
-
-def ratio(record: Record, method: str, batch: int, category: str, baseline: str | None = None) -> float | None:
-    """How many times as fast as the baseline: the median over the groups that both decoded.
-
-    Tokens per second are compared, so that a contender that emits too few gains nothing.
-    """
-    theirs = _by_group(record, baseline or record.baseline, batch, category)
-    own = _by_group(record, method, batch, category)
-    paired = [own[key].tokens_per_second / theirs[key].tokens_per_second for key in own if key in theirs]
+def ratio(results: Results, method: str, batch: int, category: str, baseline: str | None = None) -> float | None:
+    """How many times as fast as the baseline: the median over the groups that both decoded."""
+    paired = ratios(results, method, batch, category, baseline)
     return median(paired) if paired else None
 
 
-def overall(record: Record, method: str, batch: int, baseline: str | None = None) -> float | None:
+def ratios(results: Results, method: str, batch: int, category: str, baseline: str | None = None) -> list[float]:
+    """One a group that both decoded. Tokens per second are compared, so that emitting too few gains nothing."""
+    theirs = results.by_group(baseline or results.baseline, batch, category)
+    own = results.by_group(method, batch, category)
+    return [own[key].tokens_per_second / theirs[key].tokens_per_second for key in own if key in theirs]
+
+
+def overall(results: Results, method: str, batch: int, baseline: str | None = None) -> float | None:
     """Geometric mean of the categories' ratios: each counts the same, and 2x and 0.5x cancel out."""
-    ratios = [ratio(record, method, batch, category, baseline) for category in categories(record)]
-    return geometric_mean([value for value in ratios if value is not None])
+    found = [ratio(results, method, batch, category, baseline) for category in results.categories()]
+    return geometric_mean([value for value in found if value is not None])
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else None
 
 
-def refuses(record: Record, method: str, batch: int) -> bool:
-    return any(r.method == method and r.batch == batch for r in record.refusals)
-
-
-def tables(record: Record) -> list[Table]:
+def tables(results: Results) -> tuple[Table, ...]:
     """Ratios by category for each batch size, then what stands behind them."""
-    return [*(_ratio_table(record, batch) for batch in batches(record)), _facts_table(record)]
+    return (*(_ratio_table(results, batch) for batch in results.batches()), _facts_table(results))
 
 
-def headline(record: Record) -> list[str]:
+def figure(results: Results) -> Figure:
+    """The overall ratios, one cluster of bars a batch size; the baseline is the line at 1."""
+    series = []
+    for method, title in results.titles.items():
+        found = [(float(i), overall(results, method, b), b) for i, b in enumerate(results.batches())]
+        drawn = [(x, value, _error(results, method, b) * value) for x, value, b in found if value is not None]
+        if method != results.baseline and drawn:
+            x, y, error = zip(*drawn, strict=True)
+            series.append(Series(title, x, y, "bars", COLOURS.get(method), error=error, values="%.2f"))
+    series.append(Series(results.titles[results.baseline], (0.0,), (1.0,), "level", BLACK))
+    places = tuple(map(float, range(len(results.batches()))))
+    panel = Panel(
+        title="geometric mean of the categories; bars: two standard errors over the groups of prompts",
+        x_label="",
+        y_label=f"times as fast as {results.titles[results.baseline]}",
+        series=tuple(series),
+        x_ticks=places,
+        x_names=tuple(f"batch {batch}" for batch in results.batches()),
+    )
+    return Figure(f"{results.settings['model']} on {results.provenance.machine.name}", (panel,), panel_size=(8, 4.2))
+
+
+def _error(results: Results, method: str, batch: int) -> float:
+    """Two standard errors of the mean log ratio over all groups: the relative error of a geometric mean."""
+    found = [math.log(r) for category in results.categories() for r in ratios(results, method, batch, category)]
+    return 2 * stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+
+
+def headline(results: Results) -> tuple[str, ...]:
     """The lines to read if one reads nothing else."""
     lines = []
-    if DEFAULT in record.titles:
-        speeds = [(batch, overall(record, DEFAULT, batch)) for batch in batches(record)]
+    if DEFAULT in results.titles:
+        speeds = [(batch, overall(results, DEFAULT, batch)) for batch in results.batches()]
         found = [f"{_times(speed)} at batch {batch}" for batch, speed in speeds if speed is not None]
         if found:
-            lines.append(f"Forerun against {record.titles[record.baseline]}: {', '.join(found)}")
-    if RANDOM in record.titles and PLAIN in record.titles:
-        costs = [(batch, overall(record, RANDOM, batch, baseline=PLAIN)) for batch in batches(record)]
+            lines.append(f"Forerun against {results.titles[results.baseline]}: {', '.join(found)}")
+    if RANDOM in results.titles and PLAIN in results.titles:
+        costs = [(batch, overall(results, RANDOM, batch, baseline=PLAIN)) for batch in results.batches()]
         found = [f"{1 / value - 1:+.1%} at batch {batch}" for batch, value in costs if value]
         if found:
             lines.append(f"Time lost to useless drafts, against Forerun plain: {', '.join(found)}")
-    return lines
+    return tuple(lines)
 
 
-def remarks(record: Record) -> list[str]:
+def remarks(results: Results, complete: bool) -> tuple[str, ...]:
     """Where the numbers come from, and what to know before quoting them."""
-    origin, machine, settings = record.provenance, record.provenance.machine, record.settings
-    place = machine.gpu or machine.cpu
+    settings = results.settings
     lines = [
-        f"{origin.date}, {place}, {machine.cores} cores, {machine.threads} threads, {machine.memory_gib:.0f} GiB; "
-        + ", ".join(f"{name} {version}" for name, version in origin.versions.items())
-        + (f", commit {origin.commit}" if origin.commit else ""),
+        results.provenance.sentence(),
         f"model {settings['model']}, {settings['max_new_tokens']} new tokens a prompt (end token ignored), "
         + (f"temperature {settings['temperature']}" if settings["temperature"] else "greedy")
         + f"; prompts: {settings['prompts']}",
     ]
     if (lossy := warning(parse(settings.get("rule", "token")))) is not None:
         lines.append(f"LOSSY: {lossy}. Speed bought so is no speed-up of the same text.")
-    lines += [f"Refused: {record.titles[r.method]} at batch {r.batch} ({r.reason})." for r in record.refusals]
-    lines += [f"Note: {note}." for note in record.notes]
-    if not record.complete:
+    lines += [f"Refused: {results.titles[r.method]} at batch {r.batch} ({r.reason})." for r in results.refusals]
+    lines += [f"Note: {note}." for note in results.notes]
+    if not complete:
         lines.append("Interrupted: these are the groups that were measured until then.")
-    return lines
+    return tuple(lines)
 
 
-def summary(record: Record) -> dict[str, Any]:
-    """The derived figures, for the JSON file."""
-    return {
-        str(batch): {method: _summary(record, method, batch) for method in record.titles} for batch in batches(record)
-    }
-
-
-def full_text(record: Record) -> str:
-    parts = [*(table.text() for table in tables(record)), "\n".join(remarks(record)), "\n".join(headline(record))]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _by_group(record: Record, method: str, batch: int, category: str) -> dict[tuple[int, int], Measurement]:
-    return {(m.repeat, m.group): m for m in _of(record, method, batch) if m.category == category}
-
-
-def _of(record: Record, method: str, batch: int) -> list[Measurement]:
-    return [m for m in record.measurements if m.method == method and m.batch == batch]
-
-
-def _ratio_table(record: Record, batch: int) -> Table:
-    title = f"Batch {batch}: times as fast as {record.titles[record.baseline]}"
+def _ratio_table(results: Results, batch: int) -> Table:
+    title = f"Batch {batch}: times as fast as {results.titles[results.baseline]}"
     rows = [
-        (category, *(_cell(record, method, batch, ratio(record, method, batch, category)) for method in record.titles))
-        for category in categories(record)
+        (
+            category,
+            *(_cell(results, method, batch, ratio(results, method, batch, category)) for method in results.titles),
+        )
+        for category in results.categories()
     ]
-    last = (OVERALL, *(_cell(record, method, batch, overall(record, method, batch)) for method in record.titles))
-    return Table(title, ("category", *record.titles.values()), (*rows, last))
+    last = (OVERALL, *(_cell(results, method, batch, overall(results, method, batch)) for method in results.titles))
+    return Table(title, ("category", *results.titles.values()), (*rows, last), last_is_total=True)
 
 
-def _facts_table(record: Record) -> Table:
+def _facts_table(results: Results) -> Table:
     headings = ("method", "batch", "tokens/s", "tokens a round", "accepted", "repeated 4-grams", "same text")
     rows = [
-        (title, str(batch), *_facts(record, method, batch))
-        for batch in batches(record)
-        for method, title in record.titles.items()
+        (title, str(batch), *_facts(results, method, batch))
+        for batch in results.batches()
+        for method, title in results.titles.items()
     ]
     return Table("What stands behind it", headings, tuple(rows))
 
 
-def _facts(record: Record, method: str, batch: int) -> tuple[str, str, str, str, str]:
-    own = _of(record, method, batch)
+def _facts(results: Results, method: str, batch: int) -> tuple[str, str, str, str, str]:
+    own = results.of(method, batch)
     if not own:
-        return (REFUSES if refuses(record, method, batch) else NOTHING, *([NOTHING] * 4))  # type: ignore[return-value]
+        return (REFUSES if results.refuses(method, batch) else NOTHING, *([NOTHING] * 4))  # type: ignore[return-value]
     return (
         f"{median(m.tokens_per_second for m in own):.1f}",
         f"{tokens_per_round(own):.2f}",
@@ -165,28 +185,8 @@ def _sameness(found: Sequence[Agreement]) -> str:
     return ", ".join(parts)
 
 
-def _summary(record: Record, method: str, batch: int) -> dict[str, Any]:
-    own = _of(record, method, batch)
-    if not own:
-        return {"refuses": True} if refuses(record, method, batch) else {}
-    return {
-        "ratio": overall(record, method, batch),
-        "ratio_by_category": {c: ratio(record, method, batch, c) for c in categories(record)},
-        "median_seconds_by_category": {c: _median_seconds(own, c) for c in categories(record)},
-        "median_tokens_per_second": median(m.tokens_per_second for m in own),
-        "tokens_per_round": tokens_per_round(own),
-        "acceptance_rate": acceptance(own),
-        "repeated_4_grams": _mean(m.repeated for m in own),
-    }
-
-
-def _median_seconds(own: Sequence[Measurement], category: str) -> float | None:
-    seconds = [m.seconds for m in own if m.category == category]
-    return median(seconds) if seconds else None
-
-
-def _cell(record: Record, method: str, batch: int, value: float | None) -> str:
-    if refuses(record, method, batch):
+def _cell(results: Results, method: str, batch: int, value: float | None) -> str:
+    if results.refuses(method, batch):
         return REFUSES
     return _times(value)
 

@@ -1,6 +1,6 @@
 """`forerun bench`: measure speed against plain decoding and keep the record.
 
-Alone it compares ways to decode. For another measurement write a command in a file of its own and name it in `BENCHES`.
+Alone it compares methods to decode. Another measurement is a command in a file of its own, named in `BENCHES`.
 """
 
 from __future__ import annotations
@@ -9,47 +9,35 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from forerun.cli.main import INTERRUPTED, LazyCommand
-from forerun.cli.options import KERNELS, KERNELS_HELP, RULE_HELP, rule_text
+from forerun.bench.settings import CompareSettings
+from forerun.cli.main import LazyCommand
+from forerun.cli.options import RULE, comma_separated, option, options_from, place_options, stack
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.bench.plan import Plan
-    from forerun.bench.records import Record
     from forerun.measure.table import Table
 
 BENCHES = {
-    "attention": LazyCommand(
-        "forerun.cli.bench_attention:attention", "Time attention over ragged rows on a GPU, form by form."
-    ),
-    "cpu": LazyCommand("forerun.cli.bench_cpu:cpu", "Time steps of a few tokens on the CPU, beside the floors."),
     "decode": LazyCommand("forerun.cli.bench_decode:decode", "Time whole rounds of a pair, plainly and with drafts."),
-    "kernels": LazyCommand("forerun.cli.bench_kernels:kernels", "Time verification on a GPU, logits to tokens."),
-    "seq2seq": LazyCommand("forerun.cli.bench_seq2seq:seq2seq", "Time encoder-decoder pairs, plainly and with drafts."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
-# By the kind of a record: who reads it, and who prints what was read.
-SHOWN = {
+# Records of format 1, by kind: who reads them, and who prints what was read.
+FORMAT_1 = {
     "asr": ("forerun.eval.speech.record:read", "forerun.cli.eval_speech:show_speech"),
-    "attention": ("forerun.bench.attention.record:read", "forerun.cli.bench_attention:show_attention"),
-    "cpu steps": ("forerun.bench.cpu.record:read", "forerun.cli.bench_cpu:show_cpu"),
-    "decode": ("forerun.bench.records:read", "forerun.cli.bench:show_speed"),
-    "decode rounds": ("forerun.bench.decode.record:read", "forerun.cli.bench_decode:show_decode"),
     "eval": ("forerun.eval.record:read", "forerun.cli.eval:show_eval"),
-    "kernels": ("forerun.bench.kernels.record:read", "forerun.cli.bench_kernels:show_kernels"),
     "plan": ("forerun.plan.record:read", "forerun.cli.plan:show_plan"),
-    "seq2seq": ("forerun.bench.seq2seq.record:read", "forerun.cli.bench_seq2seq:show_seq2seq"),
 }
-# Records that this command does not show, and the one that does.
-PAGE = "`python -m benchmarks.papers page` in a checkout writes its tables to docs/papers.md"
-ELSEWHERE = {"paper table": PAGE, "trees": PAGE}
+names, sizes = comma_separated(str), comma_separated(int)
+PAPERS = "`python -m benchmarks.papers page` in a checkout writes its tables to docs/papers.md"
+Function = TypeVar("Function", bound=Callable[..., Any])
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 class BenchGroup(click.Group):
@@ -66,79 +54,41 @@ class BenchGroup(click.Group):
             formatter.write_dl([(name, command.help) for name, command in BENCHES.items()])
 
 
-def names(value: str) -> tuple[str, ...]:
-    """`a,b,c`"""
-    found = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
-    if not found:
-        raise click.BadParameter(f"{value!r} names nothing; give one or more, separated by commas")
-    return found
-
-
-def sizes(value: str) -> tuple[int, ...]:
-    """`1,4,8`"""
-    found = names(value)
-    if not all(part.isdecimal() and int(part) > 0 for part in found):
-        raise click.BadParameter(f"{value!r}: give whole numbers of at least 1, separated by commas, such as 1,4,8")
-    return tuple(map(int, found))
-
-
-FILE = click.Path(dir_okay=False, path_type=Path)
+def output_options(plot: str) -> Callable[[Function], Function]:
+    """Where the record and the picture go."""
+    return stack(
+        option("Output", "--output", "-o", type=FILE, help="The record.",
+               show_default="a new file in benchmarks/results of a checkout, else here"),
+        option("Output", "--plot", "picture", type=FILE, show_default=False, help=plot),
+    )  # fmt: skip
 
 
 @click.group(cls=BenchGroup, invoke_without_command=True)
-@click.option("--model", default="embedded", show_default=True, help="Hub name, folder, GGUF file or 'embedded'.")
-@click.option(
-    "--draft", metavar="MODEL", help="A smaller model with the same tokenizer; adds the methods that need one."
-)
-@click.option(
+@options_from(
+    CompareSettings, "What is compared", given_only=True,
+    model={"flags": ("--model", "-m"), "metavar": "NAME"},
+    draft={"flags": ("--draft", "-d"), "metavar": "MODEL", "show_default": "none"},
+    methods={"metavar": "NAME,...", "show_default": "all that the models allow"},
+    categories={"metavar": "NAME,...", "show_default": "all"},
+    prompts_per_category={"show_default": "as many as fit --minutes"},
+    temperature={"flags": ("--temperature", "-t")},
+    rule=RULE,
+    kernels={"show_default": "$FORERUN_KERNELS, else auto"},
+)  # fmt: skip
+@option(
+    "What is compared",
     "--data",
     type=click.Path(exists=True, path_type=Path),
-    help="Spec-Bench's question.jsonl [default: FORERUN_DATA, else our own prompts].",
+    show_default="FORERUN_DATA, else our own prompts",
+    help="Spec-Bench's question.jsonl.",
 )
-@click.option(
-    "--methods",
-    type=names,
-    metavar="NAME,...",
-    help="To compare with model.generate: lookup, assisted, forerun-plain, forerun, forerun-draft, forerun-random.",
+@option(
+    "What is compared", "--quick", is_flag=True, help="Few prompts, two batch sizes, short texts: about two minutes."
 )
-@click.option(
-    "--categories",
-    type=names,
-    metavar="NAME,...",
-    help="Which kinds of prompts, parts of MT-bench such as 'coding' included [default: all].",
-)
-@click.option("--batch-sizes", type=sizes, metavar="N,...", help="[default: 1,4,8]")
-@click.option(
-    "--prompts-per-category", metavar="N", type=click.IntRange(min=1), help="[default: as many as fit --minutes]"
-)
-@click.option(
-    "--max-new-tokens",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="For every prompt; end tokens are ignored. [default: 128]",
-)
-@click.option("--temperature", metavar="X", type=click.FloatRange(min=0), help="[default: 0, greedy]")
-@click.option("--seed", metavar="N", type=click.IntRange(min=0), help="For sampling. [default: 0]")
-@click.option("--rule", metavar="RULE", type=rule_text, help=f"{RULE_HELP} [default: token]")
-@click.option(
-    "--repeats", metavar="N", type=click.IntRange(min=1), help="Measure everything that many times. [default: 1]"
-)
-@click.option(
-    "--minutes",
-    metavar="X",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Choose the number of prompts to take about that long. [default: 15]",
-)
-@click.option("--quick", is_flag=True, help="Few prompts, two batch sizes, short texts: about two minutes.")
-@click.option("--kernels", type=KERNELS, help=f"{KERNELS_HELP} [default: $FORERUN_KERNELS, else auto]")
-@click.option("--device", help="[default: a GPU where there is one]")
-@click.option("--dtype", help="[default: bfloat16 on a GPU, float32 elsewhere]")
-@click.option(
-    "--output", type=FILE, help="The record [default: benchmarks/results/bench-DATE.json of a checkout, else here]."
-)
-@click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
+@place_options("What is compared")
+@output_options("Draw the ratios as a bar chart, too.")
 @click.pass_context
-def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype: str | None, **options: Any) -> None:
+def bench(ctx: click.Context, /, picture: Path | None, output: Path | None, **options: Any) -> None:  # fmt: skip
     """Measure Forerun against model.generate and transformers' own speculation, in one run and in turns.
 
     Tokens per second belong to a machine, so the tables show ratios to model.generate. Ctrl-C keeps what was measured.
@@ -146,97 +96,54 @@ def bench(ctx: click.Context, /, picture: Path | None, device: str | None, dtype
     if ctx.invoked_subcommand is not None:
         _refuse_options(ctx)
         return
-    from rich.console import Console
+    from forerun.bench.compare import check, load_and_run
+    from forerun.measure.show import measure
 
-    from forerun.bench.job import carry_out, check
-    from forerun.bench.plot import plot
-    from forerun.measure.plot import check_plot
-
-    if picture is not None:
-        check_plot(picture)
-    job = check(**options)
-    err = Console(stderr=True)
-    if job.questions.note:
-        err.print(job.questions.note, style="yellow", markup=False, highlight=False)
-    with RichListener(err) as listener:
-        record = carry_out(job, listener, ["forerun", *sys.argv[1:]], device=device, dtype=dtype)
-    _finish(record, job.output, err)
-    if picture is not None and record.measurements:
-        plot(record, picture)
-        err.print(f"Picture: {picture}", markup=False, highlight=False)
-    if not record.complete:
-        raise click.exceptions.Exit(INTERRUPTED)
+    where = {name: options.pop(name) for name in ("device", "dtype", "offline")}
+    asked = check(**options | {"model": options["model"] or "embedded"})
+    command = ["forerun", *sys.argv[1:]]
+    ctx.exit(
+        measure(
+            "bench", output, picture,
+            lambda path, reporter: load_and_run(asked, path, reporter, command, **where),
+        )
+    )  # fmt: skip
 
 
 @click.command()
 @click.argument("record", type=click.Path(path_type=Path))
-@click.option("--plot", "picture", type=FILE, help="Draw the ratios as a bar chart, too.")
+@click.option("--plot", "picture", type=FILE, help="Draw its picture, too.")
 def show(record: Path, picture: Path | None) -> None:
-    """Print the tables of a stored record again; `forerun plan` and `forerun eval` write records, too."""
-    from forerun.bench.records import content_of, damaged
+    """Print the tables of a stored record again, whichever command wrote it."""
     from forerun.measure.plot import check_plot
+    from forerun.measure.record import content_of, load
+    from forerun.measure.show import show as show_record
 
-    kind = content_of(record).get("kind")
-    if not isinstance(kind, str) or kind not in SHOWN:
-        how = ELSEWHERE.get(str(kind), f"this version shows {', '.join(SHOWN)}")
-        raise InvalidArgument(f"{str(record)!r} is a record of kind {kind!r}: {how}")
-    read, print_it = map(_named, SHOWN[kind])
-    if picture is not None:
-        check_plot(picture)
-    with damaged(record):
-        print_it(read(record), picture)
+    content = content_of(record)
+    if content.get("format") == 1 and content.get("kind") in FORMAT_1:
+        from forerun.bench.records import damaged
+
+        if picture is not None:
+            check_plot(picture)
+        read, print_it = map(_named, FORMAT_1[content["kind"]])
+        with damaged(record):
+            print_it(read(record), picture)
+        return
+    found = load(record)
+    if not found.tables:
+        raise InvalidArgument(f"{str(record)!r} is a record of kind {found.kind!r} without tables: {PAPERS}")
+    show_record(found, picture)
 
 
-def _named(name: str) -> Callable[..., Any]:
+def _named(name: str) -> Any:
     module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
-
-
-def show_speed(record: Record, picture: Path | None) -> None:
-    from rich.console import Console
-
-    from forerun.bench.plot import plot
-
-    print_record(record, Console())
-    if picture is not None:
-        plot(record, picture)
-
-
-def print_record(record: Record, console: Console) -> None:
-    from forerun.bench.report import headline, remarks, tables
-
-    for table in tables(record):
-        print_table(table, console)
-    for line in remarks(record):
-        console.print(line, style="dim", markup=False, highlight=False)
-    for line in headline(record):
-        console.print(line, style="bold", markup=False, highlight=False)
+    return getattr(importlib.import_module(module), function)
 
 
 def print_table(table: Table, console: Console) -> None:
-    from rich.table import Table as Drawn
+    from forerun.measure.table import print_tables
 
-    from forerun.bench.report import OVERALL
-
-    drawn = Drawn(title=table.title, title_justify="left")
-    for place, heading in enumerate(table.headings):
-        drawn.add_column(heading, justify="right" if place else "left", overflow="fold")
-    for row in table.rows:
-        if row[0] == OVERALL:
-            drawn.add_section()
-        drawn.add_row(*row, style="bold" if row[0] == OVERALL else None)
-    console.print(drawn, markup=False)
-
-
-def _finish(record: Record, output: Path, err: Console) -> None:
-    from rich.console import Console
-
-    if not record.measurements:
-        err.print("Stopped before anything was measured.")
-        return
-    print_record(record, Console())
-    err.print(f"Record: {output}", markup=False, highlight=False, soft_wrap=True)
+    print_tables([table], console)
 
 
 def _refuse_options(ctx: click.Context) -> None:
@@ -250,53 +157,3 @@ def _refuse_options(ctx: click.Context) -> None:
         raise click.UsageError(
             f"{', '.join(given)} belong to `forerun bench` alone, not to {ctx.invoked_subcommand!r}", ctx=ctx
         )
-
-
-class RichListener:
-    """A spinner while preparing, then a bar whose length is the expected time."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            SpinnerColumn,
-            TaskProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self.console = console
-        self.bar = Progress(
-            SpinnerColumn(),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-            transient=True,
-            speed_estimate_period=600,
-        )
-        self.task = self.bar.add_task("starting", total=None)
-
-    def __enter__(self) -> RichListener:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def planned(self, plan: Plan) -> None:
-        minutes = plan.total_seconds / 60
-        self.console.print(
-            f"{len(plan.groups)} groups of prompts, {plan.prompts_per_category} prompts a category: "
-            f"about {minutes:.1f} minutes (if every contender were as fast as model.generate)",
-            markup=False,
-            highlight=False,
-        )
-        self.bar.reset(self.task, total=plan.total_seconds)
-
-    def starting(self, what: str) -> None:
-        self.bar.update(self.task, description=what)
-
-    def finished(self, expected_seconds: float) -> None:
-        self.bar.advance(self.task, expected_seconds)

@@ -114,7 +114,7 @@ def options_from(
         settings = {"help": helps.get(name), **_click_type(hints[name]), "default": _default(known[name])}
         settings |= _flag(name, settings["default"]) if settings.get("type") is bool else {"flags": (_dashed(name),)}
         if given_only:
-            settings["default"] = None
+            settings |= {"default": None} | ({"show_default": str(d)} if (d := settings["default"]) is not None else {})
         settings |= changes.get(name, {})
         if settings.get("multiple"):
             settings["help"] = f"{settings['help']} May be given again."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,10 +13,9 @@ import torch
 from forerun.bench.decode.calls import Prompt
 from forerun.bench.decode.methods import Decoders
 from forerun.measure.rounds import SKIP, padded
+from forerun.measure.timing import busy_seconds, device_spans
 
 ROUNDS = 8
-SMALL_GAP = 3e-6
-"""Between kernels of one graph, or queued one behind the other, there is always a microsecond or two: the device's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,8 @@ def measure_device(decoders: Decoders, method: str, prompts: Sequence[Prompt], *
         started = perf_counter()
         run()
         wall = perf_counter() - started
-    with (
-        _rounds(decoders, method, prompts, **keywords) as run,
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
-    ):
-        run()
-    spans = [(e.time_range.start / 1e6, e.time_range.end / 1e6) for e in _on_device(profile.events())]
+    with _rounds(decoders, method, prompts, **keywords) as run:
+        spans = device_spans(run)
     return DeviceTime(
         method,
         len(prompts),
@@ -81,18 +76,3 @@ def _rounds(
         yield run
     finally:
         stream.close()
-
-
-def busy_seconds(spans: Iterable[tuple[float, float]], gap: float = SMALL_GAP) -> float:
-    """Seconds covered by spans, overlaps once and small gaps as if they were covered."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        if start - until > gap:
-            total, until = total + end - start, end
-        elif end > until:
-            total, until = total + end - until, end
-    return total
-
-
-def _on_device(events: Any) -> list[Any]:
-    return [event for event in events if "CUDA" in str(event.device_type)]

@@ -35,8 +35,8 @@ def measure_peers(
     bench = Bench(target, None, 1.0, seed, draft=draft)
     with same_law(target, draft):
         for prompts in batches:
-            for contender in (plain_generate(bench), assisted(bench)):
-                if contender.refusal(len(prompts)) is None:
-                    contender.run(prompts, WARM)
-                    made = contender.run(prompts, tokens)
-                    yield Peer(contender.title, len(prompts), tokens, made.seconds, made.rounds // len(prompts))
+            for method in (plain_generate(bench), assisted(bench)):
+                if method.refusal(len(prompts)) is None:
+                    method.run(prompts, WARM)
+                    made = method.run(prompts, tokens)
+                    yield Peer(method.title, len(prompts), tokens, made.seconds, made.rounds // len(prompts))

@@ -1,0 +1,141 @@
+"""Results as a record: steps beside their floors, the draft lengths that follow from them, a picture."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from statistics import stdev
+
+from benchmarks.cpu_steps.expected import believed, costs, draft_length
+from benchmarks.cpu_steps.results import CpuResults, StepTimes
+from benchmarks.cpu_steps.steps import KERNELS, MODULES, TRANSFORMERS
+from forerun.measure.plot import BLUE, GREY, PALE_GREY, RED, Figure, Panel, Series
+from forerun.measure.record import Record
+from forerun.measure.table import NOTHING, Table
+
+ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+KIND = "cpu steps"
+COLOURS = {TRANSFORMERS: GREY, MODULES: BLUE, KERNELS: RED}
+MARKERS = {TRANSFORMERS: "s", MODULES: "^", KERNELS: "o"}
+
+
+def make_record(results: CpuResults, complete: bool) -> Record:
+    return Record(
+        KIND,
+        results.provenance,
+        settings=results.settings,
+        rows=[asdict(step) for step in results.steps],
+        details={
+            "titles": results.titles,
+            "limits": asdict(results.limits),
+            "work": {name: asdict(work) for name, work in results.work.items()},
+        },
+        tables=tables(results) if results.steps else (),
+        remarks=remarks(results, complete),
+        figure=figure(results) if results.steps else None,
+        complete=complete,
+    )
+
+
+def tables(results: CpuResults) -> tuple[Table, ...]:
+    found = [_steps(results, subject, batch) for subject in results.work for batch in results.batches()]
+    return (*found, _lengths(results))
+
+
+def figure(results: CpuResults) -> Figure:
+    """Rows of panels are subjects, columns batch sizes; what no program can go below is shaded."""
+    subjects, batches = [s for s in results.work if results.methods(s)], results.batches()
+    machine = results.provenance.machine
+    title = (
+        f"{results.settings['model']}, float32, {results.settings['past']} keys in the cache; {machine.cpu}, "
+        f"{machine.threads} threads; bars: one standard deviation of the repeats"
+    )
+    panels = tuple(_panel(results, subject, batch) for subject in subjects for batch in batches)
+    return Figure(title, panels, columns=len(batches), panel_size=(3.7, 3.2))
+
+
+def _panel(results: CpuResults, subject: str, batch: int) -> Panel:
+    tokens = tuple(map(float, results.tokens()))
+    floor = tuple(1000 * results.floor(subject, batch, int(t)) for t in tokens)
+    series = [Series("below what the hardware allows", tokens, floor, "below", PALE_GREY)]
+    for method in results.methods(subject):
+        found = [step for t in results.tokens() if (step := results.find(subject, method, batch, t)) is not None]
+        series.append(
+            Series(
+                results.titles[method],
+                tuple(float(step.tokens) for step in found),
+                tuple(1000 * step.median for step in found),
+                colour=COLOURS[method],
+                marker=MARKERS[method],
+                error=tuple(1000 * stdev(step.seconds) if len(step.seconds) > 1 else 0.0 for step in found),
+                values="%.0f" if method == KERNELS else "",
+            )
+        )
+    return Panel(
+        f"{subject}, batch {batch}", "new tokens a row", "ms a step", tuple(series), x_ticks=tokens, x_scale="log"
+    )
+
+
+def remarks(results: CpuResults, complete: bool) -> tuple[str, ...]:
+    machine, limits = results.provenance.machine, results.limits
+    lines = (
+        f"{machine.cpu}, {machine.threads} threads; {results.settings['past']} keys a row; median of "
+        f"{results.settings['repeats']} (the least in brackets), and times transformers' one-token step at batch 1",
+        f"Floor: weights, keys and values read once at {limits.bytes_per_second / 1e9:.1f} GB/s, or all operations at "
+        f"{limits.operations_per_second / 1e9:.0f} GFLOP/s, whichever takes longer; both measured here",
+        *(f"Note: {note}." for note in results.notes),
+    )
+    return lines if complete else (*lines, "Interrupted: these are the steps that were measured until then.")
+
+
+def _ratio(results: CpuResults, step: StepTimes) -> float | None:
+    unit = results.unit(step.subject)
+    return None if unit is None else step.median / unit
+
+
+def _steps(results: CpuResults, subject: str, batch: int) -> Table:
+    own = results.methods(subject)
+    headings = ("tokens a row", *(results.titles[method] for method in own), "floor", "auto expects")
+    learnt = costs(results, subject, own[-1]) if own else None
+    rows = [
+        (
+            str(tokens),
+            *(_cell(results, results.find(subject, method, batch, tokens)) for method in own),
+            f"{1000 * results.floor(subject, batch, tokens):.1f}",
+            NOTHING if learnt is None else _milliseconds(believed(learnt, batch, tokens)),
+        )
+        for tokens in results.tokens()
+    ]
+    return Table(f"{subject.capitalize()}, batch {batch}: milliseconds a step", headings, tuple(rows))
+
+
+def _cell(results: CpuResults, step: StepTimes | None) -> str:
+    if step is None:
+        return NOTHING
+    ratio = _ratio(results, step)
+    shown = NOTHING if ratio is None else f"{ratio:.2f}x"
+    return f"{1000 * step.median:.1f} ({1000 * step.least:.1f}) {shown}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{1000 * seconds:.1f}"
+
+
+def _lengths(results: CpuResults) -> Table:
+    """Drafts that cost nothing, and drafts by the model that was measured beside the target."""
+    target, *others = results.work
+    title = "Draft length that auto would choose, by the chance that a drafted token is kept"
+    rows = []
+    for batch in results.batches():
+        learnt = costs(results, target, results.methods(target)[-1])
+        makers = [("free drafts", 0.0)]
+        for other in others:
+            step = results.find(other, results.methods(other)[-1], batch, 1) if results.methods(other) else None
+            if step is not None:
+                makers.append((other, step.median))
+        rows += [
+            (f"batch {batch}, {name}", *(str(draft_length(learnt, batch, a, cost)) for a in ACCEPTANCES))
+            for name, cost in makers
+        ]
+    return Table(title, ("", *(f"{a:.0%}" for a in ACCEPTANCES)), tuple(rows))

@@ -1,0 +1,1 @@
+"""Encoder-decoder pairs behind their encoder: decoding with drafts against decoding without."""

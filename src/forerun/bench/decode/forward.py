@@ -1,0 +1,125 @@
+"""How near the forward passes of a pair come to reading their weights and caches once at the speed of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from forerun import ops
+from forerun.cache.ragged import RaggedCache, ranges
+from forerun.config import SamplingParams
+from forerun.errors import ForerunError
+from forerun.math.ragged_attention import Reach
+from forerun.measure.timing import linear_bandwidth, need_gpu, replay_times
+from forerun.models.bodies import gpu
+from forerun.models.bodies.gpu import GpuBody
+from forerun.types import LawParams, RaggedRows
+
+CAPACITY, FILLED = 1024, 512  # slots of a row, and how many hold a key
+SHAPES = (("target", 1, 1), ("target", 1, 8), ("target", 8, 8), ("draft", 1, 1), ("draft", 8, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass, the head included; of a draft its sampling as well."""
+
+    model: str
+    rows: int
+    positions: int  # of each row
+    num_bytes: int  # weights and live keys and values
+    seconds: tuple[float, ...]  # one entry a stretch of replays
+
+    @property
+    def name(self) -> str:
+        return f"{self.model} {self.rows}x{self.positions}"
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The passes of a pair, and the bandwidth they are held against: of one row through a large linear layer."""
+
+    ceiling: float  # bytes a second
+    passes: tuple[Pass, ...]
+
+    def share(self, one: Pass) -> float:
+        """Of the ceiling."""
+        return one.num_bytes / one.median / self.ceiling
+
+
+def measure(target: PreTrainedModel, draft: PreTrainedModel, repeats: int = 7) -> Forward:
+    """All passes, captured in CUDA graphs and replayed."""
+    ceiling = linear_bandwidth(need_gpu(), repeats)
+    return Forward(ceiling, tuple(_passes({"target": target, "draft": draft}, repeats)))
+
+
+def _passes(models: dict[str, PreTrainedModel], repeats: int) -> Iterator[Pass]:
+    for name, rows, positions in SHAPES:
+        model = models[name]
+        if reason := gpu.why_not(model):
+            raise ForerunError(f"the {name} cannot be run by the fused forward pass: {reason}")
+        step = stepper(model, rows, positions, samples=name == "draft")
+        seconds = replay_times([step], repeats)
+        yield Pass(name, rows, positions, weight_bytes(model) + cache_bytes(model, rows), seconds)
+
+
+@torch.inference_mode()
+def stepper(model: PreTrainedModel, rows: int, positions: int, samples: bool = False) -> Callable[[], Tensor]:
+    """A pass over `positions` new tokens of each of `rows` rows with `FILLED` keys, again and again the same."""
+    body, cache, device = GpuBody(model), RaggedCache(), model.device
+    for row in range(rows):
+        cache.admit(row)
+    cache.extend(range(rows), [CAPACITY] * rows)
+    for row in range(rows):
+        cache.rewind(row, FILLED - positions)
+    places = cache.extend(range(rows), [positions] * rows)
+    tokens = torch.arange(places.num_tokens, device=device)
+    where, addresses = ranges(places.past, places.counts).to(device), cache.addresses(places).to(device)
+    reach = _unknown_to_the_host(places, device)
+    params = LawParams.stack([SamplingParams(temperature=1.0)] * len(tokens), device)
+    uniforms = torch.rand(len(tokens), dtype=torch.float64, device=device)
+
+    @torch.inference_mode()
+    def step() -> Tensor:
+        logits = body.head(body.hidden_at(tokens, where, addresses, reach, cache))
+        return ops.sample(logits, params, uniforms).tokens if samples else logits
+
+    step()
+    for layer in cache.layers.values():
+        layer.keys.normal_()
+        layer.values.normal_()
+    return step
+
+
+def _unknown_to_the_host(rows: RaggedRows, device: torch.device) -> Reach:
+    """Lengths that only the device knows, as in a captured round: the host's bound is the cache's capacity."""
+
+    def integers(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    starts = [sum(rows.counts[:i]) for i in range(len(rows.counts) + 1)]
+    lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
+    return Reach(integers(rows.slots), integers(lengths), integers(starts), max(rows.counts), CAPACITY)
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """What a pass reads of a model: everything but the embeddings, of which it reads a few rows."""
+    head = model.get_output_embeddings()
+    body = [*model.base_model.layers.parameters(), *model.base_model.norm.parameters()]
+    return sum(p.nbytes for p in [*body, *head.parameters()])
+
+
+def cache_bytes(model: Any, rows: int) -> int:
+    """Live keys and values of `rows` rows."""
+    config = model.config.get_text_config(decoder=True)
+    heads, size = config.num_key_value_heads, model.base_model.layers[0].self_attn.head_dim
+    return int(2 * rows * FILLED * heads * size * config.num_hidden_layers * model.dtype.itemsize)

@@ -1,1 +1,0 @@
-"""`forerun bench kernels`: verification from logits to tokens, against transformers and against memory's speed."""

@@ -1,0 +1,41 @@
+"""Where numbers come from, and whether anybody else was at work."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from forerun.measure import provenance as module
+from forerun.measure.provenance import busy_note, provenance
+
+
+def test_it_is_json_and_has_no_folders() -> None:
+    origin = provenance("cpu", ["forerun", "bench", "--data=/home/me/q.jsonl", "--output", "/a/b/r.json", "x/y"])
+    assert origin.command == "forerun bench --data=q.jsonl --output r.json x/y"
+    assert origin.machine.cores >= 1
+    assert origin.machine.threads == torch.get_num_threads()
+    assert origin.machine.cpu and origin.machine.name == origin.machine.cpu
+    assert set(origin.versions) - {"numba"} == {"forerun", "python", "torch", "transformers"}
+    assert datetime.fromisoformat(origin.date).utcoffset() is not None
+    assert origin.machine.cpu in origin.sentence() and "torch" in origin.sentence()
+
+
+def test_busy_neighbours_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores_of_others", lambda: 1.25)
+    assert "1.2 cores busy when this ended" in str(busy_note("ended"))
+    monkeypatch.setattr(module, "cores_of_others", lambda: 0.1)
+    assert busy_note() is None
+    monkeypatch.setattr(module, "cores_of_others", lambda: None)
+    assert busy_note() is None
+
+
+def test_the_systems_own_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(module.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(module.time, "process_time", lambda: 2.0)
+    assert module._busy_seconds() is None
+    (tmp_path / "stat").write_text("cpu  300 100 200 9999 77 10 20 0 55 0\ncpu0 1 2 3\n")
+    assert module._busy_seconds() == pytest.approx(6.3 - 2.0)

@@ -1,0 +1,55 @@
+"""One table on a terminal, in a pipe, in a narrow window and in a document."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from forerun.measure.table import Table, print_tables
+
+WIDE = Table(
+    "Speeds", ("method", "tokens per second and row", "accepted of drafted tokens"),
+    (("plain", "10.0", "-"), ("geometric mean", "25.0", "81%")), last_is_total=True,
+)  # fmt: skip
+
+
+def test_text() -> None:
+    assert WIDE.text().splitlines() == [
+        "Speeds",
+        "method          tokens per second and row  accepted of drafted tokens",
+        "--------------  -------------------------  --------------------------",
+        "plain                                10.0                           -",
+        "--------------  -------------------------  --------------------------",
+        "geometric mean                       25.0                         81%",
+    ]
+
+
+def test_headings_are_broken_where_there_is_no_room() -> None:
+    lines = WIDE.text(40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line.split()[-1] for line in lines[1:5]] == ["of", "accepted", "drafted", "tokens"] or lines[-1].endswith(
+        "81%"
+    )
+    assert lines[-1].split() == ["geometric", "mean", "25.0", "81%"]
+
+
+def test_markdown() -> None:
+    lines = WIDE.markdown().splitlines()
+    assert (
+        lines[0] == "**Speeds**" and lines[3] == "| --- | ---: | ---: |" and lines[-1].startswith("| geometric mean |")
+    )
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_rich_draws_on_a_terminal_alone(is_terminal: bool) -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    print_tables([WIDE], Console(file=out, width=100, force_terminal=is_terminal))
+    assert ("\x1b[" in out.getvalue()) == is_terminal and "81%" in out.getvalue()
+
+
+def test_without_rich(capsys: pytest.CaptureFixture[str]) -> None:
+    print_tables([WIDE, WIDE])
+    assert capsys.readouterr().out.count("Speeds") == 2
