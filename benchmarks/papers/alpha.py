@@ -15,9 +15,10 @@ from torch import Tensor
 from benchmarks.papers.pairs import Pair
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, EarlyExit, FeatureHead
+from forerun.drafters.base import Drafter
 from forerun.drafters.early_exit import shallow
 from forerun.math.theory import acceptance
-from forerun.types import DraftContext, Drafter, LawParams
+from forerun.types import DraftContext, LawParams
 
 
 @dataclass(frozen=True, slots=True)

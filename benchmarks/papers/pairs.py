@@ -13,9 +13,9 @@ from benchmarks.papers.common import Setup
 from benchmarks.papers.tasks import Task, corpus, find_task, random_task
 from forerun import SpeculativeDecoder, drafts
 from forerun.drafters import DraftModel, EarlyExit, NgramTable, PromptLookup, from_folder
+from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.measure.provenance import without_folders
-from forerun.types import Drafter
 
 EMBEDDED, SYNTHETIC, TINY, OWN = "embedded", "synthetic", "tiny", "own"
 SYNTHETIC_NAMES = {SYNTHETIC: "synthetic:6.7b+0.33b@0.87", TINY: "synthetic:tiny+mini@0.87"}

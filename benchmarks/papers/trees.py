@@ -21,13 +21,13 @@ from rich.console import Console
 from forerun import SpeculativeDecoder, Stats, Tree, drafts
 from forerun.bench.prompts import encode, find_questions
 from forerun.drafters import from_folder
+from forerun.drafters.base import Drafter
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import check_output
 from forerun.loading import load_model
 from forerun.measure.progress import Bar
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record, default_path
-from forerun.types import Drafter
 
 LONGEST_PROMPT = 512  # tokens; longer ones only take time here
 BOTH = ("top", "sampled")

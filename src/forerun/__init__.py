@@ -22,13 +22,14 @@ if TYPE_CHECKING:
         TopK,
         Tree,
     )
+    from forerun.drafters.base import Drafter
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
     from forerun.errors import ForerunError
     from forerun.models.scorer import Scorer
     from forerun.models.seq2seq import Seq2SeqScorer
     from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
     from forerun.rules import Ensemble, Lenient, Sigmoid, TopKImportance
-    from forerun.types import Draft, DraftContext, Drafter, Rule, Source
+    from forerun.types import Draft, DraftContext, Rule, Source
 
 # Where each public name lives: torch and transformers are only imported when one is used.
 _HOMES = {
@@ -37,6 +38,7 @@ _HOMES = {
     "forerun.drafters": (
         "Chain",
         "DraftModel",
+        "Drafter",
         "EarlyExit",
         "FeatureHead",
         "NgramTable",
@@ -52,7 +54,7 @@ _HOMES = {
     "forerun.models.seq2seq": ("Seq2SeqScorer",),
     "forerun.policy": ("BassHeuristic", "Constant", "CostModel", "HfHeuristic"),
     "forerun.rules": ("Ensemble", "Lenient", "Sigmoid", "TopKImportance"),
-    "forerun.types": ("Draft", "DraftContext", "Drafter", "Rule", "Source"),
+    "forerun.types": ("Draft", "DraftContext", "Rule", "Source"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from forerun.config import SamplingParams
+from forerun.drafters.base import Drafter, as_drafter
 from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw
 from forerun.math.random import draft_uniforms
 from forerun.math.verify import verify
 from forerun.models.scorer import Scorer
-from forerun.types import Draft, DraftContext, Drafter, Keys, LawParams, Rule, Source
+from forerun.types import Draft, DraftContext, Keys, LawParams, Rule, Source
 
 ROW = 0
 
@@ -40,14 +41,13 @@ def speculative_decode(
 
     An encoder-decoder target reads `source`, and what is decoded begins with `prompt`; nothing else is different.
     """
+    drafter = as_drafter(drafter)
     history, law_params = list(prompt), LawParams.stack([params], target.device)
     target.admit(ROW)
-    if hasattr(drafter, "admit"):
-        drafter.admit(ROW, prompt)
+    drafter.admit(ROW, prompt)
     if source is not None:
         target.read(ROW, source)
-        if hasattr(drafter, "read"):
-            drafter.read(ROW, source)
+        drafter.read(ROW, source)
     target.feed([ROW], [history[:-1]])
     round_ = 0
     while (emitted := len(history) - len(prompt)) < max_new_tokens:

@@ -14,6 +14,7 @@ from forerun.arguments import choice, flag, integer, methods, refuse
 from forerun.config import Kernels
 from forerun.config import self_check as wants_self_check
 from forerun.drafters import PromptLookup, default_drafter, from_folder
+from forerun.drafters.base import Drafter
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, NonFiniteLogits
@@ -26,11 +27,12 @@ from forerun.models.families import check_model
 from forerun.models.self_check import self_check as examine_target
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.policy import as_policy
+from forerun.policy.base import Policy
 from forerun.result import GenerateResult
 from forerun.rules import AnyRule, parse
 from forerun.speech import Windows, is_whisper
 from forerun.stream import Stream
-from forerun.types import Drafter, Policy, Rule
+from forerun.types import Rule
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 

@@ -108,8 +108,8 @@ class Stream(Iterator[list[Progress]]):
         self._has_begun = True
         engine.tokenizer = call.tokenizer
         self._decoder_policy = engine.policy
-        if self._wants_the_same_again and (other := getattr(engine.policy, "for_seed", None)) is not None:
-            engine.policy = other()
+        if self._wants_the_same_again:
+            engine.policy = engine.drafting.policy.for_seed()
         self._started, self._seconds_before = engine.clock(), replace(engine.seconds)
         deadline = None if call.max_time is None else self._started + call.max_time
         for request in call.requests:  # one that is refused takes those before it along

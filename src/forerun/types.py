@@ -235,24 +235,6 @@ class DraftContext:
     kernels: Kernels | None = None  # whether they may draw, as the decoder chose; None: as $FORERUN_KERNELS says
 
 
-class Drafter(Protocol):
-    """Whatever proposes tokens. One that keeps state per row may add `admit(row, prompt)` and `release(row)`.
-
-    Then `fresh()` should give its like without that state: every engine works with one of its own, so that a drafter
-    may be given to several. Without `fresh` they all work with the very same object.
-    Behind an encoder-decoder model `read(row, source)` follows `admit` for one that wants to know the row's `Source`.
-    One that proposes trees says so with `makes_trees = True`; `max_lengths` bounds their depth.
-    """
-
-    def propose(self, context: DraftContext) -> Draft:
-        """Guess up to `context.max_lengths[b]` tokens for each row."""
-        ...
-
-    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Only the first `lengths[i]` tokens of row `rows[i]` still stand; forget any state built on later ones."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class BatchView:
     """What a draft-length policy may look at before a round."""
@@ -286,24 +268,3 @@ class RoundOutcome:
     nodes: tuple[int, ...] | None = None  # tokens verified for each row where drafts were trees, else as `drafted`
     steps: int | None = None  # of a recorded round: the draft length that all its rows were run with
     turn: int = 0  # as in the view it was asked with
-
-
-class Policy(Protocol):
-    """How long the next draft should be.
-
-    `is_fixed = True` says that its answers depend on no outcome, `runs_ahead = True` that it may be asked for a round
-    while the one before it is still under way. Both are looked at before every round; without them it is asked when
-    the last outcome has been told.
-    """
-
-    def lengths(self, view: BatchView) -> tuple[int, ...]:
-        """Draft length for each row, at most `view.max_lengths`."""
-        ...
-
-    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        """Lengths to keep of a deterministic draft; what it says of rows whose draft was sampled is not heeded."""
-        ...
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """Learn from a finished round."""
-        ...

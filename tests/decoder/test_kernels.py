@@ -109,7 +109,7 @@ def test_drafters_follow_their_target() -> None:
         lambda bound: bound.scorer,
         lambda bound: bound.scorer,
         lambda bound: bound.trunk.body,
-        lambda bound: bound.drafters[1].scorer,
+        lambda bound: bound.parts[1].scorer,
     )
     for use in ("on", "off", "on"):
         for drafter, scorer in zip(made, scorers, strict=True):

@@ -109,7 +109,7 @@ def test_two_targets_share_the_drafts_weights() -> None:
 
 
 class Remembering:
-    """One of a user's own, with state by row and no `fresh`."""
+    """One of a user's own, with state by row and no `clone`."""
 
     def __init__(self) -> None:
         self.rows: dict[int, list[int]] = {}
@@ -133,12 +133,12 @@ def test_one_of_ones_own_that_cannot_tell_two_decoders_apart_is_told_of() -> Non
     both = [decoder(model, shared), decoder(model, shared)]
     assert both[0].drafter is both[1].drafter is shared
     prompts = ragged_prompts(2, 97, 1)
-    with pytest.warns(ForerunWarning, match=r"Remembering keeps rows of two decoders .* fresh\(\)"):
+    with pytest.warns(ForerunWarning, match=r"Remembering keeps rows of two decoders .* clone\(\)"):
         finished([stream(ours, prompts, 1) for ours in both])
 
 
 class HandingOn:
-    """Hands everything but a count on to another, whose `fresh` is not its own."""
+    """Hands everything but a count on to another, whose `clone` is not its own."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.drafts = inner, 0

@@ -146,4 +146,4 @@ def test_the_command_line_takes_folders(tmp_path: Path) -> None:
     folder = save(tmp_path / "draft", "feature", "llama", True)
     assert type(make_drafter(str(folder))) is FeatureHead
     chain = make_drafter(f"lookup,{folder}")
-    assert isinstance(chain, forerun.Chain) and type(chain.drafters[1]) is FeatureHead
+    assert isinstance(chain, forerun.Chain) and type(chain.parts[1]) is FeatureHead

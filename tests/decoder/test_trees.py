@@ -237,7 +237,7 @@ def test_settings_are_checked() -> None:
     with pytest.raises(InvalidArgument, match="PromptLookup"):
         with_trees(PromptLookup())
     grown = with_trees(Chain(PromptLookup(), DraftModel(model)), nodes=5)
-    assert isinstance(grown, Chain) and isinstance(grown.drafters[1], Tree) and grown.drafters[1].nodes == 5
+    assert isinstance(grown, Chain) and isinstance(grown.parts[1], Tree) and grown.parts[1].nodes == 5
 
 
 @pytest.mark.quick("auto")

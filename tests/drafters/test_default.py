@@ -53,7 +53,7 @@ class TestOnItsTarget:
     def test_it_is_the_default_behind_prompt_lookup(self, pair: tuple[Any, Any]) -> None:
         drafter = SpeculativeDecoder(pair[0]).drafter
         assert isinstance(drafter, Chain)
-        assert [type(part) for part in drafter.drafters] == [PromptLookup, FeatureHead]
+        assert [type(part) for part in drafter.parts] == [PromptLookup, FeatureHead]
 
     def test_tokens_per_round_and_the_same_text(self, pair: tuple[Any, Any]) -> None:
         """A drafter whose weights or features were mixed up would be near 1.0; drafts of the trained one near 2.3."""

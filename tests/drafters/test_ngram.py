@@ -17,8 +17,9 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.drafters import NgramTable, RandomDraft
+from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument, ModelNotFound, TokenizerMismatch
-from forerun.types import Draft, DraftContext, Drafter, LawParams
+from forerun.types import Draft, DraftContext, LawParams
 
 VOCAB = 6
 TEXT = [[1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 5, 4], [1, 2, 3, 3, 3]]

@@ -10,13 +10,15 @@ from transformers import PreTrainedModel
 
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, PromptLookup, RandomDraft
+from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.engine.device.capture import Work
 from forerun.engine.device.choose import runner_of
 from forerun.engine.device.recorder import Recorder
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
-from forerun.types import Drafter, Policy, Rule
+from forerun.policy.base import Policy
+from forerun.types import Rule
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 Texts = dict[int, tuple[int, ...]]

@@ -15,11 +15,12 @@ from engine.following import Follows, Replayed
 from exactness.sampling import PLAIN, PROMPT, verdict
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
+from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.errors import ForerunWarning
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
-from forerun.types import Drafter, Rule
+from forerun.types import Rule
 from support.interpreter import DEVICE, on_gpu_alone
 from support.markov import joint_law, toy_pair
 from support.tiny import draft_of, ragged_prompts, tiny_model

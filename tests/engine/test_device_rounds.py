@@ -20,7 +20,8 @@ from forerun.engine import Request, RowResult
 from forerun.models.attention import ragged
 from forerun.models.static_pass import StaticPass, StaticRows, StaticStates
 from forerun.policy import Constant, CostModel, HfHeuristic
-from forerun.types import BatchView, Policy, Rule
+from forerun.policy.base import Policy
+from forerun.types import BatchView, Rule
 
 CASES: dict[str, dict[str, Any]] = {
     "token": {},

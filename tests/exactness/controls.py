@@ -11,11 +11,12 @@ import torch
 from pytest import MonkeyPatch
 from torch import Tensor
 
+from forerun.drafters.base import Drafter
 from forerun.engine import adjust, drafting, engine
 from forerun.math import verify
 from forerun.math.laws import LogitLaw, draw
 from forerun.math.random import Stream, span, uniforms
-from forerun.types import Adjuster, Draft, DraftContext, Drafter, Keys, Law, Rule
+from forerun.types import Adjuster, Draft, DraftContext, Keys, Law, Rule
 
 
 def correct_from_target(patch: MonkeyPatch) -> None:

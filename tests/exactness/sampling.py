@@ -15,11 +15,13 @@ from transformers import PreTrainedModel
 from exactness.recall import RecallingScorer
 from forerun.config import SamplingParams
 from forerun.drafters import Chain, DraftModel, EarlyExit, NgramTable, PromptLookup, RandomDraft
+from forerun.drafters.base import Drafter
 from forerun.drafters.early_exit import shallow
 from forerun.engine import Engine, Request, RowResult
 from forerun.models.scorer import Scorer
 from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
-from forerun.types import BatchView, Draft, Drafter, Policy, RoundOutcome, Rule
+from forerun.policy.base import Policy
+from forerun.types import BatchView, Draft, RoundOutcome, Rule
 from support.markov import count_joint, misfit, toy_pair
 
 ROWS = 256  # rows at once: the fastest shape of a batch of tiny rows
@@ -66,7 +68,7 @@ class Watched:
 class RecallingDraft(DraftModel):
     """Its scorer remembers, and what it remembers is for every engine."""
 
-    def fresh(self) -> Self:
+    def clone(self) -> Self:
         return self
 
 

@@ -15,10 +15,11 @@ from exactness.recall import RecallingScorer
 from exactness.sampling import PLAIN, Clock, draft_model, verdict
 from forerun import SpeculativeDecoder
 from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup
+from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.kernels import why_not_numba
 from forerun.policy import Constant
-from forerun.types import Drafter, Rule
+from forerun.types import Rule
 from support.devices import GPU
 from support.markov import count_joint, joint_law, misfit, toy_pair
 from support.stories import Stories, needs_stories

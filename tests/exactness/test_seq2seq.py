@@ -19,12 +19,13 @@ from forerun import SpeculativeDecoder
 from forerun.config import SamplingParams
 from forerun.decode import speculative_decode
 from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup, Tree
+from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.models import cross_attention
 from forerun.models.patches import positions
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
-from forerun.types import Drafter, Rule, Source
+from forerun.types import Rule, Source
 from support.seq2seq import batch_of, source_of
 from support.tiny import draft_of, tiny_model
 

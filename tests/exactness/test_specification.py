@@ -8,10 +8,11 @@ from exactness.sampling import PLAIN, counted
 from forerun.config import SamplingParams
 from forerun.decode import speculative_decode
 from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup, RandomDraft
+from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
-from forerun.types import Drafter, Rule
+from forerun.types import Rule
 from support.tiny import draft_of, tiny_model
 
 VOCAB = 29

@@ -16,10 +16,11 @@ from exactness.sampling import verdict
 from exactness.warps import Definition
 from forerun import SpeculativeDecoder
 from forerun.drafters import Chain, DraftModel, FeatureHead, ParallelHeads, PromptLookup, autoregressive
+from forerun.drafters.base import Drafter
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.loading.drafter_folder import DrafterManifest, describe_target
 from forerun.math.laws import ReducedLaw
-from forerun.types import BatchView, Draft, Drafter, RoundOutcome
+from forerun.types import BatchView, Draft, RoundOutcome
 from support.heads import head_of
 from support.markov import joint_law, toy_pair
 

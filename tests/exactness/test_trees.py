@@ -15,9 +15,9 @@ from exactness.sampling import verdict
 from forerun import SpeculativeDecoder
 from forerun.cache.ragged import RaggedCache
 from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, Tree
+from forerun.drafters.base import Drafter
 from forerun.math import siblings
 from forerun.models import branches
-from forerun.types import Drafter
 from support.heads import head_of
 from support.markov import joint_law, toy_pair
 

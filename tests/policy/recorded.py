@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from forerun.engine.device.shapes import SIZES, round_up_draft
-from forerun.types import BatchView, Policy, RoundOutcome
+from forerun.policy.base import Policy
+from forerun.types import BatchView, RoundOutcome
 from policy.simulation import World, seconds_on
 
 

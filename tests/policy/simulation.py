@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from forerun.types import BatchView, Policy, RoundOutcome
+from forerun.policy.base import Policy
+from forerun.types import BatchView, RoundOutcome
 from policy.rounds import as_draft
 
 CPU = {  # rows -> positions -> seconds

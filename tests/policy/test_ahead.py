@@ -10,8 +10,8 @@ import pytest
 
 from forerun.engine.device.shapes import SIZES
 from forerun.policy import BassHeuristic, Constant, CostModel
+from forerun.policy.base import Policy
 from forerun.policy.plan import best_lengths, best_size
-from forerun.types import Policy
 from policy.recorded import RecordedWorld
 from policy.rounds import outcome, view
 from policy.simulation import H200

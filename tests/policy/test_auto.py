@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forerun.policy import Constant, CostModel
-from forerun.types import Policy
+from forerun.policy.base import Policy
 from policy.rounds import as_draft, outcome, view
 from policy.simulation import CPU, GPU, World
 

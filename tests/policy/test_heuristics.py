@@ -10,7 +10,7 @@ import torch
 
 from forerun.errors import InvalidArgument
 from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic, OwnAcceptance, as_policy
-from forerun.types import Policy
+from forerun.policy.base import Policy
 from policy.rounds import as_draft, outcome, view
 
 

@@ -25,7 +25,7 @@ from transcripts import MOST_TOKENS, TeacherOutputs, TranscribedWindows, batches
 import forerun
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel
-from forerun.drafters.from_folder import from_folder
+from forerun.drafters.choose import from_folder
 from forerun.engine import Engine, Request
 from forerun.errors import InvalidArgument
 from forerun.models.seq2seq import Seq2SeqScorer

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel, RandomDraft
+from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.measure.timing import timed
 from forerun.policy import CostModel
-from forerun.types import Drafter
 
 Prompts = Sequence[Sequence[int]]
 

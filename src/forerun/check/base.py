@@ -11,9 +11,11 @@ from transformers import PreTrainedModel
 
 from forerun.config import SamplingParams
 from forerun.decoder import SpeculativeDecoder
+from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
+from forerun.policy.base import Policy
 from forerun.rules import AnyRule
-from forerun.types import Drafter, Policy, Rule
+from forerun.types import Rule
 
 # (what is being done, steps done, steps in all)
 Tell = Callable[[str, int, int], None]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.drafters.base import Drafter
 from forerun.types import Draft, DraftContext
 
 
@@ -24,7 +25,7 @@ class WrongLaw:
         return torch.zeros(len(position), self.vocab_size, dtype=torch.float64, device=position.device)
 
 
-class WrongDrafter:
+class WrongDrafter(Drafter):
     """Drafts one fixed token after the prompt. Its forged law has corrections drawn from p, not from what is left of p.
 
     That is the classic mistake of speculative sampling: the drafted token comes out with probability p + (1 - p) p.

@@ -15,7 +15,7 @@ from forerun.check.greedy import Difference, difference, gap_in_words
 from forerun.cli.run import run
 from forerun.config import SamplingParams
 from forerun.decoder import SpeculativeDecoder
-from forerun.types import Drafter
+from forerun.drafters.base import Drafter
 
 if TYPE_CHECKING:
     from rich.table import Table

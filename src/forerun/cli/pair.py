@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from forerun.decoder import SpeculativeDecoder
-    from forerun.types import Drafter, Policy
+    from forerun.drafters.base import Drafter
+    from forerun.policy.base import Policy
 
 LOADING = ("device", "dtype", "offline")
 

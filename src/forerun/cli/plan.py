@@ -18,10 +18,10 @@ from forerun.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from forerun.drafters.base import Drafter
     from forerun.plan.record import PlanRecord
     from forerun.plan.rounds import Prompt
     from forerun.plan.settings import PlanSettings
-    from forerun.types import Drafter
 
 MODEL, PROMPTS, MEASURE, OUTPUT = "Model", "Prompts", "Measuring", "Output"
 OWN = "own"  # the draft that belongs to a synthetic target

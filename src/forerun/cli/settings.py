@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from forerun.types import Drafter, Policy
+    from forerun.drafters.base import Drafter
+    from forerun.policy.base import Policy
 
 AUTO = "auto"  # known once the target is: see `forerun.drafters.default_drafter`
 KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE", "shared:NAME")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from forerun.cli.pair import Loaded
     from forerun.cli.transcripts import Writer
+    from forerun.drafters.base import Drafter
     from forerun.speech import Spent
-    from forerun.types import Drafter
 
 MODEL, SPEECH, AGAIN, OUTPUT = "Model", "Speech", "When a window goes wrong", "Output"
 SOME_FAILED = 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from forerun.drafters.base import Drafter
 from forerun.drafters.chain import Chain
-from forerun.drafters.default import default_drafter
+from forerun.drafters.choose import default_drafter, from_folder
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.feature_head import FeatureHead
-from forerun.drafters.from_folder import from_folder
 from forerun.drafters.ngram import NgramTable
 from forerun.drafters.parallel_heads import ParallelHeads
 from forerun.drafters.prompt_lookup import PromptLookup
@@ -18,6 +18,7 @@ from forerun.drafters.tree import Tree, with_trees
 __all__ = [
     "Chain",
     "DraftModel",
+    "Drafter",
     "EarlyExit",
     "FeatureHead",
     "NgramTable",

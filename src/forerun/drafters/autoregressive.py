@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import ops
-from forerun.drafters.silence import silent
+from forerun.drafters.base import empty_draft
 from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, working
 from forerun.models.scorer import Scorer
@@ -19,6 +19,7 @@ from forerun.types import Adjuster, Draft, DraftContext, Law
 # (batch entries that want a token, the tokens they have just been given) -> logits [M, V] of their next ones. The
 # second is None at first; later the entries are always some of those of the call before.
 Step = Callable[[list[int], list[int] | None], Tensor]
+SHORT = 32  # unseen text of at most so many tokens is taken in by the pass that answers
 ScoreLast = Callable[[Sequence[int], Sequence[Sequence[int]]], Tensor]  # as `Scorer.score_last`
 
 
@@ -80,6 +81,37 @@ def draft_with(
     return grow(context, step, stop_below, ids)
 
 
+class ModelSteps:
+    """With a causal model; `unseen[b]` is the text it has not taken in, and `close` is called at the end."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        context: DraftContext,
+        unseen: Sequence[Sequence[int]],
+        ids: Tensor | None,
+        close: Callable[[], None],
+    ) -> None:
+        self.scorer, self.context, self.ids, self.close = scorer, context, ids, close
+        self.unseen = unseen
+        self._parents: list[list[int]] = [[] for _ in context.rows]
+
+    def roots(self, rows: Sequence[int]) -> Tensor:
+        numbers, blocks = [self.context.rows[b] for b in rows], [self.unseen[b] for b in rows]
+        self.scorer.feed(numbers, [block[:-1] if len(block) > SHORT else () for block in blocks])
+        ends = [block[-1:] if len(block) > SHORT else block for block in blocks]
+        return self._fitted(self.scorer.score_last(numbers, ends))
+
+    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
+        for b, more in zip(rows, parents, strict=True):
+            self._parents[b] += more
+        numbers, trees = [self.context.rows[b] for b in rows], [self._parents[b] for b in rows]
+        return self._fitted(self.scorer.score(numbers, tokens, trees=trees))
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        return fitted(logits, self.context.vocab_size) if self.ids is None else logits
+
+
 def grow(context: DraftContext, step: Step, stop_below: float | None = None, ids: Tensor | None = None) -> Draft:
     """Sample up to `max_lengths` tokens a row from the logits that `step` gives.
 
@@ -88,7 +120,7 @@ def grow(context: DraftContext, step: Step, stop_below: float | None = None, ids
     rule that looked at a token and then dropped it would bend the law.
     """
     if not any(context.max_lengths):
-        return silent(len(context.rows), context.vocab_size, context.device)
+        return empty_draft(len(context.rows), context.vocab_size, context.device)
     growing = _Growing([[] for _ in context.rows], [[] for _ in context.rows])
     wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
     drawn: list[int] | None = None

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from forerun.drafters.fresh import fresh
+from forerun.drafters.base import Drafter, as_drafter
 from forerun.errors import InvalidArgument
 from forerun.math.laws import MixedLaw, PointMass, logits_at, logits_of
-from forerun.types import Draft, DraftContext, Drafter, Law, Siblings, Source, TreeShape
+from forerun.types import Draft, DraftContext, Law, Siblings, Source, TreeShape
 
 if TYPE_CHECKING:
     from forerun.models.scorer import Scorer
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CLASSES = 16
 
 
-class Chain:
+class Chain(Drafter):
     """Asks drafters in order; each row takes the first draft that is not empty.
 
     Put the cheap and picky ones first: `Chain(PromptLookup(min_ngram=2), NgramTable.load(path))`. Whether a drafter
@@ -33,43 +33,33 @@ class Chain:
         if not drafters:
             raise InvalidArgument("Chain() has no drafters: give it at least one")
         parts: list[Drafter] = []
-        for drafter in drafters:  # a chain in a chain is spelt out, so that evidence classes stay apart
-            parts += drafter.drafters if isinstance(drafter, Chain) else [drafter]
-        self.drafters: tuple[Drafter, ...] = tuple(parts)
+        for drafter in map(as_drafter, drafters):  # chains are flattened, so that evidence classes stay apart
+            parts += drafter.parts if isinstance(drafter, Chain) else [drafter]
+        self.parts = tuple(parts)
+        self.is_mixed = len({drafter.copies for drafter in parts}) > 1
+        self.makes_trees = any(drafter.makes_trees for drafter in parts)
 
-    def fresh(self) -> Self:
-        """A chain of fresh ones."""
+    def clone(self) -> Self:
+        """A chain of clones."""
         twin = copy.copy(self)
-        twin.drafters = tuple(map(fresh, self.drafters))
+        twin.parts = tuple(drafter.clone() for drafter in self.parts)
         return twin
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether some drafters copy and others draw: a policy treats the two differently."""
-        return len({getattr(drafter, "copies", False) for drafter in self.drafters}) > 1
-
-    @property
-    def makes_trees(self) -> bool:
-        return any(getattr(drafter, "makes_trees", False) for drafter in self.drafters)
 
     def num_draws(self, longest: int) -> int:
         """Uniforms a round needs: each row is drafted for by one drafter."""
-        asks = [getattr(drafter, "num_draws", None) for drafter in self.drafters]
-        most: int = max([longest, *(ask(longest) for ask in asks if ask is not None)])
-        return most
+        return max(longest, *(drafter.num_draws(longest) for drafter in self.parts))
 
     def propose(self, context: DraftContext) -> Draft:
         """The first draft of each row that is not empty; drafters nobody is left for are not asked."""
         rest = context
         answers = []
-        for number, drafter in enumerate(self.drafters):
-            copies = getattr(drafter, "copies", False) and rest.copy_lengths is not None
-            rooms = rest.copy_lengths if copies and rest.copy_lengths is not None else rest.max_lengths
+        for number, drafter in enumerate(self.parts):
+            rooms = rest.copy_lengths if drafter.copies and rest.copy_lengths is not None else rest.max_lengths
             if not any(rooms):
                 continue
             draft = drafter.propose(rest)
             # Nobody speaks after the last one, so there is no need to wait for a device to say which rows it left out.
-            is_last = number + 1 == len(self.drafters)
+            is_last = number + 1 == len(self.parts)
             lengths = rooms if is_last or not draft.width else draft.lengths.tolist()
             takes = tuple(bool(room and length and draft.width) for room, length in zip(rooms, lengths, strict=True))
             if any(takes):
@@ -79,37 +69,27 @@ class Chain:
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Every drafter hears of it, those that were not asked too."""
-        for drafter in self.drafters:
+        for drafter in self.parts:
             drafter.rewind(rows, lengths)
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        """Passed on to the drafters that want to know their target."""
-        for drafter in self.drafters:
-            if bind := getattr(drafter, "bind", None):
-                bind(target, tokenizer)
+        for drafter in self.parts:
+            drafter.bind(target, tokenizer)
 
     def has_changed(self) -> bool:
-        """Whether one of the drafters' models has."""
-        asked = (getattr(drafter, "has_changed", None) for drafter in self.drafters)
-        return any(ask is not None and ask() for ask in asked)
+        return any(drafter.has_changed() for drafter in self.parts)
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
-        """Passed on to the drafters that keep state per row."""
-        for drafter in self.drafters:
-            if admit := getattr(drafter, "admit", None):
-                admit(row, prompt)
+        for drafter in self.parts:
+            drafter.admit(row, prompt)
 
     def read(self, row: int, source: Source) -> None:
-        """Passed on to the drafters that want to know what the target's encoder reads."""
-        for drafter in self.drafters:
-            if read := getattr(drafter, "read", None):
-                read(row, source)
+        for drafter in self.parts:
+            drafter.read(row, source)
 
     def release(self, row: int) -> None:
-        """Passed on to the drafters that keep state per row."""
-        for drafter in self.drafters:
-            if release := getattr(drafter, "release", None):
-                release(row)
+        for drafter in self.parts:
+            drafter.release(row)
 
 
 def _without(context: DraftContext, taken: Sequence[bool]) -> DraftContext:

@@ -14,13 +14,12 @@ from transformers import PreTrainedModel
 
 from forerun.arguments import refuse
 from forerun.config import Kernels
-from forerun.drafters.autoregressive import ScoreLast, check_stop_below, draft_with
+from forerun.drafters.autoregressive import ModelSteps, ScoreLast, check_stop_below, draft_with
+from forerun.drafters.base import BranchingDrafter
 from forerun.drafters.causal_folder import CausalFolder
+from forerun.drafters.compatible import check_encoders, check_vocabularies
 from forerun.drafters.decoder_folder import DecoderFolder
-from forerun.drafters.encoders import check_encoders
 from forerun.drafters.model_folder import ModelFolder
-from forerun.drafters.steps import ModelSteps
-from forerun.drafters.vocabulary import check_vocabularies
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
 from forerun.loading.drafter_folder import is_drafter_folder, read_kind
@@ -32,14 +31,14 @@ from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
 from forerun.types import Draft, DraftContext, Source
 
 
-class DraftModel:
+class DraftModel(BranchingDrafter):
     """Drafts with `model`; keeps a ragged cache of its own that follows the rows.
 
     After a fully kept draft its cache is one key behind, and after rounds without drafts many: each draft begins by
     taking in whatever the rows have gained since. For an encoder-decoder target it is a smaller model of the family,
     which reads the source with an encoder of its own, or a decoder that `shares_encoder` with the target, as
     Distil-Whisper's do: its own encoder is never run. It may be given to any number of decoders: each works with a
-    `fresh` one, which shares the model's weights.
+    clone, which shares the model's weights.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class DraftModel:
         model, tokenizer = load_model(folder, **{"encoder_decoder": True, **loading})
         return cls(model, tokenizer=tokenizer, stop_below=stop_below, form=form)
 
-    def fresh(self) -> Self:
+    def clone(self) -> Self:
         """The same model with rows of its own."""
         twin = copy.copy(self)
         twin.score_last = None

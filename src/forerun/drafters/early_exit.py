@@ -10,15 +10,15 @@ from typing import Any, Self
 from torch import nn
 from transformers import PreTrainedModel
 
-from forerun.drafters.autoregressive import draft_with
-from forerun.drafters.steps import ModelSteps
+from forerun.drafters.autoregressive import ModelSteps, draft_with
+from forerun.drafters.base import BranchingDrafter
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Draft, DraftContext
 
 
-class EarlyExit:
+class EarlyExit(BranchingDrafter):
     """Drafts with the first `num_layers` layers, the final norm and the head of the target.
 
     The first layers' keys of everything accepted are already in the target's cache, so the draft reads them there,
@@ -32,7 +32,7 @@ class EarlyExit:
         self.stop_below = stop_below
         self.scorer: Scorer | None = None
 
-    def fresh(self) -> Self:
+    def clone(self) -> Self:
         """The same for another target."""
         twin = copy.copy(self)
         twin.scorer = None

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from forerun import ops
 from forerun.drafters.autoregressive import adjusted_row, rectangle
-from forerun.drafters.silence import silent
-from forerun.drafters.steps import Steps
+from forerun.drafters.base import Steps, empty_draft
 from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, warp, working
 from forerun.types import Draft, DraftContext, Law, LawParams, Siblings, TreeShape
 
@@ -181,7 +180,7 @@ def grow_tree(steps: Steps, width: int, number: int, way: Siblings) -> Draft:
     context = steps.context
     rows = [b for b, room in enumerate(context.max_lengths) if room > 0]
     if not rows:
-        return silent(len(context.rows), context.vocab_size, context.device)
+        return empty_draft(len(context.rows), context.vocab_size, context.device)
     greedy = (context.params.temperature == 0).tolist()
     ways = tuple(Siblings.TOP if cold else way for cold in greedy)
     growth = Growth(steps, width, number, ways, [Sprout(room) for room in context.max_lengths])

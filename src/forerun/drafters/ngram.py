@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument, ModelNotFound, TokenizerMismatch
 from forerun.files import write_whole
 from forerun.math.laws import SparseLaw, warp
@@ -37,7 +38,7 @@ class Counts:
     counts: Integers  # [M] int32, > 0
 
 
-class NgramTable:
+class NgramTable(Drafter):
     """Drafts from n-gram counts, backing off from the longest context that was seen to the plain frequency of tokens.
 
     Only the most frequent continuations of a context are kept, and drafts are drawn from exactly those: q is a sparse

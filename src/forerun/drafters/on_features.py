@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from forerun.drafters.autoregressive import check_stop_below
+from forerun.drafters.base import BranchingDrafter
 from forerun.drafters.trunk import Trunk
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
@@ -18,7 +19,7 @@ from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
 
 
-class OnFeatures:
+class OnFeatures(BranchingDrafter):
     """A drafter on a trunk. `draft_vocabulary` names the token ids it can say (all by default).
 
     A row is drafted for once the target has run its prompt.
@@ -45,10 +46,10 @@ class OnFeatures:
         trunk = Trunk.load(folder, cls.kind, form)
         return cls(trunk.head, draft_vocabulary=trunk.ids, made_for=trunk.made_for, stop_below=stop_below, form=form)
 
-    def fresh(self) -> Self:
+    def clone(self) -> Self:
         """The same head with rows of its own."""
         twin = copy.copy(self)
-        twin.trunk = self.trunk.fresh()
+        twin.trunk = self.trunk.clone()
         return twin
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:

@@ -9,6 +9,7 @@ from typing import Self
 
 import torch
 
+from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.math.laws import PointMass
 from forerun.types import Draft, DraftContext, Source
@@ -57,7 +58,7 @@ class _Index:
         return None
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Drafts by looking up the end of each row's text in the row itself.
 
     The longest suffix of `max_ngram` down to `min_ngram` tokens that occurred before is continued as it was continued
@@ -90,7 +91,7 @@ class PromptLookup:
         self.newest, self.source = newest, source
         self._forget()
 
-    def fresh(self) -> Self:
+    def clone(self) -> Self:
         """The same with texts of its own."""
         twin = copy.copy(self)
         twin._forget()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.drafters.base import Drafter
 from forerun.types import Draft, DraftContext
 
 
@@ -27,7 +28,7 @@ class UniformLaw:
         return torch.full(shape, 1 / self.vocab_size, dtype=torch.float64, device=position.device)
 
 
-class RandomDraft:
+class RandomDraft(Drafter):
     """Drafts tokens drawn uniformly from the whole vocabulary, whatever the row's sampling parameters are."""
 
     def propose(self, context: DraftContext) -> Draft:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from forerun.drafters.base import BranchingDrafter, Drafter, DrafterAround
 from forerun.drafters.chain import Chain
-from forerun.drafters.fresh import fresh
 from forerun.drafters.growth import grow_tree, num_draws
-from forerun.drafters.steps import CanBranch
 from forerun.errors import InvalidArgument
-from forerun.types import Draft, DraftContext, Drafter, Siblings, Source
-
-if TYPE_CHECKING:
-    from forerun.models.scorer import Scorer
+from forerun.types import Draft, DraftContext, Siblings
 
 NODES, WIDTH = 12, 3
 
 
-class Tree:
+class Tree(DrafterAround):
     """Proposes a small tree of tokens, grown with `inner` where its guesses are most likely to be met.
 
     `inner` is a `DraftModel`, `FeatureHead`, `ParallelHeads` or `EarlyExit`. A tree has at most `nodes` tokens and
@@ -28,33 +22,33 @@ class Tree:
     likely. Either way the text is the target's.
     """
 
-    makes_trees = True
-
     def __init__(
         self, inner: Drafter, *, nodes: int = NODES, width: int = WIDTH, siblings: Siblings | str = Siblings.TOP
     ) -> None:
-        if not isinstance(inner, CanBranch):
+        if not isinstance(inner, BranchingDrafter):
             raise InvalidArgument(
                 f"a tree cannot be grown with {type(inner).__name__}, which tells no law behind several guesses at "
                 "once; use DraftModel, FeatureHead, ParallelHeads or EarlyExit"
             )
-        if getattr(inner, "stop_below", None) is not None:
+        if inner.stop_below is not None:
             raise InvalidArgument("stop_below ends a chain early; a tree is bounded by nodes instead: leave it out")
         for name, value in (("nodes", nodes), ("width", width)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidArgument(f"{name}={value!r}: must be an integer >= 1")
         if siblings not in tuple(Siblings):
             raise InvalidArgument(f"siblings={siblings!r}: choose one of {', '.join(Siblings)}")
-        self.inner, self.nodes, self.width, self.siblings = inner, nodes, width, Siblings(siblings)
+        super().__init__(inner)
+        self.makes_trees, self.copies = True, False
+        self.branching, self.nodes, self.width, self.siblings = inner, nodes, width, Siblings(siblings)
 
-    def fresh(self) -> Self:
-        """The same around a fresh one."""
-        twin = copy.copy(self)
-        twin.inner = fresh(self.inner)
+    def clone(self) -> Self:
+        twin = super().clone()
+        assert isinstance(twin.inner, BranchingDrafter)
+        twin.branching = twin.inner
         return twin
 
     def propose(self, context: DraftContext) -> Draft:
-        steps = self.inner.steps(context)
+        steps = self.branching.steps(context)
         try:
             return grow_tree(steps, self.width, self.nodes, self.siblings)
         finally:
@@ -64,34 +58,11 @@ class Tree:
         """Uniforms a round needs: siblings that do not make it into the tree are drawn too."""
         return num_draws(longest, self.width)
 
-    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        self.inner.rewind(rows, lengths)
-
-    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        if (bind := getattr(self.inner, "bind", None)) is not None:
-            bind(target, tokenizer)
-
-    def has_changed(self) -> bool:
-        ask = getattr(self.inner, "has_changed", None)
-        return ask is not None and bool(ask())
-
-    def admit(self, row: int, prompt: Sequence[int]) -> None:
-        if (admit := getattr(self.inner, "admit", None)) is not None:
-            admit(row, prompt)
-
-    def read(self, row: int, source: Source) -> None:
-        if (read := getattr(self.inner, "read", None)) is not None:
-            read(row, source)
-
-    def release(self, row: int) -> None:
-        if (release := getattr(self.inner, "release", None)) is not None:
-            release(row)
-
 
 def with_trees(drafter: Drafter, **settings: Any) -> Drafter:
     """The same drafter with a `Tree` around every part that can grow one; one without such a part is refused."""
-    parts = drafter.drafters if isinstance(drafter, Chain) else (drafter,)
-    grown = [Tree(part, **settings) if isinstance(part, CanBranch) else part for part in parts]
+    parts = drafter.parts if isinstance(drafter, Chain) else (drafter,)
+    grown = [Tree(part, **settings) if isinstance(part, BranchingDrafter) else part for part in parts]
     if not any(isinstance(part, Tree) for part in grown):
         names = ", ".join(type(part).__name__ for part in parts)
         raise InvalidArgument(

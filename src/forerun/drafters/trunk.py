@@ -58,7 +58,7 @@ class Trunk:
         fill(head, tensors, folder)
         return cls(head, ids, manifest.target, form)
 
-    def fresh(self) -> Trunk:
+    def clone(self) -> Trunk:
         return Trunk(self.head, self.ids, self.made_for, self.form)
 
     def bind(self, target: Scorer) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forerun.drafters.base import Drafter
 from forerun.engine.branching import check_tree
 from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw, TableLaw
@@ -24,10 +25,9 @@ AGREEMENT = 0.05  # of a probability, by which two ways to ask for it may differ
 SLACK = 1e-3  # by which the mass of a law may exceed 1: sums of many rounded numbers
 
 
-def is_ours(drafter: object) -> bool:
+def is_ours(drafter: Drafter) -> bool:
     """Whether a drafter, and whatever it drafts with, comes with Forerun: its laws are then what they should be."""
-    parts = [*getattr(drafter, "drafters", ()), *filter(None, [getattr(drafter, "inner", None)])]
-    return type(drafter).__module__.startswith("forerun.") and all(map(is_ours, parts))
+    return type(drafter.unwrapped).__module__.startswith("forerun.") and all(map(is_ours, drafter.parts))
 
 
 def checked(draft: Draft, context: DraftContext, rule: AnyRule, target: Scorer, trusted: bool = False) -> Draft:

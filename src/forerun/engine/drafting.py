@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
+from weakref import ReferenceType, ref
 
 import torch
 
-from forerun.drafters.fresh import has_fresh
-from forerun.drafters.silence import silent
+from forerun.drafters.base import Drafter, empty_draft, shares_rows
 from forerun.engine.branching import depths_of
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.draft_check import checked, is_ours
@@ -22,14 +21,13 @@ from forerun.engine.row import Row
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.math.random import draft_uniforms
 from forerun.models.scorer import Scorer
-from forerun.policy.constant import kept_whole
+from forerun.policy.base import Policy, kept_whole, wrapped
 from forerun.rules import AnyRule
-from forerun.types import BatchView, Draft, DraftContext, Drafter, Keys, LawParams, Policy, RoundOutcome, Rule
-
-_SIDES: WeakSet[Drafting] = WeakSet()  # of all engines, to notice when two of them share what they should not
-
+from forerun.types import BatchView, Draft, DraftContext, Keys, LawParams, RoundOutcome, Rule
 
 PLAIN = "such rounds decode plainly"
+# Attribute of a drafter that has no clone of its own: a weak reference to the engine side that admitted a row last.
+LAST_USER = "_forerun_last_user"
 
 
 class Drafting:
@@ -38,14 +36,14 @@ class Drafting:
     def __init__(
         self, drafter: Drafter | None, policy: Policy, target: Scorer, rule: AnyRule, faults: Faults | None = None
     ) -> None:
-        self.drafter, self.policy, self.target, self.rule = drafter, policy, target, rule
+        self.drafter, self.target, self.rule = drafter, target, rule
+        self.policy = wrapped(policy)
         self.faults = faults or Faults()
         self.passes: DraftPasses | None = None  # of a draft model, where they can be recorded
-        self._is_ours = is_ours(drafter)
+        self._is_ours = drafter is not None and is_ours(drafter)
         self._warned_of_sharing = False
-        self._rows: set[int] = set()  # that a drafter which is nobody's own was told of
-        _SIDES.add(self)
-        if getattr(drafter, "makes_trees", False):
+        self._rows: set[int] = set()  # that a drafter without a clone of its own holds for this engine
+        if drafter is not None and drafter.makes_trees:
             _check_trees(target, rule)
 
     @property
@@ -61,7 +59,7 @@ class Drafting:
     @property
     def is_mixed(self) -> bool:
         """Whether the drafter both copies and draws."""
-        return self._flag(self.drafter, "is_mixed")
+        return self.drafter is not None and self._flag(self.drafter, "is_mixed")
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         """How much to draft for each row."""
@@ -70,7 +68,7 @@ class Drafting:
         try:
             return self._within(self.policy.lengths(view), view.max_lengths)
         except Exception as error:
-            self.faults.report(self.policy, error, PLAIN)
+            self.faults.report(self.policy.unwrapped, error, PLAIN)
             return (0,) * len(view.rows)
 
     def draft(self, batch: Sequence[Row], view: BatchView, params: LawParams, keys: Keys) -> Draft:
@@ -86,7 +84,7 @@ class Drafting:
                 draft = self.drafter.propose(context)
             draft = checked(draft, context, self.rule, self.target, self._is_ours)
         except Exception as error:
-            self.faults.report(self.drafter, error, PLAIN)
+            self.faults.report(self._given, error, PLAIN)
             return self._nothing(batch)
         if draft.deterministic or draft.cuttable is not None:
             return self._trimmed(draft, view)
@@ -97,27 +95,28 @@ class Drafting:
         try:
             self.policy.observe(outcome)
         except Exception as error:
-            self.faults.report(self.policy, error, "it learns nothing from such rounds")
+            self.faults.report(self.policy.unwrapped, error, "it learns nothing from such rounds")
 
     @property
     def capture_seconds(self) -> float:
         return 0.0 if self.passes is None else self.passes.runner.recorder.seconds
 
     def notify(self, verb: str, *arguments: Any) -> None:
-        """Let the drafter know. One that stumbles over it drafts worse, or not at all; the text is the target's."""
+        """Call `drafter.verb(*arguments)`. One that fails drafts worse, or not at all; the text is the target's."""
+        if self.drafter is None:
+            return
         if verb == "release":
             self._rows.discard(arguments[0])
-        if (method := getattr(self.drafter, verb, None)) is not None:
-            if verb == "admit" and not has_fresh(self.drafter):
-                self._check_shared()
-                self._rows.add(arguments[0])
-            try:
-                method(*arguments)
-            except Exception as error:
-                self.faults.report(self.drafter, error, PLAIN)
+        if verb == "admit" and shares_rows(self.drafter):
+            self._check_shared()
+            self._rows.add(arguments[0])
+        try:
+            getattr(self.drafter, verb)(*arguments)
+        except Exception as error:
+            self.faults.report(self._given, error, PLAIN)
 
     def _nothing(self, batch: Sequence[Row]) -> Draft:
-        return silent(len(batch), self.target.vocab_size, self.target.device)
+        return empty_draft(len(batch), self.target.vocab_size, self.target.device)
 
     def _context(
         self,
@@ -146,7 +145,7 @@ class Drafting:
         try:
             kept = self._within(self.policy.trim(view, seen), _rooms(draft, seen))
         except Exception as error:
-            self.faults.report(self.policy, error, "such drafts are kept whole")
+            self.faults.report(self.policy.unwrapped, error, "such drafts are kept whole")
             kept = kept_whole(view, seen)
         return _cut(draft, kept)
 
@@ -159,42 +158,50 @@ class Drafting:
         if all(n <= room for n, room in zip(lengths, rooms, strict=True)):
             return tuple(lengths)
         error = InvalidArgument(f"a policy answered {lengths!r} where there is room for {list(rooms)}")
-        self.faults.report(self.policy, error, "such lengths are cut to the room there is")
+        self.faults.report(self.policy.unwrapped, error, "such lengths are cut to the room there is")
         return tuple(map(min, lengths, rooms))
 
     def _check_shared(self) -> None:
-        """Engines number their rows alike: one that keeps state by these numbers mixes up what two of them say."""
-        others = [side for side in _SIDES if side is not self and side.drafter is self.drafter and side._rows]
-        if others and not self._warned_of_sharing:
+        """Engines number their rows alike: a drafter that keeps state by these numbers mixes up two of them."""
+        known = vars(self._given) if hasattr(self._given, "__dict__") else {}
+        last: ReferenceType[Drafting] | None = known.get(LAST_USER)
+        other = None if last is None else last()
+        known[LAST_USER] = ref(self)
+        if other is not None and other is not self and other._rows and not self._warned_of_sharing:
             self._warned_of_sharing = True
             warnings.warn(
-                f"{type(self.drafter).__name__} keeps rows of two decoders and cannot tell them apart, so drafts get "
-                "worse; make a second one, or give the class a method fresh() that returns one without rows",
+                f"{type(self._given).__name__} keeps rows of two decoders and cannot tell them apart, so drafts get "
+                "worse; make a second one, or give the class a method clone() that returns one without rows",
                 ForerunWarning, stacklevel=4,
             )  # fmt: skip
 
     def _num_draws(self, longest: int) -> int:
-        ask = getattr(self.drafter, "num_draws", None)
-        return longest if ask is None else ask(longest)
+        assert self.drafter is not None
+        return self.drafter.num_draws(longest)
 
     def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
         """Room for copies beside drawn drafts; a policy that says nothing of it treats both alike."""
-        ask = getattr(self.policy, "copy_lengths", None)
-        if ask is None or not view.is_mixed:
+        if not view.is_mixed:
             return None
         try:
-            return self._within(ask(view), view.max_lengths)
+            lengths = self.policy.copy_lengths(view)
+            return None if lengths is None else self._within(lengths, view.max_lengths)
         except Exception as error:
-            self.faults.report(self.policy, error, "copies get no more room than other drafts")
+            self.faults.report(self.policy.unwrapped, error, "copies get no more room than other drafts")
             return None
 
-    def _flag(self, whose: object, name: str) -> bool:
-        """What an object says of itself; False where it says nothing, or fails to."""
+    def _flag(self, whose: Policy | Drafter, name: str) -> bool:
+        """A flag, which may be a user's property; False where reading it fails."""
         try:
-            return bool(getattr(whose, name, False))
+            return bool(getattr(whose, name))
         except Exception as error:
-            self.faults.report(whose, error, f"it is taken for one without {name}")
+            self.faults.report(whose.unwrapped, error, f"it is taken for one without {name}")
             return False
+
+    @property
+    def _given(self) -> Any:
+        """The user's own object, which errors are reported of."""
+        return None if self.drafter is None else self.drafter.unwrapped
 
 
 def _rooms(draft: Draft, seen: Draft) -> list[int]:

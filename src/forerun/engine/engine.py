@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun import ops
-from forerun.drafters.fresh import fresh
+from forerun.drafters.base import Drafter, as_drafter
 from forerun.engine.adjust import adjuster
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, kept_of, parents_of, scored_block
@@ -33,8 +33,9 @@ from forerun.engine.stops import StopRule
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
+from forerun.policy.base import Policy, wrapped
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Drafter, LawParams, Origin, Policy, RoundOutcome, Rule
+from forerun.types import BatchView, LawParams, Origin, RoundOutcome, Rule
 
 
 class Engine:
@@ -48,7 +49,7 @@ class Engine:
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
-    `engine.drafter` is a fresh one of the drafter that was given, so that several engines may be given the same.
+    `engine.drafter` is a clone of the drafter that was given, so that several engines may be given the same.
     A drafter or a policy that fails costs its draft and a warning; `first_fault` keeps the traceback, and with `strict`
     the error is raised instead.
 
@@ -89,26 +90,33 @@ class Engine:
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
         """Bring target, drafter and recorded rounds together."""
-        self.drafter = None if drafter is None else fresh(drafter)
-        self.drafting = Drafting(self.drafter, policy, self.target, self.rule, self.faults)
-        if (bind := getattr(self.drafter, "bind", None)) is not None:
-            bind(self.target, self.tokenizer)
-        self.runner = runner_for(self.target, self.drafter, self.rule, self.clock) if self.compile else None
+        own = None if drafter is None else as_drafter(drafter).clone()
+        self.drafting = Drafting(own, policy, self.target, self.rule, self.faults)
+        if own is not None:
+            own.bind(self.target, self.tokenizer)
+        self.runner = runner_for(self.target, own, self.rule, self.clock) if self.compile else None
         if self.runner is not None:
-            self.drafting.passes = draft_passes_of(self.drafter, self.target, self.clock)
+            self.drafting.passes = draft_passes_of(own, self.target, self.clock)
 
     @property
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
 
     @property
+    def drafter(self) -> Drafter | None:
+        """The clone that drafts here."""
+        drafter = self.drafting.drafter
+        return None if drafter is None else drafter.unwrapped
+
+    @property
     def policy(self) -> Policy:
-        return self.drafting.policy
+        policy: Policy = self.drafting.policy.unwrapped
+        return policy
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
         """Another one from the next round on."""
-        self.drafting.policy = policy
+        self.drafting.policy = wrapped(policy)
 
     @property
     def lossy(self) -> str | None:
@@ -201,12 +209,12 @@ class Engine:
         What was made from other modules or weights is made anew, and no key of theirs is kept. Weights whose values
         alone have changed are read where they lie by whatever there is, but kept keys were made by the old ones.
         """
-        changed = getattr(self.drafter, "has_changed", None)
-        if self._is_stale or self.target.has_changed() or (changed is not None and changed()):
+        drafter = self.drafting.drafter
+        if self._is_stale or self.target.has_changed() or (drafter is not None and drafter.has_changed()):
             self._is_stale = True  # until all of this has succeeded: a model that is refused is refused again
             self._start_over()
             self.target.renew()
-            self._connect(self.drafter, self.drafting.policy)
+            self._connect(drafter, self.drafting.policy)
             self._is_stale = False
         if self.prefixes.limit:
             values = checksum(self.target.model)

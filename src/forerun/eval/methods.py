@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from forerun.decoder import SpeculativeDecoder
+from forerun.drafters.base import Drafter
 from forerun.engine import FinishReason, RowResult
 from forerun.measure.timing import timed
-from forerun.types import Drafter, Policy
+from forerun.policy.base import Policy
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 METHODS = (PLAIN, SPECULATIVE)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads
-from forerun.types import Drafter
+from forerun.drafters.base import Drafter
 
 
 def operations_ratio(drafter: Drafter | None, target: Any) -> float:
@@ -23,7 +23,7 @@ def products(module: nn.Module) -> int:
 def _products_of(drafter: Drafter | None, target: Any) -> int:
     """Of a bound drafter."""
     if isinstance(drafter, Chain):  # in a draft that is drawn only the dearest of them takes part, most of the time
-        return max(_products_of(part, target) for part in drafter.drafters)
+        return max(_products_of(part, target) for part in drafter.parts)
     if isinstance(drafter, DraftModel | EarlyExit):
         assert drafter.scorer is not None
         return products(drafter.scorer.model)

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 import torch
 
 from forerun.config import Kernels, SamplingParams
+from forerun.drafters.base import Drafter
 from forerun.engine import Engine
 from forerun.engine.request import Request
 from forerun.errors import ForerunError
 from forerun.models.scorer import Scorer
-from forerun.policy.constant import kept_whole
-from forerun.types import BatchView, Draft, Drafter, RoundOutcome
+from forerun.policy.base import Policy
+from forerun.types import BatchView, RoundOutcome
 
 Prompt = tuple[int, ...]
 
@@ -73,7 +74,7 @@ class RoundRunner(Protocol):
         ...
 
 
-class SettableLength:
+class SettableLength(Policy):
     """A policy that drafts as much as was last set, and keeps what came of it."""
 
     def __init__(self) -> None:
@@ -82,9 +83,6 @@ class SettableLength:
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         return tuple(min(self.length, room) for room in view.max_lengths)
-
-    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        return kept_whole(view, draft)
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.outcome = outcome

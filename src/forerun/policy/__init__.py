@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from forerun.arguments import integer, methods, refuse
-from forerun.policy.auto import CostModel
-from forerun.policy.by_name import Auto
-from forerun.policy.constant import Constant
-from forerun.policy.heuristics import BassHeuristic, HfHeuristic, OwnAcceptance
-from forerun.types import Policy
+from forerun.arguments import integer, refuse
+from forerun.policy.auto import Auto, CostModel
+from forerun.policy.base import Policy, wrapped
+from forerun.policy.heuristics import BassHeuristic, Constant, HfHeuristic, OwnAcceptance
 
-__all__ = ["Auto", "BassHeuristic", "Constant", "CostModel", "HfHeuristic", "OwnAcceptance", "as_policy"]
+__all__ = ["Auto", "BassHeuristic", "Constant", "CostModel", "HfHeuristic", "OwnAcceptance", "Policy", "as_policy"]
 
 
 def as_policy(value: str | int | Policy) -> Policy:
@@ -22,7 +20,5 @@ def as_policy(value: str | int | Policy) -> Policy:
         return Constant(
             integer("policy", value, 0, remedy="a draft length is an integer >= 0; 0 decodes without drafting")
         )
-    policy: Policy = methods(
-        "policy", value, ("lengths", "trim", "observe"), 'needs lengths, trim and observe; or give "auto" or an integer'
-    )
+    policy: Policy = wrapped(value).unwrapped
     return policy

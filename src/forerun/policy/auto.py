@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 from forerun.errors import InvalidArgument
 from forerun.policy.acceptance import Acceptance
+from forerun.policy.base import Policy
 from forerun.policy.cost import DraftCost, Samples, ScoreCost
+from forerun.policy.heuristics import OwnAcceptance
 from forerun.policy.plan import MARGIN, best_lengths, best_size
 from forerun.policy.trust import Trial, Trust
 from forerun.types import BatchView, Draft, RoundOutcome
@@ -38,7 +40,7 @@ class Ask:
     proposed: int = 0  # longest draft shown to `trim`
 
 
-class CostModel:
+class CostModel(Policy):
     """Lengths that maximise expected tokens per second, from measured costs and followed acceptance.
 
     It starts with two plain rounds and a draft of one token, then compares. Where no length pays it decodes plainly and
@@ -67,7 +69,7 @@ class CostModel:
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
 
     @property
-    def runs_ahead(self) -> bool:
+    def runs_ahead(self) -> bool:  # type: ignore[override]
         """Not while it is finding out: what a trial taught is heard before the next round is decided on."""
         return self._ask.trial is None and self._score.knows_drafts()
 
@@ -112,7 +114,7 @@ class CostModel:
         """By how much drafting must beat plain decoding."""
         return (JUDGED_MARGIN if judged else MARGIN) + STRAGGLERS * (rows - 1) * self._mixed
 
-    def copy_lengths(self, view: BatchView) -> tuple[int, ...]:
+    def copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
         """Room for copies beside drawn drafts: they are free, and `trim` judges them once they are there."""
         if not self._score.knows_plain():
             return (0,) * len(view.rows)
@@ -298,6 +300,14 @@ class CostModel:
         table = self._score.table(len(outcome.rows), drafted)
         believed = 1.5 * table[drafted] if drafted < len(table) else 2.2 * plain
         return min(outcome.score_seconds + outcome.verify_seconds, believed) / plain - 1
+
+
+class Auto(CostModel):
+    """What "auto" stands for: lengths by measured costs; in calls that name a seed, by a rule without a clock."""
+
+    def for_seed(self) -> Policy:
+        """A policy for one call: the same call draws the same random numbers for the same tokens."""
+        return OwnAcceptance()
 
 
 def _run(outcome: RoundOutcome) -> int:

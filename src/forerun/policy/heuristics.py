@@ -1,15 +1,31 @@
-"""Rules that lengthen a draft after success and shorten it after failure, without measuring time."""
+"""Rules without a clock: a constant length, or longer after success and shorter after failure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.arguments import integer
 from forerun.errors import InvalidArgument
-from forerun.policy.constant import kept_whole
-from forerun.types import BatchView, Draft, RoundOutcome
+from forerun.policy.base import Policy
+from forerun.types import BatchView, RoundOutcome
 
 
-class HfHeuristic:
+class Constant(Policy):
+    """Draft `n` tokens for every row; 0 is plain decoding."""
+
+    is_fixed = True
+
+    def __init__(self, n: int) -> None:
+        self.n = integer("draft length", n, 0, remedy="must be an integer >= 0; 0 decodes without drafting")
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(min(self.n, room) for room in view.max_lengths)
+
+    def __repr__(self) -> str:
+        return f"Constant({self.n})"
+
+
+class HfHeuristic(Policy):
     """The rule of transformers' assisted generation, for each row on its own.
 
     A fully kept draft adds `increase`, any other takes `decrease` away, never below 1. With `persistent` a request
@@ -30,9 +46,6 @@ class HfHeuristic:
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         wanted = (self._length.setdefault(request, self._opening) for request in view.request_ids)
         return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))
-
-    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        return kept_whole(view, draft)
 
     def observe(self, outcome: RoundOutcome) -> None:
         for row, request in enumerate(outcome.request_ids):
@@ -61,7 +74,7 @@ class _Trust:
     waited: int = 0
 
 
-class OwnAcceptance:
+class OwnAcceptance(Policy):
     """Each row's lengths follow from what became of its own drafts: no clock, no other row, no earlier call.
 
     A fully kept draft makes the next one longer by one, up to `limit`, any other shorter by one. A row that comes
@@ -77,9 +90,6 @@ class OwnAcceptance:
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         wanted = (self._of(request).length for request in view.request_ids)
         return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))
-
-    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        return kept_whole(view, draft)
 
     def observe(self, outcome: RoundOutcome) -> None:
         for row, request in enumerate(outcome.request_ids):
@@ -106,7 +116,7 @@ class OwnAcceptance:
             trust.length, trust.waited, trust.pause = 1, 0, min(2 * trust.pause, self.patience)
 
 
-class BassHeuristic:
+class BassHeuristic(Policy):
     """Algorithm 1 of BASS (Qian et al. 2024): one length for the whole batch, led by its luckiest row.
 
     The bracket around l / modulus is a ceiling: a floor would keep the default 7 after a miss, against its text.
@@ -125,9 +135,6 @@ class BassHeuristic:
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         return tuple(min(self.length, room) for room in view.max_lengths)
-
-    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        return kept_whole(view, draft)
 
     def observe(self, outcome: RoundOutcome) -> None:
         if not any(outcome.drafted):

@@ -16,13 +16,13 @@ from forerun.bench.outputs import repeated_share
 from forerun.bench.prompts import encode, read_questions, whole
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import ParallelHeads, from_folder
-from forerun.drafters.default import behind_lookup
+from forerun.drafters.base import Drafter
+from forerun.drafters.choose import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import InvalidArgument
 from forerun.files import parse_json, write_whole
 from forerun.train.costs import Costs, weigh
 from forerun.train.prompts import encode_prompts, read_prompts, uses_template
-from forerun.types import Drafter
 
 NAME = "eval.json"
 ALL = "all"

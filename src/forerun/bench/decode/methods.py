@@ -8,7 +8,8 @@ from typing import Any
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
 from forerun.policy import BassHeuristic, Constant, CostModel
-from forerun.types import BatchView, Draft, Policy, RoundOutcome
+from forerun.policy.base import Policy
+from forerun.types import BatchView, Draft, RoundOutcome
 
 PLAIN, BASS, AUTO = "plain", "BASS", "auto"
 FIXED = {f"fixed {n}": n for n in (4, 6, 8)}

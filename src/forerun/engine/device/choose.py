@@ -9,12 +9,13 @@ import torch
 from forerun import kernels
 from forerun.config import Kernels
 from forerun.drafters import DraftModel
+from forerun.drafters.base import Drafter
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.runner import Runner
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer
 from forerun.rules import AnyRule
-from forerun.types import Drafter, Rule
+from forerun.types import Rule
 
 RULES = (Rule.TOKEN, Rule.BLOCK)
 

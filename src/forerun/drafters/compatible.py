@@ -1,4 +1,4 @@
-"""Do target and drafter speak the same tokens?"""
+"""Whether a draft model fits its target: the same token ids, and a source that both can read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from forerun.errors import TokenizerMismatch
+from forerun.errors import InvalidArgument, TokenizerMismatch
+from forerun.models.encoder import Encoder
 from forerun.models.families import head_size
+from forerun.models.scorer import Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 
 # One tokenizer is shipped with differently padded embeddings (151936 and 152064 are both Qwen's); paddings seen in the
 # field are multiples of 64 to 256, so sizes further apart than this are different tokenizers.
@@ -40,3 +43,28 @@ def _message(target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedMo
 
 def _size(model: PreTrainedModel, tokenizer: Any) -> int:
     return len(tokenizer) if tokenizer is not None else head_size(model)
+
+
+def check_encoders(target: Scorer, draft: Scorer, shares_encoder: bool) -> None:
+    """Raise unless the draft's encoder, or its cross-attention over the target's, fits the target."""
+    if not isinstance(draft, Seq2SeqScorer):
+        if shares_encoder:
+            raise InvalidArgument(f"shares_encoder=True: {type(draft.model).__name__} has no cross-attention")
+        return
+    if not isinstance(target, Seq2SeqScorer):
+        raise InvalidArgument(
+            f"the draft {type(draft.model).__name__} reads a source and the target {type(target.model).__name__} has "
+            "none; choose a decoder-only draft"
+        )
+    mine, other = draft.encoder, target.encoder
+    if shares_encoder and mine.width != other.width:
+        raise InvalidArgument(
+            f"shares_encoder=True: the target's encoder states are {other.width} wide and the draft's cross-attention "
+            f"reads {mine.width}; leave shares_encoder out, so that the draft reads with an encoder of its own"
+        )
+    if not shares_encoder and mine.name != other.name:
+        raise InvalidArgument(f"the target's encoder reads {_described(other)} and the draft's {_described(mine)}")
+
+
+def _described(encoder: Encoder) -> str:
+    return f"{encoder.name} ({type(encoder.module).__name__})"

@@ -1,0 +1,224 @@
+"""What a drafter is: two methods that it must have, and defaults for everything else an engine may ask of it."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from forerun.arguments import methods
+from forerun.math.laws import PointMass
+from forerun.types import Draft, DraftContext, Source
+
+if TYPE_CHECKING:
+    from forerun.models.scorer import Scorer
+
+
+class Drafter(ABC):
+    """Whatever proposes tokens. A subclass needs `propose` and `rewind`; the other methods have defaults.
+
+    One that keeps state per row overrides `admit` and `release`, and `clone`: every engine works with a clone, so that
+    one drafter may be given to several engines. Without an own `clone` they all share the very same object.
+    """
+
+    copies = False
+    """Every draft is deterministic, a function of the row's history alone."""
+    is_mixed = False
+    """Some drafts are deterministic and others are sampled: a policy treats the two differently."""
+    makes_trees = False
+    """Drafts may be trees; `max_lengths` then bounds their depth."""
+    parts: tuple[Drafter, ...] = ()
+    """The drafters it drafts with, where it combines others."""
+
+    @property
+    def unwrapped(self) -> Any:
+        """The object itself; of one that stands in for a user's plain object, that object."""
+        return self
+
+    @abstractmethod
+    def propose(self, context: DraftContext) -> Draft:
+        """Guess up to `context.max_lengths[b]` tokens for each row."""
+
+    @abstractmethod
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Only the first `lengths[i]` tokens of row `rows[i]` still stand; forget any state built on later ones."""
+
+    def clone(self) -> Self:
+        """One that drafts alike and shares the weights, but knows neither rows nor a target."""
+        return self
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        """Called by the engine before any row, and again after the target's model was changed."""
+
+    def has_changed(self) -> bool:
+        """Whether a model it drafts with was changed since `bind`."""
+        return False
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        """Row number `row` holds a new text from now on."""
+
+    def read(self, row: int, source: Source) -> None:
+        """Follows `admit` behind an encoder-decoder target: what its encoder reads for the row."""
+
+    def release(self, row: int) -> None:
+        """The row has left."""
+
+    def num_draws(self, longest: int) -> int:
+        """Uniforms a row needs in a round whose longest draft has `longest` tokens."""
+        return longest
+
+
+class Steps(Protocol):
+    """One draft under way. Rows are entries of the batch; each has a tree of guesses that were looked behind.
+
+    `close` drops whatever was built on guesses.
+    """
+
+    context: DraftContext  # as asked, but with no more room than there is
+    ids: Tensor | None  # [Vd] ascending: the tokens the logits are of; None for the target's vocabulary
+
+    def roots(self, rows: Sequence[int]) -> Tensor:
+        """Logits [len(rows), V] after each row's history."""
+        ...
+
+    def behind(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]) -> Tensor:
+        """Logits [N, V] behind more guesses, row by row.
+
+        `parents[i]` counts the guesses that row `rows[i]` was asked about before, in order; -1 is its history.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class BranchingDrafter(Drafter):
+    """A drafter that can be asked about several guesses at once: what a `Tree` is grown with."""
+
+    stop_below: float | None = None
+    """End a row's draft after a token that the draft gave less than this probability."""
+
+    @abstractmethod
+    def steps(self, context: DraftContext) -> Steps:
+        """Begin a draft."""
+
+
+class DrafterAround(Drafter):
+    """A drafter that changes how another, `inner`, proposes and passes everything else on to it."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner = as_drafter(inner)
+        self.parts = (inner,)
+        self.copies, self.is_mixed, self.makes_trees = inner.copies, inner.is_mixed, inner.makes_trees
+
+    def clone(self) -> Self:
+        twin = copy.copy(self)
+        twin.inner = self.inner.clone()
+        twin.parts = (twin.inner,)
+        return twin
+
+    def propose(self, context: DraftContext) -> Draft:
+        return self.inner.propose(context)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.inner.rewind(rows, lengths)
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        self.inner.bind(target, tokenizer)
+
+    def has_changed(self) -> bool:
+        return self.inner.has_changed()
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        self.inner.admit(row, prompt)
+
+    def read(self, row: int, source: Source) -> None:
+        self.inner.read(row, source)
+
+    def release(self, row: int) -> None:
+        self.inner.release(row)
+
+    def num_draws(self, longest: int) -> int:
+        return self.inner.num_draws(longest)
+
+
+class PlainDrafter(Drafter):
+    """A user's object with `propose` and `rewind` that does not derive from `Drafter`.
+
+    The optional methods and attributes of `Drafter` are used where the object has them.
+    """
+
+    def __init__(self, plain: Any) -> None:
+        self.plain = plain
+        self.copies = bool(getattr(plain, "copies", False))
+        self.makes_trees = bool(getattr(plain, "makes_trees", False))
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.plain
+
+    @property
+    def is_mixed(self) -> bool:  # type: ignore[override]
+        return bool(getattr(self.plain, "is_mixed", False))
+
+    def propose(self, context: DraftContext) -> Draft:
+        draft: Draft = self.plain.propose(context)
+        return draft
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.plain.rewind(rows, lengths)
+
+    def clone(self) -> Self:
+        """By the object's class alone: one that passes every unknown name on would give its inner one's clone."""
+        return type(self)(self.plain.clone()) if hasattr(type(self.plain), "clone") else self
+
+    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
+        self._call("bind", target, tokenizer)
+
+    def has_changed(self) -> bool:
+        return bool(self._call("has_changed"))
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        self._call("admit", row, prompt)
+
+    def read(self, row: int, source: Source) -> None:
+        self._call("read", row, source)
+
+    def release(self, row: int) -> None:
+        self._call("release", row)
+
+    def num_draws(self, longest: int) -> int:
+        number: int | None = self._call("num_draws", longest)
+        return longest if number is None else number
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        method = getattr(self.plain, name, None)
+        return None if method is None else method(*arguments)
+
+
+def as_drafter(value: Any) -> Drafter:
+    """A drafter as it is; any other object with `propose` and `rewind` as one."""
+    if isinstance(value, Drafter):
+        return value
+    remedy = "must be a Drafter, or an object with the methods propose and rewind"
+    return PlainDrafter(methods("drafter", value, ("propose", "rewind"), remedy))
+
+
+def shares_rows(drafter: Drafter) -> bool:
+    """Whether it keeps state per row and has no clone of its own: two engines would mix up their rows in it."""
+    kind, base = (type(drafter.plain), object) if isinstance(drafter, PlainDrafter) else (type(drafter), Drafter)
+    return _overrides(kind, base, "admit") and not _overrides(kind, base, "clone")
+
+
+def _overrides(kind: type, base: type, name: str) -> bool:
+    return getattr(kind, name, None) is not getattr(base, name, None)
+
+
+def empty_draft(num_rows: int, vocab_size: int, device: torch.device) -> Draft:
+    """A draft of no token: a round with it is plain decoding."""
+    tokens = torch.zeros(num_rows, 0, dtype=torch.long, device=device)
+    lengths = torch.zeros(num_rows, dtype=torch.long, device=device)
+    return Draft(tokens, lengths, PointMass(tokens, vocab_size), deterministic=True)

@@ -1,0 +1,49 @@
+"""Which drafter: the one that a folder holds, or the default for a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from forerun import drafts
+from forerun.drafters.base import Drafter
+from forerun.drafters.chain import Chain
+from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.feature_head import FeatureHead
+from forerun.drafters.parallel_heads import ParallelHeads
+from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.loading.drafter_folder import is_drafter_folder, read_kind
+
+MIN_NGRAM = 2  # before a trained drafter, prompt lookup only drafts where a longer match makes it fairly sure
+
+
+def from_folder(folder: str | Path, *, stop_below: float | None = None, **loading: Any) -> Drafter:
+    """The drafter that training wrote to `folder`, or a draft model from an ordinary model folder.
+
+    Trained drafters come to where their target is, in its type; `loading` (device, dtype, offline) is for the others.
+    """
+    kind = read_kind(folder) if is_drafter_folder(folder) else "causal"
+    if kind == "feature":
+        return FeatureHead.load(folder, stop_below=stop_below)
+    if kind == "parallel":
+        return ParallelHeads.load(folder, stop_below=stop_below)
+    return DraftModel.load(folder, stop_below=stop_below, **loading)
+
+
+def default_drafter(target: PreTrainedModel) -> Drafter:
+    """Prompt lookup; where a trained drafter for this target comes with Forerun, that one behind it.
+
+    Speech is the exception: a transcript repeats itself too seldom for lookup to be worth its rounds.
+    """
+    folder = drafts.for_target(target)
+    if folder is None:
+        return PromptLookup()
+    trained = from_folder(folder)
+    return trained if folder == drafts.WHISPER else behind_lookup(trained)
+
+
+def behind_lookup(drafter: Drafter) -> Chain:
+    """Copies where the text repeats itself, `drafter` elsewhere."""
+    return Chain(PromptLookup(min_ngram=MIN_NGRAM), drafter)
