@@ -9,9 +9,10 @@ from typing import Any
 from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
 from benchmarks.papers.lossy import Work, divergences, number, percent, run
 from benchmarks.papers.pairs import Pair, open_pair
+from forerun.lossy import Ensemble, Lenient, Sigmoid
 from forerun.math.lossy import LossyRule
 from forerun.measure.record import Record
-from forerun.rules import Ensemble, Lenient, Rule, Sigmoid
+from forerun.rules import Rule
 
 TITLE = "Sigmoid bounds, lenience and ensembles: divergence and quality (Wagner et al., Tables 1 and 2)"
 BOUNDS = (1e1, 1e3, 1e4, 1e5)

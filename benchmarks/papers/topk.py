@@ -10,8 +10,9 @@ from typing import Any
 from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
 from benchmarks.papers.lossy import Work, divergences, number, percent, run
 from benchmarks.papers.pairs import Pair, open_pair
+from forerun.lossy import TopKImportance
 from forerun.measure.record import Record
-from forerun.rules import AnyRule, Rule, TopKImportance
+from forerun.rules import AnyRule, Rule
 
 TITLE = "Top-K importance, as published and lossless (TopK-ImpSpecDec, Tables 1 and 2)"
 LENGTHS = (5, 10, 15)

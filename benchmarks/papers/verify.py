@@ -18,12 +18,13 @@ from benchmarks.papers.pairs import Pair, open_pair
 from forerun import ops
 from forerun.config import SamplingParams
 from forerun.engine import Stats
+from forerun.lossy import Sigmoid
 from forerun.math.laws import LogitLaw
 from forerun.measure.provenance import versions
 from forerun.measure.record import Record
 from forerun.measure.rounds import decode
 from forerun.policy import Constant
-from forerun.rules import AnyRule, Rule, Sigmoid
+from forerun.rules import AnyRule, Rule
 from forerun.types import Draft, Keys, LawParams
 
 TITLE = "Time and memory of verification, exact and by sigmoid (Wagner et al., Tables 1, 3, 8, Figures 3, 4)"

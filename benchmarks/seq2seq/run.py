@@ -119,7 +119,7 @@ def _repeated(
     calls = [timed(device, partial(call, tokens, seed)) for seed in seeds]
     traces = [made for made, _ in calls if isinstance(made, Trace)]
     later = [trace for trace in traces if trace.rounds]
-    captured = [made.stats.capture_seconds if isinstance(made, Trace) else 0.0 for made, _ in calls]
+    captured = [made.stats.seconds.capture if isinstance(made, Trace) else 0.0 for made, _ in calls]
     return Measurement(
         pair, batch, method, tuple(took - lost for (_, took), lost in zip(calls, captured, strict=True)),
         batch * tokens, encoder, tuple(fmean(trace.latencies()) for trace in later),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.version import __version__
 
 if TYPE_CHECKING:
+    from forerun import lossy
     from forerun.config import SamplingParams
     from forerun.decoder import GenerateResult, SpeculativeDecoder, Stream
     from forerun.drafters import (
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from forerun.models.scorer import Scorer
     from forerun.models.seq2seq import Seq2SeqScorer
     from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
-    from forerun.rules import Ensemble, Lenient, Sigmoid, TopKImportance
     from forerun.types import Draft, DraftContext, Rule, Source
 
 # Where each public name lives: torch and transformers are only imported when one is used.
@@ -53,7 +53,6 @@ _HOMES = {
     "forerun.models.scorer": ("Scorer",),
     "forerun.models.seq2seq": ("Seq2SeqScorer",),
     "forerun.policy": ("BassHeuristic", "Constant", "CostModel", "HfHeuristic"),
-    "forerun.rules": ("Ensemble", "Lenient", "Sigmoid", "TopKImportance"),
     "forerun.types": ("Draft", "DraftContext", "Rule", "Source"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -69,13 +68,11 @@ __all__ = [
     "Drafter",
     "EarlyExit",
     "Engine",
-    "Ensemble",
     "FeatureHead",
     "FinishReason",
     "ForerunError",
     "GenerateResult",
     "HfHeuristic",
-    "Lenient",
     "NgramTable",
     "ParallelHeads",
     "Progress",
@@ -86,19 +83,20 @@ __all__ = [
     "SamplingParams",
     "Scorer",
     "Seq2SeqScorer",
-    "Sigmoid",
     "Source",
     "SpeculativeDecoder",
     "Stats",
     "Stream",
     "TopK",
-    "TopKImportance",
     "Tree",
     "__version__",
+    "lossy",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "lossy":
+        return import_module("forerun.lossy")
     if name not in _HOME:
         raise AttributeError(f"module 'forerun' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -49,7 +49,7 @@ class SpeculativeDecoder:
     `forerun.rules` such as "lenient:0.5", of which the result then warns. `kernels` says whether kernels may stand in
     for torch, in passes, draws and judgements alike: "auto" (on a CPU where they measure faster), "on", "off", or None
     for what $FORERUN_KERNELS says when the decoder is made; drafters follow the target. `compile` says whether rounds
-    on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.capture_seconds`) and
+    on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.seconds.capture`) and
     saves most of the host's time in every round after it. A drafter or a policy that fails costs its draft and a
     warning, and `engine.first_fault` keeps the first traceback; with `strict` the error is raised.
     A target of a class that the test suite has not proven with the installed transformers is first tried on a few short

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -78,11 +78,6 @@ def sequences(rows: Sequence[RowResult], pad: int, like: Tensor) -> Tensor:
         for row in rows
     ]
     return torch.tensor(lines, dtype=like.dtype, device=like.device)
-
-
-def with_seconds(stats: Stats, now: Stats, before: Stats) -> Stats:
-    names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds", "capture_seconds")
-    return replace(stats, **{name: getattr(now, name) - getattr(before, name) for name in names})
 
 
 def _parameters(row: RowResult) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun.engine import Engine, Progress, Stats
 from forerun.errors import InvalidArgument
 from forerun.keywords import GenerateCall
-from forerun.result import GenerateResult, sequences, with_seconds
+from forerun.result import GenerateResult, sequences
 
 _running: WeakKeyDictionary[Engine, ReferenceType[Stream]] = WeakKeyDictionary()
 _claims = Lock()  # of `_running`
@@ -161,7 +161,7 @@ class Stream(Iterator[list[Progress]]):
         if len(ended) < len(self._places):  # a request was refused: there is nothing to report
             return
         rows = tuple(ended[request.request_id] for request in self._call.requests)
-        stats = with_seconds(Stats.total([row.stats for row in rows]), self._engine.seconds, self._seconds_before)
+        stats = replace(Stats.total([row.stats for row in rows]), seconds=self._engine.seconds - self._seconds_before)
         stats.lossy = self._engine.lossy
         matrix = sequences(rows, self._call.pad_token_id, self._input_ids)
         self._result = GenerateResult(matrix, rows, stats, seconds, self._call.num_return_sequences)

@@ -7,7 +7,7 @@ import pytest
 from engine.scripted import PROMPT, VOCAB, answer, engine_with, finish, prophet, run
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel
-from forerun.engine import Request, Stats
+from forerun.engine import Request, Seconds, Stats
 from forerun.types import Origin
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -89,3 +89,13 @@ def test_json_carries_counts_and_rates() -> None:
     assert shown["num_accepted_tokens"] == 16
     assert shown["draft_acceptance_rate"] == 1.0
     assert shown["tokens_per_round"] == 5.0
+
+
+def test_runs_one_after_the_other_add_counts_and_all_seconds() -> None:
+    """The batch's seconds too, those of capturing included; a total of rows leaves them out, as rows share them."""
+    first = Stats(rounds=2, seconds=Seconds(1, 2, 3, 4, 5))
+    second = Stats(rounds=3, seconds=Seconds(10, 20, 30, 40, 50))
+    both = first.plus(second)
+    assert both.rounds == 5 and both.seconds == Seconds(11, 22, 33, 44, 55)
+    assert both.as_dict()["capture_seconds"] == 55 and both.seconds - first.seconds == second.seconds
+    assert Stats.total([first, second]).seconds == Seconds()

@@ -22,9 +22,10 @@ from forerun.check.divergence import measure_divergence
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel
 from forerun.errors import ForerunWarning
+from forerun.lossy import Ensemble, Lenient, Sigmoid, TopKImportance
 from forerun.math.laws import LogitLaw
 from forerun.math.lossy import LossyRule, total_variation
-from forerun.rules import AnyRule, Ensemble, Lenient, Rule, Sigmoid, TopKImportance
+from forerun.rules import AnyRule, Rule
 from forerun.types import Draft, DraftContext, LawParams
 from support.markov import joint_law, toy_pair
 from support.recompute import check, recomputed

@@ -161,7 +161,7 @@ ODD: dict[str, Callable[[], Any]] = {
     "GenerationConfig": lambda: GenerationConfig,
     "GenerationConfig()": GenerationConfig,
     "Rule": lambda: forerun.Rule,
-    "Lenient": lambda: forerun.Lenient,
+    "Lenient": lambda: forerun.lossy.Lenient,
     "'lenient:nan'": lambda: "lenient:nan",
     "'sigmoid:alpha=inf,beta=inf'": lambda: "sigmoid:alpha=inf,beta=inf",
     "'embedded'": lambda: "embedded",

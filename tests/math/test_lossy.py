@@ -18,13 +18,14 @@ from torch import Tensor
 import support.lossy_oracle as oracle
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
+from forerun.lossy import Ensemble, Lenient, Sigmoid, TopKImportance
 from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, draw
 from forerun.math.lossy import LossyRule, kl, outside, total_variation
 from forerun.math.random import draft_uniforms
 from forerun.math.sigmoid import published_bonus, published_residual, sigmoid_scores
 from forerun.math.topk_importance import top_candidates
 from forerun.math.verify import Judgement, Noise, verify
-from forerun.rules import Ensemble, Lenient, Rule, Sigmoid, TopKImportance, parse, warning
+from forerun.rules import Rule, parse, warning
 from forerun.types import Draft, LawParams
 from support.lossy_oracle import Models, Round
 from support.oracle import all_paths, chi_square_ok, keys_for

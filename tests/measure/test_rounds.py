@@ -10,7 +10,7 @@ import pytest
 from benchmarks.papers import chen
 from forerun import SpeculativeDecoder
 from forerun.drafters import DraftModel
-from forerun.engine import Stats
+from forerun.engine import Seconds
 from forerun.measure.rounds import PHASES, SKIP, Round, Trace, _round, decode
 from forerun.policy import Constant
 from support.tiny import draft_of, ragged_prompts, tiny_model
@@ -46,7 +46,7 @@ def test_prompts_stay_apart_when_rounds_are_drawn() -> None:
 
 def test_capturing_is_paid_once_a_shape_not_once_a_round() -> None:
     """Two seconds in all, of which one and a half went into recording a graph."""
-    before, after = (0.0, Stats()), (2.0, Stats(capture_seconds=1.5))
+    before, after = (0.0, Seconds()), (2.0, Seconds(capture=1.5))
     found = _round(before, after, {0: 1})
     assert (found.seconds, found.captured) == (0.5, 1.5)
 

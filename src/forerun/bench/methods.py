@@ -140,7 +140,7 @@ class WithForerun:
             rounds=stats.rounds,
             drafted=stats.num_draft_tokens,
             accepted=stats.num_accepted_tokens,
-            phases={name: getattr(stats, f"{name}_seconds") for name in ("prefill", "draft", "score", "verify")},
+            phases={name: getattr(stats.seconds, name) for name in ("prefill", "draft", "score", "verify")},
         )
 
     def _generate(self, ids: Tensor, mask: Tensor, max_new_tokens: int) -> Any:

@@ -35,7 +35,7 @@ def run(
     """Decode all prompts. When `stopped()` turns true, rows end after the round with what they have.
 
     What was compiled or recorded on the way is paid once and is no decoding: it is taken out of the result's seconds
-    and told as `capture_seconds`.
+    and told as `stats.seconds.capture`.
     """
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
@@ -48,6 +48,6 @@ def run(
             if stopped():
                 stream.close()
     done = stream.result
-    once = done.stats.capture_seconds + compiling.seconds
-    stats = replace(done.stats, capture_seconds=once)
+    once = done.stats.seconds.capture + compiling.seconds
+    stats = replace(done.stats, seconds=replace(done.stats.seconds, capture=once))
     return replace(done, seconds=max(done.seconds - once, 0.0), stats=stats)

@@ -41,8 +41,8 @@ def statistics_table(stats: Stats, seconds: float) -> Table:
         table.add_row("by position", by_position(stats))
     table.add_row("seconds", f"{seconds:.2f}")
     table.add_row("of which", times(stats))
-    if stats.capture_seconds >= WORTH_TELLING:
-        table.add_row("before that, once", f"{stats.capture_seconds:.1f} seconds of compiling and recording kernels")
+    if stats.seconds.capture >= WORTH_TELLING:
+        table.add_row("before that, once", f"{stats.seconds.capture:.1f} seconds of compiling and recording kernels")
     table.add_row("tokens per second", f"{rate(stats, seconds):.1f}")
     if stats.lossy:
         table.add_row("[bold red]LOSSY[/]", stats.lossy)
@@ -51,8 +51,8 @@ def statistics_table(stats: Stats, seconds: float) -> Table:
 
 def times(stats: Stats) -> str:
     """Where the time went."""
-    parts = {"prompt": stats.prefill_seconds, "drafting": stats.draft_seconds, "scoring": stats.score_seconds,
-             "verifying": stats.verify_seconds}  # fmt: skip
+    parts = {"prompt": stats.seconds.prefill, "drafting": stats.seconds.draft, "scoring": stats.seconds.score,
+             "verifying": stats.seconds.verify}  # fmt: skip
     return ", ".join(f"{name} {spent:.2f}" for name, spent in parts.items())
 
 

@@ -28,7 +28,7 @@ from forerun.engine.laws import keys_of, law_of, tokens_of
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
-from forerun.engine.stats import Stats
+from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.models.fingerprint import checksum
@@ -74,7 +74,7 @@ class Engine:
     ) -> None:
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
         self.join_tokens, self.prefixes = join_tokens, PrefixCache(keep_rows)
-        self.seconds = Stats()  # only its seconds are used: time is the batch's, not a row's
+        self.seconds = Seconds()
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
         self._results: dict[int, RowResult] = {}  # by handle
@@ -382,7 +382,7 @@ class Engine:
         self.target.encode()
         self._prefill(rows)
         if rows:
-            self.seconds.prefill_seconds += self.clock() - started
+            self.seconds.prefill += self.clock() - started
 
     def _take_in(self, row: Row) -> None:
         """A row number for a row: that of a kept prefix whose keys begin as its prompt does, or else a new one."""
@@ -456,10 +456,10 @@ class Engine:
 
     def _account(self, draft: float, score: float, verify: float) -> None:
         if self.runner is not None:
-            self.seconds.capture_seconds = self.runner.recorder.seconds + self.drafting.capture_seconds
-        self.seconds.draft_seconds += draft
-        self.seconds.score_seconds += score
-        self.seconds.verify_seconds += verify
+            self.seconds.capture = self.runner.recorder.seconds + self.drafting.capture_seconds
+        self.seconds.draft += draft
+        self.seconds.score += score
+        self.seconds.verify += verify
 
     def _retire(self) -> None:
         """Let finished rows go."""

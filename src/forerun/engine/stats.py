@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 COUNTS_PER_PLACE = (
     "num_accepted_tokens_per_pos", "num_draft_tokens_per_pos", "num_reached_tokens_per_pos", "acceptance_histogram",
 )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Where the time of a batch went. It is the batch's time: rows decode together."""
+
+    draft: float = 0.0
+    score: float = 0.0
+    verify: float = 0.0
+    prefill: float = 0.0
+    capture: float = 0.0
+    """Spent once a shape of round on recording it as CUDA graphs, the compiling of kernels included; by the command
+    line also on compiling a CPU's kernels."""
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(*(mine + more for mine, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Seconds) -> Seconds:
+        return Seconds(*(mine - less for mine, less in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(slots=True)
@@ -31,13 +50,7 @@ class Stats:
     rounds: int = 0
     """Target forwards the row took part in, plain ones included."""
     num_emitted_tokens: int = 0
-    draft_seconds: float = 0.0
-    score_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    capture_seconds: float = 0.0
-    """Spent once a shape of round on recording it as CUDA graphs, the compiling of kernels included; by the command
-    line also on compiling a CPU's kernels."""
+    seconds: Seconds = field(default_factory=Seconds)
     lossy: str | None = None
     """A warning where the rule does not keep the target's law."""
 
@@ -71,9 +84,7 @@ class Stats:
 
     def plus(self, other: Stats) -> Stats:
         """Two runs one after the other: counts and seconds added."""
-        names = ("draft_seconds", "score_seconds", "verify_seconds", "prefill_seconds", "capture_seconds")
-        seconds = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return replace(Stats.total([self, other]), **seconds)
+        return replace(Stats.total([self, other]), seconds=self.seconds + other.seconds)
 
     @property
     def tokens_per_round(self) -> float:
@@ -104,17 +115,22 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """Counts and the rates derived from them, ready for JSON."""
-        counts = {name: getattr(self, name) for name in self.__slots__}
-        return counts | {
-            "tokens_per_round": self.tokens_per_round,
-            "mean_acceptance_length": self.mean_acceptance_length,
-            "draft_acceptance_rate": self.acceptance_rate,
-            "acceptance_by_position": self.acceptance_by_position,
-        }
+        counts = {name: getattr(self, name) for name in self.__slots__ if name != "seconds"}
+        seconds = {f"{name}_seconds": value for name, value in asdict(self.seconds).items()}
+        return (
+            counts
+            | seconds
+            | {
+                "tokens_per_round": self.tokens_per_round,
+                "mean_acceptance_length": self.mean_acceptance_length,
+                "draft_acceptance_rate": self.acceptance_rate,
+                "acceptance_by_position": self.acceptance_by_position,
+            }
+        )
 
     def __str__(self) -> str:
         by_position = " ".join(f"{rate:.2f}" for rate in self.acceptance_by_position) or "-"
-        phases = {"drafting": self.draft_seconds, "scoring": self.score_seconds, "verifying": self.verify_seconds}
+        phases = {"drafting": self.seconds.draft, "scoring": self.seconds.score, "verifying": self.seconds.verify}
         seconds = ", ".join(f"{name} {value:.2f} s" for name, value in phases.items())
         return (
             f"{self.num_emitted_tokens} tokens in {self.rounds} rounds ({self.tokens_per_round:.2f} a round), accepted "

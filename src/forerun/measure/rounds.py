@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from forerun.decoder import SpeculativeDecoder
-from forerun.engine import Stats
+from forerun.engine import Seconds, Stats
 from forerun.result import GenerateResult
 from forerun.stream import Stream
 
@@ -96,19 +96,14 @@ def padded(prompts: Sequence[Sequence[int]], device: Any) -> tuple[torch.Tensor,
     return ids, mask
 
 
-def now(decoder: SpeculativeDecoder, wait: bool) -> tuple[float, Stats]:
+def now(decoder: SpeculativeDecoder, wait: bool) -> tuple[float, Seconds]:
     """The clock, once the device has done its work where that is waited for, and the seconds the engine has counted."""
     if wait and decoder.target.device.type == "cuda":
         torch.cuda.synchronize(decoder.target.device)
     return time.perf_counter(), replace(decoder.engine.seconds)
 
 
-def _round(before: tuple[float, Stats], after: tuple[float, Stats], gained: Mapping[int, int]) -> Round:
-    phases = {name: _seconds(after[1], name) - _seconds(before[1], name) for name in PHASES}
-    captured = after[1].capture_seconds - before[1].capture_seconds
-    return Round(after[0] - before[0] - captured, phases, gained, captured)
-
-
-def _seconds(stats: Stats, phase: str) -> float:
-    found: float = getattr(stats, f"{phase}_seconds")
-    return found
+def _round(before: tuple[float, Seconds], after: tuple[float, Seconds], gained: Mapping[int, int]) -> Round:
+    spent = after[1] - before[1]
+    phases = {name: getattr(spent, name) for name in PHASES}
+    return Round(after[0] - before[0] - spent.capture, phases, gained, spent.capture)

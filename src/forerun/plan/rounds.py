@@ -113,10 +113,10 @@ class EngineRunner:
         """One round; `made` is brought up to date."""
         self.policy.length = length
         self._wait()
-        started, recording = self.engine.clock(), self.engine.seconds.capture_seconds
+        started, recording = self.engine.clock(), self.engine.seconds.capture
         self.engine.step()
         self._wait()
-        recording -= self.engine.seconds.capture_seconds  # paid once a shape, not once a round
+        recording -= self.engine.seconds.capture  # paid once a shape, not once a round
         seconds = self.engine.clock() - started + recording
         outcome = self.policy.outcome
         assert outcome is not None

@@ -115,9 +115,9 @@ def measure_costs(
     decoder = SpeculativeDecoder(target, drafter, policy=options.draft_length, tokenizer=tokenizer)
     drafted = _timed(decoder, prompts, options)
     return Costs(
-        target_step=statistics.median(s.score_seconds / max(s.rounds, 1) for s in plain),
-        draft_step=statistics.median(s.draft_seconds / max(s.num_draft_tokens, 1) for s in drafted),
-        block_step=statistics.median(s.score_seconds / max(s.rounds, 1) for s in drafted),
+        target_step=statistics.median(s.seconds.score / max(s.rounds, 1) for s in plain),
+        draft_step=statistics.median(s.seconds.draft / max(s.num_draft_tokens, 1) for s in drafted),
+        block_step=statistics.median(s.seconds.score / max(s.rounds, 1) for s in drafted),
         draft_length=options.draft_length,
         all_at_once=isinstance(drafter, ParallelHeads),
     )
