@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -9,55 +11,67 @@ from forerun.engine.adjust import cause_of_failure
 from forerun.engine.branching import Kept
 from forerun.engine.request import FinishReason
 from forerun.engine.row import Progress, Row, TokenLogprob
+from forerun.engine.stats import Seconds
 from forerun.types import Origin, Verdict
 
 
-def commit(
-    batch: list[Row],
-    blocks: list[list[int]],
-    kept: list[Kept],
-    verdict: Verdict,
-    logits: Tensor | None,
-    logprobs: list[list[float]] | None = None,
-) -> list[Progress]:
-    """Give every row what it gained.
+@dataclass(slots=True)
+class VerifiedRound:
+    """A round that was drafted, scored and verified, on the host or on the device, and is still to be committed."""
 
-    `blocks[b]` is the row's last token and its draft, `kept[b]` what the verdict left of it. Of the model's own law
-    there are `logits` [N, V], or `logprobs` of what each row emits where nobody asks for more, or nothing.
-    """
+    rows: list[Row]
+    blocks: list[list[int]]  # each row's last token and its draft
+    kept: list[Kept]  # what the verdict left of each draft
+    verdict: Verdict
+    scored: int  # positions the target scored, all rows together
+    turn: int  # of the view its lengths were asked with
+    seconds: Seconds
+    # Of the model's law there are logits [N, V], or log-probabilities of what each row emits, or nothing.
+    logits: Tensor | None = None
+    logprobs: list[list[float]] = field(default_factory=list)
+    trees: list[list[int]] | None = None  # each row's parents, where drafts are trees
+    evidence: tuple[int, ...] | None = None
+    copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic
+    steps: int | None = None  # of a round on the device: the draft length that all its rows were run with
+
+    @property
+    def on_device(self) -> bool:
+        return self.steps is not None
+
+
+def commit(done: VerifiedRound) -> list[Progress]:
+    """Give every row what it gained."""
+    blocks, verdict, logits = done.blocks, done.verdict, done.logits
     following, finite = verdict.next_token.tolist(), verdict.finite.tolist()
     if verdict.tokens is not None:  # what is emitted is not what was drafted
-        blocks = [
-            [block[0], *own[: len(block) - 1]] for block, own in zip(blocks, verdict.tokens.tolist(), strict=True)
-        ]
+        emitted = zip(blocks, verdict.tokens.tolist(), strict=True)
+        blocks = [[block[0], *tokens[: len(block) - 1]] for block, tokens in emitted]
     start = 0
     progress = []
-    for place, (row, block, draft) in enumerate(zip(batch, blocks, kept, strict=True)):
-        token, good = following[place], finite[place]
-        own: Tensor | list[float] | None = logprobs[place] if logprobs else None
-        # A view of a tensor costs more than all else here: it is made for those who read it.
+    for place, (row, block, kept) in enumerate(zip(done.rows, blocks, done.kept, strict=True)):
+        scores: Tensor | list[float] | None = done.logprobs[place] if done.logprobs else None
+        # A view of a tensor costs more than all else here: it is made only for rows that read it.
         if logits is not None and row.request.logprobs is not None:
-            own = logits[start : start + len(block)]
-        drafted = block[1:]
-        if good:
-            progress.append(_commit_row(row, drafted, draft, token, own))
+            scores = logits[start : start + len(block)]
+        if finite[place]:
+            progress.append(_commit_row(row, block[1:], kept, following[place], scores))
         else:
             seen = None if logits is None else logits[start : start + len(block)]
-            progress.append(_fail(row, draft.depth, drafted, seen))
+            progress.append(_fail(row, kept.depth, block[1:], seen))
         start += len(block)
     return progress
 
 
 def _commit_row(
-    row: Row, drafted: list[int], draft: Kept, following: int, own: Tensor | list[float] | None
+    row: Row, drafted: list[int], draft: Kept, following: int, scores: Tensor | list[float] | None
 ) -> Progress:
     last = Origin.BONUS if draft.whole else Origin.CORRECTION
     accepted = len(draft.nodes)
     tokens = [*(drafted[node] for node in draft.nodes), following]
     kept, row.finish_reason = row.stop.cut(row.output, tokens)
     tokens, origins = tokens[:kept], [*[Origin.ACCEPTED] * accepted, last][:kept]
-    if row.request.logprobs is not None and own is not None:
-        row.logprobs.extend(_logprobs(own, draft.scored_at[:kept], tokens, row.request.logprobs))
+    if row.request.logprobs is not None and scores is not None:
+        row.logprobs.extend(_logprobs(scores, draft.scored_at[:kept], tokens, row.request.logprobs))
     row.gain(tokens, origins)
     row.counts = draft.depth, min(accepted, kept), kept, len(drafted)
     row.round += 1
@@ -82,11 +96,13 @@ def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None) -> Pr
     return Progress(row.handle, row.request.request_id, (), (), row.finish_reason)
 
 
-def _logprobs(own: Tensor | list[float], places: list[int], tokens: list[int], alternatives: int) -> list[TokenLogprob]:
-    """Of the model's own distribution, so that they compare across sampling settings."""
-    if isinstance(own, list):
-        return [TokenLogprob(token, own[place]) for place, token in enumerate(tokens)]
-    laws = torch.log_softmax(own[places].float(), dim=-1)
+def _logprobs(
+    scores: Tensor | list[float], places: list[int], tokens: list[int], alternatives: int
+) -> list[TokenLogprob]:
+    """Under the model's distribution before any sampling setting, so that they compare across settings."""
+    if isinstance(scores, list):
+        return [TokenLogprob(token, scores[place]) for place, token in enumerate(tokens)]
+    laws = torch.log_softmax(scores[places].float(), dim=-1)
     values = laws[torch.arange(len(tokens)), torch.tensor(tokens, device=laws.device)].tolist()
     if not alternatives:
         return [TokenLogprob(token, value) for token, value in zip(tokens, values, strict=True)]

@@ -1,41 +1,39 @@
-"""The loop: draft, score, verify, commit, for all rows at once."""
+"""The loop: admit, run, commit, observe, retire, for all rows at once."""
 
 from __future__ import annotations
 
 import itertools
 import time
-import warnings
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from forerun import ops
 from forerun.drafters.base import Drafter, as_drafter
 from forerun.engine.adjust import adjuster
 from forerun.engine.bans import bans_of
-from forerun.engine.branching import Kept, kept_of, parents_of, scored_block
-from forerun.engine.commit import commit
+from forerun.engine.branching import Kept, scored_block
+from forerun.engine.commit import VerifiedRound, commit
 from forerun.engine.device.choose import draft_passes_of, runner_for
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import SIZES
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
-from forerun.engine.laws import keys_of, law_of, tokens_of
+from forerun.engine.host_round import run as run_on_host
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
-from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.errors import InvalidArgument
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.policy.base import Policy, wrapped
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, LawParams, Origin, RoundOutcome, Rule
+from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
 
 class Engine:
@@ -158,7 +156,7 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Progress]:
-        """One round for every row."""
+        """One round for every row: admit, run, commit, observe, retire."""
         try:
             if self.runner is None or not self.runner.has_pending:
                 self._admit()
@@ -166,7 +164,12 @@ class Engine:
             if not self._running:
                 return []
             batch = sorted(self._running.values(), key=lambda row: self.target.cache.slot(row.number))
-            progress = self._undone_if_it_fails(batch)
+            with _undone_if_it_fails(batch):
+                done = self._run(batch)
+                progress = self._commit(done)
+                self._observe(done, progress)
+                self._run_ahead(batch, done)
+                self._account(done.seconds)  # last: what was recorded for the next round took this one's time
             for row in batch:
                 row.count()
             self._retire()
@@ -175,15 +178,88 @@ class Engine:
             self._start_over()
             raise
 
-    def _undone_if_it_fails(self, batch: list[Row]) -> list[Progress]:
-        """A round, or nothing: an error takes back what rows were given."""
-        marks = [row.mark() for row in batch]
+    def _run(self, batch: list[Row]) -> VerifiedRound:
+        """Draft, score and verify: on the device where it can run the round by itself, else step by step."""
+        runner = self.runner
+        if runner is not None and (runner.has_pending or self._launch(runner, batch)):
+            if self.ahead and self.drafting.runs_ahead and not self._waiting and runner.should_launch_another(batch):
+                self._launch(runner, batch)
+            return runner.collect()
+        if runner is not None:
+            runner.release_table()
+        return run_on_host(
+            batch,
+            self._view(batch),
+            target=self.target,
+            drafting=self.drafting,
+            rule=self.rule,
+            runner=runner,
+            clock=self.clock,
+        )
+
+    def _commit(self, done: VerifiedRound) -> list[Progress]:
+        """Rows gain their tokens; target and drafter are cut back to what was kept."""
+        started = self.clock()
+        progress = commit(done)
+        if done.on_device:
+            assert self.runner is not None
+            self.runner.sync_lengths(done, progress)
+            return progress
+        if done.trees is not None:
+            self._keep_paths(done.rows, done.trees, done.kept)
+        done.seconds.verify += self.clock() - started  # a round on the device is timed by the device
+        self._rewind_to_kept(done, progress)
+        return progress
+
+    def _observe(self, done: VerifiedRound, progress: list[Progress]) -> None:
+        """Let the policy know what became of the round."""
+        self.drafting.observe(
+            RoundOutcome(
+                rows=tuple(row.number for row in done.rows),
+                request_ids=tuple(row.request.request_id for row in done.rows),
+                drafted=tuple(kept.depth for kept in done.kept),
+                accepted=tuple(sum(origin is Origin.ACCEPTED for origin in gained.origins) for gained in progress),
+                evidence=done.evidence,
+                scored=done.scored,
+                draft_seconds=done.seconds.draft,
+                score_seconds=done.seconds.score,
+                verify_seconds=done.seconds.verify,
+                ended=tuple(gained.finish_reason is not None for gained in progress),
+                copied=done.copied,
+                nodes=None if done.on_device else tuple(len(block) - 1 for block in done.blocks),
+                steps=done.steps,
+                turn=done.turn,
+            )
+        )
+
+    def _run_ahead(self, batch: list[Row], done: VerifiedRound) -> None:
+        """Behind a round on the device, send the next one off before the caller looks at this one."""
+        running = [row for row in batch if row.finish_reason is None]
+        if self.ahead and done.on_device and running and not self._waiting:
+            assert self.runner is not None
+            if not self.runner.has_pending:
+                self._launch(self.runner, running)
+
+    def _launch(self, runner: Runner, batch: list[Row]) -> bool:
+        """Send a round to the device, if it is one that the device can run by itself."""
+        if not runner.can_run(batch):
+            return False
+        view = self._view(batch, SIZES)
+        lengths = self.drafting.lengths(view)
+        if runner.may_reach_forced_token(batch, lengths):
+            return False
+        if runner.needs_new_table(batch, lengths):
+            if runner.has_pending:
+                return False
+            self._let_go()  # whose slots others can have
+        elif not runner.may_follow(lengths):
+            return False
         try:
-            return self._advance(batch)
-        except BaseException:
-            for row, mark in zip(batch, marks, strict=True):
-                row.go_back(mark)
-            raise
+            runner.launch(batch, lengths, view, self.drafting.is_fixed)
+        except Exception as error:
+            runner.disable(error)
+            return False
+        return True
 
     def _start_over(self) -> None:
         """After an error nobody can vouch for the keys: forget them all, and take the rows in anew from their texts."""
@@ -197,11 +273,6 @@ class Engine:
         for number in held:
             with suppress(Exception):  # one error is on its way already
                 self.drafting.notify("release", number)
-
-    def _advance(self, batch: list[Row]) -> list[Progress]:
-        if self.runner is not None and (self.runner.has_pending or self._launch(self.runner, batch)):
-            return self._collect(self.runner, batch)
-        return self._round(batch)
 
     def _look_again(self) -> None:
         """Before the first row of a call: are target and draft models still those that everything here is made from?
@@ -242,113 +313,6 @@ class Engine:
             sizes,
             next(self._turns),
         )
-
-    def _round(self, batch: list[Row]) -> list[Progress]:
-        """One round step by step, with everything in it that a row may ask for."""
-        if self.runner is not None:
-            self.runner.release_table()
-        view = self._view(batch)
-        params = LawParams.stack([row.request.params for row in batch], self.target.device)
-        keys = keys_of(batch, self.target.device)
-
-        started = self.clock()
-        draft = self.drafting.draft(batch, view, params, keys)
-        drafted = self.clock()
-        blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, tokens_of(draft), strict=True)]
-        unseen = [row.history[self.target.length(row.number) : -1] for row in batch]  # of a prompt that came along
-        passed = [[*more, *block] for more, block in zip(unseen, blocks, strict=True)]
-        trees = parents_of(draft)
-        logits = self._score(batch, passed, blocks, trees)
-        scored = self.clock()
-        law = law_of(batch, blocks, logits, params, trees)
-        if trees is None:
-            verdict = ops.verify(law, draft, self.rule, keys, params.all_greedy, self.target.kernels)
-        else:
-            verdict = ops.verify_tree(law, draft, keys)
-        kept = kept_of(verdict, blocks, trees)
-        progress = commit(batch, blocks, kept, verdict, logits)
-        if trees is not None:
-            self._keep(view.rows, trees, kept)
-        verified = self.clock()
-
-        self._rewind_to_kept(
-            batch, [scored_block(block, row, trees) for block, row in zip(blocks, kept, strict=True)], progress
-        )
-        self._account(drafted - started, scored - drafted, verified - scored)
-        self.drafting.observe(
-            RoundOutcome(
-                rows=view.rows,
-                request_ids=view.request_ids,
-                drafted=tuple(row.depth for row in kept),
-                accepted=_accepted(progress),
-                evidence=draft.evidence,
-                scored=sum(map(len, passed)),
-                draft_seconds=drafted - started,
-                score_seconds=scored - drafted,
-                verify_seconds=verified - scored,
-                ended=_ended(progress),
-                copied=draft.cuttable or (draft.deterministic,) * len(batch),
-                nodes=tuple(len(block) - 1 for block in blocks),
-                turn=view.turn,
-            )
-        )
-        return progress
-
-    def _launch(self, runner: Runner, batch: list[Row]) -> bool:
-        """Send a round to the device, if it is one that the device can run by itself."""
-        if not runner.can_run(batch):
-            return False
-        view = self._view(batch, SIZES)
-        lengths = self.drafting.lengths(view)
-        if runner.may_reach_forced_token(batch, lengths):
-            return False
-        if runner.needs_new_table(batch, lengths):
-            if runner.has_pending:
-                return False
-            self._let_go()  # whose slots others can have
-        elif not runner.may_follow(lengths):
-            return False
-        try:
-            runner.launch(batch, lengths, view, self.drafting.is_fixed)
-        except Exception as error:
-            self._disable(runner, error)
-            return False
-        return True
-
-    def _disable(self, runner: Runner, error: Exception) -> None:
-        """A round that cannot be recorded is run step by step, as are all after it. Pending ones are collected."""
-        runner.is_disabled = True
-        what = f"a round could not be recorded ({type(error).__name__}: {error})"
-        warnings.warn(f"{what}; decoding goes on without CUDA graphs, slower", ForerunWarning, stacklevel=4)
-
-    def _collect(self, runner: Runner, batch: list[Row]) -> list[Progress]:
-        """Collect the oldest pending round; the next one is launched before anything that can wait is done."""
-        if self.ahead and self.drafting.runs_ahead and not self._waiting and runner.should_launch_another(batch):
-            self._launch(runner, batch)
-        finished = runner.collect()
-        kept = kept_of(finished.verdict, finished.blocks, None)
-        progress = commit(finished.rows, finished.blocks, kept, finished.verdict, None, finished.logprobs)
-        runner.sync_lengths(finished)
-        outcome = RoundOutcome(
-            rows=tuple(row.number for row in finished.rows),
-            request_ids=tuple(row.request.request_id for row in finished.rows),
-            drafted=tuple(row.depth for row in kept),
-            accepted=_accepted(progress),
-            evidence=None,
-            scored=sum(map(len, finished.blocks)),
-            draft_seconds=finished.seconds[0],
-            score_seconds=finished.seconds[1],
-            verify_seconds=finished.seconds[2],
-            ended=_ended(progress),
-            steps=finished.drafted,
-            turn=finished.turn,
-        )
-        self.drafting.observe(outcome)
-        running = [row for row in batch if row.finish_reason is None]
-        if self.ahead and running and not runner.has_pending and not self._waiting:
-            self._launch(runner, running)
-        self._account(*finished.seconds)  # last: what was recorded for the next round took this one's time
-        return progress
 
     def _budget(self, request: Request) -> int:
         """New tokens a row may have: what was asked for, or what the model's context leaves."""
@@ -422,44 +386,28 @@ class Engine:
                 row.finish_reason = FinishReason.TIME
         self._retire()
 
-    def _score(
-        self, batch: list[Row], passed: list[list[int]], blocks: list[list[int]], trees: list[list[int]] | None
-    ) -> Tensor:
-        if trees is None and passed == blocks and (runner := self.runner) is not None and runner.may_score():
-            try:
-                return runner.score(batch, blocks)
-            except Exception as error:
-                self._disable(runner, error)
-        rows, tails = [row.number for row in batch], [len(block) for block in blocks]
-        if trees is None:
-            return self.target.score(rows, passed, tails)
-        return self.target.score(rows, passed, tails, trees)
-
-    def _keep(self, rows: tuple[int, ...], trees: list[list[int]], kept: list[Kept]) -> None:
-        """The accepted path becomes the row's own text; the other branches go."""
-        for row, parents, found in zip(rows, trees, kept, strict=True):
+    def _keep_paths(self, rows: list[Row], trees: list[list[int]], kept: list[Kept]) -> None:
+        """The accepted path of each tree becomes the row's text; the keys of other branches go."""
+        for row, parents, path in zip(rows, trees, kept, strict=True):
             if parents:
-                self.target.keep(row, self.target.length(row) - len(parents), found.nodes)
+                self.target.keep(row.number, self.target.length(row.number) - len(parents), path.nodes)
 
-    def _rewind_to_kept(self, batch: list[Row], blocks: list[list[int]], progress: list[Progress]) -> None:
+    def _rewind_to_kept(self, done: VerifiedRound, progress: list[Progress]) -> None:
         """Cut target and drafter back to what stands: everything in the history but its last token has been seen.
 
         A rule may have emitted other tokens than were scored; from the first of those on nothing has been.
         """
-        numbers = [row.number for row in batch]
-        kept_lengths = [
-            len(row.history) - 1 - _unscored(block[1:], made.tokens[:-1])
-            for row, block, made in zip(batch, blocks, progress, strict=True)
-        ]
-        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, kept_lengths, strict=True)])
-        self.drafting.notify("rewind", numbers, kept_lengths)
+        numbers, lengths = [row.number for row in done.rows], []
+        for row, block, kept, gained in zip(done.rows, done.blocks, done.kept, progress, strict=True):
+            scored = scored_block(block, kept, done.trees)[1:]
+            lengths.append(len(row.history) - 1 - _unscored(scored, gained.tokens[:-1]))
+        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, lengths, strict=True)])
+        self.drafting.notify("rewind", numbers, lengths)
 
-    def _account(self, draft: float, score: float, verify: float) -> None:
+    def _account(self, seconds: Seconds) -> None:
+        self.seconds += seconds
         if self.runner is not None:
             self.seconds.capture = self.runner.recorder.seconds + self.drafting.capture_seconds
-        self.seconds.draft += draft
-        self.seconds.score += score
-        self.seconds.verify += verify
 
     def _retire(self) -> None:
         """Let finished rows go."""
@@ -490,12 +438,16 @@ class Engine:
             self._held.discard(number)
 
 
-def _accepted(progress: list[Progress]) -> tuple[int, ...]:
-    return tuple(sum(origin is Origin.ACCEPTED for origin in made.origins) for made in progress)
-
-
-def _ended(progress: list[Progress]) -> tuple[bool, ...]:
-    return tuple(made.finish_reason is not None for made in progress)
+@contextmanager
+def _undone_if_it_fails(batch: list[Row]) -> Iterator[None]:
+    """A round, or nothing: an error takes back what rows were given."""
+    marks = [row.mark() for row in batch]
+    try:
+        yield
+    except BaseException:
+        for row, mark in zip(batch, marks, strict=True):
+            row.go_back(mark)
+        raise
 
 
 def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:

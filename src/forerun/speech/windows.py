@@ -24,7 +24,7 @@ from forerun.engine.request import Request
 from forerun.errors import InvalidArgument
 from forerun.inside_generate import listening
 from forerun.keywords import GenerateCall
-from forerun.result import GenerateResult, with_seconds
+from forerun.result import GenerateResult
 from forerun.speech.encoder_monitor import EncoderMonitor, worth_reading
 from forerun.speech.rules import RowRules
 from forerun.speech.window_call import WindowCall, refuse_strange
@@ -126,7 +126,7 @@ class Windows:
         if error := next((row.error for row in done.rows if row.error), None):
             raise InvalidArgument(error)
         spoken = [row.stats for row in done.rows if row.request.request_id < NUMBERS]
-        self.stats = self.stats.plus(with_seconds(Stats.total(spoken), done.stats, Stats()))
+        self.stats = self.stats.plus(replace(Stats.total(spoken), seconds=done.stats.seconds))
         self.stats.lossy = done.lossy
         self.seconds += done.seconds
         self.num_sampled += 0 if call.params.is_greedy else len(spoken)

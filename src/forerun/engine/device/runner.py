@@ -7,6 +7,7 @@ to the same numbers. So a round of any other kind may come between two launches,
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from forerun.cache.ragged import ranges
 from forerun.drafters import DraftModel
+from forerun.engine.branching import kept_of
+from forerun.engine.commit import VerifiedRound
 from forerun.engine.device.capture import Work
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound, Shape
@@ -33,7 +36,9 @@ from forerun.engine.device.shapes import (
     round_up_draft,
     table_width,
 )
-from forerun.engine.row import Row
+from forerun.engine.row import Progress, Row
+from forerun.engine.stats import Seconds
+from forerun.errors import ForerunWarning
 from forerun.math.advance import HEAD
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass
@@ -62,20 +67,6 @@ class PendingRound:
     shape: Shape
     buffer: ReadBuffer
     turn: int  # of the view its lengths were asked with
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRound:
-    """What became of a round, for the rows that are still running."""
-
-    rows: list[Row]
-    blocks: list[list[int]]  # each row's last token and its draft
-    past: list[int]  # keys each row had before
-    verdict: Verdict  # on the host
-    logprobs: list[list[float]]  # of what each row emits, where it wants to know
-    drafted: int  # K
-    turn: int
-    seconds: list[float]  # drafting, scoring, verifying
 
 
 class Runner:
@@ -183,32 +174,43 @@ class Runner:
         buffer.marks.set(3)
         self.pending.append(PendingRound(table.rows, shape, buffer, view.turn))
 
-    def collect(self) -> FinishedRound:
-        """Wait for the oldest pending round and read it."""
+    def collect(self) -> VerifiedRound:
+        """Wait for the oldest pending round and read what became of its rows that are still running."""
         pending = self.pending.popleft()
         pending.buffer.marks.wait()
         running = [i for i, row in enumerate(pending.rows) if row.finish_reason is None]
         rows, result = [pending.rows[i] for i in running], pending.buffer.result[running]
         drafts = [numbers[HEAD : HEAD + numbers[3]] for numbers in result.tolist()]
-        return FinishedRound(
+        blocks = [[row.history[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
+        verdict = Verdict(result[:, 0], result[:, 1], result[:, 2].bool())
+        wants_logprobs = any(row.request.logprobs is not None for row in rows)
+        return VerifiedRound(
             rows,
-            [[row.history[-1], *draft] for row, draft in zip(rows, drafts, strict=True)],
-            [len(row.history) - 1 for row in rows],
-            Verdict(result[:, 0], result[:, 1], result[:, 2].bool()),
-            pending.buffer.logprobs[running].tolist() if any(row.request.logprobs is not None for row in rows) else [],
-            pending.shape.drafted,
-            pending.turn,
-            pending.buffer.marks.seconds(),
+            blocks,
+            kept_of(verdict, blocks, None),
+            verdict,
+            scored=sum(map(len, blocks)),
+            turn=pending.turn,
+            seconds=Seconds(*pending.buffer.marks.seconds()),
+            logprobs=pending.buffer.logprobs[running].tolist() if wants_logprobs else [],
+            steps=pending.shape.drafted,
         )
 
-    def sync_lengths(self, finished: FinishedRound) -> None:
+    def sync_lengths(self, done: VerifiedRound, progress: Sequence[Progress]) -> None:
         """Bring the host's lengths to the device's, once the rows have been given what they gained."""
-        for row, past in zip(finished.rows, finished.past, strict=True):
+        for row, gained in zip(done.rows, progress, strict=True):
             keys = len(row.history) - 1
             _set_length(self.target, row, keys)
             if self.drafter is not None:
-                known = past + finished.drafted if finished.drafted else self.drafter.scorer.length(row.number)
+                past = keys - len(gained.tokens)  # keys before the round
+                known = past + done.steps if done.steps else self.drafter.scorer.length(row.number)
                 _set_length(self.drafter.scorer, row, min(known, keys))
+
+    def disable(self, error: Exception) -> None:
+        """After a recording that failed, work is run step by step; pending rounds are still collected."""
+        self.is_disabled = True
+        what = f"a round could not be recorded ({type(error).__name__}: {error})"
+        warnings.warn(f"{what}; decoding goes on without CUDA graphs, slower", ForerunWarning, stacklevel=5)
 
     def score(self, rows: Sequence[Row], blocks: Sequence[Sequence[int]]) -> Tensor:
         """What `Scorer.score` gives for blocks behind the rows' keys, by the recorded pass: [N, V]."""

@@ -1,0 +1,87 @@
+"""One round step by step on the host, with everything in it that a row may ask for.
+
+It is the specification of rounds on the device (`engine.device.runner`): both take a batch and give a `VerifiedRound`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from forerun import ops
+from forerun.engine.branching import kept_of, parents_of
+from forerun.engine.commit import VerifiedRound
+from forerun.engine.device.runner import Runner
+from forerun.engine.drafting import Drafting
+from forerun.engine.laws import keys_of, law_of, tokens_of
+from forerun.engine.row import Row
+from forerun.engine.stats import Seconds
+from forerun.models.scorer import Scorer
+from forerun.rules import AnyRule
+from forerun.types import BatchView, LawParams
+
+
+def run(
+    batch: list[Row],
+    view: BatchView,
+    *,
+    target: Scorer,
+    drafting: Drafting,
+    rule: AnyRule,
+    runner: Runner | None,
+    clock: Callable[[], float],
+) -> VerifiedRound:
+    """Draft, score and verify; a `runner` lends its recorded pass of the target where that is enough."""
+    params = LawParams.stack([row.request.params for row in batch], target.device)
+    keys = keys_of(batch, target.device)
+
+    started = clock()
+    draft = drafting.draft(batch, view, params, keys)
+    drafted = clock()
+    blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, tokens_of(draft), strict=True)]
+    unseen = [row.history[target.length(row.number) : -1] for row in batch]  # of a prompt that came along
+    passed = [[*more, *block] for more, block in zip(unseen, blocks, strict=True)]
+    trees = parents_of(draft)
+    logits = _score(batch, passed, blocks, trees, target, runner)
+    scored = clock()
+    law = law_of(batch, blocks, logits, params, trees)
+    if trees is None:
+        verdict = ops.verify(law, draft, rule, keys, params.all_greedy, target.kernels)
+    else:
+        verdict = ops.verify_tree(law, draft, keys)
+    kept = kept_of(verdict, blocks, trees)  # waits for the device
+    verified = clock()
+
+    return VerifiedRound(
+        batch,
+        blocks,
+        kept,
+        verdict,
+        scored=sum(map(len, passed)),
+        turn=view.turn,
+        seconds=Seconds(draft=drafted - started, score=scored - drafted, verify=verified - scored),
+        logits=logits,
+        trees=trees,
+        evidence=draft.evidence,
+        copied=draft.cuttable or (draft.deterministic,) * len(batch),
+    )
+
+
+def _score(
+    batch: list[Row],
+    passed: list[list[int]],
+    blocks: list[list[int]],
+    trees: list[list[int]] | None,
+    target: Scorer,
+    runner: Runner | None,
+) -> Tensor:
+    if trees is None and passed == blocks and runner is not None and runner.may_score():
+        try:
+            return runner.score(batch, blocks)
+        except Exception as error:
+            runner.disable(error)
+    rows, tails = [row.number for row in batch], [len(block) for block in blocks]
+    if trees is None:
+        return target.score(rows, passed, tails)
+    return target.score(rows, passed, tails, trees)
