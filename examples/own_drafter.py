@@ -13,7 +13,7 @@ from forerun.loading import load
 from forerun.math.laws import PointMass
 
 
-class Remember:
+class Remember(forerun.Drafter):
     """Looks for the row's last two tokens in stored texts and drafts what came next there."""
 
     def __init__(self) -> None:
@@ -40,10 +40,6 @@ class Remember:
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Nothing is kept between rounds, so there is nothing to take back."""
-
-    def fresh(self) -> "Remember":
-        """The one that a decoder works with: it has no rows of its own, so it may be the same object."""
-        return self
 
 
 model, tokenizer = load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
