@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import ops
+from forerun.arguments import number
 from forerun.drafters.base import empty_draft
-from forerun.errors import InvalidArgument
 from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, working
 from forerun.models.scorer import Scorer
 from forerun.types import Adjuster, Draft, DraftContext, Law
@@ -143,8 +143,8 @@ def grow(context: DraftContext, step: Step, stop_below: float | None = None, ids
 
 
 def check_stop_below(stop_below: float | None) -> None:
-    if stop_below is not None and not 0 <= stop_below < 1:
-        raise InvalidArgument(f"stop_below={stop_below}: must be in [0, 1); None never stops early")
+    if stop_below is not None:
+        number("stop_below", stop_below, lambda x: 0 <= x < 1, "must be in [0, 1); None never stops early")
 
 
 def _draw(

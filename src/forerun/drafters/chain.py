@@ -1,4 +1,4 @@
-"""Several drafters, one behind the other: the first that has something to say speaks."""
+"""Several drafters, one behind the other: each row takes the first draft that is not empty."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CLASSES = 16
 class Chain(Drafter):
     """Asks drafters in order; each row takes the first draft that is not empty.
 
-    Put the cheap and picky ones first: `Chain(PromptLookup(min_ngram=2), NgramTable.load(path))`. Whether a drafter
-    speaks must follow from the history alone: one that draws a token, looks at it and then stays silent bends the law.
+    Put the cheap and selective ones first: `Chain(PromptLookup(min_ngram=2), NgramTable.load(path))`. Whether a draft
+    is empty must follow from the history alone: to draw a token, look at it and then drop it biases the law.
     """
 
     def __init__(self, *drafters: Drafter) -> None:
@@ -58,7 +58,7 @@ class Chain(Drafter):
             if not any(rooms):
                 continue
             draft = drafter.propose(rest)
-            # Nobody speaks after the last one, so there is no need to wait for a device to say which rows it left out.
+            # No drafter follows the last one, so there is no need to wait for a device to know which rows it left out.
             is_last = number + 1 == len(self.parts)
             lengths = rooms if is_last or not draft.width else draft.lengths.tolist()
             takes = tuple(bool(room and length and draft.width) for room, length in zip(rooms, lengths, strict=True))
@@ -111,8 +111,8 @@ class _Answer:
     takes: tuple[bool, ...]
 
     def evidence(self, row: int) -> int:
-        own = self.draft.evidence[row] if self.draft.evidence is not None else 0
-        return self.number * CLASSES + min(own, CLASSES - 1)
+        evidence = self.draft.evidence[row] if self.draft.evidence is not None else 0
+        return self.number * CLASSES + min(evidence, CLASSES - 1)
 
 
 def _combine(answers: Sequence[_Answer], context: DraftContext) -> Draft:
@@ -147,12 +147,12 @@ def _tree(answers: Sequence[_Answer], width: int, count: int, device: torch.devi
     parents = torch.arange(-1, width - 1, device=device).expand(count, -1)
     ways = [Siblings.TOP] * count
     for answer in answers:
-        own, sure = answer.draft.tree, answer.draft.deterministic
-        if own is not None:
+        tree, deterministic = answer.draft.tree, answer.draft.deterministic
+        if tree is not None:
             takes = torch.tensor(answer.takes, device=device)
-            parents = torch.where(takes.unsqueeze(1), _widen(own.parents, width), parents)
-        given = own.ways if own is not None else (Siblings.TOP if sure else Siblings.SAMPLED,) * count
-        ways = [given[b] if taken else ways[b] for b, taken in enumerate(answer.takes)]
+            parents = torch.where(takes.unsqueeze(1), _widen(tree.parents, width), parents)
+        kinds = tree.ways if tree is not None else (Siblings.TOP if deterministic else Siblings.SAMPLED,) * count
+        ways = [kinds[b] if taken else ways[b] for b, taken in enumerate(answer.takes)]
     return TreeShape(parents, tuple(ways))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 from torch import nn
 from transformers import PreTrainedModel
 
+from forerun.arguments import integer
 from forerun.drafters.autoregressive import ModelSteps, draft_with
 from forerun.drafters.base import BranchingDrafter
 from forerun.errors import InvalidArgument, UnsupportedModel
@@ -26,9 +27,7 @@ class EarlyExit(BranchingDrafter):
     """
 
     def __init__(self, num_layers: int, *, stop_below: float | None = None) -> None:
-        if num_layers < 1:
-            raise InvalidArgument(f"num_layers={num_layers}: an early exit needs at least one layer")
-        self.num_layers = num_layers
+        self.num_layers = integer("num_layers", num_layers, 1, remedy="an early exit needs at least one layer")
         self.stop_below = stop_below
         self.scorer: Scorer | None = None
 

@@ -155,13 +155,13 @@ class Growth:
 
     def finish(self) -> Draft:
         picks = [sprout.worthiest(self.number) for sprout in self.sprouts]
-        found = [[sprout.nodes[i] for i in pick] for sprout, pick in zip(self.sprouts, picks, strict=True)]
+        nodes = [[sprout.nodes[i] for i in pick] for sprout, pick in zip(self.sprouts, picks, strict=True)]
         device = self.context.device
         places = [{node: i for i, node in enumerate(pick)} for pick in picks]
-        parents = [[place.get(n.parent, -1) for n in row] for row, place in zip(found, places, strict=True)]
-        tokens = rectangle([[node.token for node in row] for row in found], device)
-        lengths = torch.tensor([len(row) for row in found], device=device)
-        law = self._law(rectangle([[node.law for node in row] for row in found], device), tokens)
+        parents = [[place.get(n.parent, -1) for n in row] for row, place in zip(nodes, places, strict=True)]
+        tokens = rectangle([[node.token for node in row] for row in nodes], device)
+        lengths = torch.tensor([len(row) for row in nodes], device=device)
+        law = self._law(rectangle([[node.law for node in row] for row in nodes], device), tokens)
         return Draft(tokens, lengths, law, tree=TreeShape(rectangle(parents, device), self.ways))
 
     def _law(self, index: Tensor, tokens: Tensor) -> Law:

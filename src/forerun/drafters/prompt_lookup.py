@@ -9,6 +9,7 @@ from typing import Self
 
 import torch
 
+from forerun.arguments import integer
 from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.math.laws import PointMass
@@ -84,10 +85,8 @@ class PromptLookup(Drafter):
             raise InvalidArgument(
                 f"min_ngram={min_ngram}, max_ngram={max_ngram}: matches need 1 <= min_ngram <= max_ngram tokens"
             )
-        if max_tokens < 1:
-            raise InvalidArgument(f"max_tokens={max_tokens}: a draft needs room for at least 1 token")
         self.orders = range(min_ngram, max_ngram + 1)
-        self.max_tokens = max_tokens
+        self.max_tokens = integer("max_tokens", max_tokens, 1, remedy="a draft needs room for at least 1 token")
         self.newest, self.source = newest, source
         self._forget()
 
@@ -99,22 +98,22 @@ class PromptLookup(Drafter):
 
     def propose(self, context: DraftContext) -> Draft:
         """Continue each row as it was continued the last time it ended this way."""
-        found = [
+        matches = [
             self._look_up(row, history, room, context.vocab_size)
             for row, history, room in zip(
                 context.rows, context.histories, context.copy_lengths or context.max_lengths, strict=True
             )
         ]
-        lengths = [len(copied) for copied, _ in found]
+        lengths = [len(copied) for copied, _ in matches]
         width = max(lengths, default=0)
-        padded = [copied + [0] * (width - len(copied)) for copied, _ in found]
-        tokens = torch.tensor(padded, dtype=torch.int64, device=context.device).view(len(found), width)
+        padded = [copied + [0] * (width - len(copied)) for copied, _ in matches]
+        tokens = torch.tensor(padded, dtype=torch.int64, device=context.device).view(len(matches), width)
         return Draft(
             tokens=tokens,
             lengths=torch.tensor(lengths, dtype=torch.int64, device=context.device),
             law=PointMass(tokens, context.vocab_size),
             deterministic=True,
-            evidence=tuple(matched for _, matched in found),
+            evidence=tuple(matched for _, matched in matches),
         )
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from forerun.arguments import integer
 from forerun.drafters.base import Drafter, DrafterAround
-from forerun.errors import InvalidArgument
 from forerun.types import Draft, DraftContext, LawParams
 
 
@@ -20,10 +20,8 @@ class TopK(DrafterAround):
     """
 
     def __init__(self, inner: Drafter, k: int) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise InvalidArgument(f"k={k!r}: must be an integer >= 1")
         super().__init__(inner)
-        self.k = k
+        self.k = integer("k", k, 1, remedy="must be an integer >= 1")
 
     def propose(self, context: DraftContext) -> Draft:
         return self.inner.propose(replace(context, params=_cut(context.params, self.k)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from forerun.arguments import choice, integer
 from forerun.drafters.base import BranchingDrafter, Drafter, DrafterAround
 from forerun.drafters.chain import Chain
 from forerun.drafters.growth import grow_tree, num_draws
@@ -32,14 +33,12 @@ class Tree(DrafterAround):
             )
         if inner.stop_below is not None:
             raise InvalidArgument("stop_below ends a chain early; a tree is bounded by nodes instead: leave it out")
-        for name, value in (("nodes", nodes), ("width", width)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{name}={value!r}: must be an integer >= 1")
-        if siblings not in tuple(Siblings):
-            raise InvalidArgument(f"siblings={siblings!r}: choose one of {', '.join(Siblings)}")
         super().__init__(inner)
         self.makes_trees, self.copies = True, False
-        self.branching, self.nodes, self.width, self.siblings = inner, nodes, width, Siblings(siblings)
+        self.branching = inner
+        self.nodes = integer("nodes", nodes, 1, remedy="must be an integer >= 1")
+        self.width = integer("width", width, 1, remedy="must be an integer >= 1")
+        self.siblings = choice("siblings", siblings, Siblings)
 
     def clone(self) -> Self:
         twin = super().clone()

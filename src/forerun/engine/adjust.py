@@ -89,15 +89,15 @@ def _single_steps(request: Request) -> list[tuple[str, Step]]:
     """What the adjuster does, option by option."""
     params, plain = request.params, SamplingParams()
     changed = [name for name in OPTIONS if getattr(params, name) != getattr(plain, name)]
-    found = [(_name(bias), _processor(bias, request)) for bias in request.biases]
-    found += [
+    steps = [(_name(bias), _processor(bias, request)) for bias in request.biases]
+    steps += [
         (f"{name}={shown(getattr(params, name))}", _penalties(replace(plain, **{name: getattr(params, name)}), request))
         for name in changed
     ]
     if request.min_new_tokens:
         minimum = request.min_new_tokens
-        found.append((f"min_new_tokens={minimum}", _penalties(plain, request, minimum)))
-    return found + [(_name(processor), _processor(processor, request)) for processor in request.processors]
+        steps.append((f"min_new_tokens={minimum}", _penalties(plain, request, minimum)))
+    return steps + [(_name(processor), _processor(processor, request)) for processor in request.processors]
 
 
 OPTIONS = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")  # in the order they are applied

@@ -1,4 +1,4 @@
-"""Ids a row may not say, where that is all it asks for: a device can forbid them by itself, round after round.
+"""Ids a row must not emit, where that is all it asks for: a device can ban them by itself, round after round.
 
 Encoder-decoder models come with such lists in their configuration, Whisper with two, so nearly every row of theirs has
 processors that say no more than this.
@@ -52,15 +52,15 @@ def bans_of(request: Request) -> Bans | None:
     """All that a request does to the logits; None where it does more than forbid ids."""
     if request.params.has_penalties or request.min_new_tokens or request.biases:
         return None
-    found = [_ban(processor, len(request.prompt)) for processor in request.processors]
-    known = [ban for ban in found if ban is not None]
-    return reduce(Bans.and_also, known, Bans()) if len(known) == len(found) else None
+    bans = [_ban(processor, len(request.prompt)) for processor in request.processors]
+    known = [ban for ban in bans if ban is not None]
+    return reduce(Bans.and_also, known, Bans()) if len(known) == len(bans) else None
 
 
 def forbidden(request: Request) -> frozenset[int]:
     """Ids that cannot be the first token of the output, as far as that follows from the request alone."""
-    found = [_ban(processor, len(request.prompt)) for processor in request.processors]
-    ids = {token for ban in found if ban is not None for token in (*ban.never, *ban.not_first)}
+    bans = [_ban(processor, len(request.prompt)) for processor in request.processors]
+    ids = {token for ban in bans if ban is not None for token in (*ban.never, *ban.not_first)}
     return frozenset(ids | {token for token, bias in request.params.logit_bias.items() if bias == -math.inf})
 
 

@@ -83,11 +83,11 @@ def check_tree(draft: Draft, tokens: Sequence[Sequence[int]], lengths: Sequence[
     if not all(isinstance(way, Siblings) for way in tree.ways):
         raise InvalidArgument(f"tree with ways {tree.ways!r}: give one of Siblings a row")
     trees = tree.parents.tolist()
-    for every, own, length, room in zip(trees, tokens, lengths, rooms, strict=True):
+    for every, drafted, length, room in zip(trees, tokens, lengths, rooms, strict=True):
         parents = every[: max(length, 0)]
         if any(not -1 <= parent < node for node, parent in enumerate(parents)):
             raise InvalidArgument(f"tree with parents {parents}: each must be an earlier node, or -1 for the root")
         if max(depths(parents), default=0) > room:
             raise InvalidArgument(f"tree of depth {max(depths(parents))} where at most {room} was asked for")
-        if len(set(zip(parents, own, strict=False))) < len(parents):
+        if len(set(zip(parents, drafted, strict=False))) < len(parents):
             raise InvalidArgument("a tree has the same token twice among siblings; draw them without replacement")

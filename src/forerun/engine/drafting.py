@@ -205,18 +205,18 @@ class Drafting:
 
 
 def _rooms(draft: Draft, seen: Draft) -> list[int]:
-    """The most that a policy may keep of each row: what it says of rows whose draft was sampled is not heeded."""
-    own = seen.lengths.tolist()
+    """The most that a policy may keep of each row: its answer for rows whose draft was sampled is not used."""
+    lengths: list[int] = seen.lengths.tolist()
     if draft.cuttable is None:
-        return own
-    return [length if cut else sys.maxsize for length, cut in zip(own, draft.cuttable, strict=True)]
+        return lengths
+    return [length if cut else sys.maxsize for length, cut in zip(lengths, draft.cuttable, strict=True)]
 
 
 def _cut(draft: Draft, lengths: tuple[int, ...]) -> Draft:
     """Cut what may be cut: a sampled draft keeps its length, or its law would be bent."""
     if draft.cuttable is not None:
-        own = draft.lengths.tolist()
-        lengths = tuple(n if cut else o for n, o, cut in zip(lengths, own, draft.cuttable, strict=True))
+        drafted = draft.lengths.tolist()
+        lengths = tuple(n if cut else whole for n, whole, cut in zip(lengths, drafted, draft.cuttable, strict=True))
     kept, width = torch.tensor(lengths, device=draft.lengths.device), max(lengths)
     tree = draft.tree and replace(draft.tree, parents=draft.tree.parents[:, :width])
     return replace(draft, tokens=draft.tokens[:, :width], lengths=kept, tree=tree if width else None)

@@ -88,13 +88,13 @@ class Engine:
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
         """Bring target, drafter and recorded rounds together."""
-        own = None if drafter is None else as_drafter(drafter).clone()
-        self.drafting = Drafting(own, policy, self.target, self.rule, self.faults)
-        if own is not None:
-            own.bind(self.target, self.tokenizer)
-        self.runner = runner_for(self.target, own, self.rule, self.clock) if self.compile else None
+        clone = None if drafter is None else as_drafter(drafter).clone()
+        self.drafting = Drafting(clone, policy, self.target, self.rule, self.faults)
+        if clone is not None:
+            clone.bind(self.target, self.tokenizer)
+        self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
         if self.runner is not None:
-            self.drafting.passes = draft_passes_of(own, self.target, self.clock)
+            self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
 
     @property
     def is_idle(self) -> bool:

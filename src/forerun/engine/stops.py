@@ -35,12 +35,12 @@ class StopRule:
             return False
         recent = self._recent(output, new)
         text = self._decode(recent)
-        found = [stop for stop in self.request.stop_strings if stop in text]
-        if not found:
+        present = [stop for stop in self.request.stop_strings if stop in text]
+        if not present:
             return False
         before = self._decode(recent[:-1])
         known = next((i for i, pair in enumerate(zip(before, text, strict=False)) if pair[0] != pair[1]), len(before))
-        return any(stop in text[max(known - len(stop) + 1, 0) :] for stop in found)
+        return any(stop in text[max(known - len(stop) + 1, 0) :] for stop in present)
 
     def _recent(self, output: Sequence[int], new: Sequence[int]) -> list[int]:
         """The last tokens of the row, those of the prompt included."""

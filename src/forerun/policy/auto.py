@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from forerun.errors import InvalidArgument
+from forerun.arguments import integer, number
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.base import Policy
 from forerun.policy.cost import DraftCost, Samples, ScoreCost
@@ -50,11 +50,9 @@ class CostModel(Policy):
     """
 
     def __init__(self, max_length: int = 16, exploration: float = 0.01) -> None:
-        if max_length < 1:
-            raise InvalidArgument(f"max_length={max_length!r}: must be >= 1; Constant(0) decodes without drafting")
-        if not 0 <= exploration < 1:
-            raise InvalidArgument(f"exploration={exploration!r}: must be a share of the time in [0, 1)")
-        self.max_length = max_length
+        remedy = "must be >= 1; Constant(0) decodes without drafting"
+        self.max_length = max_length = integer("max_length", max_length, 1, remedy=remedy)
+        exploration = number("exploration", exploration, lambda x: 0 <= x < 1, "must be a share of the time in [0, 1)")
         self._acceptance = Acceptance(max_length)
         self._score = ScoreCost()
         self._draft = DraftCost()

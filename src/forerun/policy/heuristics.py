@@ -152,5 +152,4 @@ class BassHeuristic(Policy):
 
 def _at_least(least: int, **values: int) -> None:
     for name, value in values.items():
-        if value < least:
-            raise InvalidArgument(f"{name}={value!r}: must be an integer >= {least}")
+        integer(name, value, least, remedy=f"must be an integer >= {least}")
