@@ -149,7 +149,7 @@ class TreeShape:
 class Draft:
     """What a drafter proposes, and the law it really drew from (contract 1 of docs/architecture.md).
 
-    With a `tree`, `law` speaks of what each token was drawn from before its earlier siblings were taken out of it.
+    With a `tree`, `law` is what each token was drawn from before its earlier siblings were taken out of it.
     """
 
     tokens: Tensor  # [B, K] int64, garbage past `lengths`

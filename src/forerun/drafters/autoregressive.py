@@ -69,7 +69,7 @@ def draft_with(
 ) -> Draft:
     """`grow` a draft with a causal model; `blocks[b]` are the tokens the scorer has not seen yet.
 
-    `score_last` stands in for the scorer's own, where somebody has a faster one.
+    `score_last` replaces the scorer's own, where an engine has recorded it.
     """
     score = score_last or scorer.score_last
 

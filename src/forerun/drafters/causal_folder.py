@@ -21,7 +21,7 @@ class CausalFolder(ModelFolder):
     kind = "causal"
 
     def beside(self, target: PreTrainedModel) -> tuple[PreTrainedModel, Tensor | None]:
-        """The model in its target's type and place, and the ids its head speaks of (None for all)."""
+        """The model in its target's type and place, and the ids of its head's outputs (None for all)."""
         check_target(self.manifest.target, target)
         shares = self.manifest.shares
         if shares and self.config.get_text_config(decoder=True).hidden_size != self.manifest.target["hidden_size"]:

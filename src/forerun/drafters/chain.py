@@ -50,7 +50,7 @@ class Chain(Drafter):
         return max(longest, *(drafter.num_draws(longest) for drafter in self.parts))
 
     def propose(self, context: DraftContext) -> Draft:
-        """The first draft of each row that is not empty; drafters nobody is left for are not asked."""
+        """The first draft of each row that is not empty; drafters for which no row is left are not asked."""
         rest = context
         answers = []
         for number, drafter in enumerate(self.parts):

@@ -1,4 +1,4 @@
-"""A trained decoder of few layers that reads its target's encoder and speaks with its target's embedding and head."""
+"""A trained decoder of few layers that reads its target's encoder and uses its target's embedding and head."""
 
 from __future__ import annotations
 

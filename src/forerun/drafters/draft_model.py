@@ -83,7 +83,7 @@ class DraftModel(BranchingDrafter):
         return twin
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        """Refuse a target that speaks other tokens; take from it what a trained draft shares with it."""
+        """Refuse a target with another tokenizer; take from it what a trained draft shares with it."""
         if self._folder is None:
             check_vocabularies(target.model, tokenizer, self.scorer.model, self.tokenizer)
             check_encoders(target, self.scorer, self.shares_encoder)
@@ -169,7 +169,7 @@ class DraftModel(BranchingDrafter):
         self._num_embeddings = self.scorer.vocab_size if embedding is None else int(embedding.shape[0])
 
     def _within_reach(self, context: DraftContext) -> DraftContext:
-        """A draft model may see less far than the target or lack its last ids: there it falls silent."""
+        """A draft model may have a shorter context than the target or lack its last ids: such rows get no draft."""
         if not hasattr(self, "scorer"):
             raise InvalidArgument(
                 "a trained DraftModel was used before it knew its target; give it to SpeculativeDecoder or Engine"

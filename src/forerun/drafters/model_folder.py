@@ -38,7 +38,7 @@ class ModelFolder(ABC):
 
     @abstractmethod
     def beside(self, target: PreTrainedModel) -> tuple[PreTrainedModel, Tensor | None]:
-        """The model in its target's type and place, and the ids its head speaks of (None for all)."""
+        """The model in its target's type and place, and the ids of its head's outputs (None for all)."""
 
 
 def cut_head(head: nn.Linear, ids: Tensor) -> nn.Linear:

@@ -37,7 +37,7 @@ class ParallelHeads(OnFeatures):
         return grow(context, _Heads(self.trunk, context), self.stop_below, self.trunk.ids)
 
     def steps(self, context: DraftContext) -> HeadSteps:
-        """For trees: the j-th head speaks behind every node of depth j."""
+        """For trees: the j-th head gives the logits behind every node of depth j."""
         context = self.trunk.within_reach(context)
         rooms = tuple(min(room, self.num_blocks) for room in context.max_lengths)
         return HeadSteps(self.trunk, replace(context, max_lengths=rooms))

@@ -79,7 +79,7 @@ def _commit_row(
 
 
 def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None) -> Progress:
-    """Logits that are not numbers end the row and nobody else's. `logits` [n, V] are the target's own."""
+    """Logits that are not finite end this row alone. `logits` [n, V] are the target's, before adjustment."""
     row.finish_reason = FinishReason.ERROR
     cause = None if logits is None else cause_of_failure(row.request, row.output, drafted, logits)
     if cause is None:

@@ -1,4 +1,4 @@
-"""Whether a drafter's answer is one. What passes here cannot make a round fail, whoever wrote the drafter.
+"""Whether a drafter's answer is a valid draft. One that passes here cannot make a round fail.
 
 Shapes and types of all drafts are looked at, which costs microseconds; laws only where the drafter is a user's own.
 """
@@ -43,7 +43,7 @@ def checked(draft: Draft, context: DraftContext, rule: AnyRule, target: Scorer, 
     if tokens is not draft.tokens or lengths is not draft.lengths:
         draft = replace(draft, tokens=tokens, lengths=lengths)
     longest = _check_values(draft, context, rule, target)
-    if longest < draft.width:  # what lies behind is nobody's
+    if longest < draft.width:  # columns behind the longest draft are not used
         tree = draft.tree and replace(draft.tree, parents=draft.tree.parents[:, :longest])
         draft = replace(draft, tokens=tokens[:, :longest], tree=tree if longest else None)
     return draft if trusted else replace(draft, law=_sound(draft, context.vocab_size))

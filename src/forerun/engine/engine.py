@@ -262,7 +262,7 @@ class Engine:
         return True
 
     def _start_over(self) -> None:
-        """After an error nobody can vouch for the keys: forget them all, and take the rows in anew from their texts."""
+        """After an error the keys may be wrong: drop them all, and admit the rows again from their texts."""
         rows = {row.handle: row for row in (*self._running.values(), *self._waiting)}
         held, self._held = self._held, set()
         self._waiting, self._running = list(rows.values()), {}
@@ -428,7 +428,7 @@ class Engine:
             self._go_on_training()
 
     def _let_go(self) -> None:
-        """Rows that left, the last slots first: then the keys of nobody who stays behind have to move."""
+        """Release rows that left, the last slots first: then no keys of remaining rows have to move."""
         going = [number for number in self._held if number not in self._running and number not in self.prefixes]
         if going and self.runner is not None:
             self.runner.release_table()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 CLASSES = 256  # stronger evidence than this is not told apart; a chain gives each of its drafters 16 of them
 MEMORY = 64.0  # trials a class remembers
 PLACE_WEIGHT = 8.0  # trials after which a place in the draft counts as much as its class
-FIRST_GUESS = 0.6  # for a class nobody has seen, with the weight of one trial
+FIRST_GUESS = 0.6  # for a class not seen before, with the weight of one trial
 ROW_MEMORY = 16.0  # trials a row remembers: a repetitive passage is short
 ROW_WEIGHT = 2.0  # kept and rejected tokens after which a row counts as much as its class
 SOFTENED = 4.0  # what is left of a class's trials when it is tried again after a pause

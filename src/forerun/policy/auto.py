@@ -33,7 +33,7 @@ SPOKEN_MEMORY = 16.0
 
 @dataclass(slots=True)
 class Ask:
-    """What was asked for a round that nobody has heard of yet."""
+    """What was asked for a round whose outcome is not known yet."""
 
     lengths: dict[int, int] = field(default_factory=dict)  # by row
     trial: Trial | None = None
@@ -281,7 +281,7 @@ class CostModel(Policy):
             self._asking.add(won)
         kept = sum(outcome.accepted) / rows
         if not asked and not self._mixed:
-            draft = 0.0  # nobody was asked: what passed there is the host's, not the drafter's
+            draft = 0.0  # the drafter was not asked: the time is the host's
         if drafted or draft > CHEAP:
             tried = sum(min(a + 1, d) for a, d in zip(outcome.accepted, outcome.drafted, strict=True))
             self._trust.record_outcome(won - draft, kept, tried)

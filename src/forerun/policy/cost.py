@@ -65,7 +65,7 @@ class ScoreCost:
         return any(0 in table and table[0].trusted for table in self._tables.values())
 
     def knows_drafts(self) -> bool:
-        """Whether scoring more than one position a row has been measured: nobody can guess that jump."""
+        """Whether scoring more than one position a row has been measured: that jump cannot be guessed."""
         return any(bucket and samples.trusted for table in self._tables.values() for bucket, samples in table.items())
 
     def table(self, rows: int, extra: int) -> list[float]:
@@ -109,7 +109,7 @@ class DraftCost:
         self._guessed: set[tuple[int, int]] = set()  # rows and lengths of which only a warm-up was seen
 
     def add(self, rows: int, longest: int, seconds: float, steady: bool, plain: float = math.inf) -> None:
-        """`steady`: every drafting row also drafted in the round before, so nobody had to catch up.
+        """`steady`: every drafting row also drafted in the round before, so no cache had to catch up.
 
         The first draft of all may have waited for a compiler, seconds for what takes milliseconds: beyond what a draft
         worth trying takes, in plain rounds of `plain` seconds, it is a guess until the next one.
@@ -126,7 +126,7 @@ class DraftCost:
             samples.add(longest, seconds, believable=steady)
 
     def table(self, rows: int, longest: int) -> list[float]:
-        """Seconds for drafts of 0, 1, ..., `longest` tokens; length 0 means that nobody is asked."""
+        """Seconds for drafts of 0, 1, ..., `longest` tokens; length 0 means that the drafter is not asked."""
         mine = _near(rows)
         for other in sorted(self._tables, key=lambda other: abs(math.log(other / mine))):
             known = _trusted(self._tables[other]) or {k: (s.x, s.seconds) for k, s in self._tables[other].items()}

@@ -42,7 +42,7 @@ class Trust:
         return None
 
     def pass_time(self, rounds: float, wasted: float) -> None:
-        """Time went by, `wasted` of it on drafts that nobody verified."""
+        """Time went by, `wasted` of it on drafts that were not verified."""
         self.allowance = max(0.0, self.allowance + self._share * rounds - wasted)
 
     def record_outcome(self, gain: float, kept: float, tried: int) -> None:
