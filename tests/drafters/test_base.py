@@ -1,0 +1,113 @@
+"""Drafters and policies in as few methods as they need: everything else has a default, and plain objects are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from forerun.drafters import Chain, PromptLookup, TopK
+from forerun.drafters.base import Drafter, as_drafter, empty_draft, shares_rows
+from forerun.engine import Engine, Request
+from forerun.errors import InvalidArgument
+from forerun.math.laws import PointMass
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant, Policy
+from forerun.types import BatchView, Draft, DraftContext
+from support.tiny import plain_greedy, tiny_model
+
+PROMPT = (3, 14, 15, 9, 2, 6)
+
+
+class Two:
+    """The two methods that make a drafter: it repeats the row's last token."""
+
+    def propose(self, context: DraftContext) -> Draft:
+        lengths = torch.tensor(context.max_lengths)
+        last = torch.tensor([history[-1] for history in context.histories])
+        tokens = last.unsqueeze(1).repeat(1, int(lengths.max()))
+        return Draft(tokens, lengths, PointMass(tokens, context.vocab_size), deterministic=True)
+
+    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        """Nothing is remembered."""
+
+
+class Derived(Two, Drafter):
+    """The same as a subclass."""
+
+
+class Rows(Two):
+    """A plain object with some of the optional methods."""
+
+    copies = True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def admit(self, row: int, prompt: Sequence[int]) -> None:
+        self.calls.append("admit")
+
+    def release(self, row: int) -> None:
+        self.calls.append("release")
+
+    def num_draws(self, longest: int) -> int:
+        return 2 * longest
+
+
+class OneLength(Policy):
+    """The one method that makes a policy."""
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(min(2, room) for room in view.max_lengths)
+
+
+def decoded(drafter: Any, policy: Any) -> tuple[Engine, list[int]]:
+    engine = Engine(Scorer(tiny_model("llama")), drafter, policy, strict=True)
+    engine.add(Request(prompt=PROMPT, max_new_tokens=12))
+    while not engine.is_idle:
+        engine.step()
+    (result,) = engine.take_results()
+    assert result.stats.num_draft_tokens > 0
+    return engine, list(result.tokens)
+
+
+@pytest.mark.parametrize("kind", (Two, Derived, Rows))
+def test_greedy_text_is_the_targets(kind: Any) -> None:
+    drafter, policy = kind(), OneLength()
+    engine, tokens = decoded(drafter, policy)
+    assert tokens == plain_greedy(tiny_model("llama"), list(PROMPT), 12)
+    assert engine.drafter is drafter and engine.policy is policy, "as they were given"
+
+
+def test_a_subclass_has_a_default_for_everything_else() -> None:
+    drafter = Derived()
+    assert as_drafter(drafter) is drafter.clone() is drafter
+    assert not (drafter.copies or drafter.is_mixed or drafter.makes_trees or drafter.has_changed())
+    assert drafter.num_draws(3) == 3 and not shares_rows(drafter)
+
+
+def test_a_plain_objects_optional_methods_are_used() -> None:
+    plain = Rows()
+    drafter = as_drafter(plain)
+    assert drafter.copies and drafter.num_draws(3) == 6 and shares_rows(drafter) and drafter.unwrapped is plain
+    decoded(plain, Constant(2))
+    assert plain.calls == ["admit", "release"]
+
+
+def test_combinations_take_plain_objects() -> None:
+    assert Chain(Rows(), Two()).is_mixed and not Chain(PromptLookup(), Rows()).is_mixed
+    assert TopK(Rows(), 3).copies and TopK(Rows(), 3).num_draws(2) == 4
+
+
+def test_without_the_two_methods_it_is_no_drafter() -> None:
+    with pytest.raises(InvalidArgument, match="propose and rewind"):
+        Engine(Scorer(tiny_model("llama")), object(), Constant(1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="rewind"):
+        type("Half", (Drafter,), {"propose": Two.propose})()
+
+
+def test_an_empty_draft_is_a_round_without_one() -> None:
+    draft = empty_draft(3, 97, torch.device("cpu"))
+    assert draft.width == 0 and draft.lengths.tolist() == [0, 0, 0] and draft.deterministic
