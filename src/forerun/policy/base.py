@@ -82,8 +82,9 @@ class PlainPolicy(Policy):
         self.plain.observe(outcome)
 
     def for_seed(self) -> Policy:
-        other = getattr(self.plain, "for_seed", None)
-        return self if other is None else wrapped(other())
+        ask = getattr(self.plain, "for_seed", None)
+        other = self.plain if ask is None else ask()
+        return self if other is self.plain else wrapped(other)
 
 
 def wrapped(value: Any) -> Policy:

@@ -8,8 +8,8 @@ from typing import Any
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
 from forerun.policy import BassHeuristic, Constant, CostModel
-from forerun.policy.base import Policy
-from forerun.types import BatchView, Draft, RoundOutcome
+from forerun.policy.base import PlainPolicy, Policy
+from forerun.types import RoundOutcome
 
 PLAIN, BASS, AUTO = "plain", "BASS", "auto"
 FIXED = {f"fixed {n}": n for n in (4, 6, 8)}
@@ -24,25 +24,20 @@ def policy_of(method: str, auto: Policy) -> Policy:
     return made.get(method, BassHeuristic)()
 
 
-class Watched:
+class Watched(PlainPolicy):
     """A policy, and what it was told of every round."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = policy
+        super().__init__(policy)
         self.outcomes: list[RoundOutcome] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.policy, name)
-
-    def lengths(self, view: BatchView) -> tuple[int, ...]:
-        return self.policy.lengths(view)
-
-    def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        return self.policy.trim(view, draft)
+    @property
+    def unwrapped(self) -> Watched:
+        return self
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.outcomes.append(outcome)
-        self.policy.observe(outcome)
+        super().observe(outcome)
 
 
 class Decoders:
