@@ -209,12 +209,9 @@ def as_drafter(value: Any) -> Drafter:
 
 def shares_rows(drafter: Drafter) -> bool:
     """Whether it keeps state per row and has no clone of its own: two engines would mix up their rows in it."""
-    kind, base = (type(drafter.plain), object) if isinstance(drafter, PlainDrafter) else (type(drafter), Drafter)
-    return _overrides(kind, base, "admit") and not _overrides(kind, base, "clone")
-
-
-def _overrides(kind: type, base: type, name: str) -> bool:
-    return getattr(kind, name, None) is not getattr(base, name, None)
+    if isinstance(drafter, PlainDrafter):
+        return hasattr(drafter.plain, "admit") and not hasattr(type(drafter.plain), "clone")
+    return type(drafter).admit is not Drafter.admit and type(drafter).clone is Drafter.clone
 
 
 def empty_draft(num_rows: int, vocab_size: int, device: torch.device) -> Draft:
