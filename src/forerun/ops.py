@@ -1,7 +1,7 @@
 """The one place that chooses between a kernel and its reference.
 
 A kernel has its reference's name and signature and goes behind the same function. `use` is the choice of the decoder
-that calls, for all of a round alike; where it is None, nobody chose, and $FORERUN_KERNELS does.
+that calls, for all of a round alike; where it is None, $FORERUN_KERNELS decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.sample import Sample
 from forerun.math.skinny import Heads, LayerNorm, Norm
-from forerun.math.verify import Judge, TargetLaw
+from forerun.math.verify import CustomRule, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
 
@@ -149,7 +149,7 @@ def project(
 
 
 def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """`project` without norm and residual, left in `out` [R, N]: a library's product needs no room of its own."""
+    """`project` without norm and residual, left in `out` [R, N]: a library's product needs no other memory."""
     if bias is None and out.dtype == x.dtype == weight.dtype and _why_not_few_rows(x, weight):
         torch.mm(x, weight.T, out=out)
     else:
@@ -171,8 +171,8 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
         from forerun.kernels.linear import project as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
-    made = F.linear(x if norm is None else normed(x, norm), weight, bias).unflatten(-1, (-1, heads.size))
-    query, keys, values = made.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
+    projected = F.linear(x if norm is None else normed(x, norm), weight, bias).unflatten(-1, (-1, heads.size))
+    query, keys, values = projected.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
     return rotate_and_write(query, keys, values, *heads.tensors)
 
 
@@ -217,7 +217,7 @@ def _why_not_few_rows(x: Tensor, weight: Tensor, gated: bool = False) -> str | N
 def verify(
     target: TargetLaw,
     draft: Draft,
-    rule: Rule | Judge,
+    rule: Rule | CustomRule,
     keys: Keys,
     all_greedy: bool = False,
     use: Kernels | None = None,

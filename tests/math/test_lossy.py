@@ -24,7 +24,7 @@ from forerun.math.lossy import LossyRule, kl, outside, total_variation
 from forerun.math.random import draft_uniforms
 from forerun.math.sigmoid import published_bonus, published_residual, sigmoid_scores
 from forerun.math.topk_importance import top_candidates
-from forerun.math.verify import Judgement, Noise, verify
+from forerun.math.verify import Decision, Noise, verify
 from forerun.rules import Rule, parse, warning
 from forerun.types import Draft, LawParams
 from support.lossy_oracle import Models, Round
@@ -76,16 +76,16 @@ class Rows:
         params = params_of(len(self.paths))
         return LogitLaw.dense(target, params), LogitLaw.dense(draft, params)
 
-    def judge(self, rule: LossyRule, noise: Noise | None = None) -> Judgement:
+    def decide(self, rule: LossyRule, noise: Noise | None = None) -> Decision:
         target, draft = self.laws()
         lengths = torch.full((len(self.paths),), self.models.width)
-        return rule.judge(target, Draft(self.paths, lengths, draft), noise or self.noise)
+        return rule.decide(target, Draft(self.paths, lengths, draft), noise or self.noise)
 
     def take(self, index: Tensor) -> Rows:
         noise = Noise(*(t[index] for t in (self.noise.accept, self.noise.final, self.noise.choice)))
         return Rows(self.models, self.paths[index], noise, self.mass[index])
 
-    def split(self, rule: LossyRule, what: str, i: int, seen: Callable[[Rows, Judgement], Tensor], ways: int) -> Rows:
+    def split(self, rule: LossyRule, what: str, i: int, seen: Callable[[Rows, Decision], Tensor], ways: int) -> Rows:
         """One row for each outcome `seen` in 0 .. ways - 1, which may only grow with uniform `i` of `what`."""
         number = len(self.paths)
         flat = self.take(torch.arange(number).repeat_interleave(ways - 1))
@@ -100,7 +100,7 @@ class Rows:
         for _ in range(50):
             middle = (low + high) / 2
             tried = set_to(flat, middle)
-            true = seen(tried, tried.judge(rule)) <= edge
+            true = seen(tried, tried.decide(rule)) <= edge
             low, high = torch.where(true, middle, low), torch.where(true, high, middle)
         inner = torch.where(high == 1, high, low).reshape(number, ways - 1)
         ends = torch.nn.functional.pad(torch.nn.functional.pad(inner, (1, 0)), (0, 1), value=1.0)
@@ -119,23 +119,23 @@ def integrated(rule: LossyRule, models: Models) -> dict[Round, float]:
             rows = rows.split(rule, "choice", i, lambda r, j, i=i: chosen(r, j, i), models.vocab)
             rows.noise.accept[:, i] = ALMOST_ONE
         rows = rows.split(rule, "accept", i, lambda r, j, i=i: 1 - passes(r, j, i).long(), 2)
-    number = rows.judge(rule).num_accepted
+    number = rows.decide(rule).num_accepted
     for i in range(models.width + 1):
         here = rows.take((number == i).nonzero().flatten())
         others = rows.take((number != i).nonzero().flatten())
         here = here.split(rule, "final", i, lambda r, j: j.next_token, models.vocab) if len(here.paths) else here
         rows = joined(here, others)
-        number = rows.judge(rule).num_accepted
-    return collected(rows, rows.judge(rule))
+        number = rows.decide(rule).num_accepted
+    return collected(rows, rows.decide(rule))
 
 
-def chosen(rows: Rows, found: Judgement, i: int) -> Tensor:
+def chosen(rows: Rows, found: Decision, i: int) -> Tensor:
     if found.tokens is not None:
         return found.tokens[:, i]
     return torch.where(found.num_accepted > i, rows.paths[:, i], found.next_token)
 
 
-def passes(rows: Rows, found: Judgement, i: int) -> Tensor:
+def passes(rows: Rows, found: Decision, i: int) -> Tensor:
     """Whether the test at `i` was passed. A coherent round ends with a sibling, which passed all the same."""
     return found.num_accepted > i
 
@@ -145,7 +145,7 @@ def joined(one: Rows, other: Rows) -> Rows:
     return Rows(one.models, torch.cat([one.paths, other.paths]), noise, torch.cat([one.mass, other.mass]))
 
 
-def collected(rows: Rows, found: Judgement) -> dict[Round, float]:
+def collected(rows: Rows, found: Decision) -> dict[Round, float]:
     tokens = rows.paths if found.tokens is None else found.tokens
     law: dict[Round, float] = defaultdict(float)
     columns = (tokens.tolist(), found.num_accepted.tolist(), found.next_token.tolist(), rows.mass.tolist())

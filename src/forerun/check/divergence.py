@@ -17,7 +17,7 @@ from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell, 
 from forerun.check.greedy import padded
 from forerun.config import SamplingParams
 from forerun.math.lossy import LossyRule, kl, outside, total_variation, with_rest
-from forerun.math.verify import Judgement, Noise, TargetLaw, residual, token_rule
+from forerun.math.verify import Decision, Noise, TargetLaw, residual, token_rule
 from forerun.types import Draft, Law
 
 NAME = "lossy rule"
@@ -29,8 +29,8 @@ class TokenRule(LossyRule):
 
     name = "token"
 
-    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
-        return Judgement(*token_rule(target, draft, noise))
+    def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
+        return Decision(*token_rule(target, draft, noise))
 
     def kept_law(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:
         return torch.minimum(draft.at(position).double(), target.at(position).double())
@@ -97,7 +97,7 @@ class DivergenceRecorder(LossyRule):
     def __post_init__(self) -> None:
         self.found = [Divergence() for _ in self.rules]
 
-    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
+    def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
         num_accepted, next_token = token_rule(target, draft, noise)
         for i in range(draft.width):
             self._note(target, draft.law, i, (num_accepted >= i) & (i < draft.lengths))
@@ -106,7 +106,7 @@ class DivergenceRecorder(LossyRule):
             p = target.at(draft.lengths)[whole]
             for rule, divergence in zip(self.rules, self.found, strict=True):
                 divergence.add_bonus(rule.bonus_law(target, draft.lengths)[whole], p)
-        return Judgement(num_accepted, next_token)
+        return Decision(num_accepted, next_token)
 
     def _note(self, target: TargetLaw, law: Law, i: int, reached: Tensor) -> None:
         if not bool(reached.any()):

@@ -1,6 +1,6 @@
 """Counters that a kernel finds at 0 and leaves at 0: its programs count themselves, and the last puts the count back.
 
-So nobody has to launch anything to set them. A launch runs whole or not at all (an error on the device takes the whole
+So no launch is needed to set them. A launch runs whole or not at all (an error on the device takes the whole
 process's context with it), so no count is ever left half way. Whatever may run at the same time has counters of its
 own: every stream does, and so does every call that is captured in a graph, because graphs replay on any stream.
 """
@@ -21,7 +21,7 @@ class Counters:
         self.device = device
         self.zeros = torch.zeros(room, dtype=torch.int32, device=device)
         self.taken = 0
-        self.own: dict[int, Tensor] = {}  # of each stream
+        self.by_stream: dict[int, Tensor] = {}  # of each stream
 
     def take(self, number: int) -> Tensor:
         """[number], all 0. Where no room is left they are memory of their own, which takes a launch to set.
@@ -34,9 +34,9 @@ class Counters:
         return self.zeros[start : start + number]
 
     def of_stream(self, stream: int, number: int) -> Tensor:
-        if stream not in self.own or len(self.own[stream]) < number:
-            self.own[stream] = self.take(2 * number)
-        return self.own[stream][:number]
+        if stream not in self.by_stream or len(self.by_stream[stream]) < number:
+            self.by_stream[stream] = self.take(2 * number)
+        return self.by_stream[stream][:number]
 
 
 _made: dict[torch.device, Counters] = {}

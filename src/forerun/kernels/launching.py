@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of what kernels read
+
 
 @cache
 def multiprocessors(device: torch.device) -> int:
@@ -21,6 +23,6 @@ def starts_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def is_interpreted(tensor: Tensor) -> bool:
-    """Triton's interpreter, which multiplies bfloat16 as if it were whole numbers."""
-    return tensor.device.type == "cpu"
+def needs_upcast(tensor: Tensor) -> bool:
+    """Whether products of this must be of float32: Triton's interpreter multiplies bfloat16 as if it were integers."""
+    return tensor.device.type == "cpu" and tensor.dtype is torch.bfloat16

@@ -43,8 +43,8 @@ def adjust(
     positions, vocab = adjusted.shape
     drafted = list(drafted[: positions - 1])
     early = max(min_new_tokens - len(output), 0)
-    before, own = Counter(prompt), Counter(output)
-    touched = dict.fromkeys((*params.logit_bias, *before, *own, *drafted, *(forbid if early else ())))
+    before, emitted = Counter(prompt), Counter(output)
+    touched = dict.fromkeys((*params.logit_bias, *before, *emitted, *drafted, *(forbid if early else ())))
     ids = [token for token in touched if 0 <= token < vocab]
     if not ids:
         return adjusted
@@ -52,8 +52,8 @@ def adjust(
     table = torch.tensor(
         [
             ids,
-            [before[token] + own[token] for token in ids],
-            [own[token] for token in ids],
+            [before[token] + emitted[token] for token in ids],
+            [emitted[token] for token in ids],
             [int(token in forbidden) for token in ids],
         ],
         dtype=torch.int32,
@@ -84,16 +84,16 @@ def adjust_kernel(
     there = u < num_ids
     token = tl.load(table + u, mask=there, other=-1)
     met = tl.load(table + num_ids + u, mask=there, other=0)
-    own = tl.load(table + 2 * num_ids + u, mask=there, other=0)
+    emitted = tl.load(table + 2 * num_ids + u, mask=there, other=0)
     may_forbid = tl.load(table + 3 * num_ids + u, mask=there, other=0)
     for j in range(i):
         again = (tl.load(drafted + j) == token).to(tl.int32)
         met += again
-        own += again
+        emitted += again
     place = logits + i.to(tl.int64) * vocab + token
     x = tl.load(place, mask=there, other=0.0) + tl.load(bias + u, mask=there, other=0.0)
     factor = tl.zeros_like(x) + repetition
     x = tl.where(met > 0, tl.where(x < 0, x * factor, tl.div_rn(x, factor)), x)
-    x -= tl.where(own > 0, presence, 0.0) + frequency * own.to(tl.float32)
+    x -= tl.where(emitted > 0, presence, 0.0) + frequency * emitted.to(tl.float32)
     x = tl.where((may_forbid > 0) & (i < early), float("-inf"), x)
     tl.store(place, x, mask=there)

@@ -50,7 +50,7 @@ class Plan:
     form: Form  # PAD or SPLIT
     group: int  # query heads that share a key head
     longest: int  # keys of the longest row
-    causal: bool  # new rows: each query sees its row's keys up to its own, and no mask is needed to say so
+    causal: bool  # new rows: each query sees its row's keys up to its own, and no mask is needed
     # Masks [b, 1, M, S], M queries a key head: one for PAD, one a row for SPLIT. With a bias, [b, H, T, S] to be added.
     seen: tuple[Tensor | None, ...]
     place: Tensor | None  # [B, T] for PAD where drafts differ in length: see `pad_index`
@@ -71,7 +71,7 @@ def choose_form(rows: RaggedRows, wanted: Form = Form.AUTO) -> Form:
 def plan(rows: RaggedRows, mask: Tensor | None, group: int, device: torch.device, form: Form = Form.AUTO) -> Plan:
     """`mask` is [N, S] bool, S = rows.longest, or [N, H, S] numbers to be added to the scores of each head.
 
-    None where plain causality says it all: one new token in each of rows of equal length, or rows without a past.
+    None where plain causality is enough: one new token in each of rows of equal length, or rows without a past.
     """
     form = choose_form(rows, form)
     causal = mask is None and max(rows.counts) > 1
@@ -127,9 +127,9 @@ def attend_split(query: Tensor, keys: Tensor, values: Tensor, plan: Plan, scale:
     """One product a row: nothing padded, nothing read beyond a row's own keys."""
     rows, parts, start = plan.rows, [], 0
     for slot, past, count, seen in zip(rows.slots, rows.past, rows.counts, plan.seen, strict=True):
-        own, length = slice(start, start + count), past + count
+        tokens, length = slice(start, start + count), past + count
         k, v = keys[slot : slot + 1, :, :length], values[slot : slot + 1, :, :length]
-        parts.append(_attend_block(query[None, own], k, v, seen, scale, plan)[0])
+        parts.append(_attend_block(query[None, tokens], k, v, seen, scale, plan)[0])
         start += count
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 

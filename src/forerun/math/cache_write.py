@@ -13,7 +13,7 @@ def write(
     key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
     value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
 ) -> None:
-    """Put each new token's key and value where its address says."""
+    """Put each new token's key and value at its address."""
     key_pool.index_copy_(0, addresses, keys)
     value_pool.index_copy_(0, addresses, values)
 

@@ -64,11 +64,16 @@ def _scale(weights: Tensor, temperature: Tensor) -> Tensor:
 
     Rows at temperature 1 (and greedy ones, dealt with later) keep their bits.
     """
-    limits = torch.finfo(weights.dtype)
-    plain = (temperature == 1) | (temperature == 0)
-    divisor = torch.where(plain, 1.0, temperature).clamp(limits.tiny, limits.max).to(weights.dtype)
+    divisor, plain = divisor_of(temperature, weights.dtype)
     shift = weights.amax(dim=-1).masked_fill(plain, 0.0)
     return (weights - shift.unsqueeze(-1)) / divisor.unsqueeze(-1)
+
+
+def divisor_of(temperature: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What logits are divided by, and whether they are used as they are (temperature 1, or greedy): [N] each."""
+    limits = torch.finfo(dtype)
+    plain = (temperature == 1) | (temperature == 0)
+    return torch.where(plain, 1.0, temperature).clamp(limits.tiny, limits.max).to(dtype), plain
 
 
 def _top_k_threshold(weights: Tensor, top_k: Tensor) -> Tensor:
@@ -113,6 +118,12 @@ def tile_sums(weights: Tensor) -> Tensor:
     if whole == weights.shape[-1]:
         return sums
     return torch.cat((sums, weights[:, whole:].sum(dim=-1, keepdim=True, dtype=torch.float64)), dim=-1)
+
+
+def _in_range(tokens: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Ids that can be looked up among `size` entries, and which of them are the tokens' own."""
+    ids = tokens.clamp(0, size - 1)
+    return ids, ids == tokens
 
 
 def draw(weights: Tensor, u: Tensor) -> Tensor:
@@ -190,8 +201,8 @@ class LogitLaw:
         if self._params.all_greedy:
             return self._best.of(tokens)
         rows = self._index[:, : tokens.shape[1]]
-        known = (tokens >= 0) & (tokens < self._logits.shape[-1])
-        weights = self._log_weights[rows, tokens.clamp(0, self._logits.shape[-1] - 1)]
+        ids, known = _in_range(tokens, self._logits.shape[-1])
+        weights = self._log_weights[rows, ids]
         return (weights - self._log_mass[rows]).exp() * known
 
     def at(self, position: Tensor) -> Tensor:
@@ -211,9 +222,8 @@ class LogitLaw:
     def logits_of(self, tokens: Tensor) -> Tensor:
         """One token a position, before anything is normalised: logits over the temperature, -inf where cut. [B, K]"""
         rows = self._index[:, : tokens.shape[1]]
-        known = (tokens >= 0) & (tokens < self._logits.shape[-1])
-        logits = self._cut_logits[rows, tokens.clamp(0, self._logits.shape[-1] - 1)]
-        return logits.masked_fill(~known, -torch.inf)
+        ids, known = _in_range(tokens, self._logits.shape[-1])
+        return self._cut_logits[rows, ids].masked_fill(~known, -torch.inf)
 
     def logits_at(self, position: Tensor) -> Tensor:
         """The same for the whole vocabulary at one position a row: [B] int64 -> [B, V]."""
@@ -247,9 +257,8 @@ class LogitLaw:
     def _cut_logits(self) -> Tensor:  # [N, V]; a greedy row keeps its best logit
         if not self._params.any_scaled and not self._params.any_greedy:
             return self._log_weights
-        temperature = self._params.temperature[self._owner]
-        divisor = torch.where(temperature == 0, 1.0, temperature).to(self._log_weights.dtype).unsqueeze(-1)
-        scaled = working(self._logits) / divisor
+        divisor, _ = divisor_of(self._params.temperature[self._owner], self._log_weights.dtype)
+        scaled = working(self._logits) / divisor.unsqueeze(-1)
         return scaled.masked_fill(self._log_weights == -torch.inf, -torch.inf)
 
     @cached_property
@@ -364,7 +373,7 @@ class MixedLaw:
 
 
 class ReducedLaw:
-    """A law that can only say some of the vocabulary: `law` speaks of places in `ids`, and all other tokens get 0."""
+    """A law on a part of the vocabulary: `law` is about places in `ids`, and all other tokens get 0."""
 
     def __init__(self, law: Law, ids: Tensor, vocab_size: int) -> None:
         self.law = law
@@ -373,10 +382,9 @@ class ReducedLaw:
 
     @cached_property
     def places(self) -> Tensor:
-        """[V] int32: where each token lies in `ids`, -1 for those it cannot say."""
-        found = torch.full((self.vocab_size,), -1, dtype=torch.int32, device=self.ids.device)
-        own = torch.arange(len(self.ids), dtype=torch.int32, device=self.ids.device)
-        return found.index_copy_(0, self.ids, own)
+        """[V] int32: where each token lies in `ids`, -1 for those that are not there."""
+        places = torch.full((self.vocab_size,), -1, dtype=torch.int32, device=self.ids.device)
+        return places.index_copy_(0, self.ids, torch.arange(len(self.ids), dtype=torch.int32, device=self.ids.device))
 
     def of(self, tokens: Tensor) -> Tensor:
         place = self._place(tokens)
@@ -400,11 +408,11 @@ class ReducedLaw:
 
 def logits_of(law: Law, tokens: Tensor) -> Tensor:
     """Unnormalised logits of one token a position: [B, K]. A law that has none is known by its log-probabilities."""
-    own = getattr(law, "logits_of", None)
-    return law.of(tokens).log() if own is None else own(tokens)
+    method = getattr(law, "logits_of", None)
+    return law.of(tokens).log() if method is None else method(tokens)
 
 
 def logits_at(law: Law, position: Tensor) -> Tensor:
     """Unnormalised logits at one position a row: [B] -> [B, V]; see `logits_of`."""
-    own = getattr(law, "logits_at", None)
-    return law.at(position).log() if own is None else own(position)
+    method = getattr(law, "logits_at", None)
+    return law.at(position).log() if method is None else method(position)

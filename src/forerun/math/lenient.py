@@ -2,7 +2,7 @@
 
 The draft's probability is multiplied by a factor l < 1 before it is compared with the target's: a token is kept with
 probability min(1, p / (l q)). What is drawn after a refusal stays as it was. No token comes out more than 1 / l times
-as often as the target would say it; nothing is promised from below.
+as often as under the target; nothing is promised from below.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.errors import InvalidArgument
-from forerun.math.lossy import LossyRule, judge_by_ratio, with_rest
-from forerun.math.verify import Judgement, Noise, TargetLaw, residual
+from forerun.math.lossy import LossyRule, accept_by_ratio, check_fraction
+from forerun.math.verify import Decision, Noise, TargetLaw
 from forerun.types import Draft, Law
 
 
@@ -25,22 +24,15 @@ class Lenient(LossyRule):
     factor: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.factor < 1:
-            raise InvalidArgument(
-                f"factor={self.factor:g}: must be above 0 and below 1; 1 would be the lossless rule 'token'"
-            )
+        check_fraction("factor", self.factor)
 
     @property
     def name(self) -> str:
         return f"lenient:{self.factor:g}"
 
-    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
+    def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
         p, q = target.of(draft.tokens), draft.law.of(draft.tokens)
-        return judge_by_ratio(target, draft, p, self.factor * q, noise)
+        return accept_by_ratio(target, draft, p, self.factor * q, noise)
 
     def kept_law(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:
         return torch.minimum(draft.at(position).double(), target.at(position).double() / self.factor)
-
-    def emitted_law(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:
-        rest = residual(target.at(position), draft.at(position))
-        return with_rest(self.kept_law(target, draft, position), rest)

@@ -19,10 +19,10 @@ from forerun.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class TeacherLaw:
-    """The target's law at N positions, on the V tokens the draft can say."""
+    """The target's law at N positions, on the V tokens of the draft's vocabulary."""
 
     log_p: Tensor  # [N, V] log-probabilities, at least float32
-    elsewhere: Tensor  # [N] mass of the tokens the draft cannot say
+    elsewhere: Tensor  # [N] mass of the tokens outside that vocabulary
 
     @classmethod
     def from_logits(cls, logits: Tensor, log_mass: Tensor) -> TeacherLaw:

@@ -7,15 +7,16 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from forerun.errors import InvalidArgument
 from forerun.math.laws import draw, tile_sums
-from forerun.math.verify import Judgement, Noise, TargetLaw, count_accepted, residual
+from forerun.math.verify import Decision, Noise, TargetLaw, count_accepted, residual
 from forerun.types import Draft, Law
 
 
 class LossyRule(ABC):
-    """A published way to judge drafts that bends the target's law. Never a default, and whoever uses one is told.
+    """A published verification rule that changes the target's law. Never a default; results carry a warning.
 
-    Rows that sample are judged by it; a greedy row gets the target's greedy text under every rule.
+    It decides about rows that sample; a greedy row gets the target's greedy text under every rule.
     """
 
     @property
@@ -29,15 +30,16 @@ class LossyRule(ABC):
         return f"the rule {self.name} is lossy: sampled text does not follow the target's distribution"
 
     @abstractmethod
-    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
+    def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
         """How much of each draft is kept, and the token that follows."""
 
-    @abstractmethod
     def emitted_law(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:
         """The law [B, V] of the token a round emits at `position` [B], where it came so far and had drafted one.
 
-        At position 0 that is the law of a round's first token.
+        At position 0 that is the law of a round's first token. Corrections are the lossless rules', unless said
+        otherwise.
         """
+        return with_rest(self.kept_law(target, draft, position), residual(target.at(position), draft.at(position)))
 
     def bonus_law(self, target: TargetLaw, position: Tensor) -> Tensor:
         """The law [B, V] of the token after a draft that was kept whole: the target's own, unless said otherwise."""
@@ -52,6 +54,12 @@ class LossyRule(ABC):
         """The part [B, V] of `emitted_law` that comes from tokens that were kept."""
 
 
+def check_fraction(name: str, value: float) -> None:
+    """Refuse a parameter that is not between 0 and 1."""
+    if not 0 < value < 1:
+        raise InvalidArgument(f"{name}={value:g}: must be above 0 and below 1; 1 would be the lossless rule 'token'")
+
+
 def total_variation(emitted: Tensor, target: Tensor) -> Tensor:
     """Half the sum of absolute differences of two laws [B, V] -> [B]: the largest error of any event's probability."""
     return (emitted.double() - target.double()).abs().sum(dim=-1) / 2
@@ -60,8 +68,8 @@ def total_variation(emitted: Tensor, target: Tensor) -> Tensor:
 def kl(emitted: Tensor, target: Tensor) -> Tensor:
     """KL(emitted || target) in nats, [B, V] -> [B]; infinite where something is emitted that the target rules out."""
     ratio = emitted.double() / target.double()
-    found = torch.where(emitted > 0, emitted.double() * ratio.log(), 0.0).sum(dim=-1)
-    return found.clamp(min=0.0)  # below 0 only by rounding
+    divergence = torch.where(emitted > 0, emitted.double() * ratio.log(), 0.0).sum(dim=-1)
+    return divergence.clamp(min=0.0)  # below 0 only by rounding
 
 
 def outside(emitted: Tensor, target: Tensor) -> Tensor:
@@ -81,12 +89,6 @@ def with_rest(kept: Tensor, rest: Tensor) -> Tensor:
     return kept + missing * normalised(rest)
 
 
-def kept_prefix(kept: Tensor, lengths: Tensor) -> Tensor:
-    """Number of draft tokens before the first that is not kept: [B, K] bool -> [B] int64."""
-    column = torch.arange(kept.shape[1], device=kept.device)
-    return (kept & (column < lengths.unsqueeze(-1))).long().cumprod(dim=-1).sum(dim=-1)
-
-
 def draw_next(num_accepted: Tensor, draft: Draft, bonus: Tensor, rest: Tensor, noise: Noise) -> Tensor:
     """The token after what was kept, [B]: from `bonus` [B, V] if all was, from `rest` [B, V] if a token was refused."""
     u = noise.final.gather(1, num_accepted.unsqueeze(-1)).squeeze(-1)
@@ -100,7 +102,7 @@ def draw_ordinary(target: TargetLaw, draft: Draft, num_accepted: Tensor, noise: 
     return draw_next(num_accepted, draft, p, residual(p, draft.law.at(num_accepted)), noise)
 
 
-def judge_by_ratio(target: TargetLaw, draft: Draft, wanted: Tensor, offered: Tensor, noise: Noise) -> Judgement:
+def accept_by_ratio(target: TargetLaw, draft: Draft, wanted: Tensor, offered: Tensor, noise: Noise) -> Decision:
     """Keep each token with probability min(1, wanted / offered), [B, K] each."""
     num_accepted = count_accepted(wanted, offered, noise.accept, draft.lengths)
-    return Judgement(num_accepted, draw_ordinary(target, draft, num_accepted, noise))
+    return Decision(num_accepted, draw_ordinary(target, draft, num_accepted, noise))

@@ -1,4 +1,4 @@
-"""Attention of new tokens over rows whose lengths only the device knows, said in torch one row at a time.
+"""Attention of new tokens over rows whose lengths only the device knows, in torch, one row at a time.
 
 `math.attention` takes its rows from the host and a mask of any kind; a kernel wants neither. Here a row is three
 numbers in device tensors, and what a query sees is a rule: everything up to itself, perhaps no further back than a
@@ -27,7 +27,7 @@ class Reach:
     lengths: Tensor  # [B] int32, keys of each row, the new ones included
     starts: Tensor  # [B + 1] int32, row b's new tokens are starts[b] .. starts[b + 1] - 1 of the packed ones
     most_tokens: int  # no row has more new tokens
-    longest: int  # no row has more keys; the cache's capacity where nobody knows
+    longest: int  # no row has more keys; the cache's capacity where that is not known
     window: int = 0  # keys a query sees, its own included; 0 for all
     # [N, W] bool: whether new token i sees new token j of its own row, itself included; None: all before it. The
     # position of a token, from which a window counts, is the number of its ancestors past the old keys.
@@ -80,16 +80,16 @@ def attend_ragged(
     out = query.new_zeros(*query.shape[:2], values.shape[-1])
     starts = reach.starts.tolist()
     for row, (slot, length) in enumerate(zip(reach.slots.tolist(), reach.lengths.tolist(), strict=True)):
-        own = slice(starts[row], starts[row + 1])
+        tokens = slice(starts[row], starts[row + 1])
         k, v = keys[slot, :, :length].float(), values[slot, :, :length].float()
-        tree = None if reach.tree is None else reach.tree[own]
-        count = own.stop - own.start
+        tree = None if reach.tree is None else reach.tree[tokens]
+        count = tokens.stop - tokens.start
         if reach.across:
             seen = torch.ones(count, length, dtype=torch.bool, device=query.device)
         else:
             seen = visible(length, count, reach.window, tree, query.device)
         bias = _bias(scale.by_distance, length, count) if scale.by_distance is not None else None
-        out[own] = _attend_row(query[own].float(), k, v, seen, scale, bias).to(out.dtype)
+        out[tokens] = _attend_row(query[tokens].float(), k, v, seen, scale, bias).to(out.dtype)
     return out
 
 

@@ -1,16 +1,16 @@
-"""Several candidates for one position: which one is kept, and the token that is said. Always drawn from p.
+"""Several candidates for one position: which one is kept, and the token that is emitted. Always drawn from p.
 
-The ways differ in how the candidates came about, and each is judged as it must be:
+The ways differ in how the candidates came about, and each has its own test:
 
 - `top`: the candidates follow from the history (the most likely tokens of a draft, say). The target draws from p and
   the candidate it draws is kept. Kept with the probability that p gives the set.
-- `without_replacement`: drawn from q one after the other, those drawn before taken out. Each is judged by modified
+- `without_replacement`: drawn from q one after the other, those drawn before taken out. Each is tested by modified
   rejection sampling against what the refusals before it left of p (SpecInfer, Miao et al., arXiv:2305.09781).
 - `with_replacement`: the same for independent draws from q.
-- `k_seq`: independent draws from q, judged one by one by a ratio that is lowered so much that the last refusal leaves a
+- `k_seq`: independent draws from q, tested one by one by a ratio that is lowered so much that the last refusal leaves a
   law (SpecTr, Sun et al., arXiv:2310.15141).
 
-Candidates are [B, K] token ids in the order they are judged; -1 fills the places of rows that have fewer. Rows do not
+Candidates are [B, K] token ids in the order they are tested; -1 fills the places of rows that have fewer. Rows do not
 know of each other. Uniforms: one a candidate, and one for the token that is drawn where none is kept.
 """
 
@@ -122,5 +122,5 @@ def normalised(weights: Tensor) -> Tensor:
 def _chosen(kept: Tensor, candidates: Tensor, otherwise: Tensor) -> Choice:
     if not candidates.shape[1]:
         return Choice(kept, otherwise)
-    own = candidates.gather(1, kept.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return Choice(kept, torch.where(kept >= 0, own, otherwise))
+    chosen = candidates.gather(1, kept.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return Choice(kept, torch.where(kept >= 0, chosen, otherwise))

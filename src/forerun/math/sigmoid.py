@@ -1,6 +1,6 @@
 """The sigmoid approximation of Wagner et al. (EMNLP 2024, "Optimized Speculative Sampling for GPU"): lossy.
 
-Softmax needs a sum over the vocabulary; a sigmoid needs one logit. The method judges by
+Softmax needs a sum over the vocabulary; a sigmoid needs one logit. The method accepts by
 
     p_hat = sigma((z_p - alpha) / (beta - alpha)),    q_hat likewise,    0 below alpha and 1 above beta,
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from forerun.errors import InvalidArgument
 from forerun.math.laws import logits_at, logits_of, tile_sums
-from forerun.math.lossy import LossyRule, draw_next, kept_prefix, normalised, with_rest
-from forerun.math.verify import Judgement, Noise, TargetLaw
+from forerun.math.lossy import LossyRule, draw_next, normalised, with_rest
+from forerun.math.verify import Decision, Noise, TargetLaw, claimed, kept_prefix, or_else
 from forerun.types import Draft, Law
 
 FLOOR = 1e-5  # the published code raises every weight it draws from to this
@@ -48,7 +48,7 @@ def sigmoid_residual(p_hat: Tensor, q_hat: Tensor) -> Tensor:
 def published_residual(p_hat: Tensor, q_hat: Tensor) -> Tensor:
     """The same as the published code draws it: normalised, then raised to FLOOR on the whole vocabulary.
 
-    The floor hands V * 1e-5 of weight to tokens nobody chose: 34 % of all draws at V = 52 000.
+    The floor hands V * 1e-5 of weight to tokens of no weight: 34 % of all draws at V = 52 000.
     """
     left = sigmoid_residual(p_hat, q_hat)
     mass = FIRST_SUM + tile_sums(left).sum(dim=-1, keepdim=True)
@@ -65,7 +65,7 @@ def published_bonus(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sigmoid(LossyRule):
-    """Judge by sigmoid scores.
+    """Accept by sigmoid scores.
 
     Repaired by default: the bonus comes from the target's law, and the token after a refusal from where the target has
     any mass. `as_published` draws the bonus from raw logits and lifts every weight to a floor, as the paper's code did.
@@ -84,13 +84,13 @@ class Sigmoid(LossyRule):
         published = ",as_published" if self.as_published else ""
         return f"sigmoid:alpha={self.alpha:g},beta={self.beta:g}{published}"
 
-    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
+    def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
         p_hat, q_hat = (self._scores(logits_of(law, draft.tokens)) for law in (target, draft.law))
         num_accepted = kept_prefix(sigmoid_accepts(p_hat, q_hat, noise.accept), draft.lengths)
         plain = (draft.lengths == 0).unsqueeze(-1)  # nothing was drafted, so nothing is approximated
         bonus = torch.where(plain, target.at(num_accepted).double(), self._bonus(target, num_accepted))
         rest = self._rest(target, draft.law, num_accepted)
-        return Judgement(num_accepted, draw_next(num_accepted, draft, bonus, rest, noise))
+        return Decision(num_accepted, draw_next(num_accepted, draft, bonus, rest, noise))
 
     def kept_law(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:
         p_hat, q_hat = (self._scores(logits_at(law, position)).double() for law in (target, draft))
@@ -108,12 +108,10 @@ class Sigmoid(LossyRule):
 
     def _rest(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:
         p_hat, q_hat = (self._scores(logits_at(law, position)) for law in (target, draft))
-        q_hat = q_hat.nan_to_num(0.0)
+        q_hat = claimed(q_hat)
         if self.as_published:
             return published_residual(p_hat, q_hat)
-        left = sigmoid_residual(p_hat, q_hat).double()
-        mass = tile_sums(left).sum(dim=-1, keepdim=True)
-        return torch.where((mass > 0) & mass.isfinite(), left, target.at(position).double())
+        return or_else(sigmoid_residual(p_hat, q_hat).double(), target.at(position).double())
 
     def _bonus(self, target: TargetLaw, position: Tensor) -> Tensor:
         if self.as_published:

@@ -81,8 +81,8 @@ def project(
     residual: Tensor | None = None,  # [R, N]
 ) -> Tensor:  # [R, N]
     """norm(x) @ weight.T + bias + residual."""
-    made = F.linear(x if norm is None else normed(x, norm), weight, bias)
-    return made if residual is None else residual + made
+    product = F.linear(x if norm is None else normed(x, norm), weight, bias)
+    return product if residual is None else residual + product
 
 
 def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
@@ -92,6 +92,6 @@ def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
     """[R, K] with [(Hq + 2 Hk) * D, K] -> rotated queries [R, Hq, D]; keys, rotated, and values are written."""
-    made = project(x, weight, bias, norm).unflatten(-1, (-1, heads.size))
-    query, keys, values = made.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
+    projected = project(x, weight, bias, norm).unflatten(-1, (-1, heads.size))
+    query, keys, values = projected.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
     return rotate_and_write(query, keys, values, *heads.tensors)

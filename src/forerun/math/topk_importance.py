@@ -22,8 +22,8 @@ from torch import Tensor
 
 from forerun.errors import InvalidArgument
 from forerun.math.laws import draw
-from forerun.math.lossy import LossyRule, draw_ordinary, kept_prefix, normalised, with_rest
-from forerun.math.verify import Judgement, Noise, TargetLaw, residual
+from forerun.math.lossy import LossyRule, draw_ordinary, normalised, with_rest
+from forerun.math.verify import Decision, Noise, TargetLaw, kept_prefix, residual
 from forerun.types import Draft, Law
 
 
@@ -44,8 +44,8 @@ def importance_weights(p: Tensor, q: Tensor, k: int) -> Tensor:
 class TopKImportance(LossyRule):
     """Candidates drawn by importance weights.
 
-    `as_published` emits every candidate that passes, each judged after the draft's tokens in place of those emitted.
-    Otherwise the round ends with the first candidate that is not the draft's own token, so that every token is judged
+    `as_published` emits every candidate that passes, each tested after the draft's tokens in place of those emitted.
+    Otherwise the round ends with the first candidate that is not the draft's own token, so that every token is tested
     in its own context; a round's first token follows the same wrong law.
     """
 
@@ -60,16 +60,16 @@ class TopKImportance(LossyRule):
     def name(self) -> str:
         return f"topk_importance:{self.k}{'' if self.as_published else ',as_published=false'}"
 
-    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
+    def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
         chosen, passed = self._choose(target, draft, noise)
         if self.as_published:
             num_accepted = kept_prefix(passed, draft.lengths)
-            return Judgement(num_accepted, draw_ordinary(target, draft, num_accepted, noise), chosen)
+            return Decision(num_accepted, draw_ordinary(target, draft, num_accepted, noise), chosen)
         num_accepted = kept_prefix(passed & (chosen == draft.tokens), draft.lengths)
         drawn = draw_ordinary(target, draft, num_accepted, noise)
         place = num_accepted.clamp(max=draft.width - 1).unsqueeze(-1)
         sibling = passed.gather(1, place).squeeze(-1) & (num_accepted < draft.lengths)
-        return Judgement(num_accepted, torch.where(sibling, chosen.gather(1, place).squeeze(-1), drawn))
+        return Decision(num_accepted, torch.where(sibling, chosen.gather(1, place).squeeze(-1), drawn))
 
     def kept_law(self, target: TargetLaw, draft: Law, position: Tensor) -> Tensor:
         passed, q = self._passed_law(target, draft, position), draft.at(position).double()

@@ -1,7 +1,7 @@
 """Verification of token trees: the walk from the root to where the target leaves the tree.
 
-At every node its children are judged as siblings (`math.siblings`); the one that is kept is the next node. Because what
-is said at each node follows the target's law there, what the walk says follows the target's joint law.
+At every node its children are tested as siblings (`math.siblings`); the one that is kept is the next node. Because what
+is emitted at each node follows the target's law there, what the walk emits follows the target's joint law.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forerun.types import Draft, Keys, Rule, Siblings, Verdict
 
 
 def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
-    """Judge a draft that has a tree; position 0 of `target` is the row's last token, position m + 1 is node m.
+    """Verify a draft that has a tree; position 0 of `target` is the row's last token, position m + 1 is node m.
 
     The numbers are those of the token rule: ACCEPT is counted by node, FINAL by depth.
     """
@@ -27,7 +27,7 @@ def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
 
 
 def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
-    """How deep the target follows the tree [B], what it says then [B], and the nodes it passed [B, D]."""
+    """How deep the target follows the tree [B], the token it emits then [B], and the nodes it passed [B, D]."""
     table = children_of(draft)
     node = torch.full_like(draft.lengths, -1)
     next_token = torch.zeros_like(node)
@@ -79,10 +79,10 @@ def children_of(draft: Draft) -> Tensor:
 
 def depths(parents: Sequence[int]) -> list[int]:
     """How deep each node lies; children of the root lie at 1."""
-    found: list[int] = []
+    depths: list[int] = []
     for parent in parents:
-        found.append(1 if parent < 0 else found[parent] + 1)
-    return found
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
 
 
 def lineage(parents: Sequence[int], node: int) -> list[int]:

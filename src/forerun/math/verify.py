@@ -1,7 +1,7 @@
 """Verification: how many draft tokens the target keeps, and the token that follows them.
 
 `p` is the target's law and `q` the draft's, as in Leviathan et al. (arXiv:2211.17192). Every rule in this file is
-lossless: what is emitted follows p, whatever q is. Lossy ones bring their own `judge` (`forerun.math.lossy`).
+lossless: what is emitted follows p, whatever q is. Lossy ones bring their own `decide` (`forerun.math.lossy`).
 Positions past a row's length are garbage and change nothing.
 """
 
@@ -22,7 +22,7 @@ from forerun.types import Draft, Keys, Law, Rule, Verdict
 
 
 class TargetLaw(Law, Protocol):
-    """The target's law at every draft position and one more, which can say where its logits were broken."""
+    """The target's law at every draft position and one more, which knows where its logits are not finite."""
 
     @property
     def greedy(self) -> Tensor:
@@ -48,7 +48,7 @@ class Noise:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class Decision:
     """What a lossy rule decides."""
 
     num_accepted: Tensor  # [B] int64
@@ -56,47 +56,48 @@ class Judgement:
     tokens: Tensor | None = None  # [B, K] int64, emitted in place of the draft's own
 
 
-class Judge(Protocol):
+class CustomRule(Protocol):
     """A rule that is a value with parameters, and not one of `Rule`."""
 
-    def judge(self, target: TargetLaw, draft: Draft, noise: Noise) -> Judgement:
-        """Decide about rows that sample, where some row has a draft; what is said of greedy rows is not heeded."""
+    def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
+        """Decide about rows that sample, where some row has a draft; the answer for greedy rows is ignored."""
         ...
 
 
-def verify(target: TargetLaw, draft: Draft, rule: Rule | Judge, keys: Keys, all_greedy: bool = False) -> Verdict:
-    """Judge a draft. With `all_greedy` every row's target law is one-hot, and no random number is needed."""
+def verify(target: TargetLaw, draft: Draft, rule: Rule | CustomRule, keys: Keys, all_greedy: bool = False) -> Verdict:
+    """Verify a draft. With `all_greedy` every row's target law is one-hot, and no random number is needed."""
     tokens = None
     if all_greedy:
         num_accepted, next_token = one_hot_rule(target, draft)
     elif isinstance(rule, Rule):
         num_accepted, next_token = RULES[rule](target, draft, noise_of(keys, draft.width, rule))
-    elif not draft.width:  # nothing to judge: the target draws, as under any rule
+    elif not draft.width:  # nothing to verify: the target draws, as under any rule
         num_accepted, next_token = token_rule(target, draft, noise_of(keys, 0, Rule.TOKEN))
     else:
-        found = _exact_where_greedy(target, draft, rule.judge(target, draft, noise_of(keys, draft.width, rule)))
-        num_accepted, next_token, tokens = found.num_accepted, found.next_token, found.tokens
+        decision = rule.decide(target, draft, noise_of(keys, draft.width, rule))
+        decision = _exact_where_greedy(target, draft, decision)
+        num_accepted, next_token, tokens = decision.num_accepted, decision.next_token, decision.tokens
     return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), tokens)
 
 
-def _exact_where_greedy(target: TargetLaw, draft: Draft, found: Judgement) -> Judgement:
+def _exact_where_greedy(target: TargetLaw, draft: Draft, decision: Decision) -> Decision:
     """A greedy row gets the target's greedy text whatever the rule, beside rows that sample as well as alone."""
     greedy = target.greedy
     if not bool(greedy.any()):
-        return found
+        return decision
     num_accepted, next_token = one_hot_rule(target, draft)
-    return Judgement(
-        torch.where(greedy, num_accepted, found.num_accepted),
-        torch.where(greedy, next_token, found.next_token),
-        None if found.tokens is None else torch.where(greedy.unsqueeze(-1), draft.tokens, found.tokens),
+    return Decision(
+        torch.where(greedy, num_accepted, decision.num_accepted),
+        torch.where(greedy, next_token, decision.next_token),
+        None if decision.tokens is None else torch.where(greedy.unsqueeze(-1), draft.tokens, decision.tokens),
     )
 
 
-def noise_of(keys: Keys, width: int, rule: Rule | Judge) -> Noise:
+def noise_of(keys: Keys, width: int, rule: Rule | CustomRule) -> Noise:
     """All random numbers of one round, from one evaluation."""
     if rule is Rule.COUPLED:
-        own = uniforms(keys, span(Stream.TARGET, width + 1))
-        return Noise(own[:, :width], own)
+        numbers = uniforms(keys, span(Stream.TARGET, width + 1))
+        return Noise(numbers[:, :width], numbers)
     if isinstance(rule, Rule):
         both = uniforms(keys, _accept_and_final(width))
         return Noise(both[:, :width], both[:, width:])
@@ -116,9 +117,7 @@ def _with_choice(width: int) -> Draws:
 
 def one_hot_rule(target: TargetLaw, draft: Draft) -> tuple[Tensor, Tensor]:
     """What every rule comes to where the target's law is one-hot: tokens are kept as long as they are the target's."""
-    column = torch.arange(draft.width, device=draft.tokens.device)
-    kept = (target.of(draft.tokens) > 0) & (column < draft.lengths.unsqueeze(-1))
-    num_accepted = kept.long().cumprod(dim=-1).sum(dim=-1)
+    num_accepted = kept_prefix(target.of(draft.tokens) > 0, draft.lengths)
     return num_accepted, target.draw(num_accepted, torch.zeros_like(num_accepted, dtype=torch.float64))
 
 
@@ -169,21 +168,28 @@ def count_accepted(p: Tensor, q: Tensor, u: Tensor, lengths: Tensor) -> Tensor:
 
     The comparison is strict, so that a token the target forbids is never kept, and NaN never passes it.
     """
-    column = torch.arange(p.shape[1], device=p.device)
-    drafted = column < lengths.unsqueeze(-1)
-    accepted = drafted & (q > 0) & (u * q < p)  # u < p / q, without dividing by zero
-    return accepted.long().cumprod(dim=-1).sum(dim=-1)
+    return kept_prefix((q > 0) & (u * q < p), lengths)  # u < p / q, without dividing by zero
+
+
+def kept_prefix(kept: Tensor, lengths: Tensor) -> Tensor:
+    """Number of draft tokens before the first that is not kept: [B, K] bool -> [B] int64."""
+    column = torch.arange(kept.shape[1], device=kept.device)
+    return (kept & (column < lengths.unsqueeze(-1))).long().cumprod(dim=-1).sum(dim=-1)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """What the draft left of the target's law, unnormalised: the positive part of p - q, [B, V] each.
 
     Where rounding leaves nothing, or the difference is not finite, p itself. Nothing is left where p has nothing,
-    whatever q says: see `claimed`.
+    whatever q is: see `claimed`.
     """
-    left = (p - claimed(q)).clamp(min=0.0)
-    mass = tile_sums(left).sum(dim=-1, keepdim=True)
-    return torch.where((mass > 0) & mass.isfinite(), left, p)
+    return or_else((p - claimed(q)).clamp(min=0.0), p)
+
+
+def or_else(weights: Tensor, p: Tensor) -> Tensor:
+    """Weights [B, V] where a row has any and they are finite, else the target's law `p`."""
+    mass = tile_sums(weights).sum(dim=-1, keepdim=True)
+    return torch.where((mass > 0) & mass.isfinite(), weights, p)
 
 
 def claimed(q: Tensor) -> Tensor:

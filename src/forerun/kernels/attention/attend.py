@@ -17,12 +17,12 @@ from torch import Tensor
 from forerun.errors import InvalidArgument
 from forerun.kernels.attention.device import attend_kernel, merge_kernel
 from forerun.kernels.attention.shape import TUNING, Shape, Tuning, choose_shape, power
+from forerun.kernels.launching import DTYPES, needs_upcast
 from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach, check_bias
 
 LARGEST_SIZE = 256  # of a head
 MOST_MERGED = 8192  # numbers of pieces that a merging program holds at a time
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def attend_ragged(
@@ -93,7 +93,7 @@ def _launch(
         QUERIES=shape.queries, IS_PART=shape.is_cut, BALANCED=shape.balanced_splits > 0,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
-        HAS_BIAS=bias is not None, UPCAST=_interpreted(query), EARLY=shape.early,
+        HAS_BIAS=bias is not None, UPCAST=needs_upcast(query), EARLY=shape.early,
         num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
 
@@ -115,8 +115,3 @@ def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale
         HAS_SINKS=scale.sinks is not None, EARLY=shape.early, EACH=each,
         num_warps=1 if is_small else 2, **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
-
-
-def _interpreted(query: Tensor) -> bool:
-    """Triton's interpreter multiplies bfloat16 as if it were whole numbers."""
-    return query.device.type == "cpu" and query.dtype is torch.bfloat16

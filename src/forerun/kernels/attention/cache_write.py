@@ -19,7 +19,7 @@ def write(
     key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
     value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
 ) -> None:
-    """Put each new token's key and value where its address says."""
+    """Put each new token's key and value at its address."""
     heads, block = keys.shape[1], min(HEADS_AT_ONCE, triton.next_power_of_2(keys.shape[1]))
     _write_kernel[(keys.shape[0], triton.cdiv(heads, block))](
         keys, values, addresses, key_pool, value_pool,
@@ -165,8 +165,8 @@ def _rotate(source, target, cos_low, cos_high, sin_low, sin_high, there, HALF: t
 
 
 @triton.jit
-def _turned(own, cos, other, sin):
-    """own * cos + other * sin, every product and the sum rounded to the numbers' own kind."""
-    straight = (own.to(tl.float32) * cos.to(tl.float32)).to(own.dtype)
-    across = (other * sin.to(tl.float32)).to(own.dtype)
-    return (straight.to(tl.float32) + across.to(tl.float32)).to(own.dtype)
+def _turned(x, cos, other, sin):
+    """x * cos + other * sin, every product and the sum rounded to their dtype."""
+    straight = (x.to(tl.float32) * cos.to(tl.float32)).to(x.dtype)
+    across = (other * sin.to(tl.float32)).to(x.dtype)
+    return (straight.to(tl.float32) + across.to(tl.float32)).to(x.dtype)

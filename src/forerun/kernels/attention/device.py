@@ -1,13 +1,14 @@
 """Device code of `kernels.attention`: which keys a program reads, what it makes of them, how pieces are merged.
 
-Everything here is said of one block of one key head's queries: new tokens and the heads of a group are one axis, query
+Everything here is about one block of one key head's queries: new tokens and the heads of a group are one axis, query
 m is head m % GROUP of token m // GROUP.
 """
 
 import triton
 import triton.language as tl
 
-LOG2E = tl.constexpr(1.4426950408889634)
+from forerun.kernels.law import LOG2_E
+
 TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
 MOST_UNSUMMED = tl.constexpr(2048)  # weights of a block that are summed by place first: sixteen registers a thread
 # What changes from pass to pass must not have a kernel compiled anew for every kind of number.
@@ -98,16 +99,16 @@ def attend_kernel(
         at = total * split // num_balanced
         until = tl.where(split < num_balanced, total * (split + 1) // num_balanced, 0)
         while at < until:
-            own = r == tl.sum((ends <= at).to(tl.int32), 0)
-            begin, end = taken(begins, own), taken(ends, own)
+            is_row = r == tl.sum((ends <= at).to(tl.int32), 0)
+            begin, end = taken(begins, is_row), taken(ends, is_row)
             upto = tl.minimum(until, end)
-            low = taken(lows, own)
-            high = tl.minimum(low + (upto - begin - TURN) * BLOCK_KEYS, taken(highs, own))
+            low = taken(lows, is_row)
+            high = tl.minimum(low + (upto - begin - TURN) * BLOCK_KEYS, taken(highs, is_row))
             attend_piece(
                 out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
                 q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
-                distances, key_head, block, taken(starts, own), taken(counts, own), taken(lengths, own),
-                taken(slots, own).to(tl.int64), low + tl.maximum(at - begin - TURN, 0) * BLOCK_KEYS, high,
+                distances, key_head, block, taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row),
+                taken(slots, is_row).to(tl.int64), low + tl.maximum(at - begin - TURN, 0) * BLOCK_KEYS, high,
                 first_piece + split * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end),
                 HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
                 True, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
@@ -181,8 +182,8 @@ def split_of(at, total, num_balanced):
 
 
 @triton.jit
-def taken(numbers, own):
-    return tl.sum(tl.where(own, numbers, 0), 0)
+def taken(numbers, is_row):
+    return tl.sum(tl.where(is_row, numbers, 0), 0)
 
 
 @triton.jit
@@ -239,13 +240,13 @@ def attend_piece(
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if CAPPED:
-            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (factor * -2.0 * LOG2E / softcap))) - 1.0)
+            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (factor * -2.0 * LOG2_E / softcap))) - 1.0)
         if HAS_BIAS:
             if not CAPPED:
                 scores = scores * factor
             far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), distances - 1)
             scores += tl.load(bias_ptr + head[:, None] * distances + far, mask=is_query[:, None], other=0.0)
-        scores = scores * (LOG2E if CAPPED or HAS_BIAS else factor * LOG2E)
+        scores = scores * (LOG2_E if CAPPED or HAS_BIAS else factor * LOG2_E)
         if HAS_TREE:
             kin = (n - past)[None, :]
             among_new = (kin >= 0) & (kin < count) & is_query[:, None]
@@ -306,14 +307,14 @@ def finish(
     """What several queries have seen [Q, Dv], divided by its mass."""
     e = tl.arange(0, mixed.shape[1])
     if HAS_SINKS:
-        sink = tl.load(sinks_ptr + head, mask=is_query, other=0.0).to(tl.float32) * LOG2E
+        sink = tl.load(sinks_ptr + head, mask=is_query, other=0.0).to(tl.float32) * LOG2_E
         top = tl.maximum(peak, sink)
         mixed = mixed * tl.exp2(peak - top)[:, None]
         mass = mass * tl.exp2(peak - top) + tl.exp2(sink - top)
     place = token.to(tl.int64) * HEADS + head
-    made = (mixed / mass[:, None]).to(out_ptr.dtype.element_ty)
+    result = (mixed / mass[:, None]).to(out_ptr.dtype.element_ty)
     is_out = is_query[:, None] & (e < VALUE_SIZE)[None, :]
-    tl.store(out_ptr + place[:, None] * VALUE_SIZE + e[None, :], made, mask=is_out)
+    tl.store(out_ptr + place[:, None] * VALUE_SIZE + e[None, :], result, mask=is_out)
 
 
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)

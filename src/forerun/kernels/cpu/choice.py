@@ -43,12 +43,12 @@ def compare(shape: tuple[int, int], threads: int) -> dict[str, tuple[float, floa
     """Seconds of (ours, torch's) for each number of rows."""
     copies = max(1, min(64, FAR_APART // (shape[0] * shape[1])))
     weights = [torch.rand(shape) for _ in range(copies)]
-    found = {}
+    seconds_by_size = {}
     for size in BUCKETS:
         x = torch.rand(size, shape[1])
         best = seconds({"ours": partial(_ours, x, weights, threads), "torch": partial(_torch, x, weights)})
-        found[str(size)] = (best["ours"] / copies, best["torch"] / copies)
-    return found
+        seconds_by_size[str(size)] = (best["ours"] / copies, best["torch"] / copies)
+    return seconds_by_size
 
 
 def _ours(x: Tensor, weights: list[Tensor], threads: int) -> None:

@@ -86,8 +86,8 @@ def path() -> Path:
 
 def _read() -> dict[str, Any]:
     try:
-        found = parse_json(path().read_text(encoding="utf-8"))["measured"]
-        return dict(found)
+        stored = parse_json(path().read_text(encoding="utf-8"))["measured"]
+        return dict(stored)
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

@@ -89,10 +89,10 @@ def norm_kernel(
     shrink = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + epsilon)
     if CENTRED:
         bias = tl.load(bias_ptr + d, mask=there, other=0.0).to(tl.float32)
-        made = x * shrink * gain.to(tl.float32) + bias
+        result = x * shrink * gain.to(tl.float32) + bias
     else:
-        made = (x * shrink).to(gain.dtype).to(tl.float32) * gain.to(tl.float32)
-    tl.store(out_ptr + (token * HEADS + head) * SIZE + d, made.to(gain.dtype), mask=there)
+        result = (x * shrink).to(gain.dtype).to(tl.float32) * gain.to(tl.float32)
+    tl.store(out_ptr + (token * HEADS + head) * SIZE + d, result.to(gain.dtype), mask=there)
 
 
 @triton.jit
@@ -108,5 +108,5 @@ def gate_kernel(
     there = i < size
     first = tl.load(pairs_ptr + token * 2 * size + i, mask=there, other=0.0).to(tl.float32)
     second = tl.load(pairs_ptr + token * 2 * size + size + i, mask=there, other=0.0).to(tl.float32)
-    made = first / (1.0 + tl.exp(-first)) * second
-    tl.store(out_ptr + token * size + i, made.to(out_ptr.dtype.element_ty), mask=there)
+    result = first / (1.0 + tl.exp(-first)) * second
+    tl.store(out_ptr + token * size + i, result.to(out_ptr.dtype.element_ty), mask=there)

@@ -18,14 +18,13 @@ import torch
 import triton
 from torch import Tensor
 
-from forerun.kernels.launching import is_interpreted, multiprocessors
+from forerun.kernels.launching import DTYPES, multiprocessors, needs_upcast
 from forerun.kernels.linear import device
 from forerun.kernels.linear.norms import normed
 from forerun.math.skinny import Heads, Norm
 
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)
 ROWS = (1, 16, 64)  # up to these the same kernel is used
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_TILES = 1 << 14  # with several programs each
 # Libraries have no good product for another number of outputs: 56 rows by Whisper's 51865 ids took 244 us, here 41.
 ALIGNED = 8
@@ -152,7 +151,7 @@ def _launch(
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
     device.tile_kernel[(grid, plan.splits)](
         *tensors, *_room(out, plan), rows, outputs, width, chunk, cos_row, ROWS=max(16, triton.next_power_of_2(rows)),
-        SPLITS=plan.splits, UPCAST=is_interpreted(x) and x.dtype is torch.bfloat16, num_stages=plan.stages, **flags,
+        SPLITS=plan.splits, UPCAST=needs_upcast(x), num_stages=plan.stages, **flags,
     )  # fmt: skip
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from forerun.kernels.launching import DTYPES
 from forerun.kernels.truncate.summary import Logits
 from forerun.kernels.verify.acceptance import LOGITS, MIXED, POINTS, SPARSE
 from forerun.math.laws import LogitLaw, MixedLaw, PointMass, ReducedLaw, SparseLaw
 from forerun.types import Law
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
