@@ -16,6 +16,7 @@ TINY = tl.constexpr(1.1754943508222875e-38)
 HUGE = tl.constexpr(3.4028234663852886e38)
 TILE = tl.constexpr(1024)  # math.laws.TILE
 LOG2_E = tl.constexpr(1.4426950408889634)
+NONE = tl.constexpr(2147483647)  # an id or a position that no row has
 COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
@@ -127,7 +128,7 @@ def pick_goal(weights, goal):
     size: tl.constexpr = weights.shape[0]
     # the first that passes, or else the last that weighs anything: one minimum, because every one costs a barrier
     late = tl.where(weights > 0, 2 * size - column, 2 * size)
-    found = tl.min(tl.where(running > goal, column, late), axis=0)
-    entry = tl.where(found < size, found, 2 * size - found)
+    first = tl.min(tl.where(running > goal, column, late), axis=0)
+    entry = tl.where(first < size, first, 2 * size - first)
     before = tl.max(tl.where(running <= goal, running, 0.0), axis=0)
-    return entry, tl.where(found < size, goal - before, float("inf"))  # past the end nothing inside passes either
+    return entry, tl.where(first < size, goal - before, float("inf"))  # past the end nothing inside passes either

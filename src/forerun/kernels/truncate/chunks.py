@@ -7,9 +7,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from forerun.kernels.arguments import LogitRows, Truncation
-from forerun.kernels.law import NEGATIVE, divisor_of, exponential
-
-NOT_FOUND = tl.constexpr(2147483647)
+from forerun.kernels.law import NEGATIVE, NONE, divisor_of, exponential
 
 
 @triton.jit
@@ -95,7 +93,7 @@ def chunk_kernel(
         tl.store(out.peak + r * num_chunks + c, tl.where(mass != mass, float("nan"), peak))
         tl.store(out.mass + r * num_chunks + c, mass)
         if GREEDY:
-            first = tl.min(tl.min(tl.where(x == peak, column, NOT_FOUND), axis=0), axis=0)
+            first = tl.min(tl.min(tl.where(x == peak, column, NONE), axis=0), axis=0)
             tl.store(out.best + r * num_chunks + c, first)
         if GROUPS:
             tl.store(groups_out + (r * num_chunks + c) * LANES + tl.arange(0, LANES), largest)

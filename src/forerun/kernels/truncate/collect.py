@@ -53,8 +53,8 @@ def collect_kernel(
         mass = tl.full((), 0.0, tl.float64)
         if largest >= low:
             w = warped(x.to(tl.float32), shift, divisor, SCALED)
-            own = _inside(w, low, high)
-            number = bits_set(own)
+            bits = _inside(w, low, high)
+            number = bits_set(bits)
             slot = tl.cumsum(number, axis=0) - number
             slot += tl.atomic_add(arrived + r * APART, tl.sum(number, axis=0), sem="relaxed")
             if largest >= high:
@@ -62,12 +62,12 @@ def collect_kernel(
                 mass = sum_of(tl.reshape(tl.permute(far, (1, 0, 2)), [DEPTH, THREADS * VECTOR]))
             first = (c * DEPTH * THREADS + tl.arange(0, THREADS)) * VECTOR
             for _ in range(tl.max(number, axis=0)):  # one of each thread, read again: which register is not known
-                entry = bits_set((own & -own) - 1)
+                entry = bits_set((bits & -bits) - 1)
                 place = first + entry // VECTOR * (THREADS * VECTOR) + entry % VECTOR
-                one = tl.load(row + place, mask=own != 0, other=0.0).to(tl.float32)
+                one = tl.load(row + place, mask=bits != 0, other=0.0).to(tl.float32)
                 one = warped(one, shift, divisor, SCALED)
-                tl.store(listed + r * SIZE + slot, one, mask=(own != 0) & (slot < SIZE))
-                own, slot = own & (own - 1), slot + 1
+                tl.store(listed + r * SIZE + slot, one, mask=(bits != 0) & (slot < SIZE))
+                bits, slot = bits & (bits - 1), slot + 1
         tl.store(above + r * num_chunks + c, mass)
 
 
@@ -79,10 +79,10 @@ def _inside(w, low, high):
     entry = tl.arange(0, depth)[None, :, None] * vector + tl.arange(0, vector)[None, None, :]
     bit = tl.full(w.shape, 1, tl.int32) << entry
     if COMPILED:  # a thread has room for seven truths only, and the compiler would find them all first
-        found = tl.inline_asm_elementwise(
+        set_bits = tl.inline_asm_elementwise(
             "{ .reg .pred p; setp.ge.f32 p, $1, $2; setp.lt.and.f32 p, $1, $3, p; selp.b32 $0, $4, 0, p; }",
             "=r,f,f,f,r", [w, low, high, bit], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
     else:
-        found = tl.where((w >= low) & (w < high), bit, 0)
-    return tl.sum(tl.sum(found, axis=2), axis=1).to(tl.uint32)
+        set_bits = tl.where((w >= low) & (w < high), bit, 0)
+    return tl.sum(tl.sum(set_bits, axis=2), axis=1).to(tl.uint32)

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.law import NEGATIVE, divisor_of, exponential, merged
-from forerun.kernels.truncate.chunks import NOT_FOUND, cuts_of, row_start, side_of
+from forerun.kernels.law import NEGATIVE, NONE, divisor_of, exponential, merged
+from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.levels import reached, spaced
 from forerun.kernels.truncate.select import floor_of
 
@@ -34,7 +34,7 @@ def estimate_kernel(
     CHUNKS: tl.constexpr, SAMPLE: tl.constexpr, THREADS: tl.constexpr, ROUNDS: tl.constexpr,
     HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: merge its chunks, and say where its threshold will be looked for."""
+    """One program a row: merge its chunks, and estimate two levels between which its threshold lies."""
     r = tl.program_id(0)
     if PDL:  # at once: those that follow read their logits meanwhile
         cuda.gdc_launch_dependents()
@@ -59,8 +59,8 @@ def estimate_kernel(
         chunk_mass = tl.load(chunks.mass + r * num_chunks + chunk, mask=chunk < num_chunks, other=0.0)
         peak, mass = merged(chunk_peak, chunk_mass, divisor if SCALED else 1.0, 0)
         if GREEDY:
-            ids = tl.load(chunks.best + r * num_chunks + chunk, mask=chunk < num_chunks, other=NOT_FOUND)
-            tl.store(out.best + r, tl.min(tl.where(chunk_peak == peak, ids, NOT_FOUND), axis=0))
+            ids = tl.load(chunks.best + r * num_chunks + chunk, mask=chunk < num_chunks, other=NONE)
+            tl.store(out.best + r, tl.min(tl.where(chunk_peak == peak, ids, NONE), axis=0))
         tl.store(out.peak + r, peak)
         tl.store(out.mass + r, mass)
         tl.store(out.threshold + r, NEGATIVE)
@@ -119,10 +119,10 @@ def _narrowed(near, deep, depths, sums, factor, left, counts, k, all_of_it, each
     """The bracket after a look at eight levels: whether there is surely less mass than `left` below, or surely more;
     or surely, or surely not, k entries above. No entry below a level weighs more than one at it, which bounds the
     mean of squares, and so the variance of the estimate."""
-    found = factor * tl.where(counts, all_of_it - sums, sums)
+    estimate = factor * tl.where(counts, all_of_it - sums, sums)
     most = tl.where(counts, 1.0, exponential(-depths))
-    spread = SURE * tl.sqrt(factor * found * tl.maximum(most - found * each, 0.0))
-    reaches = tl.where(counts, found - spread >= k, found + spread <= left)
-    misses = tl.where(counts, found + spread < k, found - spread >= left)
+    spread = SURE * tl.sqrt(factor * estimate * tl.maximum(most - estimate * each, 0.0))
+    reaches = tl.where(counts, estimate - spread >= k, estimate + spread <= left)
+    misses = tl.where(counts, estimate + spread < k, estimate - spread >= left)
     deep = tl.minimum(deep, tl.min(tl.where(reaches, depths, float("inf")), axis=0))
     return tl.maximum(near, tl.max(tl.where(misses, depths, NEGATIVE), axis=0)), deep

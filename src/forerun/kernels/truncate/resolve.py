@@ -1,8 +1,8 @@
 """The threshold where a row may keep any number of tokens, last step: one program a row. Device code.
 
 `collect_kernel` left a list of the entries between two levels, and the mass above them. Comparing with eight levels at
-a time narrows down where in the list the threshold lies; from there it is found value by value, in float64. Should it
-not lie in the list, or the list be full, the row is searched in memory.
+a time narrows down where in the list the threshold lies; from there the search goes value by value, in float64. If it
+does not lie in the list, or the list is full, the row is searched in memory.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def resolve_kernel(
 @triton.jit
 def _cut(w, base, limits, need, low, high, over, THREADS: tl.constexpr):
     """Threshold, kept mass, and whether it lies there at all: `w` are all values from `low` to `high`, and above that
-    there is a mass `over`, of `need` in all (unless top-k comes first, before which nobody knows)."""
+    there is a mass `over`, of `need` in all (unless top-k comes first, before which it is not known)."""
     weights = tl.where(w > NEGATIVE, tl.exp(w - base), 0.0)
     total = tl.sum(weights, axis=0)
     lies = limits.counts | (over + total * 0.99999 >= need)  # a little less than there is, however rounded
@@ -125,12 +125,12 @@ def _just_short(values, weights, need, total, low, high, base, ONES: tl.constexp
 @triton.jit
 def _last_kept(values, weights, need, high):
     """The answer and the weight from it on, in float64: from `high` downwards, value by value."""
-    found = tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
+    mass = tl.sum(tl.where(values >= high, weights, 0.0).to(tl.float64), axis=0)
     value = high
-    while (found < need) & (value > NEGATIVE):
+    while (mass < need) & (value > NEGATIVE):
         value, weight = _next(values, weights, value)
-        found += weight
-    return value, found
+        mass += weight
+    return value, mass
 
 
 @triton.jit
@@ -146,9 +146,9 @@ def _next(values, weights, value):
     """The largest value below `value`, and what all of it weighs."""
     below, one = tl.where(values < value, values, NEGATIVE), tl.full(values.shape, 1, tl.int32)
     if COMPILED:
-        found, weight, number = tl.reduce((below, weights, one), 0, _larger)
+        largest, weight, number = tl.reduce((below, weights, one), 0, _larger)
     else:
-        found = tl.max(below, axis=0)
-        weight = tl.max(tl.where(below == found, weights, 0.0), axis=0)
-        number = tl.sum(tl.where(below == found, one, 0), axis=0)
-    return found, weight.to(tl.float64) * number
+        largest = tl.max(below, axis=0)
+        weight = tl.max(tl.where(below == largest, weights, 0.0), axis=0)
+        number = tl.sum(tl.where(below == largest, one, 0), axis=0)
+    return largest, weight.to(tl.float64) * number

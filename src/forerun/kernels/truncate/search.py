@@ -24,8 +24,8 @@ def cut_in_memory(
         count = step == 0
         if (count & limits.counts) | ((step == 1) & limits.holds):
             need = tl.where(count, limits.k.to(tl.float64), held(limits.p, base, mass))
-            found = _search(row, vocab, shift, divisor, base, threshold, count, need, SCAN, SCALED)
-            threshold = tl.maximum(threshold, found)
+            value = _search(row, vocab, shift, divisor, base, threshold, count, need, SCAN, SCALED)
+            threshold = tl.maximum(threshold, value)
         threshold = tl.where(count, threshold, tl.maximum(threshold, limits.floor))
         mass = mass_from(row, vocab, shift, divisor, base, threshold, SCAN, SCALED)
     return threshold, mass

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.law import NEGATIVE, divisor_of, merged, peak_of, warped
-from forerun.kernels.truncate.chunks import NOT_FOUND, cuts_of, row_start, side_of
+from forerun.kernels.law import NEGATIVE, NONE, divisor_of, merged, peak_of, warped
+from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.search import cut_in_memory
 from forerun.kernels.truncate.select import cut_few, level_below, limits_of, places
 
@@ -51,17 +51,17 @@ def small_top_k_kernel(
         divisor, plain = divisor_of(heat)
         peak, mass = peak_of(chunk_peak, 0), tl.full((), 0.0, tl.float64)
         if GREEDY:
-            ids = tl.load(chunks.best + r * num_chunks + chunk, mask=chunk < num_chunks, other=NOT_FOUND)
-            tl.store(out.best + r, tl.min(tl.where(chunk_peak == peak, ids, NOT_FOUND), axis=0))
+            ids = tl.load(chunks.best + r * num_chunks + chunk, mask=chunk < num_chunks, other=NONE)
+            tl.store(out.best + r, tl.min(tl.where(chunk_peak == peak, ids, NONE), axis=0))
         shift, base = tl.where(plain, 0.0, peak), tl.where(plain, peak, 0.0)
         usable = (heat > 0) & (peak - peak == 0)
         limits = limits_of(cuts, base, side.vocab)
         threshold = tl.full((), NEGATIVE, tl.float32)
-        if not (usable & limits.counts):  # nobody asks for the whole row's mass where top-k comes first
+        if not (usable & limits.counts):  # the whole row's mass is not needed where top-k comes first
             _, mass = merged(chunk_peak, chunk_mass, divisor, 0)
         if usable:
             largest = warped(largest, shift, divisor, SCALED)
-            level = level_below(tl.max(largest, axis=0), tl.where(limits.counts, limits.k, NOT_FOUND))
+            level = level_below(tl.max(largest, axis=0), tl.where(limits.counts, limits.k, NONE))
             num_values = FEW + 1
             hot, few = hot_groups + r * HOT, values + r * FEW
             slot, num_hot = places(largest >= level)

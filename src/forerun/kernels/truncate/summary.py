@@ -2,7 +2,8 @@
 
 The pass over the logits reads every row once, in chunks spread over the device: each program leaves its chunk's peak,
 and its mass relative to that (`chunks`). Where nothing is cut, whoever needs a row merges its chunks. Where something
-is, the threshold is found without sorting the vocabulary (`threshold`, and `wide` for nuclei of thousands of tokens).
+is, the threshold is found without sorting the vocabulary: by `small_top_k`, or by `estimate`, `collect` and `resolve`
+where a row may keep thousands of tokens.
 """
 
 from __future__ import annotations

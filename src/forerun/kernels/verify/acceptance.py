@@ -1,4 +1,4 @@
-"""One row's judgement inside a kernel: the draft tokens' chances under both laws, and what is left of a law after q.
+"""Acceptance of one row inside a kernel: the draft tokens' chances under both laws, and what is left of a law after q.
 
 Everything about the K + 1 positions of a row is a vector of that length, so no program loops over positions or waits
 for one load after the other.
@@ -13,6 +13,7 @@ import triton.language as tl
 
 from forerun.kernels.law import (
     NEGATIVE,
+    NONE,
     RowLaw,
     divisor_of,
     exponential,
@@ -37,7 +38,6 @@ SIGMOID = tl.constexpr(2)
 GREEDY_RULE = tl.constexpr(3)  # all rows are greedy: no random number, nothing to sum
 
 KEPT_WIDTH = tl.constexpr(5)  # of math.laws.Kept: peak, log mass, threshold, most likely place, log q of the draw
-NONE = tl.constexpr(2147483647)
 
 
 class DraftAt(NamedTuple):

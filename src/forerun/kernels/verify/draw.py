@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.law import NEGATIVE, TILE, RowLaw, log_probability, pick, pick_goal, probability, warped
+from forerun.kernels.law import NEGATIVE, NONE, TILE, RowLaw, log_probability, pick, pick_goal, probability, warped
 from forerun.kernels.philox import FINAL, uniform
 from forerun.kernels.verify.acceptance import (
     BLOCK_RULE,
@@ -14,7 +14,6 @@ from forerun.kernels.verify.acceptance import (
     KEPT_WIDTH,
     LOGITS,
     MIXED,
-    NONE,
     acceptance,
     at,
     block_count,
