@@ -201,18 +201,18 @@ def test_a_closed_stream_frees_the_decoder() -> None:
 def fed_tokens(decoder: forerun.SpeculativeDecoder, act: Any) -> tuple[Any, int]:
     """What `act` makes, and the tokens that the target ran meanwhile. A hook on the model would be a change of it."""
     seen: list[int] = []
-    scorer = decoder.engine.target
-    real = scorer.call
+    body = decoder.engine.target.modules
+    real = body.call
 
-    def call(module: Any, rows: Any, states: Any, new: torch.Tensor, *more: Any, **options: Any) -> Any:
+    def call(module: Any, states: Any, new: torch.Tensor, *more: Any, **options: Any) -> Any:
         seen.append(new.numel())
-        return real(module, rows, states, new, *more, **options)
+        return real(module, states, new, *more, **options)
 
-    scorer.call = call  # type: ignore[method-assign]
+    body.call = call  # type: ignore[method-assign]
     try:
         return act(), sum(seen)
     finally:
-        del scorer.__dict__["call"]
+        del body.__dict__["call"]
 
 
 def test_copies_share_their_prompt_and_are_ranked() -> None:

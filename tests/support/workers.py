@@ -11,7 +11,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Files that have Numba compile the CPU's kernels: half a minute, once where all of them are one worker's.
 COMPILED = {
-    "test_cpu", "test_cpu_body", "test_doctor_cpu",
+    "test_cpu_body", "test_cpu_steps", "test_doctor_cpu",
     "test_kernels", "test_kernels_against_transformers", "test_kernels_option", "test_linear_patches",
 }  # fmt: skip
 
