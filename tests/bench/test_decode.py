@@ -98,7 +98,7 @@ class TestMethods:
     def test_watching_changes_nothing(self) -> None:
         inner = BassHeuristic()
         watched, view = Watched(inner), BatchView((0,), (0,), (99,))
-        assert watched.lengths(view) == (7,) and watched.increase == 2
+        assert watched.lengths(view) == (7,)
         watched.observe(outcome((7,), (7,)))
         assert inner.length == 9 and len(watched.outcomes) == 1
 
