@@ -146,11 +146,11 @@ def test_a_wrong_greedy_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_that_lean_on_their_neighbours_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose random numbers are counted by row number, not by request."""
-    from forerun.engine import engine
+    from forerun.engine import host_round
 
-    real = engine.keys_of
+    real = host_round.keys_of
     monkeypatch.setattr(
-        engine,
+        host_round,
         "keys_of",
         lambda batch, device: replace(real(batch, device), request_id=torch.full((len(batch),), len(batch))),
     )

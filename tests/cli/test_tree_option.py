@@ -63,7 +63,7 @@ def test_only_parts_that_can_branch_are_wrapped() -> None:
     chain = Chain(PromptLookup(), DraftModel(tiny_model("llama")))
     made = shaped(chain, {"nodes": 4}, 9)
     assert isinstance(made, TopK) and made.k == 9
-    assert [type(part) for part in made.parts] == [PromptLookup, Tree]
+    assert [type(part) for part in made.inner.parts] == [PromptLookup, Tree]
     assert made.makes_trees and made.is_mixed
     assert shaped(None, None, None) is None
     with pytest.raises(InvalidArgument):

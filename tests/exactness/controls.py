@@ -12,7 +12,7 @@ from pytest import MonkeyPatch
 from torch import Tensor
 
 from forerun.drafters.base import Drafter
-from forerun.engine import adjust, drafting, engine
+from forerun.engine import adjust, drafting, engine, host_round
 from forerun.math import verify
 from forerun.math.laws import LogitLaw, draw
 from forerun.math.random import Stream, span, uniforms
@@ -72,8 +72,8 @@ def one_position(patch: MonkeyPatch) -> None:
 
 
 def _change_keys(patch: MonkeyPatch, change: Any) -> None:
-    right = engine.keys_of
-    patch.setattr(engine, "keys_of", lambda batch, device: change(right(batch, device)))
+    right = host_round.keys_of
+    patch.setattr(host_round, "keys_of", lambda batch, device: change(right(batch, device)))
 
 
 def keyed_by_position(patch: MonkeyPatch) -> None:

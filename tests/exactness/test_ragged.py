@@ -68,10 +68,10 @@ def test_every_row_has_its_own_law(rule: Rule, policy: str, drafter: str, device
 @each_device
 def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, device: str) -> None:
     """Parameters handed to the wrong row, by one."""
-    from forerun.engine import engine
+    from forerun.engine import host_round
 
-    right = engine.LawParams.stack
-    monkeypatch.setattr(engine.LawParams, "stack", lambda params, device: right([*params[1:], params[0]], device))
+    right = host_round.LawParams.stack
+    monkeypatch.setattr(host_round.LawParams, "stack", lambda params, device: right([*params[1:], params[0]], device))
     assert all(verdicts(Rule.TOKEN, "model", "3", device))
 
 
