@@ -22,7 +22,7 @@ FLOATS = ("factor", "softcap", "epsilon")
 
 
 def compiled(
-    kernel: Any, constants: dict[str, Any], kinds: dict[str, str], aligned: tuple[str, ...] = (), **options: Any
+    kernel: Any, constants: dict[str, Any], kinds: dict[str, Any], aligned: tuple[str, ...] = (), **options: Any
 ) -> Any:
     names = kernel.arg_names
     signature = {name: _kind(name, constants, kinds) for name in names}
@@ -32,7 +32,7 @@ def compiled(
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def _kind(name: str, constants: dict[str, Any], kinds: dict[str, str]) -> str:
+def _kind(name: str, constants: dict[str, Any], kinds: dict[str, Any]) -> Any:
     if name in constants:
         return "constexpr"
     if name in kinds:
@@ -52,11 +52,13 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32, "QUERIES": block_queries,
         **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
+    pool = attention_device.Pool("*bf16", "i32", "i32", "i32")
     kinds = {
         **dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1",
-        "bias_ptr": "*fp32",
+        "bias_ptr": "*fp32", "queries": attention_device.Queries("*bf16", "i32", "i32"), "keys": pool, "values": pool,
     }  # fmt: skip
-    return compiled(attention_device.attend_kernel, constants, kinds, num_warps=4, num_stages=3)
+    case = {"CASE": attention_device.Case(**constants)}
+    return compiled(attention_device.attend_kernel, case, kinds, num_warps=4, num_stages=3)
 
 
 def merge(each: int, pieces: int, warps: int, **flags: bool) -> Any:

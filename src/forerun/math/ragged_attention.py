@@ -2,7 +2,7 @@
 
 `math.attention` takes its rows from the host and a mask of any kind; a kernel wants neither. Here a row is three
 numbers in device tensors, and what a query sees is a rule: everything up to itself, perhaps no further back than a
-window, perhaps a tree among the new tokens. `kernels.attention` has the same function and must agree with this one.
+window, perhaps a tree among the new tokens. `kernels.attention.attend` has the same function and must agree.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products of a few rows with a large weight, and what stands right before and after them in a Llama-like layer.
 
-`kernels.skinny` has the same functions: there a weight is streamed once, whatever else is done on the way.
+`kernels.linear.project` has the same functions: there a weight is streamed once, whatever else is done on the way.
 """
 
 from __future__ import annotations

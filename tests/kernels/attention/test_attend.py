@@ -1,4 +1,4 @@
-"""`kernels.attention.attend_ragged` against `math.ragged_attention.attend_ragged`, interpreted or on a GPU."""
+"""`kernels.attention.attend.attend_ragged` against `math.ragged_attention.attend_ragged`, interpreted or on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kernels.skinny` and `kernels.norm` against `math.skinny`."""
+"""`kernels.linear.project` and `kernels.linear.norms` against `math.skinny`."""
 
 from __future__ import annotations
 

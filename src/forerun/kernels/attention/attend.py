@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.kernels.attention.device import attend_kernel, merge_kernel
+from forerun.kernels.attention.device import Case, Pool, Queries, attend_kernel, merge_kernel
 from forerun.kernels.attention.shape import TUNING, Shape, Tuning, choose_shape, power
 from forerun.kernels.launching import DTYPES, needs_upcast
 from forerun.math.attention import Form, Scale
@@ -80,13 +80,7 @@ def _launch(
 ) -> None:
     batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
     programs = (shape.balanced_splits, 1) if shape.balanced_splits else (batch, shape.splits)
-    attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
-        out, *parts, query, keys, values, reach.slots, reach.lengths, reach.starts,
-        query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
-        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], 0 if tree is None else tree.stride(0),
-        scale.factor, scale.softcap or 1.0, reach.window, reach.longest,
-        shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
-        0 if bias is None else bias.shape[1],
+    case = Case(
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
         BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,
@@ -94,7 +88,15 @@ def _launch(
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
         HAS_BIAS=bias is not None, UPCAST=needs_upcast(query), EARLY=shape.early,
-        num_warps=tuning.warps, num_stages=tuning.stages,
+    )  # fmt: skip
+    attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
+        out, *parts, Queries(query, *query.stride()[:2]),
+        Pool(keys, *keys.stride()[:3]), Pool(values, *values.stride()[:3]),
+        reach.slots, reach.lengths, reach.starts,
+        query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
+        scale.factor, scale.softcap or 1.0, 0 if tree is None else tree.stride(0), reach.window, reach.longest,
+        shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
+        0 if bias is None else bias.shape[1], CASE=case, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
 
 

@@ -1,8 +1,10 @@
-"""Device code of `kernels.attention`: which keys a program reads, what it makes of them, how pieces are merged.
+"""Device code of `attend`: which keys a program reads, what it makes of them, how pieces are merged.
 
 Everything here is about one block of one key head's queries: new tokens and the heads of a group are one axis, query
 m is head m % GROUP of token m // GROUP.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -11,7 +13,8 @@ from forerun.kernels.law import LOG2_E
 
 TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
 MOST_UNSUMMED = tl.constexpr(2048)  # weights of a block that are summed by place first: sixteen registers a thread
-# What changes from pass to pass must not have a kernel compiled anew for every kind of number.
+# What changes from pass to pass must not have a kernel compiled anew for every kind of number. These stand for
+# themselves: Triton 3.6 specialises whatever is inside a tuple.
 CHANGING = (
     "window",
     "longest",
@@ -26,112 +29,142 @@ CHANGING = (
 UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
 
 
+class Queries(NamedTuple):
+    """[N, Hq, D] and its strides."""
+
+    ptr: Any
+    token: Any
+    head: Any
+
+
+class Pool(NamedTuple):
+    """Keys [R, Hk, C, D] or values [R, Hk, C, Dv] of the cache, and their strides."""
+
+    ptr: Any
+    slot: Any
+    head: Any
+    place: Any
+
+
+class Case(NamedTuple):
+    """What is known of an attention when its kernel is compiled."""
+
+    HEADS: int
+    GROUP: int  # query heads of a key head
+    SIZE: int
+    VALUE_SIZE: int
+    BLOCK_SIZE: int
+    BLOCK_VALUE_SIZE: int
+    BLOCK_QUERIES: int
+    BLOCK_KEYS: int
+    BLOCK_ROWS: int
+    QUERIES: int
+    IS_PART: bool  # rows may be cut
+    BALANCED: bool  # and all rows' keys are divided evenly
+    PADDED: bool
+    WINDOWED: bool
+    CAPPED: bool
+    HAS_SINKS: bool
+    HAS_TREE: bool
+    ACROSS: bool
+    HAS_BIAS: bool
+    UPCAST: bool
+    EARLY: bool
+
+
+class Outputs(NamedTuple):
+    """Where results go: whole ones, pieces of rows that are cut, and the sinks that are part of a whole one."""
+
+    out_ptr: Any
+    part_ptr: Any
+    mass_ptr: Any
+    sinks_ptr: Any
+
+
+class ScoreTerms(NamedTuple):
+    """What becomes of the product of a query and a key, and which keys a query sees."""
+
+    factor: Any
+    softcap: Any
+    window: Any
+    tree_ptr: Any
+    tree_token: Any
+    bias_ptr: Any
+    distances: Any
+
+
+class Span(NamedTuple):
+    """One row: its first new token, how many it has, its keys in all, and its slot in the cache."""
+
+    start: Any
+    count: Any
+    length: Any
+    slot: Any
+
+
 @triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
 def attend_kernel(
     out_ptr,  # [N, Hq, Dv]
     part_ptr,  # [Hk, query blocks, pieces, Q, Dv] float32, weighted values of each piece of a row that is cut
     mass_ptr,  # [Hk, query blocks, pieces, Q, 2] float32, its maximum (times log2 e) and sum
-    q_ptr,  # [N, Hq, D]
-    k_ptr,  # [R, Hk, C, D]
-    v_ptr,  # [R, Hk, C, Dv]
+    queries,  # Queries
+    keys, values,  # Pool
     slots_ptr,  # [B] int32
     lengths_ptr,  # [B] int32
     starts_ptr,  # [B + 1] int32
     sinks_ptr,  # [Hq]
     tree_ptr,  # [N, W] bool
     bias_ptr,  # [Hq, L] float32
-    q_token,
-    q_head,
-    k_slot,
-    k_head,
-    k_place,
-    v_slot,
-    v_head,
-    v_place,
-    tree_token,
-    factor,
-    softcap,
-    window,
-    longest,
-    chunk,
-    splits,
-    balanced_splits,
-    batch,
-    query_blocks,
-    distances,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    SIZE: tl.constexpr,
-    VALUE_SIZE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_VALUE_SIZE: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    QUERIES: tl.constexpr,
-    IS_PART: tl.constexpr,
-    BALANCED: tl.constexpr,
-    PADDED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-    HAS_TREE: tl.constexpr,
-    ACROSS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    UPCAST: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    factor, softcap, tree_token, window, longest, chunk, splits, balanced_splits, batch, query_blocks, distances,
+    CASE: tl.constexpr,
+):  # fmt: skip
     """One program per (key head, row and block of its queries, chunk of its keys), or per split of all rows' keys."""
-    if EARLY:  # the next kernel may start, and waits for the results itself
+    if CASE.EARLY:  # the next kernel may start, and waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
+    outputs = Outputs(out_ptr, part_ptr, mass_ptr, sinks_ptr)
+    terms = ScoreTerms(factor, softcap, window, tree_ptr, tree_token, bias_ptr, distances)
     key_head = tl.program_id(0)
     block = tl.program_id(1) % query_blocks
-    first_piece = (key_head * query_blocks + block) * (2 * balanced_splits if BALANCED else batch * splits)
-    CHAIN: tl.constexpr = not (HAS_TREE or ACROSS)
-    if BALANCED:
+    first_piece = (key_head * query_blocks + block) * (2 * balanced_splits if CASE.BALANCED else batch * splits)
+    CHAIN: tl.constexpr = not (CASE.HAS_TREE or CASE.ACROSS)
+    if CASE.BALANCED:
         split = tl.program_id(1) // query_blocks
-        r = tl.arange(0, BLOCK_ROWS)
+        r = tl.arange(0, CASE.BLOCK_ROWS)
         starts, counts, lengths, lows, highs = spans(
-            r, r < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, PADDED, WINDOWED, CHAIN
-        )
+            r, r < batch, block, lengths_ptr, starts_ptr, window, longest,
+            CASE.GROUP, CASE.BLOCK_QUERIES, CASE.PADDED, CASE.WINDOWED, CHAIN,
+        )  # fmt: skip
         slots = tl.load(slots_ptr + r, mask=r < batch, other=0)
-        begins, ends, total, num_balanced = divided(lows, highs, balanced_splits, BLOCK_KEYS)
+        begins, ends, total, num_balanced = divided(lows, highs, balanced_splits, CASE.BLOCK_KEYS)
         at = total * split // num_balanced
         until = tl.where(split < num_balanced, total * (split + 1) // num_balanced, 0)
         while at < until:
             is_row = r == tl.sum((ends <= at).to(tl.int32), 0)
             begin, end = taken(begins, is_row), taken(ends, is_row)
             upto = tl.minimum(until, end)
-            low = taken(lows, is_row)
-            high = tl.minimum(low + (upto - begin - TURN) * BLOCK_KEYS, taken(highs, is_row))
+            low, slot = taken(lows, is_row), taken(slots, is_row).to(tl.int64)
+            high = tl.minimum(low + (upto - begin - TURN) * CASE.BLOCK_KEYS, taken(highs, is_row))
             attend_piece(
-                out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
-                q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
-                distances, key_head, block, taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row),
-                taken(slots, is_row).to(tl.int64), low + tl.maximum(at - begin - TURN, 0) * BLOCK_KEYS, high,
-                first_piece + split * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end),
-                HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
-                True, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
+                outputs, queries, keys, values, terms, key_head, block,
+                Span(taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row), slot),
+                low + tl.maximum(at - begin - TURN, 0) * CASE.BLOCK_KEYS, high,
+                first_piece + split * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end), CASE,
             )  # fmt: skip
             at = upto
     else:
         row = tl.program_id(1) // query_blocks
         split = tl.program_id(2)
         start, count, length, low, high = spans(
-            row, row < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, PADDED, WINDOWED,
-            CHAIN,
+            row, row < batch, block, lengths_ptr, starts_ptr, window, longest,
+            CASE.GROUP, CASE.BLOCK_QUERIES, CASE.PADDED, CASE.WINDOWED, CHAIN,
         )  # fmt: skip
         slot = tl.load(slots_ptr + row).to(tl.int64)
         begin = low + split * chunk
         if begin >= high:
             return
         attend_piece(
-            out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
-            q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
-            distances, key_head, block, start, count, length, slot, begin, tl.minimum(high, begin + chunk),
-            first_piece + row * splits + split, high - low <= chunk,
-            HEADS, GROUP, SIZE, VALUE_SIZE, BLOCK_SIZE, BLOCK_VALUE_SIZE, BLOCK_QUERIES, BLOCK_KEYS, QUERIES,
-            IS_PART, PADDED, WINDOWED, CAPPED, HAS_SINKS, HAS_TREE, ACROSS, HAS_BIAS, UPCAST,
+            outputs, queries, keys, values, terms, key_head, block, Span(start, count, length, slot),
+            begin, tl.minimum(high, begin + chunk), first_piece + row * splits + split, high - low <= chunk, CASE,
         )  # fmt: skip
 
 
@@ -188,78 +221,79 @@ def taken(numbers, is_row):
 
 @triton.jit
 def attend_piece(
-    out_ptr, part_ptr, mass_ptr, q_ptr, k_ptr, v_ptr, sinks_ptr, tree_ptr, bias_ptr,
-    q_token, q_head, k_slot, k_head, k_place, v_slot, v_head, v_place, tree_token, factor, softcap, window,
-    distances, key_head, block, start, count, length, slot, low, high, piece, is_whole,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, VALUE_SIZE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_VALUE_SIZE: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, QUERIES: tl.constexpr,
-    IS_PART: tl.constexpr, PADDED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_TREE: tl.constexpr, ACROSS: tl.constexpr, HAS_BIAS: tl.constexpr, UPCAST: tl.constexpr,
+    outputs, queries, keys, values, terms, key_head, block, row, low, high, piece, is_whole, CASE: tl.constexpr
 ):  # fmt: skip
     """Keys [low, high) of one row: the result where these are all that its queries see, else a piece of it."""
-    past = length - count
-    m = block * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
-    is_query = m < count * GROUP
-    token = m // GROUP
-    head = key_head * GROUP + m % GROUP
-    d = tl.arange(0, BLOCK_SIZE)
-    e = tl.arange(0, BLOCK_VALUE_SIZE)
-    q_place = (start + token).to(tl.int64) * q_token + head * q_head
-    q = tl.load(q_ptr + q_place[:, None] + d[None, :], mask=is_query[:, None] & (d < SIZE)[None, :], other=0.0)
-    if UPCAST:
+    past = row.length - row.count
+    m = block * CASE.BLOCK_QUERIES + tl.arange(0, CASE.BLOCK_QUERIES)
+    is_query = m < row.count * CASE.GROUP
+    token = m // CASE.GROUP
+    head = key_head * CASE.GROUP + m % CASE.GROUP
+    d = tl.arange(0, CASE.BLOCK_SIZE)
+    e = tl.arange(0, CASE.BLOCK_VALUE_SIZE)
+    q_place = (row.start + token).to(tl.int64) * queries.token + head * queries.head
+    q = tl.load(
+        queries.ptr + q_place[:, None] + d[None, :], mask=is_query[:, None] & (d < CASE.SIZE)[None, :], other=0.0
+    )
+    if CASE.UPCAST:
         q = q.to(tl.float32)
 
     position = tl.maximum(past + token, 0)  # what lies before the row's beginning sees its first key
-    if HAS_TREE:
-        depth = tl.zeros([BLOCK_QUERIES], dtype=tl.int32)
-        for other in range(count):
-            is_kin = tl.load(tree_ptr + (start + token).to(tl.int64) * tree_token + other, mask=is_query, other=0)
+    if CASE.HAS_TREE:
+        depth = tl.full([CASE.BLOCK_QUERIES], 0, dtype=tl.int32)
+        for other in range(row.count):
+            place = (row.start + token).to(tl.int64) * terms.tree_token + other
+            is_kin = tl.load(terms.tree_ptr + place, mask=is_query, other=0)
             depth += is_kin.to(tl.int32)
         position = past + depth - 1
 
-    peak = tl.full([BLOCK_QUERIES], float("-inf"), dtype=tl.float32)
+    peak = tl.full([CASE.BLOCK_QUERIES], float("-inf"), dtype=tl.float32)
     # Where warps share a query's keys, their sum is an exchange between warps: once, at the end, if registers hold it.
-    SUM_LAST: tl.constexpr = BLOCK_QUERIES < BLOCK_KEYS and BLOCK_QUERIES * BLOCK_KEYS <= MOST_UNSUMMED
+    SUM_LAST: tl.constexpr = (
+        CASE.BLOCK_QUERIES < CASE.BLOCK_KEYS and CASE.BLOCK_QUERIES * CASE.BLOCK_KEYS <= MOST_UNSUMMED
+    )
     if SUM_LAST:
-        mass = tl.zeros([BLOCK_QUERIES, BLOCK_KEYS], dtype=tl.float32)
+        mass = tl.full([CASE.BLOCK_QUERIES, CASE.BLOCK_KEYS], 0.0, dtype=tl.float32)
     else:
-        mass = tl.zeros([BLOCK_QUERIES], dtype=tl.float32)
-    mixed = tl.zeros([BLOCK_QUERIES, BLOCK_VALUE_SIZE], dtype=tl.float32)
-    k_row = k_ptr + slot * k_slot + key_head * k_head
-    v_row = v_ptr + slot * v_slot + key_head * v_head
+        mass = tl.full([CASE.BLOCK_QUERIES], 0.0, dtype=tl.float32)
+    mixed = tl.full([CASE.BLOCK_QUERIES, CASE.BLOCK_VALUE_SIZE], 0.0, dtype=tl.float32)
+    k_row = keys.ptr + row.slot * keys.slot + key_head * keys.head
+    v_row = values.ptr + row.slot * values.slot + key_head * values.head
 
-    for first in range(low, high, BLOCK_KEYS):
-        n = first + tl.arange(0, BLOCK_KEYS)
+    for first in range(low, high, CASE.BLOCK_KEYS):
+        n = first + tl.arange(0, CASE.BLOCK_KEYS)
         is_key = n < high
         k = tl.load(
-            k_row + n.to(tl.int64)[:, None] * k_place + d[None, :],
-            mask=is_key[:, None] & (d < SIZE)[None, :],
+            k_row + n.to(tl.int64)[:, None] * keys.place + d[None, :],
+            mask=is_key[:, None] & (d < CASE.SIZE)[None, :],
             other=0.0,
         )
-        if UPCAST:
+        if CASE.UPCAST:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
-        if CAPPED:
-            scores = softcap * (2.0 / (1.0 + tl.exp2(scores * (factor * -2.0 * LOG2_E / softcap))) - 1.0)
-        if HAS_BIAS:
-            if not CAPPED:
-                scores = scores * factor
-            far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), distances - 1)
-            scores += tl.load(bias_ptr + head[:, None] * distances + far, mask=is_query[:, None], other=0.0)
-        scores = scores * (LOG2_E if CAPPED or HAS_BIAS else factor * LOG2_E)
-        if HAS_TREE:
+        if CASE.CAPPED:
+            scores = terms.softcap * (
+                2.0 / (1.0 + tl.exp2(scores * (terms.factor * -2.0 * LOG2_E / terms.softcap))) - 1.0
+            )
+        if CASE.HAS_BIAS:
+            if not CASE.CAPPED:
+                scores = scores * terms.factor
+            far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), terms.distances - 1)
+            scores += tl.load(terms.bias_ptr + head[:, None] * terms.distances + far, mask=is_query[:, None], other=0.0)
+        scores = scores * (LOG2_E if CASE.CAPPED or CASE.HAS_BIAS else terms.factor * LOG2_E)
+        if CASE.HAS_TREE:
             kin = (n - past)[None, :]
-            among_new = (kin >= 0) & (kin < count) & is_query[:, None]
-            place = (start + token).to(tl.int64)[:, None] * tree_token + kin
-            sees = (kin < 0) | (tl.load(tree_ptr + place, mask=among_new, other=0).to(tl.int32) != 0)
-            if WINDOWED:
-                sees = sees & ((kin >= 0) | (n[None, :] > position[:, None] - window))
-        elif ACROSS:
-            sees = (n < length)[None, :]
+            among_new = (kin >= 0) & (kin < row.count) & is_query[:, None]
+            place = (row.start + token).to(tl.int64)[:, None] * terms.tree_token + kin
+            sees = (kin < 0) | (tl.load(terms.tree_ptr + place, mask=among_new, other=0).to(tl.int32) != 0)
+            if CASE.WINDOWED:
+                sees = sees & ((kin >= 0) | (n[None, :] > position[:, None] - terms.window))
+        elif CASE.ACROSS:
+            sees = (n < row.length)[None, :]
         else:
             sees = n[None, :] <= position[:, None]
-            if WINDOWED:
-                sees = sees & (n[None, :] > position[:, None] - window)
+            if CASE.WINDOWED:
+                sees = sees & (n[None, :] > position[:, None] - terms.window)
         scores = tl.where(sees & is_key[None, :], scores, float("-inf"))
 
         higher = tl.maximum(peak, tl.max(scores, 1))
@@ -272,13 +306,13 @@ def attend_piece(
             mass = mass * shrink + tl.sum(weights, 1)
         mixed = mixed * shrink[:, None]
         v = tl.load(
-            v_row + n.to(tl.int64)[:, None] * v_place + e[None, :],
-            mask=is_key[:, None] & (e < VALUE_SIZE)[None, :],
+            v_row + n.to(tl.int64)[:, None] * values.place + e[None, :],
+            mask=is_key[:, None] & (e < CASE.VALUE_SIZE)[None, :],
             other=0.0,
         )
-        if PADDED:  # what lies past a row's keys may be anything, and nothing times NaN is NaN
-            v = tl.where((n < length)[:, None], v, 0.0)
-        if UPCAST:
+        if CASE.PADDED:  # what lies past a row's keys may be anything, and nothing times NaN is NaN
+            v = tl.where((n < row.length)[:, None], v, 0.0)
+        if CASE.UPCAST:
             mixed = tl.dot(weights, v.to(tl.float32), mixed, input_precision="ieee")
         else:
             mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision="ieee")
@@ -286,17 +320,23 @@ def attend_piece(
 
     if SUM_LAST:
         mass = tl.sum(mass, 1)
-    if IS_PART:
+    if CASE.IS_PART:
         if is_whole:
-            finish(out_ptr, sinks_ptr, peak, mass, mixed, start + token, head, is_query, HEADS, VALUE_SIZE, HAS_SINKS)
+            finish(
+                outputs.out_ptr, outputs.sinks_ptr, peak, mass, mixed, row.start + token, head, is_query,
+                CASE.HEADS, CASE.VALUE_SIZE, CASE.HAS_SINKS,
+            )  # fmt: skip
         else:
-            place = piece.to(tl.int64) * QUERIES + tl.arange(0, BLOCK_QUERIES)
-            is_out = is_query[:, None] & (e < VALUE_SIZE)[None, :]
-            tl.store(part_ptr + place[:, None] * VALUE_SIZE + e[None, :], mixed, mask=is_out)
-            tl.store(mass_ptr + place * 2, peak, mask=is_query)
-            tl.store(mass_ptr + place * 2 + 1, mass, mask=is_query)
+            place = piece.to(tl.int64) * CASE.QUERIES + tl.arange(0, CASE.BLOCK_QUERIES)
+            is_out = is_query[:, None] & (e < CASE.VALUE_SIZE)[None, :]
+            tl.store(outputs.part_ptr + place[:, None] * CASE.VALUE_SIZE + e[None, :], mixed, mask=is_out)
+            tl.store(outputs.mass_ptr + place * 2, peak, mask=is_query)
+            tl.store(outputs.mass_ptr + place * 2 + 1, mass, mask=is_query)
     else:
-        finish(out_ptr, sinks_ptr, peak, mass, mixed, start + token, head, is_query, HEADS, VALUE_SIZE, HAS_SINKS)
+        finish(
+            outputs.out_ptr, outputs.sinks_ptr, peak, mass, mixed, row.start + token, head, is_query,
+            CASE.HEADS, CASE.VALUE_SIZE, CASE.HAS_SINKS,
+        )  # fmt: skip
 
 
 @triton.jit

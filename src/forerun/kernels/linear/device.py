@@ -1,4 +1,4 @@
-"""Device code of `kernels.skinny`: one kernel for a single row, one on tensor cores for some, and what both end with.
+"""Device code of `project`: one kernel for a single row, one on tensor cores for some, and what both end with.
 
 Outputs are numbered by p. What becomes of the sums is the kernel's END: PLAIN stores them; GATED has a second weight
 row for each output (N further on) and stores silu(first) * second; ROTATED has the two dimensions of a head that turn
