@@ -13,8 +13,8 @@ import torch
 from benchmarks.papers.pairs import Pair
 from benchmarks.papers.scores import answers
 from benchmarks.papers.tasks import Task
-from forerun import check
-from forerun.check.divergence import measure_divergence
+from forerun.checks import base as checks
+from forerun.checks.divergence import measure_divergence
 from forerun.config import SamplingParams
 from forerun.engine import Stats
 from forerun.math.lossy import LossyRule
@@ -80,7 +80,7 @@ def rouge1(work: Work, outputs: Sequence[Sequence[int]]) -> float | None:
 
 def divergences(work: Work, rules: Sequence[LossyRule], length: int, prompts: int) -> dict[str, dict[str, Any]]:
     """How far each rule's law lies from the target's, along the target's own texts; `token` is the control."""
-    pair = check.Pair(work.pair.target, work.pair.drafters[work.pair.main](), length, tokenizer=work.pair.tokenizer)
+    pair = checks.Pair(work.pair.target, work.pair.drafters[work.pair.main](), length, tokenizer=work.pair.tokenizer)
     params = SamplingParams(**work.sampling)
     found = measure_divergence(
         pair, work.task.prompts[:prompts], rules, params, max_new_tokens=work.tokens, seed=work.seed

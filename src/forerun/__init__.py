@@ -9,6 +9,7 @@ from forerun.version import __version__
 
 if TYPE_CHECKING:
     from forerun import lossy
+    from forerun.checks.suite import check
     from forerun.config import SamplingParams
     from forerun.decoder import GenerateResult, SpeculativeDecoder, Stream
     from forerun.drafters import (
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives: torch and transformers are only imported when one is used.
 _HOMES = {
+    "forerun.checks.suite": ("check",),
     "forerun.config": ("SamplingParams",),
     "forerun.decoder": ("GenerateResult", "SpeculativeDecoder", "Stream"),
     "forerun.drafters": (
@@ -90,6 +92,7 @@ __all__ = [
     "TopK",
     "Tree",
     "__version__",
+    "check",
     "lossy",
 ]
 

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,16 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+import forerun
 from cli.command import Command
-from forerun.check import CheckSettings, Outcome, Pair, Report, check_pair
-from forerun.check.chi_square import detectable, fit, survival
-from forerun.check.greedy import difference
-from forerun.check.plain import deviation, greedy, logits_after
+from forerun.checks.base import Outcome, Pair
+from forerun.checks.chi_square import detectable, fit, survival
+from forerun.checks.settings import CheckSettings
+from forerun.checks.suite import CheckReport, check_pair
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.errors import InvalidArgument
+from forerun.measure import reference
+from forerun.measure.reference import deviation, difference, greedy, logits_after
 from forerun.types import Draft, DraftContext
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -29,11 +33,11 @@ PROMPTS = [prompt + prompt[:4] for prompt in ragged_prompts(3, 97, seed=5, longe
 OPEN = PROMPTS[1:]
 
 
-def outcomes(report: Report) -> dict[str, Outcome]:
+def outcomes(report: CheckReport) -> dict[str, Outcome]:
     return {finding.name: finding.outcome for finding in report.findings}
 
 
-def run(drafter: Any, plan: CheckSettings = QUICK, **settings: Any) -> Report:
+def run(drafter: Any, plan: CheckSettings = QUICK, **settings: Any) -> CheckReport:
     return check_pair(Pair(tiny_model("llama"), drafter, **settings), PROMPTS, OPEN, plan)
 
 
@@ -137,10 +141,8 @@ def test_nothing_drafted_is_not_a_pass() -> None:
 
 
 def test_a_wrong_greedy_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.check import plain
-
-    real = plain.greedy
-    monkeypatch.setattr(plain, "greedy", lambda *arguments: [*real(*arguments)[:-1], 11])
+    real = reference.greedy
+    monkeypatch.setattr(reference, "greedy", lambda *arguments: [*real(*arguments)[:-1], 11])
     assert outcomes(run(drafter()))["greedy text"] is Outcome.FAILED
 
 
@@ -172,11 +174,22 @@ class TestDifference:
         assert self.judge([1, 2], [1, 2], 0.0) is None
 
     def test_a_tie_is_within_twice_the_rounding(self) -> None:
+        (first, second), (best, other) = (x.tolist() for x in logits_after(tiny_model("llama"), [3, 4, 1]).topk(2))
+        gap = first - second
+        assert self.judge([1, other], [1, best], gap / 1.9).is_tie
+        found = self.judge([1, other], [1, best], gap / 2.1)
+        assert (found.position, found.ours, found.theirs, found.is_tie) == (1, other, best, False)
+
+    def test_two_unlikely_tokens_are_no_tie(self) -> None:
+        """Equal logits excuse nothing where a third token is likelier than both."""
         logits = logits_after(tiny_model("llama"), [3, 4, 1])
-        gap = abs(float(logits[2] - logits[5]))
-        assert self.judge([1, 2], [1, 5], gap / 1.9).is_tie
-        found = self.judge([1, 2], [1, 5], gap / 2.1)
-        assert (found.position, found.ours, found.theirs, found.is_tie) == (1, 2, 5, False)
+        worst, next_to_it = (-logits).topk(2).indices.tolist()
+        found = self.judge([1, worst], [1, next_to_it], 0.6 * float(logits[next_to_it] - logits[worst]))
+        assert found.gap > 1 and not found.is_tie
+
+    def test_rounding_is_measured_where_nobody_gives_it(self) -> None:
+        best, other = logits_after(tiny_model("llama"), [3, 4, 1]).topk(2).indices.tolist()
+        assert not difference(tiny_model("llama"), [3, 4], [1, other], [1, best]).is_tie  # type: ignore[union-attr]
 
     def test_an_early_end(self) -> None:
         found = self.judge([1], [1, 5], 1e9)
@@ -264,6 +277,76 @@ def test_the_command_fails_with_exit_code_1(
     assert result.exit_code == 1
     assert found["passed"] is False
     assert {f["name"]: f["outcome"] for f in found["findings"]}["sampled law"] == "FAILED"
+
+
+MINE = """
+import torch
+from forerun.drafters import PromptLookup
+
+
+class Honest(PromptLookup):
+    pass
+
+
+class Law:
+    def __init__(self, tokens, vocab_size):
+        self.tokens, self.vocab_size = tokens, vocab_size
+
+    def of(self, tokens):
+        return torch.full_like(tokens, 1e-9, dtype=torch.float64)
+
+    def at(self, position):
+        drafted = self.tokens.gather(1, position.unsqueeze(-1))
+        return torch.zeros(len(position), self.vocab_size, dtype=torch.float64).scatter(1, drafted, 1e-9)
+
+
+class Liar(PromptLookup):
+    def propose(self, context):
+        from dataclasses import replace
+from pathlib import Path
+
+        draft = super().propose(context)
+        return replace(draft, law=Law(draft.tokens, context.vocab_size), deterministic=False)
+
+
+class NoDrafter:
+    pass
+"""
+
+
+def test_a_class_of_your_own_is_checked(
+    check: Command, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_drafter.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    honest = check("-m", target, "-d", "my_drafter:Honest", *QUICKLY, "--json")
+    assert honest.exit_code == 0, honest.output
+    liar = check("-m", target, "-d", "my_drafter:Liar", *QUICKLY, "--json")
+    assert liar.exit_code == 1
+    assert {f["name"]: f["outcome"] for f in json.loads(liar.stdout)["findings"]}["sampled law"] == "FAILED"
+    for name, words in (("NoDrafter", "no method propose"), ("Missing", "module:Class")):
+        refused = check("-m", target, "-d", f"my_drafter:{name}", *QUICKLY)
+        assert refused.exit_code == 2
+        assert words in " ".join(refused.output.split())
+
+
+class TestFunction:
+    """`forerun.check`."""
+
+    def test_token_ids_need_no_tokenizer(self) -> None:
+        report = forerun.check(tiny_model("llama"), drafter(), prompts=PROMPTS, open_prompts=OPEN, settings=QUICK)
+        assert report.passed
+        assert str(report).endswith(report.verdict) and "control caught: yes" in str(report)
+
+    def test_texts_need_one(self) -> None:
+        with pytest.raises(InvalidArgument, match="tokenizer"):
+            forerun.check(tiny_model("llama"), drafter(), settings=QUICK)
+
+    def test_a_lossy_rule_fails(self) -> None:
+        found = forerun.check(
+            tiny_model("llama"), drafter(), prompts=PROMPTS, open_prompts=OPEN, settings=QUICK, rule="lenient:0.5"
+        )
+        assert not found.passed and "FAILED" in found.verdict
 
 
 def test_quiet_is_an_exit_code(check: Command, target: str) -> None:

@@ -17,11 +17,12 @@ import forerun.loading
 from eval.fakes import small_data, sums
 from forerun.cli.main import INTERRUPTED, cli
 from forerun.errors import InvalidArgument
-from forerun.eval import record as records
-from forerun.eval.job import check_packages, sandbox_notes
+from forerun.eval.evaluate import check_packages, sandbox_notes
+from forerun.eval.journal import journal_path
 from forerun.eval.methods import PLAIN, SPECULATIVE, DecoderMethod, IndexedPrompt, both
 from forerun.eval.tasks import TASKS
 from forerun.eval.windows import read, windows
+from forerun.measure.record import load
 from forerun.models.scorer import Scorer
 from support.data import data_folder, needs
 from support.folders import VOCAB, byte_tokenizer
@@ -54,13 +55,13 @@ def test_all_tasks_greedily(tmp_path: Path) -> None:
     for words in ("ROUGE-2", "pass@1", "exact match", "perplexity", "the target itself", "same text", "mt_bench",
                   "No difference beyond noise on 7 tasks", "r.answers.jsonl", "ran behind"):  # fmt: skip
         assert words in result.output
-    record = records.read(output)
-    assert record.complete and len(record.findings) == 7
-    for finding in record.findings:
-        if finding.task != "wikitext2":
-            assert finding.verdict == "same text", finding.task
-            assert finding.agreement is not None and finding.agreement.different == finding.agreement.ties == 0
-            assert finding.speeds[SPECULATIVE].rounds < finding.speeds[PLAIN].rounds
+    record = load(output)
+    assert record.complete and len(record.rows) == 7
+    for found in record.rows:
+        if found["task"] != "wikitext2":
+            assert found["verdict"] == "same text", found["task"]
+            assert found["agreement"]["different"] == found["agreement"]["ties"] == 0
+            assert found["speeds"][SPECULATIVE]["rounds"] < found["speeds"][PLAIN]["rounds"]
     assert str(tmp_path) not in output.read_text()
     shown = CliRunner().invoke(cli, ["bench", "show", str(output)], env={"COLUMNS": "200"})
     assert shown.exit_code == 0 and shown.stdout == result.stdout
@@ -77,8 +78,8 @@ def test_a_service_within_a_time_budget_as_json(tmp_path: Path) -> None:
                       "20", "-t", "1", "--json", *SHORT)  # fmt: skip
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    assert len(record["findings"]) == 2
-    for finding in record["findings"]:
+    assert len(record["rows"]) == 2
+    for finding in record["rows"]:
         assert [entry["metric"] for entry in finding["comparisons"]] == ["pass@1", "pass@3"]
         assert finding["services"]["plain"]["sequences"] == 3 and finding["agreement"] is None
         assert finding["services"]["speculative"]["all_latency"] > 0
@@ -112,9 +113,9 @@ def test_control_c_keeps_the_answers_and_says_how_to_go_on(tmp_path: Path, monke
         patch.setitem(TASKS, "gsm8k", _with_score(interrupted))
         result = evaluate(*asked)
     assert result.exit_code == INTERRUPTED and "To go on" in result.output
-    assert records.read(output).findings[0].examples == 1 and not records.read(output).complete
+    assert load(output).rows[0]["examples"] == 1 and not load(output).complete
     done = evaluate(*asked)
-    assert done.exit_code == 0 and records.read(output).findings[0].examples == 3
+    assert done.exit_code == 0 and load(output).rows[0]["examples"] == 3
 
 
 def _with_score(score: Any) -> Any:
@@ -140,12 +141,12 @@ def test_a_scorer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_weak_walls_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.eval import job
+    from forerun.eval import evaluate
     from forerun.eval.sandbox.run import Ending, Outcome
 
     assert sandbox_notes([TASKS["gsm8k"]]) == []
     for walls, weak in ((("limits", "audit"), True), (("limits", "landlock", "seccomp", "audit"), False)):
-        monkeypatch.setattr(job, "run_program", lambda program, walls=walls: Outcome(Ending.PASSED, "", walls))
+        monkeypatch.setattr(evaluate, "run_program", lambda program, walls=walls: Outcome(Ending.PASSED, "", walls))
         assert ("container" in sandbox_notes([TASKS["mbpp"]])[0]) == weak
 
 
@@ -192,7 +193,7 @@ def test_on_the_embedded_model(embedded: tuple[Any, Any], tmp_path: Path, monkey
     result = evaluate("gsm8k", "--data", str(data_folder()), "-o", str(tmp_path / "r.json"), "--limit", "1",
                       "--max-new-tokens", "4")  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert records.read(tmp_path / "r.json").findings[0].verdict == "same text"
+    assert load(tmp_path / "r.json").rows[0]["verdict"] == "same text"
 
 
 @pytest.mark.usefixtures("tiny")
@@ -201,10 +202,10 @@ def test_a_lossy_rule_can_be_evaluated_and_carries_the_word(tmp_path: Path) -> N
     asked = ("gsm8k", "--data", str(tmp_path), "--draft", "small", "--policy", "3", "-t", "1", *SHORT)
     result = evaluate(*asked, "--rule", "lenient:0.5", "-o", str(tmp_path / "r.json"))
     assert result.exit_code == 0, result.output
-    record = records.read(tmp_path / "r.json")
-    assert record.settings["rule"] == "lenient:0.5" and any("lossy" in note for note in record.notes)
+    record = load(tmp_path / "r.json")
+    assert record.settings["rule"] == "lenient:0.5" and any("lossy" in note for note in record.details["notes"])
     lossless = evaluate(*asked, "-o", str(tmp_path / "s.json"))
-    assert lossless.exit_code == 0 and not any("lossy" in note for note in records.read(tmp_path / "s.json").notes)
+    assert lossless.exit_code == 0 and not any("lossy" in note for note in load(tmp_path / "s.json").details["notes"])
 
 
 @pytest.mark.usefixtures("tiny")
@@ -214,7 +215,7 @@ def test_coupled_decoding_draws_the_same_answers_both_ways(tmp_path: Path) -> No
     for rule, same in (("coupled", True), ("token", False)):
         output = tmp_path / f"{rule}.json"
         assert evaluate(*asked, "--rule", rule, "-o", str(output)).exit_code == 0
-        lines = [json.loads(line) for line in records.journal_path(output).read_text().splitlines()]
+        lines = [json.loads(line) for line in journal_path(output).read_text().splitlines()]
         texts = {
             line["way"]: [row["answers"][0]["tokens"] for row in line["examples"]] for line in lines if "way" in line
         }
@@ -241,8 +242,9 @@ class TestModelsWithAnEncoder:
         pytest.importorskip("rouge_score")
         result = self.run(tmp_path, "xsum")
         assert result.exit_code == 0, result.output
-        finding = records.read(tmp_path / "r.json").findings[0]
-        assert finding.verdict == "same text" and finding.speeds[SPECULATIVE].rounds < finding.speeds[PLAIN].rounds
+        finding = load(tmp_path / "r.json").rows[0]
+        assert finding["verdict"] == "same text"
+        assert finding["speeds"][SPECULATIVE]["rounds"] < finding["speeds"][PLAIN]["rounds"]
         answers = [json.loads(line) for line in (tmp_path / "r.answers.jsonl").read_text().splitlines()]
         said = [row["answers"][0]["tokens"] for entry in answers for row in entry.get("examples", [])]
         documents = [example.text for example in TASKS["xsum"].read(tmp_path / "data").examples]
@@ -266,8 +268,8 @@ class TestModelsWithAnEncoder:
 
         monkeypatch.setattr(DecoderMethod, "answer", wrong)
         assert self.run(tmp_path, "xsum").exit_code == 0
-        agreement = records.read(tmp_path / "r.json").findings[0].agreement
-        assert agreement is not None and agreement.different == 3
+        agreement = load(tmp_path / "r.json").rows[0]["agreement"]
+        assert agreement["different"] == 3
 
     def test_questions_for_causal_models_are_refused(self, t5: Any, tmp_path: Path) -> None:
         result = self.run(tmp_path, "gsm8k")

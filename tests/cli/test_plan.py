@@ -59,24 +59,27 @@ def test_json_says_everything(plan: Command) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert set(found) == {
-        "format", "provenance", "settings", "operations", "complete", "acceptance", "costs", "plans", "advice",
-        "notes", "kind", "summary",
+        "format", "kind", "provenance", "settings", "rows", "details", "tables", "remarks", "headline", "figure",
+        "complete",
     }  # fmt: skip
+    details = found["details"]
+    assert set(details) == {"operations", "acceptance", "costs", "advice", "notes"}
     assert found["settings"]["target"] == PAIR
     assert found["settings"]["temperatures"] == [0.0, 1.0]
-    assert set(found["operations"]) == {"own"}
-    assert [(c["batch"], c["temperature"]) for c in found["plans"]] == [(1, 0.0), (2, 0.0), (1, 1.0), (2, 1.0)]
-    for cell in found["plans"]:
+    assert set(details["operations"]) == {"own"}
+    assert [(c["batch"], c["temperature"]) for c in found["rows"]] == [(1, 0.0), (2, 0.0), (1, 1.0), (2, 1.0)]
+    for cell in found["rows"]:
         assert [entry["length"] for entry in cell["predictions"]] == [0, 1, 2, 3]
         assert {entry["length"] for entry in cell["checked"]} >= {0, cell["best"]}
         assert {"tokens_per_round", "factor", "operations", "formula", "counted"} <= set(cell["predictions"][1])
-    assert found["acceptance"] and found["costs"]
-    for facts in found["acceptance"]:
+    assert details["acceptance"] and details["costs"]
+    for facts in details["acceptance"]:
         assert len(facts["by_position"]) == len(facts["reached"]) == 3
         assert 0 < facts["alpha"] <= 1
-    for facts in found["costs"]:
+    for facts in details["costs"]:
         assert set(facts["draft_ratio"]) == set(facts["score_ratio"]) == {"1", "2", "3"}
-    assert len(found["advice"]) == len(found["summary"]["verdicts"]) == 4
+    assert len(details["advice"]) == len(found["rows"]) == 4
+    assert all("factor_error" in cell["verdict"] for cell in found["rows"])
 
 
 @pytest.mark.slow
@@ -101,7 +104,7 @@ def test_a_record_can_be_shown_again(plan: Command, tmp_path: Path) -> None:
     again = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["bench", "show", str(output)])
     assert again.exit_code == 0, again.output
     assert again.stdout == first.stdout
-    output.write_text(output.read_text().replace('"alpha"', '"omega"'))
+    output.write_text(output.read_text().replace('"headings"', '"headlines"'))
     broken = CliRunner().invoke(cli, ["bench", "show", str(output)])
     assert broken.exit_code == 2
     assert "damaged record" in broken.output
@@ -111,7 +114,7 @@ def test_a_drafter_made_of_the_targets_own_layers(plan: Command, target: str, tm
     """Nobody knows what it costs before it is bound."""
     result = plan(target, "-d", "early:1", "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["plans"][0]["drafter"] == "early:1"
+    assert json.loads(result.stdout)["rows"][0]["drafter"] == "early:1"
 
 
 def test_your_own_prompts(plan: Command, target: str, draft: str, tmp_path: Path) -> None:
@@ -120,7 +123,7 @@ def test_your_own_prompts(plan: Command, target: str, draft: str, tmp_path: Path
     found = json.loads(result.stdout)
     assert found["settings"]["prompts"] == "mine.txt"
     assert found["settings"]["num_prompts"] == 2
-    assert found["plans"][0]["checked"] == []
+    assert found["rows"][0]["checked"] == []
     assert str(tmp_path) not in result.stdout
 
 
@@ -134,7 +137,7 @@ def test_your_own_prompts(plan: Command, target: str, draft: str, tmp_path: Path
         ((PAIR, "--max-length", "99"), "not planned"),
         ((PAIR, "--temperatures", "warm"), "numbers separated by commas"),
         ((PAIR, "--temperatures", "-1"), "greedy"),
-        ((PAIR, "--batch-sizes", "0"), "whole numbers"),
+        ((PAIR, "--batch-sizes", "0"), "at least 1"),
         ((PAIR, "--plot", "plan.txt"), "must end in"),
         ((PAIR, "--prompts", "2", "--batch-sizes", "4"), "batch of 4"),
     ],

@@ -16,16 +16,15 @@ import pytest
 from click.testing import CliRunner
 
 import forerun
-from forerun.bench.records import write
 from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
-from forerun.eval.speech.record import PLAIN, SPECULATIVE, TRANSFORMERS, SpeechRecord, WayFound, read, summary
 from forerun.eval.speech.recordings import Recording, find, spread
-from forerun.eval.speech.report import headline, tables
+from forerun.eval.speech.report import PLAIN, SPECULATIVE, TRANSFORMERS, SpeechResult, speech_record
 from forerun.eval.speech.run import evaluate
 from forerun.eval.speech.words import Words, count
 from forerun.loading import whisper
 from forerun.measure.provenance import provenance
+from forerun.measure.record import Record, load
 from forerun.speech.audio import RATE
 from forerun.speech.transcribe import Transcriber
 from support.data import data_folder, needs
@@ -101,13 +100,13 @@ def ways(model: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[WayFound]:
+def found(folder: Path) -> list[SpeechResult]:
     model = tiny_whisper()
     return list(evaluate(model, Processor(), ways(model), find(folder).recordings, (1, 3)))
 
 
-def test_every_way_hears_everything_and_says_the_same(found: list[WayFound]) -> None:
-    assert [(one.way, one.batch) for one in found] == [
+def test_every_way_hears_everything_and_says_the_same(found: list[SpeechResult]) -> None:
+    assert [(one.method, one.batch) for one in found] == [
         (w, b) for b in (1, 3) for w in (TRANSFORMERS, PLAIN, SPECULATIVE)
     ]
     assert len({(one.total, one.tokens, one.identical, one.files) for one in found}) == 1
@@ -147,22 +146,22 @@ def test_short_and_long_recordings_are_no_batch(tmp_path: Path) -> None:
     assert [(one.identical, one.files) for one in found] == [(3, 3)] * 3
 
 
-def record_of(found: list[WayFound]) -> SpeechRecord:
+def record_of(found: list[SpeechResult]) -> Record:
     settings = {"model": "m", "draft": "d", "rule": "token"}
-    return SpeechRecord(provenance("cpu", ["forerun", "eval", "asr"]), settings, True, tuple(found))
+    return speech_record(provenance("cpu", ["forerun", "eval", "asr"]), settings, found)
 
 
-def test_records_read_back_and_say_it_in_a_line(found: list[WayFound], tmp_path: Path) -> None:
+def test_records_read_back_and_say_it_in_a_line(found: list[SpeechResult], tmp_path: Path) -> None:
     record = record_of(found)
-    write(record, tmp_path / "asr.json", summary(record))
-    again = read(tmp_path / "asr.json")
+    record.save(tmp_path / "asr.json")
+    again = load(tmp_path / "asr.json", "asr")
     assert again == record
-    assert "same transcripts every way" in headline(again)[0]
-    shown = tables(again)
-    assert [row[:2] for row in shown[0].rows] == [(one.way, str(one.batch)) for one in found]
-    assert [row[0] for row in shown[1].rows] == ["low", "high"]
+    assert "same transcripts every way" in again.headline[0]
+    assert [row[:2] for row in again.tables[0].rows] == [(one.method, str(one.batch)) for one in found]
+    assert [row[0] for row in again.tables[1].rows] == ["low", "high"]
+    assert again.rows[0]["word_error_rate"] == found[0].total.error_rate
     worse = record_of([*found[:2], replace(found[2], identical=4)])
-    assert headline(worse) == ["Transcripts DIFFER: speculative at batch 1 has 4 of 5 the same."]
+    assert worse.headline == ("Transcripts DIFFER: speculative at batch 1 has 4 of 5 the same.",)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_the_real_pair_on_two_real_clips(tmp_path: Path, monkeypatch: pytest.Mon
     arguments = ["eval", "asr", "--data", str(place.parent), "-o", str(tmp_path / "asr.json"), "-q"]
     done = CliRunner().invoke(cli, [*arguments, "--kernels", "off", "--policy", "3"])
     assert done.exit_code == 0, done.output
-    record = read(tmp_path / "asr.json")
-    assert [one.identical for one in record.found] == [2] * 6
-    assert record.found[0].total.error_rate < 0.1
-    assert all(one.tokens_per_round > 1.2 for one in record.found if one.way == SPECULATIVE)
+    rows = load(tmp_path / "asr.json").rows
+    assert [one["identical"] for one in rows] == [2] * 6
+    assert rows[0]["word_error_rate"] < 0.1
+    assert all(one["tokens_per_round"] > 1.2 for one in rows if one["method"] == SPECULATIVE)

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from exactness.sampling import PROMPT, Loop, verdict
 from forerun import SpeculativeDecoder
-from forerun.check import CheckSettings, Outcome, Pair, check_pair
-from forerun.check.divergence import measure_divergence
+from forerun.checks.base import Outcome, Pair
+from forerun.checks.divergence import measure_divergence
+from forerun.checks.settings import CheckSettings
+from forerun.checks.suite import check_pair
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel
 from forerun.errors import ForerunWarning

@@ -65,11 +65,3 @@ def plain() -> Simulated:
 
 def prompts(count: int) -> list[Prompt]:
     return [(7, number) for number in range(count)]
-
-
-class Silence:
-    """A listener that does not."""
-
-    def starting(self, what: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...

@@ -9,21 +9,22 @@ import pytest
 
 from forerun.errors import InvalidArgument
 from forerun.math.theory import expected_tokens, walltime_factor
+from forerun.measure.progress import Silent
 from forerun.plan.check import LengthRun, judge, lengths_to_run, run_lengths
 from forerun.plan.predict import Prediction, best, predict
-from forerun.plan.record import DrafterPlan, advise
 from forerun.plan.report import verdicts
+from forerun.plan.results import DrafterPlan, PlanResults, advise
 from forerun.plan.rounds import prompt_batches
-from forerun.plan.run import Candidates, PlanResults, make_plan
+from forerun.plan.run import Candidates, make_plan
 from forerun.plan.settings import Extent, PlanSettings
-from plan.simulation import PLAIN, Silence, Simulated, even, patchy, plain, prompts
+from plan.simulation import PLAIN, Simulated, even, patchy, plain, prompts
 
 LONG = PlanSettings(max_new_tokens=400, check=Extent.ALL, repeats=12)
 
 
 def found_with(*drafters: Simulated, settings: PlanSettings = LONG, count: int = 12) -> PlanResults:
     candidates = Candidates(plain(), drafters, {drafter.name: 0.1 for drafter in drafters})
-    return make_plan(candidates, prompts(count), settings, Silence())
+    return make_plan(candidates, prompts(count), settings, Silent())
 
 
 def errors(plan: DrafterPlan) -> dict[int, float]:
@@ -195,7 +196,7 @@ def test_an_interrupt_leaves_what_there_is() -> None:
 
     settings = PlanSettings(batch_sizes=(1, 2), check=Extent.NONE)
     candidates = Candidates(plain(), [Impatient("d")], {"d": 0.0})
-    found = make_plan(candidates, prompts(4), replace(settings, batch_sizes=(2,)), Silence())
+    found = make_plan(candidates, prompts(4), replace(settings, batch_sizes=(2,)), Silent())
     assert (found.complete, found.plans) == (False, [])
 
 

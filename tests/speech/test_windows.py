@@ -18,7 +18,7 @@ from transformers import (
 from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 import forerun
-from forerun.check.chi_square import fit
+from forerun.checks.chi_square import fit
 from forerun.errors import InvalidArgument
 from forerun.models.cross_attention import Sources
 from forerun.speech import EncoderMonitor, Windows

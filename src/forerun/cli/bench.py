@@ -28,12 +28,6 @@ BENCHES = {
     "decode": LazyCommand("forerun.cli.bench_decode:decode", "Time whole rounds of a pair, plainly and with drafts."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
-# Records of format 1, by kind: who reads them, and who prints what was read.
-FORMAT_1 = {
-    "asr": ("forerun.eval.speech.record:read", "forerun.cli.eval_speech:show_speech"),
-    "eval": ("forerun.eval.record:read", "forerun.cli.eval:show_eval"),
-    "plan": ("forerun.plan.record:read", "forerun.cli.plan:show_plan"),
-}
 names, sizes = comma_separated(str), comma_separated(int)
 PAPERS = "`python -m benchmarks.papers page` in a checkout writes its tables to docs/papers.md"
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -115,20 +109,9 @@ def bench(ctx: click.Context, /, picture: Path | None, output: Path | None, **op
 @click.option("--plot", "picture", type=FILE, help="Draw its picture, too.")
 def show(record: Path, picture: Path | None) -> None:
     """Print the tables of a stored record again, whichever command wrote it."""
-    from forerun.measure.plot import check_plot
-    from forerun.measure.record import content_of, load
+    from forerun.measure.record import load
     from forerun.measure.show import show as show_record
 
-    content = content_of(record)
-    if content.get("format") == 1 and content.get("kind") in FORMAT_1:
-        from forerun.bench.records import damaged
-
-        if picture is not None:
-            check_plot(picture)
-        read, print_it = map(_named, FORMAT_1[content["kind"]])
-        with damaged(record):
-            print_it(read(record), picture)
-        return
     found = load(record)
     if not found.tables:
         raise InvalidArgument(f"{str(record)!r} is a record of kind {found.kind!r} without tables: {PAPERS}")

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, model_options, option, speculation_options
+from forerun.checks.settings import CheckSettings
+from forerun.cli.options import (
+    GroupedCommand,
+    model_options,
+    option,
+    options_from,
+    settings_from,
+    speculation_options,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.check import CheckSettings, Pair, Report
+    from forerun.checks.suite import CheckReport
 
 TEST, OUTPUT = "Test", "Output"
 COLOURS = {"passed": "green", "FAILED": "red", "untested": "yellow"}
@@ -31,20 +39,16 @@ COLOURS = {"passed": "green", "FAILED": "red", "untested": "yellow"}
     help="Prompts for the tests of greedy text and of rows: one a line, or JSONL; taken as bare text. '-' reads "
     "standard input.",
 )
-@option(
+@options_from(
+    CheckSettings,
     TEST,
-    "--samples",
-    type=int,
-    metavar="N",
-    default=512,
-    help="Continuations drawn; four times as many see half the error.",
-)
-@option(TEST, "--alpha", type=float, default=1e-3, help="Chance that the whole command fails a pair that is exact.")
-@option(TEST, "--temperature", type=float, default=1.0, help="Of the sampled tests.")
-@option(TEST, "--top-k", type=click.IntRange(min=0), metavar="K", default=8, help="Of the sampled tests; 0 is off.")
-@option(TEST, "--max-new-tokens", type=int, metavar="N", default=24, help="Tokens of each greedy text.")
-@option(
-    TEST, "--seed", type=click.IntRange(min=0), metavar="N", default=0, help="Another seed draws other continuations."
+    "samples",
+    "alpha",
+    "temperature",
+    "top_k",
+    "max_new_tokens",
+    "seed",
+    top_k={"metavar": "K"},
 )
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print JSON.")
 @option(OUTPUT, "--quiet", "-q", is_flag=True, help="Only the exit code: 0 passed, 1 not.")
@@ -55,48 +59,41 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
     deliberately wrong sampler has shown that they can fail; rows of a batch with the same rows alone. A lossy --rule
     always fails, with how far its law lies from the target's.
     """
-    from forerun.check import CheckSettings, Pair, check_pair
-    from forerun.cli.console import err_console, progress_bar
+    from forerun.checks.suite import check as run_checks
+    from forerun.cli.console import err_console
     from forerun.cli.pair import load
-    from forerun.rules import parse
+    from forerun.measure.progress import Bar
 
-    names = ("samples", "alpha", "temperature", "top_k", "max_new_tokens", "seed")
-    settings = CheckSettings(**{name: options[name] for name in names})
+    settings = settings_from(CheckSettings, options)
     console = err_console(options["quiet"])
+    prompts = None if file is None else _texts(file)
     loaded = load(options, console)
-    pair = Pair(
-        loaded.model,
-        loaded.drafter,
-        loaded.policy,
-        parse(loaded.rule),
-        loaded.tokenizer,
-        loaded.attention,
-        loaded.kernels,
-        loaded.compile,
-    )
-    prompts, open_prompts = _prompts(file, loaded.tokenizer)
-    with progress_bar(console) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def tell(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total, refresh=True)
-
-        report = check_pair(pair, prompts, open_prompts, settings, tell)
-    _print(report, pair, options)
+    with Bar(console) as bar:
+        report = run_checks(
+            loaded.model,
+            loaded.drafter,
+            policy=loaded.policy,
+            rule=loaded.rule,
+            tokenizer=loaded.tokenizer,
+            attention=loaded.attention,
+            kernels=loaded.kernels,
+            compile=loaded.compile,
+            prompts=prompts,
+            settings=settings,
+            reporter=bar,
+        )
+    _print(report, options)
     if not report.passed:
         raise click.exceptions.Exit(1)
 
 
-def _prompts(file: Path | None, tokenizer: Any) -> tuple[list[list[int]], list[list[int]]]:
-    from forerun.check.suite import OPEN_PROMPTS, PROMPTS
-    from forerun.cli.prompts import encode, read_prompts
+def _texts(file: Path) -> list[str]:
+    from forerun.cli.prompts import read_prompts
 
-    given = list(PROMPTS) if file is None else read_prompts((), file)
-    texts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in given]
-    return [encode(tokenizer, text, False) for text in texts], [encode(tokenizer, text, False) for text in OPEN_PROMPTS]
+    return [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in read_prompts((), file)]
 
 
-def _print(report: Report, pair: Pair, options: dict[str, Any]) -> None:
+def _print(report: CheckReport, options: dict[str, Any]) -> None:
     from forerun.cli.console import out_console
 
     if options["as_json"]:
@@ -106,23 +103,15 @@ def _print(report: Report, pair: Pair, options: dict[str, Any]) -> None:
         _print_table(report, out_console(), options)
 
 
-def _print_table(report: Report, console: Console, options: dict[str, Any]) -> None:
+def _print_table(report: CheckReport, console: Console, options: dict[str, Any]) -> None:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     title = f"{options['model']}, drafts by {options['draft']}, rule {options['rule']}, policy {options['policy']}"
-    table = Table("Test", "Verdict", "What was seen", title=title, title_justify="left")
+    table = Table("Test", "Verdict", "What was seen", title=title, title_justify="left", box=box.SIMPLE)
     for finding in report.findings:
         table.add_row(finding.name, Text(finding.outcome, COLOURS[finding.outcome]), Text(finding.summary))
         table.add_section()
     console.print(table)
-    console.print(_verdict(report, report.settings), markup=False)
-
-
-def _verdict(report: Report, settings: CheckSettings) -> str:
-    rate = f"A pair that is exact fails this command by chance {settings.alpha:g} of the time, over all seeds."
-    if report.passed:
-        return f"Passed. {rate}"
-    if any(finding.outcome == "FAILED" for finding in report.findings):
-        return f"FAILED: this pair does not give exactly the target's text. {rate}"
-    return "Nothing failed, but a test marked 'untested' had nothing to judge: no drafts, or too few samples."
+    console.print(report.verdict, markup=False)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from forerun.check import plain
-from forerun.check.greedy import Difference, difference, gap_in_words
 from forerun.cli.run import run
 from forerun.config import SamplingParams
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters.base import Drafter
+from forerun.measure import reference
+from forerun.measure.reference import Difference, difference
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,7 +119,7 @@ def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: di
     settings = _their_words(keywords, loaded.tokenizer)
     if (seed := keywords.get("seed")) is not None:
         torch.manual_seed(seed)
-    with plain.neutral_defaults(model):
+    with reference.neutral_defaults(model):
         started = time.perf_counter()
         out = model.generate(ids, attention_mask=mask, pad_token_id=pad, **settings)
         if out.is_cuda:
@@ -176,7 +176,7 @@ def _differences(
         parted = [i for i in rows if last.tokens[i] != way.tokens[i]]
         judges = {i: _judge(loaded, prompts[i]) for i in parted}
         texts = {i: [*judges[i][1], *way.tokens[i]] if loaded.has_encoder else prompts[i] for i in parted}
-        rounding = max((plain.deviation(judges[i][0], texts[i]) for i in parted), default=0.0)
+        rounding = max((reference.deviation(judges[i][0], texts[i]) for i in parted), default=0.0)
         judged = (difference(*judges[i], last.tokens[i], way.tokens[i], rounding, i, params) for i in parted)
         found[way.name] = [d for d in judged if d is not None]
     return found
@@ -186,7 +186,7 @@ def _judge(loaded: Loaded, prompt: Sequence[int]) -> tuple[Any, Sequence[int]]:
     """Who says what plain logits are, and what the text begins with."""
     if not loaded.has_encoder:
         return loaded.model, prompt
-    return plain.Reading(loaded.model, prompt), [plain.decoder_start(loaded.model)]
+    return reference.Reading(loaded.model, prompt), [reference.decoder_start(loaded.model)]
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -230,6 +230,6 @@ def _agreement(name: str, found: list[Difference]) -> str:
             f"{first.gap:.1g} apart, within the model's own rounding)."
         )
     return (
-        f"Text with drafts and {name}: DIFFERENT in {len(faults)} prompts, no tie ({where}, {gap_in_words(first)}). "
+        f"Text with drafts and {name}: DIFFERENT in {len(faults)} prompts, no tie ({where}, {first.gap_in_words}). "
         "Please run `forerun check` and report it."
     )

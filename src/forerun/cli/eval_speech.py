@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +14,9 @@ from forerun.errors import InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.eval.speech.record import SpeechRecord, WayFound
     from forerun.eval.speech.recordings import Listed
+    from forerun.eval.speech.report import SpeechResult
+    from forerun.measure.record import Record
 
 TASK = "asr"
 BATCH_SIZES = (1, 4, 8)
@@ -41,6 +40,7 @@ def evaluate_speech(
     from forerun.eval.tasks.task import fingerprint
     from forerun.files import check_output
     from forerun.measure.record import default_path
+    from forerun.measure.show import show_as
 
     _check(tasks)
     listed = find(folder)
@@ -49,8 +49,12 @@ def evaluate_speech(
     path = output or default_path(prefix="asr")
     check_output(path)
     source = fingerprint([listed.manifest], len(listed.recordings))
-    record = _carry_out(listed, source, path, options, console)
-    _show(record, path, form, console)
+    record = _measure(listed, source, path, options, console)
+    if record.rows:
+        show_as(record, form)
+        console.print(f"Record: {path}", markup=False, soft_wrap=True)
+    else:
+        console.print("Stopped before all methods had transcribed everything once.")
     if not record.complete:
         raise click.exceptions.Exit(INTERRUPTED)
 
@@ -72,13 +76,13 @@ def _check(tasks: tuple[str, ...]) -> None:
             raise InvalidArgument(f"{TASK!r} needs {package}; run: pip install 'forerun[eval,speech]'")
 
 
-def _carry_out(listed: Listed, source: str, path: Path, options: dict[str, Any], console: Console) -> SpeechRecord:
-    from forerun.bench.records import write
+def _measure(listed: Listed, source: str, path: Path, options: dict[str, Any], console: Console) -> Record:
     from forerun.cli.compare import decoder_with
-    from forerun.cli.transcribe import load_pair, seconds_bar, total
-    from forerun.eval.speech.record import PLAIN, SPECULATIVE, TRANSFORMERS, SpeechRecord, summary
+    from forerun.cli.transcribe import load_pair, total
     from forerun.eval.speech.recordings import spread
+    from forerun.eval.speech.report import PLAIN, SPECULATIVE, TRANSFORMERS, speech_record
     from forerun.eval.speech.run import evaluate
+    from forerun.measure.progress import Bar
     from forerun.measure.provenance import provenance
 
     options = options | {"model": _model(options)}
@@ -86,23 +90,24 @@ def _carry_out(listed: Listed, source: str, path: Path, options: dict[str, Any],
     sizes = (options["batch_size"],) if options["batch_size"] else BATCH_SIZES
     loaded, processor = load_pair(options, console)
     drafting = loaded.decoder()
-    ways = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), SPECULATIVE: drafting}
+    methods = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), SPECULATIVE: drafting}
     notes = () if drafting.engine.lossy is None else (drafting.engine.lossy,)
     origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
-    work = total([recording.path for recording in recordings]) * len(sizes) * len(ways)
-    found: list[WayFound] = []
+    work = total([recording.path for recording in recordings]) * len(sizes) * len(methods)
+    results: list[SpeechResult] = []
 
-    def stored(complete: bool) -> SpeechRecord:
-        whole = tuple(found[: len(found) // len(ways) * len(ways)])
-        record = SpeechRecord(origin, _settings(options, sizes, source), complete, whole, notes)
+    def stored(complete: bool) -> Record:
+        whole = results[: len(results) // len(methods) * len(methods)]
+        record = speech_record(origin, _settings(options, sizes, source), whole, notes, complete)
         if whole:
-            write(record, path, summary(record))
+            record.save(path)
         return record
 
-    with seconds_bar(console, f"transcribing {len(recordings)} files {len(ways)} ways", work) as tell:
+    with Bar(console) as bar:
+        bar.start(f"transcribing {len(recordings)} files {len(methods)} ways", total=work)
         try:
-            for one in evaluate(loaded.model, processor, ways, recordings, sizes, tell):
-                found.append(one)
+            for one in evaluate(loaded.model, processor, methods, recordings, sizes, bar.advance):
+                results.append(one)
                 stored(complete=False)
         except KeyboardInterrupt:
             return stored(complete=False)
@@ -121,37 +126,3 @@ def _settings(options: dict[str, Any], sizes: tuple[int, ...], source: str) -> d
 
     named = {name: without_folders(str(options[name])) for name in ("model", "draft", "policy", "rule")}
     return {**named, "batch_sizes": list(sizes), "limit": options["limit"], "data": source}
-
-
-def _show(record: SpeechRecord, path: Path, form: str, console: Console) -> None:
-    from forerun.cli.console import out_console
-    from forerun.eval.report import markdown
-    from forerun.eval.speech.record import summary
-    from forerun.eval.speech.report import tables
-
-    if not record.found:
-        console.print("Stopped before all ways had transcribed everything once.")
-        return
-    if form == "json":
-        click.echo(json.dumps({**asdict(record), "summary": summary(record)}, indent=1, allow_nan=False))
-    elif form == "markdown":
-        click.echo("\n\n".join(markdown(table) for table in tables(record)))
-    else:
-        print_speech(record, out_console())
-    console.print(f"Record: {path}", markup=False, soft_wrap=True)
-
-
-def print_speech(record: SpeechRecord, console: Console) -> None:
-    from forerun.cli.eval import print_findings
-    from forerun.eval.speech.report import headline, remarks, tables
-
-    print_findings(tables(record), remarks(record), headline(record), console)
-
-
-def show_speech(record: SpeechRecord, picture: Path | None) -> None:
-    """`forerun bench show` of such a record."""
-    from forerun.cli.console import out_console
-
-    if picture is not None:
-        raise InvalidArgument("--plot draws records of speed; this one holds word error rates: leave it out")
-    print_speech(record, out_console())

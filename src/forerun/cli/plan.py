@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,41 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.bench import FILE, names, sizes
 from forerun.cli.main import INTERRUPTED
-from forerun.cli.options import KERNELS, KERNELS_HELP, GroupedCommand, number, option
+from forerun.cli.options import GroupedCommand, number, option, options_from, place_options, settings_from
+from forerun.config import SpeculationSettings
 from forerun.errors import InvalidArgument
+from forerun.plan.settings import PlanSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.drafters.base import Drafter
-    from forerun.plan.record import PlanRecord
+    from forerun.measure.record import Record
     from forerun.plan.rounds import Prompt
-    from forerun.plan.settings import PlanSettings
 
 MODEL, PROMPTS, MEASURE, OUTPUT = "Model", "Prompts", "Measuring", "Output"
 OWN = "own"  # the draft that belongs to a synthetic target
 DEFAULTS = ("auto", "lookup")
-FIELDS = (
-    "max_length",
-    "batch_sizes",
-    "temperatures",
-    "contexts",
-    "max_new_tokens",
-    "repeats",
-    "check",
-    "check_prompts",
-    "seed",
-)
-
-
-def degrees(value: str) -> tuple[float, ...]:
-    """`0,0.7,1`"""
-    try:
-        return tuple(dict.fromkeys(float(part) for part in names(value)))
-    except ValueError:
-        raise click.BadParameter(f"{value!r}: give numbers separated by commas, such as 0,0.7,1") from None
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(cls=GroupedCommand)
@@ -60,10 +41,8 @@ def degrees(value: str) -> tuple[float, ...]:
     help="A drafter to compare, as in `forerun generate`: auto, lookup, early:N, ngram:FILE, random, a model, a "
     "folder, or several with commas as a chain; 'own' is the draft of a synthetic pair. May be given again.",
 )
-@option(MODEL, "--device", metavar="DEVICE", show_default="a GPU where there is one, else cpu")
-@option(MODEL, "--dtype", metavar="TYPE", show_default="bfloat16 on a GPU, else float32")
-@option(MODEL, "--offline", is_flag=True, help="Use only what is on this machine.")
-@option(MODEL, "--kernels", type=KERNELS, show_default="$FORERUN_KERNELS, else auto", help=KERNELS_HELP)
+@place_options(MODEL)
+@options_from(SpeculationSettings, MODEL, "kernels", kernels={"show_default": "$FORERUN_KERNELS, else auto"})
 @option(
     PROMPTS,
     "--file",
@@ -86,37 +65,13 @@ def degrees(value: str) -> tuple[float, ...]:
     default=256,
     help="Leave out prompts longer than this; of a synthetic pair's random prompts, half of it is the length.",
 )
-@number(MEASURE, "--max-length", default=8, help="The longest draft that is considered.")
-@option(MEASURE, "--batch-sizes", type=sizes, metavar="N,...", default="1", help="Sequences decoded at once.")
-@option(
+@options_from(
+    PlanSettings,
     MEASURE,
-    "--temperatures",
-    type=degrees,
-    metavar="X,...",
-    show_default="0, greedy; 1 for a synthetic pair",
-    help="Acceptance differs between them.",
+    temperatures={"default": None, "show_default": "0, greedy; 1 for a synthetic pair"},
+    contexts={"show_default": "none"},
+    check_prompts={"show_default": "all"},
 )
-@option(
-    MEASURE,
-    "--contexts",
-    type=sizes,
-    metavar="N,...",
-    show_default="none",
-    help="Also time rounds behind so many tokens of context.",
-)
-@number(
-    MEASURE, "--max-new-tokens", least=2, default=40, help="Tokens decoded from each prompt; end tokens are ignored."
-)
-@number(MEASURE, "--repeats", default=6, help="Rounds of each draft length that are timed.")
-@option(
-    MEASURE,
-    "--check",
-    type=click.Choice(["near", "all", "none"]),
-    default="near",
-    help="Run draft lengths near the predicted best, all of them, or none, to see whether the prediction holds.",
-)
-@number(MEASURE, "--check-prompts", show_default="all", help="Check with the first N prompts only, to save time.")
-@number(MEASURE, "--seed", least=0, default=0, help="For sampling.")
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @option(OUTPUT, "--output", "-o", type=FILE, show_default="none", help="Write the record to a file.")
 @option(
@@ -140,11 +95,10 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan MODEL -d DRAFT -d lookup -d early:8   which of these?
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
     """
-    from forerun.bench.records import FORMAT, write
     from forerun.cli.console import err_console, plain_warnings
     from forerun.files import check_output
-    from forerun.measure.plot import check_plot
-    from forerun.plan.record import summary
+    from forerun.measure.plot import check_plot, draw
+    from forerun.measure.show import show
 
     if picture is not None:
         check_plot(picture)
@@ -152,16 +106,17 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
         check_output(output)
     err = err_console()
     with plain_warnings(err):
-        record = _carry_out(target, options, err)
+        record = _measure(target, options, err)
     if output is not None:
-        write(record, output, summary(record))
+        record.save(output)
         err.print(f"Record: {output}", markup=False, soft_wrap=True)
     if as_json:
-        click.echo(json.dumps({"format": FORMAT, **asdict(record), "summary": summary(record)}, indent=1))
+        click.echo(record.text(), nl=False)
     else:
-        print_plan(record)
-    if picture is not None and record.plans:
-        draw(record, picture)
+        show(record)
+    if picture is not None and record.figure is not None:
+        draw(record.figure, picture)
+        err.print(f"Picture: {picture}", markup=False, soft_wrap=True)
     if not record.complete:
         raise click.exceptions.Exit(INTERRUPTED)
 
@@ -176,18 +131,18 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord:
-    from forerun.cli.measurement import Bar
+def _measure(target: str, options: dict[str, Any], err: Console) -> Record:
     from forerun.config import Kernels
+    from forerun.measure.progress import Bar
     from forerun.measure.provenance import busy_note, provenance, without_folders
     from forerun.plan.candidates import operations_ratio
-    from forerun.plan.record import PlanRecord, advise
+    from forerun.plan.report import plan_record
     from forerun.plan.rounds import engine_runner
     from forerun.plan.run import Candidates, make_plan
 
     settings = _settings(target, options)
     with Bar(err) as bar:
-        bar.starting(f"loading {without_folders(target)}")
+        bar.start(f"loading {without_folders(target)}")
         busy = busy_note()
         loaded = _load(target, options)
         prompts, source = _prompts(loaded, settings, options)
@@ -196,29 +151,18 @@ def _carry_out(target: str, options: dict[str, Any], err: Console) -> PlanRecord
         plain = engine_runner("plain", loaded.model, None, use)
         runners = [engine_runner(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
         operations = {runner.name: operations_ratio(runner.drafter, loaded.model) for runner in runners}
-        found = make_plan(Candidates(plain, runners, operations), prompts, settings, bar)
+        results = make_plan(Candidates(plain, runners, operations), prompts, settings, bar)
     shown: dict[str, Any] = {"target": without_folders(target), "drafts": list(operations), "prompts": source}
     shown |= {"num_prompts": len(prompts), "prompt_tokens": sum(map(len, prompts)), "dtype": str(loaded.model.dtype)}
-    return PlanRecord(
-        provenance=origin,
-        settings=shown | {name: _plain(getattr(settings, name)) for name in FIELDS},
-        operations=operations,
-        complete=found.complete,
-        acceptance=tuple(found.acceptance),
-        costs=tuple(found.costs),
-        plans=tuple(found.plans),
-        advice=advise(found.plans),
-        notes=tuple(note for note in (*loaded.notes, busy, busy_note("ended")) if note),
-    )
+    notes = [note for note in (*loaded.notes, busy, busy_note("ended")) if note]
+    return plan_record(origin, shown | asdict(settings), operations, results, notes)
 
 
 def _settings(target: str, options: dict[str, Any]) -> PlanSettings:
     from forerun.bench.synthetic import is_synthetic
-    from forerun.plan.settings import Extent, PlanSettings
 
-    chosen = {name: options[name] for name in FIELDS}
-    chosen["temperatures"] = chosen["temperatures"] or ((1.0,) if is_synthetic(target) else (0.0,))
-    return PlanSettings(**chosen | {"contexts": chosen["contexts"] or (), "check": Extent(chosen["check"])})
+    usual = {"temperatures": (1.0,)} if options["temperatures"] is None and is_synthetic(target) else {}
+    return settings_from(PlanSettings, options, **usual)
 
 
 def _load(target: str, options: dict[str, Any]) -> Loaded:
@@ -313,37 +257,3 @@ def _random(vocab: int, count: int, length: int, seed: int) -> tuple[list[Prompt
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, vocab, (count, length), generator=generator).tolist()
     return [tuple(row) for row in ids], f"{count} random prompts of {length} tokens"
-
-
-def show_plan(record: PlanRecord, picture: Path | None) -> None:
-    """Print a record, and draw it where a picture was asked for."""
-    print_plan(record)
-    if picture is not None:
-        draw(record, picture)
-
-
-def print_plan(record: PlanRecord) -> None:
-    from forerun.cli.bench import print_table
-    from forerun.cli.console import out_console
-    from forerun.plan.report import advice, remarks, tables, verdicts
-
-    console = out_console()
-    for table in tables(record):
-        print_table(table, console)
-    for line in remarks(record):
-        console.print(line, style="dim", markup=False)
-    for line, held in verdicts(record):
-        console.print(line, style="green" if held else "red", markup=False)
-    for line in advice(record):
-        console.print(line, style="bold", markup=False)
-
-
-def draw(record: PlanRecord, picture: Path) -> None:
-    from forerun.plan.plot import plot
-
-    plot(record, picture)
-    click.echo(f"Picture: {picture}", err=True)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

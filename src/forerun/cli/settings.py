@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import re
+import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from forerun.errors import InvalidArgument
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from forerun.policy.base import Policy
 
 AUTO = "auto"  # known once the target is: see `forerun.drafters.default_drafter`
-KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE", "shared:NAME")
+KINDS = ("auto", "lookup", "none", "random", "early:N", "ngram:FILE", "shared:NAME", "module:Class")
 # Option names that are also keywords of `SpeculativeDecoder.generate`.
 KEYWORDS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
@@ -126,7 +128,29 @@ def _one_drafter(name: str, as_model: Callable[[str, bool], Drafter]) -> Drafter
     if kind == "shared" and rest:
         return as_model(rest, True)
     _refuse_misspelt(name, kind)
-    return as_model(name, False)
+    return _drafter_of_class(name) or as_model(name, False)
+
+
+def _drafter_of_class(name: str) -> Drafter | None:
+    """A user's own class named `module:Class`, made without arguments; None for a name of any other form.
+
+    The module may lie in the folder the command is run in, as with `python -m`.
+    """
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        return None
+    module, _, made_by = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        drafter = getattr(importlib.import_module(module), made_by)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InvalidArgument(
+            f"--draft {name!r}: no drafter could be made of it ({error}); write module:Class, a class in a module that "
+            "Python finds from here and that takes no arguments"
+        ) from error
+    if not callable(getattr(drafter, "propose", None)):
+        raise InvalidArgument(f"--draft {name!r}: {made_by} has no method propose; see docs/drafters.md")
+    return cast("Drafter", drafter)
 
 
 def _layers(name: str, text: str) -> int:

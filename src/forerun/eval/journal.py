@@ -16,6 +16,11 @@ FORMAT = 1
 REMEDY = "give another --output, or delete it"
 
 
+def journal_path(output: Path) -> Path:
+    """Where the answers stand, beside the record."""
+    return output.with_name(output.stem + ".answers.jsonl")
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One sequence, scored."""

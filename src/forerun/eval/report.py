@@ -1,13 +1,19 @@
-"""Findings as tables of text that anyone can print."""
+"""An evaluation as a record: what was found of each task, its tables and its verdict."""
 
 from __future__ import annotations
 
-from forerun.bench.records import Agreement
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
 from forerun.eval.estimate import Estimate
 from forerun.eval.methods import PLAIN, SPECULATIVE
-from forerun.eval.record import EvalRecord, times_as_fast
-from forerun.eval.summary import Comparison, TaskResult
+from forerun.eval.prepare import MissingTask
+from forerun.eval.summary import DIFFER, Comparison, TaskResult
 from forerun.eval.tasks import TASKS
+from forerun.measure.provenance import Provenance
+from forerun.measure.record import Record
+from forerun.measure.reference import Agreement
 from forerun.measure.table import NOTHING, Table
 
 TEXT_NOTE = (
@@ -17,71 +23,102 @@ TEXT_NOTE = (
 )
 
 
-def tables(record: EvalRecord) -> list[Table]:
-    found = record.findings
-    shown = [_scores(record), _speeds(record)] if found else []
-    shown += [_parts(finding) for finding in found if finding.parts]
-    if any(finding.services for finding in found):
-        shown.append(_services(record))
+def eval_record(
+    provenance: Provenance,
+    settings: Mapping[str, Any],
+    results: Sequence[TaskResult],
+    missing: Sequence[MissingTask] = (),
+    notes: Sequence[str] = (),
+    complete: bool = True,
+) -> Record:
+    """`settings` are those of `EvalSettings.as_dict`."""
+    return Record(
+        kind="eval",
+        provenance=provenance,
+        settings=settings,
+        rows=[_row(result) for result in results],
+        details={"missing": tuple(missing), "notes": tuple(notes)},
+        tables=tuple(_tables(results, settings)),
+        remarks=tuple(_remarks(provenance, settings, results, missing, notes, complete)),
+        headline=tuple(_headline(results)),
+        complete=complete,
+    )
+
+
+def _row(result: TaskResult) -> dict[str, Any]:
+    """The result with the figures that follow from it, for people who read the file."""
+    speeds = result.speeds.items()
+    return {
+        **asdict(result),
+        "verdict": result.verdict,
+        "times_as_fast": result.times_as_fast,
+        "tokens_per_second": {method: speed.tokens_per_second for method, speed in speeds},
+        "tokens_per_round": {method: speed.tokens_per_round for method, speed in speeds},
+    }
+
+
+def _tables(results: Sequence[TaskResult], settings: Mapping[str, Any]) -> list[Table]:
+    shown = [_scores(results), _speeds(results)] if results else []
+    shown += [_parts(result) for result in results if result.parts]
+    if any(result.services for result in results):
+        shown.append(_services(results, settings))
     return shown
 
 
-def remarks(record: EvalRecord) -> list[str]:
+def _remarks(
+    origin: Provenance,
+    settings: Mapping[str, Any],
+    results: Sequence[TaskResult],
+    missing: Sequence[MissingTask],
+    notes: Sequence[str],
+    complete: bool,
+) -> list[str]:
     """Where the figures come from, and what to know before quoting them."""
-    origin, machine, settings = record.provenance, record.provenance.machine, record.settings
     sampling = (
         f"temperature {settings['temperature']:g}, seed {settings['seed']}" if settings["temperature"] else "greedy"
     )
     lines = [
-        f"{origin.date}, {machine.gpu or machine.cpu}, {machine.cores} cores, {machine.threads} threads; "
-        + ", ".join(f"{name} {version}" for name, version in origin.versions.items())
-        + (f", commit {origin.commit}" if origin.commit else ""),
+        origin.sentence(),
         f"model {settings['model']}, drafts by {settings['draft']}, rule {settings['rule']}, {sampling}",
     ]
-    lines += [f"Note: {note}." for finding in record.findings for note in finding.notes]
-    lines += [f"Note: {TEXT_NOTE.format(title=f.title)}." for f in record.findings if TASKS[f.task].is_text]
-    lines += [f"Note: {note}." for note in record.notes]
-    lines += [f"Left out: {missing.why}." for missing in record.missing]
-    if not record.complete:
+    lines += [f"Note: {note}." for result in results for note in result.notes]
+    lines += [f"Note: {TEXT_NOTE.format(title=result.title)}." for result in results if TASKS[result.task].is_text]
+    lines += [f"Note: {note}." for note in notes]
+    lines += [f"Left out: {one.why}." for one in missing]
+    if not complete:
         lines.append("Interrupted: these are the calls that both ways had made until then.")
     return lines
 
 
-def headline(record: EvalRecord) -> list[str]:
+def _headline(results: Sequence[TaskResult]) -> list[str]:
     """The line to read if one reads nothing else."""
-    if not record.findings:
+    if not results:
         return []
-    names = ", ".join(finding.title for finding in record.differing)
+    names = ", ".join(result.title for result in results if result.verdict == DIFFER)
     if names:
         return [f"Plain and speculative decoding DIFFER beyond noise on: {names}."]
-    chance = 1 - record.findings[0].confidence
+    chance = 1 - results[0].confidence
     return [
-        f"No difference beyond noise on {len(record.findings)} task{'s' * (len(record.findings) > 1)} "
+        f"No difference beyond noise on {len(results)} task{'s' * (len(results) > 1)} "
         f"(equal decoders would be told apart {chance:.0%} of the time, all tasks together)."
     ]
 
 
-def markdown(table: Table) -> str:
-    """For documents."""
-    lines = [table.headings, ("---",) * len(table.headings), *table.rows]
-    return f"**{table.title}**\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _scores(record: EvalRecord) -> Table:
-    first = record.findings[0]
+def _scores(results: Sequence[TaskResult]) -> Table:
+    first = results[0]
     title = f"Scores with {first.confidence:.0%} confidence intervals"
     wider = f"{100 * first.difference_confidence:.4g} %"
     headings = ("task", "score", "examples", "plain", "speculative", f"difference ({wider})", "verdict")
     rows = [
-        (finding.title, *_score(finding, comparison), finding.verdict if place == 0 else "")
-        for finding in record.findings
-        for place, comparison in enumerate(finding.comparisons)
+        (result.title, *_score(result, comparison), result.verdict if place == 0 else "")
+        for result in results
+        for place, comparison in enumerate(result.comparisons)
     ]
     return Table(title, headings, tuple(rows))
 
 
-def _score(finding: TaskResult, comparison: Comparison) -> tuple[str, ...]:
-    of = f"{finding.examples} of {finding.total}" if finding.examples < finding.total else str(finding.examples)
+def _score(result: TaskResult, comparison: Comparison) -> tuple[str, ...]:
+    of = f"{result.examples} of {result.total}" if result.examples < result.total else str(result.examples)
     cells = (_interval(e, comparison.is_share) for e in (comparison.plain, comparison.speculative))
     return comparison.title, of, *cells, _interval(comparison.difference, comparison.is_share, sign="+")
 
@@ -94,31 +131,31 @@ def _interval(estimate: Estimate, is_share: bool, sign: str = "") -> str:
     return f"{value} [{estimate.low * scale:{sign}.{digits}f}, {estimate.high * scale:{sign}.{digits}f}]"
 
 
-def _speeds(record: EvalRecord) -> Table:
+def _speeds(results: Sequence[TaskResult]) -> Table:
     headings = (
         "task", "plain tokens/s", "speculative", "times as fast", "tokens a round", "accepted", "same text",
     )  # fmt: skip
     rows = []
-    for finding in record.findings:
-        plain, drafted = finding.speeds[PLAIN], finding.speeds[SPECULATIVE]
+    for result in results:
+        plain, drafted = result.speeds[PLAIN], result.speeds[SPECULATIVE]
         decodes = bool(drafted.rounds)
-        ratio = times_as_fast(finding) if decodes else None
+        ratio = result.times_as_fast if decodes else None
         rate = drafted.acceptance_rate
         rows.append(
             (
-                finding.title,
+                result.title,
                 f"{plain.tokens_per_second:.1f}",
                 f"{drafted.tokens_per_second:.1f}",
                 NOTHING if ratio is None else f"{ratio:.2f}x",
                 f"{drafted.tokens_per_round:.2f}" if decodes else NOTHING,
                 NOTHING if rate is None else f"{rate:.0%}",
-                _sameness(finding.agreement),
+                _sameness(result.agreement),
             )
         )
     return Table("Speed beside it, reading prompts included", headings, tuple(rows))
 
 
-def _parts(finding: TaskResult) -> Table:
+def _parts(result: TaskResult) -> Table:
     headings = ("category", "examples", "tokens a round", "repeated 4-grams, plain", "speculative", "same text")
     rows = [
         (
@@ -129,26 +166,26 @@ def _parts(finding: TaskResult) -> Table:
             f"{part.repeated[SPECULATIVE]:.1%}",
             _sameness(part.agreement),
         )
-        for part in finding.parts
+        for part in result.parts
     ]
-    return Table(f"{finding.title} by category", headings, tuple(rows))
+    return Table(f"{result.title} by category", headings, tuple(rows))
 
 
-def _services(record: EvalRecord) -> Table:
-    budget = record.settings["max_time"]
+def _services(results: Sequence[TaskResult], settings: Mapping[str, Any]) -> Table:
+    budget = settings["max_time"]
     within = "without a time budget" if budget is None else f"within {budget:g} s a call"
-    title = f"As a service: {record.settings['num_sequences']} answers a prompt, {within}; ms a token"
+    title = f"As a service: {settings['num_sequences']} answers a prompt, {within}; ms a token"
     headings = (
         "task", "way", "finished", "Pass@First", "Pass@Finished", "Pass@All", "first", "last", "all",
     )  # fmt: skip
     rows = []
-    for finding in record.findings:
-        for way, found in (finding.services or {}).items():
+    for result in results:
+        for way, found in (result.services or {}).items():
             passes = (found.pass_first, found.pass_finished, found.pass_all)
-            judged = [f"{share:.1%}" if TASKS[finding.task].is_pass else NOTHING for share in passes]
+            judged = [f"{share:.1%}" if TASKS[result.task].is_pass else NOTHING for share in passes]
             latencies = (found.first_latency, found.last_latency, found.all_latency)
             shown = [NOTHING if value is None else f"{1000 * value:.1f}" for value in latencies]
-            rows.append((finding.title, way, f"{found.finished:.0%}", *judged, *shown))
+            rows.append((result.title, way, f"{found.finished:.0%}", *judged, *shown))
     return Table(title, headings, tuple(rows))
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from forerun.eval.journal import Answer, Answered, Entry, Journal
 from forerun.eval.methods import Call, DecodedSequence, Method
@@ -14,6 +13,7 @@ from forerun.eval.prepare import Prepared
 from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Example, Made, Score
 from forerun.eval.windows import Window
+from forerun.measure.progress import Reporter, Silent
 
 WARM_UP = {"max_new_tokens": 8, "temperature": 0.0, "seed": 0}
 # (prompt, plain tokens, speculative tokens) -> identical, ties or different
@@ -21,29 +21,6 @@ Judge = Callable[[Sequence[int], Sequence[int], Sequence[int]], str]
 # (window, way) -> minus its log-probability, seconds
 Reader = Callable[[Window, str], tuple[float, float]]
 Decode = Callable[[Sequence[int]], str]
-
-
-class Listener(Protocol):
-    """Whoever shows how far it is."""
-
-    def planned(self, steps: int, done: int) -> None: ...
-
-    def doing(self, what: str) -> None: ...
-
-    def done(self) -> None: ...
-
-
-class Silent:
-    """Nobody watches."""
-
-    def planned(self, steps: int, done: int) -> None:
-        """Not shown."""
-
-    def doing(self, what: str) -> None:
-        """Not shown."""
-
-    def done(self) -> None:
-        """Not shown."""
 
 
 def answer_all(
@@ -55,19 +32,20 @@ def answer_all(
     *,
     judge: Judge | None = None,
     reader: Reader | None = None,
-    listener: Listener | None = None,
+    reporter: Reporter | None = None,
 ) -> None:
     """Every call of every task by every way, unless the journal has it already."""
-    listener = listener or Silent()
+    reporter = reporter or Silent()
     for prepared in tasks:
         journal.begin(prepared.task.name, prepared.source)
     steps = [step for prepared in tasks for step in _steps(prepared, ways, settings)]
     open_steps = [step for step in steps if step.key not in journal.entries]
-    listener.planned(len(steps), len(steps) - len(open_steps))
+    reporter.start("starting", total=len(steps))
+    reporter.advance(len(steps) - len(open_steps))
     if any(step.prepared.asked for step in open_steps):
-        _warm_up(tasks, ways, listener)
+        _warm_up(tasks, ways, reporter)
     for step in open_steps:
-        listener.doing(f"{step.prepared.task.title}, {step.way}")
+        reporter.start(f"{step.prepared.task.title}, {step.way}")
         if step.prepared.windows:
             assert reader is not None
             entry = _read(step, reader)
@@ -76,7 +54,7 @@ def answer_all(
             made = way.answer(step.prepared.asked[step.part], step.prepared.keywords)
             entry = _judged(_scored(step, made, decode, settings), step, ways, journal, judge)
         journal.write(entry)
-        listener.done()
+        reporter.advance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +80,9 @@ def _steps(prepared: Prepared, ways: Sequence[Method], settings: EvalSettings) -
             yield Step(prepared, slice(start, start + size), call, name)
 
 
-def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Method], listener: Listener) -> None:
+def _warm_up(tasks: Sequence[Prepared], ways: Sequence[Method], reporter: Reporter) -> None:
     """One short call that is not counted: compilers and measured costs."""
-    listener.doing("warming up")
+    reporter.start("warming up")
     shortest = min((asked for prepared in tasks for asked in prepared.asked), key=lambda asked: len(asked.tokens))
     for way in ways:
         way.answer([shortest], dict(WARM_UP))

@@ -21,25 +21,33 @@ class EvalSettings:
     policy: str = "auto"
     rule: str = "token"
     temperature: float = 0.0
+    """0 is greedy: then texts are compared token for token, too."""
     top_p: float | None = None
+    """Only the likeliest tokens up to this mass."""
     top_k: int | None = None
+    """Only the K likeliest tokens."""
     seed: int = 0
+    """Of sampled answers."""
     limit: int | None = 100
-    """Examples of each task, spread evenly over its file; None for all."""
+    """Examples of each task, spread evenly over its file."""
     batch_size: int | None = None
-    """Rows decoded together; None: 8, but one prompt at a time within a time budget."""
+    """Sequences decoded together."""
     num_sequences: int = 1
+    """Answers to each prompt; more than one gives pass@k and the measures of a service (Pass@First ...)."""
     max_time: float | None = None
-    """Seconds for each call."""
+    """Time budget of each call in seconds; answers that are not finished then do not count as finished."""
     max_new_tokens: int | None = None
-    """None: each task's own."""
+    """Of an answer."""
     window: int = 1024
-    """Tokens of a window of text; the second half is scored."""
+    """Tokens of a window of WikiText; the first half is context."""
     code_seconds: float = 5.0
+    """Seconds for each generated program to run."""
     code_memory_mib: int = 1024
+    """Memory of each generated program."""
     k: tuple[int, ...] = ()
-    """For pass@k; empty: 1 and the number of sequences."""
+    """For pass@k."""
     confidence: float = 0.95
+    """Of the intervals."""
 
     def __post_init__(self) -> None:
         for name in ("limit", "batch_size", "num_sequences", "max_new_tokens", "code_memory_mib"):
@@ -49,6 +57,8 @@ class EvalSettings:
         for name in ("max_time", "code_seconds"):
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise InvalidArgument(f"{name}={value}: must be above 0")
+        if self.seed < 0:
+            raise InvalidArgument(f"seed={self.seed}: must be at least 0")
         if self.temperature < 0:
             raise InvalidArgument(f"temperature={self.temperature}: must be >= 0; use 0 for greedy decoding")
         if not 0 < self.confidence < 1:

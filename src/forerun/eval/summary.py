@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from forerun.bench.outputs import repeated_share
-from forerun.bench.records import Agreement
 from forerun.engine import FinishReason
 from forerun.eval.estimate import Estimate, compare
 from forerun.eval.journal import Answer, Answered, Entry, Journal
@@ -17,6 +16,7 @@ from forerun.eval.passes import Candidate, Service, pass_at_k, service
 from forerun.eval.prepare import Prepared
 from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Metric, Task
+from forerun.measure.reference import Agreement
 
 SAME, AGREE, DIFFER, TOO_FEW = "same text", "agree", "DIFFER", "too few"
 SILENT_ENDINGS = ("passed", "failed")
@@ -98,6 +98,12 @@ class TaskResult:
         """Whether the two ways differ beyond noise."""
         whole = self.agreement is not None and self.agreement.identical == self.examples
         return SAME if whole else self.comparisons[0].verdict
+
+    @property
+    def times_as_fast(self) -> float | None:
+        """Tokens per second with drafts over those of plain decoding."""
+        plain, drafted = (self.speeds[method].tokens_per_second for method in METHODS)
+        return drafted / plain if plain else None
 
 
 def summarise(

@@ -39,6 +39,7 @@ class Series:
     marker: str = "o"
     error: tuple[float, ...] = ()  # half the interval of each value, where there are repeats
     values: str = ""  # a format such as "%.2f" writes the values beside the marks
+    names: tuple[str, ...] = ()  # text beside each mark, "" for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Panel:
     x_scale: str = "linear"  # or "log" (base 2), "log10"
     y_scale: str = "linear"
     y_format: str = ""  # such as "{x:.0f}%"
+    y_whole: bool = False  # ticks at whole numbers only: there is no draft of 2.5 tokens
     y_from: float | None = 0.0  # where the axis begins; None: at the data
 
 
@@ -156,6 +158,8 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         names = panel.x_names or tuple(f"{tick:g}" for tick in panel.x_ticks)
         axes.set_xticks(panel.x_ticks, names, fontsize=8)
         axes.minorticks_off()
+    if panel.y_whole:
+        axes.yaxis.get_major_locator().set_params(integer=True)
     if panel.y_format:
         axes.yaxis.set_major_formatter(panel.y_format)
     if panel.y_from is not None and panel.y_scale == "linear":
@@ -190,9 +194,9 @@ def _draw_marks(axes: Any, series: Series, colour: str, label: str | None) -> No
         axes.errorbar(series.x, series.y, yerr=series.error, capsize=2, linewidth=1, **style)
     else:
         axes.plot(series.x, series.y, **style)
-    if series.values:
-        for x, y in zip(series.x, series.y, strict=True):
-            axes.annotate(series.values % y, (x, y), (5, -10), textcoords="offset points", fontsize=7, color=colour)
+    names = tuple(series.values % y for y in series.y) if series.values else series.names
+    for x, y, name in zip(series.x, series.y, names, strict=False):  # no names, or one a mark
+        axes.annotate(name, (x, y), (5, -10), textcoords="offset points", fontsize=7, color=colour)
 
 
 def _tuples(content: Mapping[str, Any]) -> dict[str, Any]:

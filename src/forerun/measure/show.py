@@ -74,6 +74,16 @@ def show(record: Record, picture: Path | None = None) -> None:
         draw(record.figure, picture)
 
 
+def show_as(record: Record, form: str) -> None:
+    """On standard output as "table", "markdown" (the tables alone) or "json" (all of it)."""
+    if form == "json":
+        sys.stdout.write(record.text())
+    elif form == "markdown":
+        sys.stdout.write("\n\n".join(table.markdown() for table in record.tables) + "\n")
+    else:
+        show(record)
+
+
 def _console(stderr: bool = False) -> Console | None:
     """None where rich is not installed."""
     try:

@@ -1,46 +1,80 @@
-"""A plan as tables and sentences."""
+"""A plan as a record: its tables, its sentences and its picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
+from forerun.measure.provenance import Provenance
+from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
 from forerun.plan.check import SPEED_TOLERANCE, LengthRun
+from forerun.plan.plot import figure
 from forerun.plan.predict import Prediction
-from forerun.plan.record import Advice, CostFacts, DrafterPlan, PlanRecord
+from forerun.plan.results import Advice, CostFacts, DrafterPlan, PlanResults
 
 SHOWN = (1, 2, 4, 8, 16, 32)  # draft lengths and places that get a column
 BEST = " *"
 
 
-def tables(record: PlanRecord) -> list[Table]:
-    return [*_acceptance(record), *_costs(record), *(_plan(plan) for plan in record.plans)]
+def plan_record(
+    provenance: Provenance,
+    settings: Mapping[str, Any],
+    operations: Mapping[str, float],
+    results: PlanResults,
+    notes: Sequence[str] = (),
+) -> Record:
+    """`operations`: of each drafter, the arithmetic of a draft step over that of a target step."""
+    return Record(
+        kind="plan",
+        provenance=provenance,
+        settings=settings,
+        rows=[_row(plan) for plan in results.plans],
+        details={
+            "operations": operations,
+            "acceptance": results.acceptance,
+            "costs": results.costs,
+            "advice": results.advice,
+            "notes": tuple(notes),
+        },
+        tables=(*_acceptance(results), *_costs(results), *(_plan(plan) for plan in results.plans)),
+        remarks=tuple(_remarks(results, notes)),
+        headline=(*(line for line, _ in verdicts(results)), *(_advice(entry) for entry in results.advice)),
+        figure=figure(f"{settings['target']} on {provenance.machine.name}", list(operations), results),
+        complete=results.complete,
+    )
 
 
-def remarks(record: PlanRecord) -> list[str]:
+def _row(plan: DrafterPlan) -> dict[str, Any]:
+    """The plan, with what follows from its verdict, for people who read the file."""
+    row = asdict(plan)
+    if plan.verdict is not None:
+        names = ("length_held", "factor_error", "speed_error", "speed_held")
+        row["verdict"] |= {name: getattr(plan.verdict, name) for name in names}
+    return row
+
+
+def _remarks(results: PlanResults, notes: Sequence[str]) -> list[str]:
     """What the tables do not say."""
     lines = []
-    if record.plans:
+    if results.plans:
         lines += [
             f"{BEST.strip()} the predicted best. 'predicted' replays the counted rounds at the measured costs; "
             "'Leviathan' has one alpha and one c, and scores a whole draft for the price of one token.",
             "Speeds are those of rounds with every row in flight; reading the prompts is not in them.",
         ]
-    lines += [f"Note: {note}." for note in record.notes]
-    return lines if record.complete else [*lines, "Interrupted: this is what was known until then."]
+    lines += [f"Note: {note}." for note in notes]
+    return lines if results.complete else [*lines, "Interrupted: this is what was known until then."]
 
 
-def verdicts(record: PlanRecord) -> list[tuple[str, bool]]:
+def verdicts(results: PlanResults) -> list[tuple[str, bool]]:
     """One sentence for every prediction that was checked, and whether it held."""
     return [
         (f"{_where(plan)}, {plan.drafter}: {_verdict(plan)}", plan.verdict.held)
-        for plan in record.plans
+        for plan in results.plans
         if plan.verdict is not None
     ]
-
-
-def advice(record: PlanRecord) -> list[str]:
-    return [_advice(entry) for entry in record.advice]
 
 
 def _advice(entry: Advice) -> str:
@@ -71,10 +105,10 @@ def _where(plan: DrafterPlan) -> str:
     return f"Batch {plan.batch}, temperature {plan.temperature:g}"
 
 
-def _acceptance(record: PlanRecord) -> list[Table]:
-    if not record.acceptance:
+def _acceptance(results: PlanResults) -> list[Table]:
+    if not results.acceptance:
         return []
-    longest = max(len(facts.by_position) for facts in record.acceptance)
+    longest = max(len(facts.by_position) for facts in results.acceptance)
     places = [place for place in range(1, longest + 1) if place <= 4 or place in SHOWN or place == longest]
     rows = [
         (
@@ -84,7 +118,7 @@ def _acceptance(record: PlanRecord) -> list[Table]:
             f"{facts.spoken:.0%}",
             str(facts.tokens),
         )
-        for facts in record.acceptance
+        for facts in results.acceptance
     ]
     headings = ("", "alpha", *(f"token {place}" for place in places), "drafts in", "tokens")
     return [Table("Chance that a drafted token is kept where it is reached", headings, tuple(rows))]
@@ -95,10 +129,10 @@ def _share(shares: Sequence[float | None], place: int) -> str:
     return NOTHING if value is None else f"{value:.2f}"
 
 
-def _costs(record: PlanRecord) -> list[Table]:
-    if not record.costs:
+def _costs(results: PlanResults) -> list[Table]:
+    if not results.costs:
         return []
-    lengths = [n for n in SHOWN if n in record.costs[0].round_seconds]
+    lengths = [n for n in SHOWN if n in results.costs[0].round_seconds]
     rows = [
         (
             f"{facts.drafter}, batch {facts.batch}, temperature {facts.temperature:g}, {_context(facts)}",
@@ -106,7 +140,7 @@ def _costs(record: PlanRecord) -> list[Table]:
             *(f"{facts.draft_ratio[n]:.3f}" for n in lengths),
             *(f"{facts.score_ratio[n]:.2f}" for n in lengths),
         )
-        for facts in record.costs
+        for facts in results.costs
     ]
     headings = ("", "plain ms", *(f"c at {n}" for n in lengths), *(f"score {n}" for n in lengths))
     title = "Costs over a plain step: c of one draft step, by draft length; scoring and judging the whole draft"

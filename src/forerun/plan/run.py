@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol
 
 from forerun.errors import InvalidArgument
+from forerun.measure.progress import Reporter
 from forerun.plan.acceptance import Acceptance, measure_acceptance
 from forerun.plan.check import judge, lengths_to_run, run_lengths
 from forerun.plan.costs import RoundCosts, measure_costs
 from forerun.plan.predict import best, predict
-from forerun.plan.record import AcceptanceFacts, CostFacts, DrafterPlan, acceptance_facts, cost_facts
+from forerun.plan.results import DrafterPlan, PlanResults, acceptance_facts, cost_facts
 from forerun.plan.rounds import Prompt, PromptBatch, RoundRunner, prompt_batches
 from forerun.plan.settings import Extent, PlanSettings
-
-
-class Listener(Protocol):
-    """Who shows the progress."""
-
-    def starting(self, what: str, total: int | None = None) -> None: ...
-
-    def advance(self) -> None: ...
-
-
-@dataclass(slots=True)
-class PlanResults:
-    """What there is so far."""
-
-    acceptance: list[AcceptanceFacts] = field(default_factory=list)
-    costs: list[CostFacts] = field(default_factory=list)
-    plans: list[DrafterPlan] = field(default_factory=list)
-    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +27,13 @@ class Candidates:
 
 
 def make_plan(
-    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, listener: Listener
+    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, reporter: Reporter
 ) -> PlanResults:
     """Ctrl-C ends it with what there is."""
     check_prompts(prompts, settings)
     found = PlanResults()
     try:
-        _fill(found, candidates, prompts, settings, listener)
+        _fill(found, candidates, prompts, settings, reporter)
         found.complete = True
     except KeyboardInterrupt:
         pass
@@ -65,17 +47,17 @@ def check_prompts(prompts: Sequence[Prompt], settings: PlanSettings) -> None:
 
 
 def _fill(
-    found: PlanResults, candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, listener: Listener
+    found: PlanResults, candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, reporter: Reporter
 ) -> None:
     for temperature in settings.temperatures:
-        accepted = _count(candidates, prompts, settings, temperature, listener)
+        accepted = _count(candidates, prompts, settings, temperature, reporter)
         found.acceptance += [acceptance_facts(name, temperature, entry) for name, entry in accepted.items()]
         for batch in settings.batch_sizes:
-            _cell(found, candidates, prompts, settings, batch, temperature, accepted, listener)
+            _cell(found, candidates, prompts, settings, batch, temperature, accepted, reporter)
     for context in settings.contexts:
         stretched = [stretch(prompt, context) for prompt in prompts]
         _price(
-            found, candidates, stretched, settings, settings.batch_sizes[0], settings.temperatures[0], listener, False
+            found, candidates, stretched, settings, settings.batch_sizes[0], settings.temperatures[0], reporter, False
         )
 
 
@@ -85,15 +67,15 @@ def stretch(prompt: Prompt, context: int) -> Prompt:
 
 
 def _count(
-    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, temperature: float, listener: Listener
+    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, temperature: float, reporter: Reporter
 ) -> dict[str, Acceptance]:
     """Acceptance does not depend on the batch, so it is counted in the largest: that is the cheapest."""
     batches = _batches(prompts, settings, max(settings.batch_sizes), temperature, settings.seed)
     accepted = {}
     for runner in candidates.drafters:
         what = f"counting what {runner.name} gets accepted at temperature {temperature:g}"
-        listener.starting(what, len(batches) * len(settings.counted))
-        accepted[runner.name] = measure_acceptance(runner, batches, settings.counted, listener.advance)
+        reporter.start(what, len(batches) * len(settings.counted))
+        accepted[runner.name] = measure_acceptance(runner, batches, settings.counted, reporter.advance)
     return accepted
 
 
@@ -104,12 +86,12 @@ def _price(
     settings: PlanSettings,
     batch: int,
     temperature: float,
-    listener: Listener,
+    reporter: Reporter,
     own_prompts: bool = True,
 ) -> dict[str, RoundCosts]:
     batches = _batches(prompts, settings, batch, temperature, settings.seed)
     context = round(fmean(map(len, prompts)) + settings.max_new_tokens / 2)
-    listener.starting(
+    reporter.start(
         f"timing rounds at batch {batch}, {context} tokens of context", (1 + settings.repeats) * settings.max_length
     )
     costs = measure_costs(
@@ -119,7 +101,7 @@ def _price(
         settings.lengths,
         settings.repeats,
         settings.seed,
-        listener.advance,
+        reporter.advance,
     )
     found.costs += [cost_facts(name, temperature, context, own_prompts, entry) for name, entry in costs.items()]
     return costs
@@ -133,10 +115,10 @@ def _cell(
     batch: int,
     temperature: float,
     accepted: Mapping[str, Acceptance],
-    listener: Listener,
+    reporter: Reporter,
 ) -> None:
     """Price, predict and check all drafters at one batch size and temperature."""
-    costs = _price(found, candidates, prompts, settings, batch, temperature, listener)
+    costs = _price(found, candidates, prompts, settings, batch, temperature, reporter)
     batches = _batches(prompts[: settings.check_prompts], settings, batch, temperature, settings.seed + 1)
     for runner in candidates.drafters:
         name = runner.name
@@ -144,7 +126,7 @@ def _cell(
         plan = DrafterPlan(name, batch, temperature, tuple(predictions), best(predictions).length)
         found.plans.append(plan)
         if settings.check is not Extent.NONE:
-            found.plans[-1] = _checked(plan, candidates.plain, runner, batches, settings, listener)
+            found.plans[-1] = _checked(plan, candidates.plain, runner, batches, settings, reporter)
 
 
 def _checked(
@@ -153,11 +135,11 @@ def _checked(
     runner: RoundRunner,
     batches: Sequence[PromptBatch],
     settings: PlanSettings,
-    listener: Listener,
+    reporter: Reporter,
 ) -> DrafterPlan:
     lengths = lengths_to_run(plan.best, settings.max_length, settings.check)
-    listener.starting(f"checking {plan.drafter} at batch {plan.batch}", len(lengths) * len(batches))
-    checked = run_lengths(plain, runner, batches, lengths, settings.seed, listener.advance)
+    reporter.start(f"checking {plan.drafter} at batch {plan.batch}", len(lengths) * len(batches))
+    checked = run_lengths(plain, runner, batches, lengths, settings.seed, reporter.advance)
     verdict = judge(plan.predicted, checked)
     return DrafterPlan(plan.drafter, plan.batch, plan.temperature, plan.predictions, plan.best, tuple(checked), verdict)
 

@@ -23,17 +23,23 @@ class PlanSettings:
     """How much is measured."""
 
     max_length: int = 8
+    """The longest draft that is considered."""
     batch_sizes: tuple[int, ...] = (1,)
+    """Sequences decoded at once."""
     temperatures: tuple[float, ...] = (0.0,)
+    """Acceptance differs between them."""
     contexts: tuple[int, ...] = ()
-    """Context lengths whose costs are measured beside those of the prompts' own."""
+    """Also time rounds behind so many tokens of context."""
     max_new_tokens: int = 40
+    """Tokens decoded from each prompt; end tokens are ignored."""
     repeats: int = 6
-    """Rounds of each draft length that are timed for the costs."""
+    """Rounds of each draft length that are timed."""
     check: Extent = Extent.NEAR
+    """Run draft lengths near the predicted best, all of them, or none, to see whether the prediction holds."""
     check_prompts: int | None = None
-    """Prompts of each check; None for all. Fewer than were measured add their own peculiarities to the error."""
+    """Check with the first N prompts only, to save time; few of them add their own peculiarities to the error."""
     seed: int = 0
+    """For sampling."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "repeats"):
@@ -57,6 +63,8 @@ class PlanSettings:
             raise InvalidArgument(f"check_prompts={self.check_prompts}: must fill a batch of {max(self.batch_sizes)}")
         if self.contexts and min(self.contexts) < 2:
             raise InvalidArgument(f"contexts={self.contexts}: each must be at least 2 tokens")
+        if self.seed < 0:
+            raise InvalidArgument(f"seed={self.seed}: must be at least 0")
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""All recordings, several ways, several batch sizes: batch by batch in turns, so that a slow moment hits all ways."""
+"""All recordings by several methods at several batch sizes: batch by batch in turns, so that a slow moment hits all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forerun.eval.speech.record import WayFound
 from forerun.eval.speech.recordings import Recording
+from forerun.eval.speech.report import SpeechResult
 from forerun.eval.speech.words import Words, count
 from forerun.speech.audio import RATE, Clip, read
 from forerun.speech.settings import SpeechSettings
@@ -23,23 +23,23 @@ GREEDY = SpeechSettings(
     no_speech_threshold=None,
 )  # fmt: skip
 """No second tries: what is compared is the same text, decoded once."""
-WARM_UP = 2  # seconds of sound that each way transcribes before it is timed
+WARM_UP = 2  # seconds of sound that each method transcribes before it is timed
 
 Decoders = Mapping[str, "SpeculativeDecoder | None"]  # None: transformers decodes
 OnAudio = Callable[[float], None]
 
 
 @dataclass(slots=True)
-class _Way:
-    """One way at one batch size, under way."""
+class _Method:
+    """One method at one batch size, and its transcripts until now."""
 
     name: str
     transcriber: Transcriber
-    made: dict[Any, Transcript] = field(default_factory=dict)  # by path
+    transcripts: dict[Any, Transcript] = field(default_factory=dict)  # by path
 
     def take(self, clips: Sequence[Clip], on_audio: OnAudio) -> None:
         for transcript in self.transcriber.batch(clips, on_audio):
-            self.made[transcript.path] = transcript
+            self.transcripts[transcript.path] = transcript
 
 
 def evaluate(
@@ -49,18 +49,18 @@ def evaluate(
     recordings: Sequence[Recording],
     batch_sizes: Sequence[int],
     on_audio: OnAudio = lambda seconds: None,
-) -> Iterator[WayFound]:
-    """For each batch size what every way found, the first way being the one the others are compared with."""
+) -> Iterator[SpeechResult]:
+    """For each batch size what every method found, the first method being the one the others are compared with."""
     clips = [read(recording.path) for recording in recordings]
     for size in batch_sizes:
-        ways = [_Way(name, Transcriber(model, processor, decoder, GREEDY)) for name, decoder in decoders.items()]
-        for way in ways:
-            _warm_up(way.transcriber, clips[:size])
-        for turn, batch in enumerate(_batches(clips, size, ways[0].transcriber.is_long)):
-            for place in range(len(ways)):
-                ways[(place + turn) % len(ways)].take(batch, on_audio)
-        for way in ways:
-            yield _found(way, ways[0], size, recordings)
+        methods = [_Method(name, Transcriber(model, processor, decoder, GREEDY)) for name, decoder in decoders.items()]
+        for method in methods:
+            _warm_up(method.transcriber, clips[:size])
+        for turn, batch in enumerate(_batches(clips, size, methods[0].transcriber.is_long)):
+            for place in range(len(methods)):
+                methods[(place + turn) % len(methods)].take(batch, on_audio)
+        for method in methods:
+            yield _found(method, methods[0], size, recordings)
 
 
 def _batches(clips: Sequence[Clip], size: int, is_long: Callable[[Clip], bool]) -> Iterator[Sequence[Clip]]:
@@ -77,23 +77,25 @@ def _warm_up(transcriber: Transcriber, clips: Sequence[Clip]) -> None:
     transcriber.restart()
 
 
-def _found(way: _Way, first: _Way, batch: int, recordings: Sequence[Recording]) -> WayFound:
+def _found(method: _Method, first: _Method, batch: int, recordings: Sequence[Recording]) -> SpeechResult:
     words: dict[str, Words] = defaultdict(Words)
     for recording in recordings:
-        words[recording.source] += count(recording.text, way.made[recording.path].text)
-    spent = way.transcriber.spent
-    return WayFound(
-        way=way.name,
+        words[recording.source] += count(recording.text, method.transcripts[recording.path].text)
+    spent = method.transcriber.spent
+    return SpeechResult(
+        method=method.name,
         batch=batch,
         files=len(recordings),
         audio_seconds=spent.audio_seconds,
         seconds=spent.seconds,
         encoder_seconds=spent.encoder_seconds,
         decoder_seconds=spent.decoder_seconds,
-        tokens=sum(len(transcript.tokens) for transcript in way.made.values()),
+        tokens=sum(len(transcript.tokens) for transcript in method.transcripts.values()),
         rounds=spent.stats.rounds,
         drafted=spent.stats.num_draft_tokens,
         accepted=spent.stats.num_accepted_tokens,
-        identical=sum(transcript.tokens == first.made[path].tokens for path, transcript in way.made.items()),
+        identical=sum(
+            transcript.tokens == first.transcripts[path].tokens for path, transcript in method.transcripts.items()
+        ),
         words=dict(words),
     )

@@ -1,10 +1,14 @@
-"""The target by plain means, through none of the code under test: the judge must not be the accused."""
+"""What measured text is compared with: the target by plain means, through none of the code under test.
+
+Also the one notion of a tie: two greedy texts may part only where the model's own rounding decides.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from forerun.config import SamplingParams
 from forerun.math.laws import warp
+from forerun.math.penalties import adjust
 from forerun.types import LawParams
 
 # Of a published configuration what says which tokens there are, not how to draw them.
@@ -20,6 +25,7 @@ IDS = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id", "bad_words_ids",
 )  # fmt: skip
+GREEDY = SamplingParams()
 BLOCK = 8  # positions of the long forward that the deviation is measured with
 
 
@@ -111,3 +117,81 @@ def _continued(model: PreTrainedModel | Reading, start: Tensor, steps: list[Tens
         cache = out.past_key_values
         parts.append(out.logits[0].float())
     return torch.cat(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two greedy continuations of one prompt part."""
+
+    row: int
+    position: int  # index among the new tokens
+    ours: int | None  # None where the text has ended
+    theirs: int | None
+    gap: float | None  # from the best logit to the lower of the two tokens', where there are two
+    is_tie: bool  # the gap is within twice the model's own rounding
+
+    @property
+    def gap_in_words(self) -> str:
+        return "where one has ended" if self.gap is None else f"where the logits lie {self.gap:.2g} apart"
+
+
+def difference(
+    model: PreTrainedModel | Reading,
+    prompt: Sequence[int],
+    ours: Sequence[int],
+    theirs: Sequence[int],
+    rounding: float | None = None,
+    row: int = 0,
+    params: SamplingParams = GREEDY,
+) -> Difference | None:
+    """The first difference of two greedy continuations, judged by plain logits; None where there is none.
+
+    A tie is a place where both tokens are the best one within twice the rounding: each text's logits may be off by
+    once. Without a `rounding` it is measured there. `params` may hold penalties and a bias, which move the logits.
+    """
+    if list(ours) == list(theirs):
+        return None
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    position = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    a, b = (tokens[position] if position < len(tokens) else None for tokens in (ours, theirs))
+    if a is None or b is None:
+        return Difference(row, position, a, b, None, False)
+    history = [*prompt, *theirs[:position]]
+    logits = logits_after(model, history)
+    if rounding is None:
+        rounding = rounding_after(model, history, logits)
+    logits = adjust(logits[None], prompt, theirs[:position], [], params)[0]
+    gap = float(logits.max() - logits[[a, b]].min())
+    return Difference(row, position, a, b, gap, gap <= 2 * rounding)
+
+
+@torch.inference_mode()
+def rounding_after(model: PreTrainedModel | Reading, tokens: Sequence[int], logits: Tensor) -> float:
+    """How sure logits [V] after `tokens` are: twice their distance from those of a last token read over a cache, for
+    ways to compute them that are not tried, and at least one unit in the last place of the largest."""
+    singly = logits
+    if len(tokens) > 1:
+        ids = torch.tensor([list(tokens)], device=model.device)
+        singly = _continued(model, ids[:, :-1], [ids[:, -1:]])[-1].cpu()
+    resolution = torch.finfo(model.dtype).eps * float(logits.abs().max())
+    return max(2 * float((logits - singly).abs().max()), resolution)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How many texts are those they were compared with."""
+
+    identical: int
+    ties: int
+    different: int
+
+
+Rows = Sequence[Sequence[int]]
+
+
+def compare_texts(model: PreTrainedModel | Reading, prompts: Rows, theirs: Rows, ours: Rows) -> Agreement:
+    """Greedy texts of two methods, row by row."""
+    found = [difference(model, p, b, a) for p, a, b in zip(prompts, theirs, ours, strict=True)]
+    ties = sum(one is not None and one.is_tie for one in found)
+    identical = found.count(None)
+    return Agreement(identical, ties, len(found) - identical - ties)

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from forerun.check import plain
-from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell
-from forerun.check.greedy import padded
+from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.settings import CheckSettings
 from forerun.math.random import Stream, span, uniforms
+from forerun.measure import reference
+from forerun.measure.progress import Reporter
+from forerun.measure.rounds import padded
 from forerun.types import Keys, Rule
 
 NAME = "rows apart"
@@ -27,7 +29,7 @@ class RowDifference:
 
 
 def check_rows(
-    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, tell: Tell
+    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
 ) -> CheckResult:
     """Sample every prompt alone and all of them together, with the same request ids."""
     length = max(2, settings.max_new_tokens // 2)
@@ -38,15 +40,15 @@ def check_rows(
         "seed": settings.seed,
     }
     decoder = pair.decoder(Rule.COUPLED)
-    tell("rows together", 0, len(prompts) + 1)
-    together = decoder.generate(*padded(prompts, pair), **keywords).new_tokens  # type: ignore[arg-type]
+    reporter.start("rows together", total=len(prompts) + 1)
+    together = decoder.generate(*padded(prompts, pair.model.device), **keywords).new_tokens  # type: ignore[arg-type]
     differences = []
     for row, prompt in enumerate(prompts):
-        tell("rows alone", row + 1, len(prompts) + 1)
-        alone = decoder.generate(*padded([prompt], pair), request_ids=[row], **keywords).new_tokens[0]  # type: ignore[arg-type]
+        reporter.advance()
+        reporter.start("rows alone")
+        alone = decoder.generate(*padded([prompt], pair.model.device), request_ids=[row], **keywords).new_tokens[0]  # type: ignore[arg-type]
         if (found := _row_difference(pair, prompt, alone, together[row], row, settings, rounding)) is not None:
             differences.append(found)
-    tell("rows", len(prompts) + 1, len(prompts) + 1)
     faults = [p for p in differences if not p.is_rounding]
     numbers = {
         "rows": len(prompts),
@@ -77,10 +79,10 @@ def _row_difference(
     position = next((i for i, (a, b) in pairs if a != b), min(len(alone), len(together)))
     if position in (len(alone), len(together)):
         return RowDifference(row, position, 1.0, False)
-    law = plain.law(plain.logits_after(pair.model, [*prompt, *alone[:position]]), settings.params)
+    law = reference.law(reference.logits_after(pair.model, [*prompt, *alone[:position]]), settings.params)
     u = _uniform(settings.seed, row, position)
     distance = max(_outside(law, tokens[position], u) for tokens in (alone, together))
-    return RowDifference(row, position, distance, distance <= 2 * plain.slack(rounding, settings.temperature))
+    return RowDifference(row, position, distance, distance <= 2 * reference.slack(rounding, settings.temperature))
 
 
 def _uniform(seed: int, request_id: int, position: int) -> float:

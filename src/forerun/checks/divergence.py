@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell, tell_nobody
-from forerun.check.greedy import padded
+from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.settings import CheckSettings
 from forerun.config import SamplingParams
 from forerun.math.lossy import LossyRule, kl, outside, total_variation, with_rest
 from forerun.math.verify import Decision, Noise, TargetLaw, residual, token_rule
+from forerun.measure.progress import Reporter, Silent
+from forerun.measure.rounds import padded
 from forerun.types import Draft, Law
 
 NAME = "lossy rule"
@@ -132,23 +134,27 @@ def measure_divergence(
     *,
     max_new_tokens: int,
     seed: int = 0,
-    tell: Tell = tell_nobody,
+    reporter: Reporter | None = None,
 ) -> dict[str, Divergence]:
     """By the rules' names, on the same contexts for all; `token`, the lossless one, is measured with them."""
     recorder = DivergenceRecorder((TokenRule(), *rules))
     decoder = replace(pair, rule=recorder).decoder()
+    reporter = reporter or Silent()
+    reporter.start("divergence", total=len(prompts))
     for start in range(0, len(prompts), BATCH):
-        tell("divergence", start, len(prompts))
         decoder.generate(
-            *padded(prompts[start : start + BATCH], pair), request_ids=range(start, min(start + BATCH, len(prompts))),
+            *padded(prompts[start : start + BATCH], pair.model.device),
+            request_ids=range(start, min(start + BATCH, len(prompts))),
             max_new_tokens=max_new_tokens, temperature=params.temperature, top_k=params.top_k or 0, top_p=params.top_p,
             min_p=params.min_p, seed=seed,
         )  # fmt: skip
-    tell("divergence", len(prompts), len(prompts))
+        reporter.advance(min(BATCH, len(prompts) - start))
     return {rule.name: found for rule, found in zip(recorder.rules, recorder.found, strict=True)}
 
 
-def check_lossy(pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, tell: Tell) -> list[CheckResult]:
+def check_lossy(
+    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, reporter: Reporter
+) -> list[CheckResult]:
     """Nothing of a lossless rule. A lossy one fails whether or not the samples show it, with how much it bends."""
     if not isinstance(pair.rule, LossyRule):
         return []
@@ -159,7 +165,7 @@ def check_lossy(pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSet
         settings.params,
         max_new_tokens=settings.max_new_tokens,
         seed=settings.seed,
-        tell=tell,
+        reporter=reporter,
     )
     found, control = measured[pair.rule.name].as_dict(), measured["token"].as_dict()
     numbers = {"rule": pair.rule.name, "divergence": found, "lossless": control}

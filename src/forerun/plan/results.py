@@ -1,20 +1,14 @@
-"""What a plan leaves behind: everything that was measured, predicted and checked, ready for JSON."""
+"""What a plan finds out: acceptance, costs, predictions and what became of them, and the advice that follows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
-from forerun.bench.records import content_of, damaged, provenance_of
-from forerun.measure.provenance import Provenance
 from forerun.plan.acceptance import Acceptance
 from forerun.plan.check import LengthRun, PlanVerdict
 from forerun.plan.costs import RoundCosts
-from forerun.plan.predict import NOTHING_GAINED, Formula, Prediction
-
-KIND = "plan"
+from forerun.plan.predict import NOTHING_GAINED, Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +74,18 @@ class Advice:
     measured: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRecord:
-    """A finished or interrupted plan."""
+@dataclass(slots=True)
+class PlanResults:
+    """Everything that was measured, predicted and checked until now."""
 
-    provenance: Provenance
-    settings: Mapping[str, Any]
-    operations: Mapping[str, float]  # by drafter: a draft step over a target step
-    complete: bool
-    acceptance: tuple[AcceptanceFacts, ...]
-    costs: tuple[CostFacts, ...]
-    plans: tuple[DrafterPlan, ...]
-    advice: tuple[Advice, ...]
-    notes: tuple[str, ...] = ()
-    kind: str = KIND
+    acceptance: list[AcceptanceFacts] = field(default_factory=list)
+    costs: list[CostFacts] = field(default_factory=list)
+    plans: list[DrafterPlan] = field(default_factory=list)
+    complete: bool = False
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        return advise(self.plans)
 
 
 def acceptance_facts(drafter: str, temperature: float, found: Acceptance) -> AcceptanceFacts:
@@ -140,65 +132,3 @@ def _advice(batch: int, temperature: float, plans: Sequence[DrafterPlan]) -> Adv
     if not top.best or top.factor <= NOTHING_GAINED:
         return Advice(batch, temperature, None, 0, 1.0, measured)
     return Advice(batch, temperature, top.drafter, top.best, top.factor, measured)
-
-
-def read(path: Path) -> PlanRecord:
-    """A record from its file."""
-    content = content_of(path)
-    with damaged(path):
-        known = {f.name: content[f.name] for f in fields(PlanRecord)}
-        return PlanRecord(
-            **known
-            | {
-                "provenance": provenance_of(content),
-                "acceptance": tuple(_acceptance(entry) for entry in content["acceptance"]),
-                "costs": tuple(_costs(entry) for entry in content["costs"]),
-                "plans": tuple(_plan(entry) for entry in content["plans"]),
-                "advice": tuple(Advice(**entry) for entry in content["advice"]),
-                "notes": tuple(content["notes"]),
-            }
-        )
-
-
-def _acceptance(entry: dict[str, Any]) -> AcceptanceFacts:
-    survival = {length: tuple(chances) for length, chances in _by_length(entry["survival"]).items()}
-    places = {name: tuple(entry[name]) for name in ("by_position", "reached")}
-    return AcceptanceFacts(**entry | places | {"survival": survival})
-
-
-def _costs(entry: dict[str, Any]) -> CostFacts:
-    curves = {name: _by_length(entry[name]) for name in ("round_seconds", "draft_ratio", "score_ratio")}
-    return CostFacts(**entry | curves)
-
-
-def _plan(entry: dict[str, Any]) -> DrafterPlan:
-    predictions = (Prediction(**p | {"formula": Formula(**p["formula"])}) for p in entry["predictions"])
-    return DrafterPlan(
-        **entry
-        | {
-            "predictions": tuple(predictions),
-            "checked": tuple(LengthRun(**checked) for checked in entry["checked"]),
-            "verdict": None if entry["verdict"] is None else PlanVerdict(**entry["verdict"]),
-        }
-    )
-
-
-def _by_length(entries: Mapping[str, Any]) -> dict[int, Any]:
-    """JSON knows no numbers as names."""
-    return {int(length): value for length, value in entries.items()}
-
-
-def summary(record: PlanRecord) -> dict[str, Any]:
-    """Derived figures for people who read the file."""
-    return {
-        "advice": [asdict(entry) for entry in record.advice],
-        "verdicts": [
-            {
-                "drafter": plan.drafter, "batch": plan.batch, "temperature": plan.temperature,
-                "predicted_length": plan.verdict.predicted_length, "measured_length": plan.verdict.measured_length,
-                "length_held": plan.verdict.length_held, "factor_error": plan.verdict.factor_error,
-                "speed_error": plan.verdict.speed_error, "speed_held": plan.verdict.speed_held,
-            }
-            for plan in record.plans if plan.verdict is not None
-        ],
-    }  # fmt: skip

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
-from forerun.check import plain
-from forerun.check.base import CheckResult, CheckSettings, Outcome, Pair, Tell
-from forerun.check.chi_square import POWER, Fit, detectable, fit
-from forerun.check.control import WrongDrafter, most_telling
+from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.chi_square import POWER, Fit, detectable, fit
+from forerun.checks.control import WrongDrafter, most_telling
+from forerun.checks.settings import CheckSettings
 from forerun.engine import Stats
+from forerun.measure import reference
+from forerun.measure.progress import Reporter
 from forerun.types import Rule
 
 NAME, CONTROL = "sampled law", "control"
@@ -43,34 +45,36 @@ class Judge:
         """What follows `beginning`, where something follows."""
         n = len(beginning)
         counts = Counter(t[n] for t in tokens if len(t) > n and tuple(t[:n]) == beginning)
-        logits = plain.logits_after(self.pair.model, [*self.prompt, *beginning])
-        law = plain.law(logits, self.settings.params)
-        doubtful = plain.edge(logits, self.settings.params, self.rounding)
-        return fit(counts, law, plain.slack(self.rounding, self.settings.temperature), doubtful)
+        logits = reference.logits_after(self.pair.model, [*self.prompt, *beginning])
+        law = reference.law(logits, self.settings.params)
+        doubtful = reference.edge(logits, self.settings.params, self.rounding)
+        return fit(counts, law, reference.slack(self.rounding, self.settings.temperature), doubtful)
 
 
 def check_distribution(
-    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, tell: Tell
+    pair: Pair, prompts: Sequence[Sequence[int]], settings: CheckSettings, rounding: float, reporter: Reporter
 ) -> list[CheckResult]:
     """The test on the prompt whose continuation is most open, then the control on the same one."""
-    laws = [plain.law(plain.logits_after(pair.model, prompt), settings.params) for prompt in prompts]
+    laws = [reference.law(reference.logits_after(pair.model, prompt), settings.params) for prompt in prompts]
     best = max(range(len(laws)), key=lambda i: most_telling(laws[i])[1])
     judge = Judge(pair, prompts[best], settings, rounding)
-    draws = _draw(pair, judge.prompt, settings, tell, "sampled law", max_new_tokens=LENGTH)
+    draws = _draw(pair, judge.prompt, settings, reporter, "sampled law", max_new_tokens=LENGTH)
     beginnings = _beginnings(draws.tokens)
     level = settings.alpha / len(beginnings)
     fits = {beginning: judge.fit(draws.tokens, beginning) for beginning in beginnings}
-    return [_finding(pair, settings, draws, fits, level), _check_control(judge, laws[best], level, tell)]
+    return [_finding(pair, settings, draws, fits, level), _check_control(judge, laws[best], level, reporter)]
 
 
-def _draw(pair: Pair, prompt: Sequence[int], settings: CheckSettings, tell: Tell, stage: str, **ends: Any) -> Draws:
+def _draw(
+    pair: Pair, prompt: Sequence[int], settings: CheckSettings, reporter: Reporter, stage: str, **ends: Any
+) -> Draws:
     """Independent continuations: one seed, request ids that count on from batch to batch. `ends`: where they end."""
     decoder = pair.decoder()
     ids = torch.tensor([list(prompt)], device=pair.model.device)
     tokens: list[list[int]] = []
     stats = []
+    reporter.start(stage, total=settings.samples)
     while len(tokens) < settings.samples:
-        tell(stage, len(tokens), settings.samples)
         count = min(settings.batch, settings.samples - len(tokens))
         result = decoder.generate(
             ids, temperature=settings.temperature, top_k=settings.top_k, seed=settings.seed, **ends,
@@ -78,7 +82,7 @@ def _draw(pair: Pair, prompt: Sequence[int], settings: CheckSettings, tell: Tell
         )  # fmt: skip
         tokens += result.new_tokens
         stats.append(result.stats)
-    tell(stage, settings.samples, settings.samples)
+        reporter.advance(count)
     return Draws(tokens, Stats.total(stats))
 
 
@@ -116,13 +120,13 @@ def _detectable(first: Fit, level: float) -> float:
     return detectable(first.samples, first.freedom, level, first.shift) if first.freedom else 1.0
 
 
-def _check_control(judge: Judge, law: torch.Tensor, level: float, tell: Tell) -> CheckResult:
+def _check_control(judge: Judge, law: torch.Tensor, level: float, reporter: Reporter) -> CheckResult:
     """The same test on a sampler that is wrong by a known distance: it must be rejected."""
     token, distance = most_telling(law)
     liar = replace(judge.pair, drafter=WrongDrafter(token, len(judge.prompt)), policy=1, rule=Rule.TOKEN)
     # Room for a draft, yet any token ends the text: only the first is judged.
     ends = {"max_new_tokens": 2, "eos_token_id": range(len(law))}
-    draws = _draw(liar, judge.prompt, judge.settings, tell, "control", **ends)
+    draws = _draw(liar, judge.prompt, judge.settings, reporter, "control", **ends)
     found = judge.fit(draws.tokens, ())
     caught = found.p_value < level
     numbers = {"distance": distance, "p_value": found.p_value, "level": level, "caught": caught}

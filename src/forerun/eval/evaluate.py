@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.bench.outputs import compare as compare_outputs
-from forerun.bench.records import write
-from forerun.check.plain import Reading, decoder_start
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
-from forerun.eval.journal import Journal
+from forerun.eval.journal import Journal, journal_path
 from forerun.eval.methods import DecoderMethod
 from forerun.eval.prepare import MissingTask, Prepared, TaskData, prepare
-from forerun.eval.record import EvalRecord, journal_path, summary
-from forerun.eval.run import Judge, Listener, answer_all
+from forerun.eval.report import eval_record
+from forerun.eval.run import Judge, answer_all
 from forerun.eval.sandbox.run import run_program
 from forerun.eval.settings import EvalSettings
 from forerun.eval.summary import TaskResult, summarise
 from forerun.eval.tasks import TASKS, Task
 from forerun.eval.windows import Window, read, tolerance
+from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
+from forerun.measure.record import Record
+from forerun.measure.reference import Reading, decoder_start, difference
 from forerun.models.scorer import Scorer
 
 KERNEL_WALLS = ("landlock", "seccomp")
@@ -51,24 +51,24 @@ def sandbox_notes(tasks: Sequence[Task]) -> list[str]:
     return [note]
 
 
-def carry_out(
-    ways: tuple[DecoderMethod, DecoderMethod],
+def evaluate(
+    methods: tuple[DecoderMethod, DecoderMethod],
     found: Sequence[TaskData],
     missing: Sequence[MissingTask],
     settings: EvalSettings,
     output: Path,
-    listener: Listener,
+    reporter: Reporter,
     command: Sequence[str],
     tokenizer: Any,
-) -> EvalRecord:
+) -> Record:
     """Answer, score, store. Ctrl-C and failures leave what was answered; the same command goes on from there."""
-    target = ways[0].decoder.target
-    scorer = ways[0].decoder.engine.target
+    target = methods[0].decoder.target
+    scorer = methods[0].decoder.engine.target
     journal = Journal(journal_path(output), settings.identity)
     origin = provenance(target.device, command)
     tasks = [task.task for task in found]
     notes = sandbox_notes(tasks)
-    notes += [lossy for way in ways if (lossy := way.decoder.engine.lossy) is not None]
+    notes += [lossy for method in methods if (lossy := method.decoder.engine.lossy) is not None]
     if journal.resumed:
         notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
     prefix = _prefix(target, tasks) if target.config.is_encoder_decoder else None
@@ -77,22 +77,22 @@ def carry_out(
     try:
         answer_all(
             prepared,
-            ways,
+            methods,
             settings,
             lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
             journal,
             judge=_judge(target, prepared, settings),
             reader=_Reader(target, scorer.kernels),
-            listener=listener,
+            reporter=reporter,
         )
         complete = True
     except KeyboardInterrupt:
         pass
     finally:
-        findings = _findings(prepared, journal, settings, target.dtype)
-        record = EvalRecord(origin, settings.as_dict(), complete, findings, tuple(missing), tuple(notes))
-        if findings:
-            write(record, output, summary(record))
+        results = _results(prepared, journal, settings, target.dtype)
+        record = eval_record(origin, settings.as_dict(), results, missing, notes, complete)
+        if results:
+            record.save(output)
     return record
 
 
@@ -107,14 +107,14 @@ def _prefix(target: Any, tasks: Sequence[Task]) -> str:
     return str(known.get("summarization", {}).get("prefix", ""))
 
 
-def _findings(
+def _results(
     prepared: Sequence[Prepared], journal: Journal, settings: EvalSettings, dtype: Any
 ) -> tuple[TaskResult, ...]:
     every = [
         summarise(task, journal, settings, len(prepared), lambda perplexity: tolerance(dtype, perplexity))
         for task in prepared
     ]
-    return tuple(finding for finding in every if finding is not None)
+    return tuple(result for result in every if result is not None)
 
 
 def _judge(target: Any, prepared: Sequence[Prepared], settings: EvalSettings) -> Judge | None:
@@ -124,10 +124,10 @@ def _judge(target: Any, prepared: Sequence[Prepared], settings: EvalSettings) ->
 
     def judge(prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]) -> str:
         if target.config.is_encoder_decoder:
-            found = compare_outputs(Reading(target, prompt), [[decoder_start(target)]], [plain], [drafted])
+            found = difference(Reading(target, prompt), [decoder_start(target)], drafted, plain)
         else:
-            found = compare_outputs(target, [prompt], [plain], [drafted])
-        return "identical" if found.identical else "ties" if found.ties else "different"
+            found = difference(target, prompt, drafted, plain)
+        return "identical" if found is None else "ties" if found.is_tie else "different"
 
     return judge
 

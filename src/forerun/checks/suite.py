@@ -1,0 +1,151 @@
+"""The whole suite on one pair."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.distribution import check_distribution
+from forerun.checks.divergence import check_lossy
+from forerun.checks.greedy import check_greedy
+from forerun.checks.rows import check_rows
+from forerun.checks.settings import CheckSettings
+from forerun.drafters.base import Drafter
+from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.measure import reference
+from forerun.measure.progress import Reporter, Silent
+from forerun.rules import parse
+from forerun.types import Rule
+
+# Ordinary text that repeats itself, so that every kind of drafter has something to propose.
+PROMPTS = (
+    "The three primary colours are red, yellow and blue. What are the three primary colours? The three primary",
+    "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return a",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,",
+    "Once upon a time there was a fox who lived in a forest. One morning the fox",
+)
+
+OPEN_PROMPTS = (
+    "My sister likes music and my brother likes music and my mother likes",
+    "The cat sat on the mat. The dog sat on the",
+    "Monday was cold. Tuesday was cold. Wednesday was",
+    "I went to the market and bought some apples. Then I went to the market and bought some",
+)
+"""Each ends with words it has used before, so that look-up drafts, and goes on in more than one way."""
+
+MEASURED = 2  # prompts the model's rounding is measured on
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """All findings on one pair."""
+
+    findings: tuple[CheckResult, ...]
+    settings: CheckSettings
+
+    @property
+    def passed(self) -> bool:
+        """Whether every test was made and passed."""
+        return all(finding.outcome is Outcome.PASSED for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in a sentence."""
+        alpha = self.settings.alpha
+        rate = f"A pair that is exact fails this command by chance {alpha:g} of the time, over all seeds."
+        if self.passed:
+            return f"Passed. {rate}"
+        if any(finding.outcome is Outcome.FAILED for finding in self.findings):
+            return f"FAILED: this pair does not give exactly the target's text. {rate}"
+        return "Nothing failed, but a test marked 'untested' had nothing to judge: no drafts, or too few samples."
+
+    def __str__(self) -> str:
+        lines = [f"{finding.name}: {finding.outcome}. {finding.summary}" for finding in self.findings]
+        return "\n".join([*lines, self.verdict])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"passed": self.passed, "plan": asdict(self.settings), "findings": [asdict(f) for f in self.findings]}
+
+
+def check(
+    target: PreTrainedModel,
+    drafter: Drafter | str | None = "auto",
+    *,
+    tokenizer: Any = None,
+    prompts: Sequence[str | Sequence[int]] | None = None,
+    open_prompts: Sequence[str | Sequence[int]] | None = None,
+    settings: CheckSettings | None = None,
+    reporter: Reporter | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Test that decoding `target` with `drafter` gives exactly the target's text; `forerun check` in Python.
+
+    Greedy text is compared with `model.generate`, sampled text with the target's law by chi-square tests, rows of a
+    batch with the same rows alone. `report.passed` is the verdict and `print(report)` says why.
+
+    Prompts are texts, which need a `tokenizer`, or token ids; `open_prompts`, for the sampled tests, should go on in
+    more than one way. Built-in texts are used where none are given. `options` are those of `SpeculativeDecoder`:
+    `policy` (4 by default: "auto" may find that nothing pays in runs this short), `rule`, `attention`, `kernels`,
+    `compile`.
+    """
+    rule = options.pop("rule", Rule.TOKEN)
+    pair = Pair(target, drafter, rule=parse(rule) if isinstance(rule, str) else rule, tokenizer=tokenizer, **options)
+    asked = [_token_ids(prompt, tokenizer) for prompt in (PROMPTS if prompts is None else prompts)]
+    opened = [_token_ids(prompt, tokenizer) for prompt in (OPEN_PROMPTS if open_prompts is None else open_prompts)]
+    return check_pair(pair, asked, opened, settings, reporter)
+
+
+def _token_ids(prompt: str | Sequence[int], tokenizer: Any) -> list[int]:
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if tokenizer is None:
+        raise InvalidArgument("texts need a tokenizer: give tokenizer=, or prompts and open_prompts as token ids")
+    return list(tokenizer(prompt)["input_ids"])
+
+
+def check_pair(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    open_prompts: Sequence[Sequence[int]],
+    settings: CheckSettings | None = None,
+    reporter: Reporter | None = None,
+) -> CheckReport:
+    """Test that `pair` gives exactly the target's text. Prompts are token ids; open ones may go on in several ways.
+
+    A pair with a lossy rule never passes.
+    """
+    if not prompts or not open_prompts:
+        raise InvalidArgument(f"{len(prompts)} prompts and {len(open_prompts)} open prompts: give at least one of each")
+    settings = settings or CheckSettings()
+    reporter = reporter or Silent()
+    reporter.start("the model's own rounding")
+    rounding = max(reference.deviation(pair.model, prompt) for prompt in prompts[:MEASURED])
+    with _drafter_failures() as failures:
+        findings = [
+            check_greedy(pair, prompts, settings, rounding, reporter),
+            *check_distribution(pair, open_prompts, settings, rounding, reporter),
+            check_rows(pair, prompts, settings, rounding, reporter),
+            *check_lossy(pair, [*prompts, *open_prompts], settings, reporter),
+        ]
+    return CheckReport((*findings, *failures), settings)
+
+
+@contextmanager
+def _drafter_failures() -> Iterator[list[CheckResult]]:
+    """A drafter that fails costs the engine a draft and the user a warning; here it is a finding."""
+    failures: list[CheckResult] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ForerunWarning)
+        yield failures
+    messages = {str(w.message): w for w in caught}
+    for text, warning in messages.items():
+        if issubclass(warning.category, ForerunWarning):
+            failures.append(CheckResult("drafter", Outcome.FAILED, text))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
