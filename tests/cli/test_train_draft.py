@@ -18,7 +18,7 @@ from forerun.cli.main import cli
 from forerun.loading.drafter_folder import load_drafter
 from forerun.train import evaluate
 from forerun.train.compare import read_run
-from forerun.train.costs import Costs, survival_of, weigh
+from forerun.train.costs import StepCosts, survival_of, weigh
 from forerun.train.loop import train_draft
 from forerun.train.processes import Processes
 from forerun.train.shards import Manifest, ShardWriter, TrainingText
@@ -153,16 +153,16 @@ def test_one_process_of_accelerate_trains_the_same_weights(tmp_path: Path) -> No
 
 
 def test_the_verdict_follows_the_cost_formula() -> None:
-    cheap = Costs(target_step=10e-3, draft_step=1e-3, block_step=10e-3, draft_length=4)
+    cheap = StepCosts(target_step=10e-3, draft_step=1e-3, block_step=10e-3, draft_length=4)
     found = weigh(survival_of([0.8, 0.8, 0.8, 0.8]), cheap)
     assert found.pays and found.draft_length == 4
     assert found.speedup == pytest.approx((1 + 0.8 + 0.64 + 0.512 + 0.4096) / 1.4)
-    dear = Costs(target_step=10e-3, draft_step=9e-3, block_step=10e-3, draft_length=4)
+    dear = StepCosts(target_step=10e-3, draft_step=9e-3, block_step=10e-3, draft_length=4)
     assert not weigh([0.5, 0.25], dear).pays
     assert "not pay" in str(weigh([0.5, 0.25], dear))
 
 
 def test_parallel_heads_pay_for_a_whole_draft_at_once() -> None:
-    heads = Costs(target_step=10e-3, draft_step=1e-3, block_step=10e-3, draft_length=4, all_at_once=True)
+    heads = StepCosts(target_step=10e-3, draft_step=1e-3, block_step=10e-3, draft_length=4, all_at_once=True)
     assert heads.of_round(0) == 1
     assert heads.of_round(1) == heads.of_round(4) == pytest.approx(1.4)

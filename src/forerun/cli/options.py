@@ -96,7 +96,7 @@ def number(group: str, *names: str, least: int = 1, **settings: Any) -> Callable
 
 
 def options_from(
-    kind: type[DataclassInstance], group: str, *names: str, given_only: bool = False, **changes: Mapping[str, Any]
+    kind: type[DataclassInstance], group: str, /, *names: str, given_only: bool = False, **changes: Mapping[str, Any]
 ) -> Callable[[Function], Function]:
     """Options for the named fields of a dataclass, or for all of them, under the heading `group`.
 
@@ -122,7 +122,7 @@ def options_from(
     return stack(*made)
 
 
-def settings_from(kind: type[Settings], options: Mapping[str, Any], **more: Any) -> Settings:
+def settings_from(kind: type[Settings], options: Mapping[str, Any], /, **more: Any) -> Settings:
     """An object of the dataclass, from those options that bear names of its fields, and from `more`.
 
     An option that is None leaves the field's own default.

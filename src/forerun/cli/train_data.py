@@ -197,23 +197,27 @@ def _items(encoded: list[tuple[int, ...]], longest: int, samples: int, console: 
 
 
 def _run(run: DataRun, options: dict[str, Any], part: tuple[int, int], console: Console) -> Tally:
-    from forerun.cli.console import progress_bar
     from forerun.cli.interrupt import stop_on_interrupt
+    from forerun.measure.progress import Bar
     from forerun.train.writing import write_shards
 
     index, count = part
     items = [item for item in run.items if item.number // options["samples_per_prompt"] % count == index]
-    with stop_on_interrupt() as pressed, progress_bar(console) as bar:
-        task = bar.add_task("starting", total=None)
+    with stop_on_interrupt() as pressed, Bar(console) as bar:
         left = sum(item.number not in run.writer.done for item in items)
         gc.freeze()  # tens of thousands of prompts stay to the end: the collector need not look them over again
         if not left and not run.writer.num_sequences:
             raise InvalidArgument("nothing to write: this slice has no prompts; give more, or use fewer slices")
 
+        bar.start("writing", total=left)
+        shown = 0
+
         def tell(tally: Tally) -> None:
+            nonlocal shown
             done = tally.sequences + tally.too_short + tally.failed
-            what = f"{tally.new_tokens} tokens, {tally.tokens_per_second:.0f}/s"
-            bar.update(task, description=what, completed=done, total=left)
+            bar.start(f"{tally.new_tokens} tokens, {tally.tokens_per_second:.0f}/s")
+            bar.advance(done - shown)
+            shown = done
 
         return write_shards(run.engine, items, run.writer, run.settings, _limits(options, part, pressed), tell)
 

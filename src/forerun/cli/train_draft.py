@@ -8,64 +8,43 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, number, option, place_options
+from forerun.cli.options import GroupedCommand, number, option, options_from, place_options, settings_from
 from forerun.cli.train_progress import TrainingBar, held_out
 from forerun.errors import InvalidArgument
+from forerun.train.options import KINDS, TrainOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.train.costs import Costs
+    from forerun.train.costs import StepCosts
     from forerun.train.loop import Trained
-    from forerun.train.options import TrainOptions
 
 SHAPE, DATA, LEARNING, RUN, MACHINE = "The draft", "Data", "Learning", "The run", "Machine"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """`0,29`; a layer may be named twice."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise click.BadParameter(f"{text!r}: give layer numbers with commas, such as 0,29")
+    return tuple(map(int, parts))
+
+
 @click.command(cls=GroupedCommand)
 @click.argument("target")
-@option(
+@options_from(
+    TrainOptions,
     SHAPE,
-    "--kind",
-    type=click.Choice(["feature", "parallel", "causal"]),
-    default="feature",
-    help="'feature' reads the target's last hidden state and drafts token by token; 'parallel' reads it once and "
-    "gives several tokens at once; 'causal' is an ordinary small model.",
+    *("kind", "num_layers", "layers", "start", "config", "share", "draft_vocabulary", "heads"),
+    kind={"type": click.Choice(KINDS)},
+    layers={"type": layer_numbers, "metavar": "N,N,...", "show_default": "random weights"},
+    start={"flags": ("--from",), "metavar": "FOLDER", "show_default": "none"},
+    config={"type": FILE, "metavar": "FILE", "show_default": "the target's, with fewer layers"},
+    draft_vocabulary={"show_default": "all tokens"},
+    heads={"metavar": "K"},
 )
-@number(
-    SHAPE, "--num-layers", default=1, help="Layers of a draft that begins from random weights; as wide as the target's."
-)
-@option(
-    SHAPE,
-    "--layers",
-    metavar="N,N,...",
-    show_default="random weights",
-    help="Begin from copies of these layers of the target, counted from 0.",
-)
-@option(SHAPE, "--from", "start", metavar="FOLDER", show_default="none", help="Begin from an existing draft.")
-@option(
-    SHAPE,
-    "--config",
-    type=FILE,
-    metavar="FILE",
-    show_default="the target's, with fewer layers",
-    help="Causal only: a transformers config.json of a shape of your own; it shares nothing with the target.",
-)
-@option(
-    SHAPE,
-    "--share/--no-share",
-    default=True,
-    help="Causal only: use the target's embedding and head, or train copies of them.",
-)
-@number(
-    SHAPE,
-    "--draft-vocabulary",
-    show_default="all tokens",
-    help="Say only the N tokens the target uses most; exact all the same, and the head is most of a draft's cost.",
-)
-@number(SHAPE, "--heads", metavar="K", default=4, help="Parallel only: tokens at once.")
 @option(
     DATA,
     "--data",
@@ -84,67 +63,26 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     show_default=False,
     help="Without --data: what the target is asked, to write the data first (into OUTPUT/data).",
 )
-@number(
-    DATA,
-    "--hold-out",
-    least=0,
-    default=64,
-    help="Sequences that are not trained on: expected acceptance is measured on them.",
-)
-@number(DATA, "--max-length", least=4, default=512, help="Longer sequences lose their beginning.")
-@option(
+@options_from(TrainOptions, DATA, "hold_out", "max_length")
+@options_from(
+    TrainOptions,
     LEARNING,
-    "--loss",
-    default="tv+kl",
-    metavar="MIX",
-    help="'tv' is the chance of a rejection itself; 'kl', 'reverse_kl'; 'topk003' regresses hidden states with a "
-    "tenth of kl; mixtures such as tv+0.1*kl.",
+    *("loss", "unroll", "depth_decay", "rollout_share", "rollout_length", "learning_rate", "warm_up", "weight_decay"),
+    *("clip", "batch_tokens", "steps", "epochs", "max_minutes", "seed"),
+    loss={"metavar": "MIX"},
+    unroll={"metavar": "S"},
+    steps={"show_default": "one epoch"},
+    epochs={"metavar": "N", "show_default": "1, or any number beside --steps or --max-minutes"},
+    max_minutes={"metavar": "M", "show_default": "no limit"},
 )
-@number(
-    LEARNING,
-    "--unroll",
-    metavar="S",
-    default=4,
-    help="Feature only: pass s learns from what pass s - 1 made, as the s-th drafted token must.",
-)
-@option(LEARNING, "--depth-decay", type=float, default=0.8, help="Weight of a pass or head over the one before.")
-@option(
-    LEARNING,
-    "--rollout-share",
-    type=click.FloatRange(0, 1, max_open=True),
-    default=0.0,
-    help="Share of the sequences that the draft itself continues from a random place; the target scores them.",
-)
-@number(LEARNING, "--rollout-length", default=8, help="For how many tokens.")
-@option(LEARNING, "--learning-rate", type=float, default=6e-4, help="The highest; warm-up before, cosine after.")
-@option(LEARNING, "--warm-up", type=float, default=0.03, help="Share of the run in which the rate rises.")
-@option(LEARNING, "--weight-decay", type=float, default=0.01, help="AdamW's.")
-@option(LEARNING, "--clip", type=float, default=1.0, help="Largest norm of the gradient.")
-@number(LEARNING, "--batch-tokens", least=32, default=16384, help="Tokens of a step, padding included.")
-@number(LEARNING, "--steps", show_default="one epoch", help="Stop after N.")
-@option(
-    LEARNING,
-    "--epochs",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="N",
-    show_default="1, or any number beside --steps or --max-minutes",
-    help="Stop after N times the data.",
-)
-@option(
-    LEARNING,
-    "--max-minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="M",
-    show_default="no limit",
-    help="Stop after M minutes of training; the cosine ends then.",
-)
-@number(LEARNING, "--seed", least=0, default=0, help="Same seed, same weights (CPU).")
 @option(RUN, "--output", "-o", type=FOLDER, required=True, show_default=False, help="The drafter folder to make.")
 @option(RUN, "--resume", is_flag=True, help="Go on with the run in OUTPUT after a kill: same weights in the end.")
-@option(RUN, "--checkpoint-minutes", type=float, default=5.0, help="Minutes between checkpoints.")
-@number(RUN, "--checkpoint-every", show_default="by minutes alone", help="Steps between checkpoints.")
-@number(RUN, "--evaluate-every", default=500, help="Steps between looks at the held-out sequences.")
-@number(RUN, "--log-every", default=20, help="Steps between lines of train.jsonl.")
+@options_from(
+    TrainOptions,
+    RUN,
+    *("checkpoint_minutes", "checkpoint_every", "evaluate_every", "log_every"),
+    checkpoint_every={"show_default": "by minutes alone"},
+)
 @option(
     RUN,
     "--evaluate",
@@ -163,7 +101,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
     default=True,
     help="First measure what a step of such a draft costs here, to say early whether it can pay.",
 )
-@number(MACHINE, "--chunk", default=4096, help="Positions whose logits are in memory at one time.")
+@options_from(TrainOptions, MACHINE, "chunk")
 @place_options(MACHINE)
 @click.pass_context
 def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: skip
@@ -178,7 +116,8 @@ def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: ski
     from forerun.files import check_output_folder
 
     console = err_console()
-    options = _options(given)
+    config = None if given["config"] is None else str(given["config"])
+    options = settings_from(TrainOptions, given, config=config)  # mistakes are found before anything is loaded
     check_output_folder(given["output"], "-o")
     if given["data"] is None:
         given["data"] = _write_data(ctx, target, given)
@@ -186,24 +125,6 @@ def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: ski
         trained = _train(target, options, given, console)
         if given["is_main"]:
             _finish(trained, given, console)
-
-
-def _options(given: dict[str, Any]) -> TrainOptions:
-    """Mistakes in options are found before anything is loaded."""
-    from forerun.train.options import TrainOptions
-
-    names = set(TrainOptions.__dataclass_fields__) & set(given)
-    values = {name: given[name] for name in names}
-    values["layers"] = _numbers(given["layers"]) if given["layers"] else None
-    values["config"] = None if given["config"] is None else str(given["config"])
-    return TrainOptions(**values)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise InvalidArgument(f"--layers {text!r}: give layer numbers with commas, such as 0,29")
-    return tuple(map(int, parts))
 
 
 def _write_data(ctx: click.Context, target: str, given: dict[str, Any]) -> Path:
@@ -270,7 +191,7 @@ def _provenance(target: Any) -> dict[str, Any]:
     return asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
 
 
-def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Costs | None:
+def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> StepCosts | None:
     """What a step of this draft costs here, measured on its untrained shape: an early answer to whether it can pay."""
     import tempfile
 

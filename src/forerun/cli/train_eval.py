@@ -90,15 +90,15 @@ def run_evaluation(
     output: Path | None = None,
 ) -> None:
     """Decode, keep the findings (as eval.json in the folder, if nothing else is said), print them."""
-    from forerun.cli.console import progress_bar
+    from forerun.measure.progress import Bar
     from forerun.measure.provenance import provenance
-    from forerun.train.evaluate import NAME, EvaluateOptions, evaluate, read_asked, save_evaluation
+    from forerun.train.evaluate import NAME, EvaluateOptions, evaluate, read_prompts_by_category, save_evaluation
 
     options = EvaluateOptions(**settings)
-    asked = read_asked(prompts, tokenizer, options.limit)
-    with progress_bar(console) as bar:
-        task = bar.add_task("decoding", total=len(asked) * len(options.temperatures))
-        found = evaluate(target, tokenizer, folder, asked, options, lambda rows: bar.advance(task, rows))
+    asked = read_prompts_by_category(prompts, tokenizer, options.limit)
+    with Bar(console) as bar:
+        bar.start("decoding", total=len(asked) * len(options.temperatures))
+        found = evaluate(target, tokenizer, folder, asked, options, bar.advance)
     found["source"] = prompts.name
     found["provenance"] = asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
     save_evaluation(output or folder / NAME, found)
@@ -130,10 +130,8 @@ def _temperatures(text: str) -> tuple[float, ...]:
 @option("Output", "--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  # fmt: skip
     """Put trained drafts side by side: RUNS are their folders, each with the eval.json of the same prompts."""
-    from dataclasses import asdict
-
-    from forerun.measure.plot import check_plot
-    from forerun.train.compare import draw_comparison, read_run, table
+    from forerun.measure.plot import check_plot, draw
+    from forerun.train.compare import comparison_figure, comparison_table, read_run
 
     if plot is not None:
         check_plot(plot)
@@ -141,12 +139,6 @@ def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  
     if as_json:
         click.echo(json.dumps([asdict(run) for run in found], indent=1))
     else:
-        header, rows = table(found)
-        click.echo(_markdown(header, rows))
+        click.echo(comparison_table(found).markdown())
     if plot is not None:
-        draw_comparison(found, plot)
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        draw(comparison_figure(found), plot)

@@ -7,26 +7,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.train.costs import Costs
+    from forerun.train.costs import StepCosts
     from forerun.train.loop import Progress
 
 
 class TrainingBar:
     """A progress bar on a terminal; elsewhere one line every now and then."""
 
-    def __init__(self, console: Console, costs: Costs | None) -> None:
-        from forerun.cli.console import progress_bar
+    def __init__(self, console: Console, costs: StepCosts | None) -> None:
+        from forerun.measure.progress import Bar
 
         self.console, self.costs = console, costs
-        self._bar = progress_bar(console)
-        self._task = self._bar.add_task("training", total=1000)
-        self._told = -1
+        self._bar = Bar(console)
+        self._done = 0.0
+        self._lines = -1
         self._proxy: Any = None
 
     def __enter__(self) -> TrainingBar:
         self._bar.__enter__()
+        self._bar.start("training", total=1.0)
         if self.costs is not None:
-            self.console.print(f"a draft step costs {self.costs.draft_ratio:.2f} of a target step here")
+            self._bar.say(f"a draft step costs {self.costs.draft_ratio:.2f} of a target step here")
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -38,16 +39,18 @@ class TrainingBar:
             + " ".join(f"{rate:.2f}" for rate in progress.acceptance)
             + f"  {progress.tokens_per_second:,.0f} tokens/s"
         )
-        self._bar.update(self._task, completed=int(1000 * progress.done), description=text)
-        if not self.console.is_terminal and int(20 * progress.done) > self._told:
-            self._told = int(20 * progress.done)
-            self.console.print(f"{progress.done:4.0%}  {text}", markup=False, soft_wrap=True)
+        self._bar.start(text)
+        self._bar.advance(progress.done - self._done)
+        self._done = progress.done
+        if not self.console.is_terminal and int(20 * progress.done) > self._lines:
+            self._lines = int(20 * progress.done)
+            self._bar.say(f"{progress.done:4.0%}  {text}")
         if progress.proxy is not None and progress.proxy is not self._proxy:
             self._proxy = progress.proxy
-            self.console.print(held_out(progress.proxy, self.costs), markup=False, soft_wrap=True)
+            self._bar.say(held_out(progress.proxy, self.costs))
 
 
-def held_out(proxy: Any, costs: Costs | None) -> str:
+def held_out(proxy: Any, costs: StepCosts | None) -> str:
     from forerun.train.costs import survival_of, weigh
 
     rates = " ".join(f"{rate:.3f}" for rate in proxy.acceptance)

@@ -10,6 +10,8 @@ from typing import Any
 from forerun.errors import InvalidArgument
 from forerun.files import read_json
 from forerun.loading.drafter_folder import DrafterManifest, load_drafter
+from forerun.measure.plot import Figure, Panel, Series
+from forerun.measure.table import Table
 from forerun.train.evaluate import NAME
 
 
@@ -58,14 +60,18 @@ def _run(name: str, manifest: DrafterManifest, found: dict[str, Any]) -> Run:
     )
 
 
-def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows, the most tokens per round at the first temperature on top."""
-    temperatures = list(dict.fromkeys(t for run in runs for t in run.temperatures))
-    header = ["run", "kind", "loss", "steps"]
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """The most tokens per round at the first temperature on top."""
+    temperatures = _temperatures(runs)
+    headings = ["run", "kind", "loss", "steps"]
     for t in temperatures:
-        header += [f"tokens/round T={t}", f"by position T={t}", f"repeated T={t}"]
+        headings += [f"tokens/round T={t}", f"by position T={t}", f"repeated T={t}"]
     ordered = sorted(runs, key=lambda run: -run.tokens_per_round.get(temperatures[0], 0.0))
-    return header, [_cells(run, temperatures) for run in ordered]
+    return Table("Trained drafts", tuple(headings), tuple(tuple(_cells(run, temperatures)) for run in ordered))
+
+
+def _temperatures(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(t for run in runs for t in run.temperatures))
 
 
 def _cells(run: Run, temperatures: Sequence[str]) -> list[str]:
@@ -79,25 +85,14 @@ def _cells(run: Run, temperatures: Sequence[str]) -> list[str]:
     return cells
 
 
-def draw_comparison(runs: Sequence[Run], path: Path) -> None:
-    """One panel a temperature, one line a run."""
-    from forerun.measure.plot import check_plot, save
+def comparison_figure(runs: Sequence[Run]) -> Figure:
+    """Acceptance by position: one panel a temperature, one line a run."""
+    panels = tuple(_panel(t, runs) for t in _temperatures(runs))
+    return Figure("Acceptance of trained drafts by position", panels, columns=len(panels))
 
-    check_plot(path)
-    from matplotlib.figure import Figure  # without pyplot: no window system is touched
 
-    temperatures = list(dict.fromkeys(t for run in runs for t in run.temperatures))
-    figure = Figure(figsize=(5 * len(temperatures), 4), layout="constrained")
-    for place, axes in enumerate(figure.subplots(1, len(temperatures), squeeze=False, sharey=True)[0]):
-        t = temperatures[place]
-        for run in runs:
-            rates = run.acceptance.get(t, [])
-            label = f"{run.name}: {run.kind}, {run.loss}"
-            axes.plot(range(1, len(rates) + 1), rates, marker="o", label=label)
-        axes.set_title(f"temperature {t}", fontsize=10)
-        axes.set_xlabel("position in the draft")
-        axes.set_ylim(0, 1)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.axes[0].set_ylabel("kept where reached")
-    figure.axes[0].legend(fontsize=7)
-    save(figure, path)
+def _panel(t: str, runs: Sequence[Run]) -> Panel:
+    rates = {f"{run.name}: {run.kind}, {run.loss}": tuple(run.acceptance.get(t, [])) for run in runs}
+    places = tuple(float(place) for place in range(1, max(map(len, rates.values())) + 1))
+    series = tuple(Series(label, places[: len(values)], values) for label, values in rates.items())
+    return Panel(f"temperature {t}", "position in the draft", "kept where reached", series, x_ticks=places)

@@ -10,7 +10,7 @@ from forerun.math.theory import best_length
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class StepCosts:
     """Seconds of one sequence, measured on the machine at hand."""
 
     target_step: float  # one token, plainly
@@ -40,7 +40,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Payoff:
     """What the cost formula says."""
 
     draft_length: int  # the best one; 0 where not drafting is best
@@ -59,10 +59,10 @@ class Verdict:
         return {"pays": self.pays, "draft_length": self.draft_length, "speedup": self.speedup, "text": str(self)}
 
 
-def weigh(survival: Sequence[float], costs: Costs) -> Verdict:
+def weigh(survival: Sequence[float], costs: StepCosts) -> Payoff:
     """`survival[i]` is the chance that token i + 1 of a draft and all before it are kept."""
     length = best_length(survival, costs.of_round)
-    return Verdict(length, (1 + sum(survival[:length])) / costs.of_round(length))
+    return Payoff(length, (1 + sum(survival[:length])) / costs.of_round(length))
 
 
 def survival_of(acceptance: Sequence[float]) -> list[float]:

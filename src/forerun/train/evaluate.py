@@ -21,7 +21,7 @@ from forerun.drafters.choose import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import InvalidArgument
 from forerun.files import parse_json, write_whole
-from forerun.train.costs import Costs, weigh
+from forerun.train.costs import StepCosts, weigh
 from forerun.train.prompts import encode_prompts, read_prompts, uses_template
 
 NAME = "eval.json"
@@ -29,7 +29,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CategorizedPrompt:
     """A prompt to decode."""
 
     tokens: tuple[int, ...]
@@ -58,15 +58,17 @@ class EvaluateOptions:
                 raise InvalidArgument(f"{name}={getattr(self, name)}: must be at least 1")
 
 
-def read_asked(path: Path, tokenizer: Any, limit: int | None = None) -> list[Asked]:
+def read_prompts_by_category(path: Path, tokenizer: Any, limit: int | None = None) -> list[CategorizedPrompt]:
     """Prompts of a file, with their category where the rows have one (Spec-Bench's form)."""
     if _has_categories(path):
         questions = read_questions(path)
         rows = zip(encode(tokenizer, questions.items), (whole(q.category) for q in questions.items), strict=True)
-        found = [Asked(tokens, category) for tokens, category in rows]
+        found = [CategorizedPrompt(tokens, category) for tokens, category in rows]
     else:
         prompts = read_prompts([path]).prompts
-        found = [Asked(ids, ALL) for ids in encode_prompts(tokenizer, prompts, uses_template(tokenizer, None))]
+        found = [
+            CategorizedPrompt(ids, ALL) for ids in encode_prompts(tokenizer, prompts, uses_template(tokenizer, None))
+        ]
     return found if limit is None else _first_of_each(found, limit)
 
 
@@ -74,7 +76,7 @@ def evaluate(
     target: PreTrainedModel,
     tokenizer: Any,
     folder: Path,
-    asked: Sequence[Asked],
+    asked: Sequence[CategorizedPrompt],
     options: EvaluateOptions,
     report: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Any]:
@@ -108,13 +110,13 @@ def measure_costs(
     folder: Path,
     prompts: Sequence[Sequence[int]],
     options: EvaluateOptions,
-) -> Costs:
+) -> StepCosts:
     """Greedy decoding of single prompts, plainly and with drafts; medians over the prompts after one to warm up."""
     plain = _timed(SpeculativeDecoder(target, None, tokenizer=tokenizer), prompts, options)
     drafter = from_folder(folder)
     decoder = SpeculativeDecoder(target, drafter, policy=options.draft_length, tokenizer=tokenizer)
     drafted = _timed(decoder, prompts, options)
-    return Costs(
+    return StepCosts(
         target_step=statistics.median(s.seconds.score / max(s.rounds, 1) for s in plain),
         draft_step=statistics.median(s.seconds.draft / max(s.num_draft_tokens, 1) for s in drafted),
         block_step=statistics.median(s.seconds.score / max(s.rounds, 1) for s in drafted),
@@ -143,7 +145,7 @@ def _decode(
     target: PreTrainedModel,
     tokenizer: Any,
     drafter: Drafter,
-    asked: Sequence[Asked],
+    asked: Sequence[CategorizedPrompt],
     options: EvaluateOptions,
     temperature: float,
     report: Callable[[int], None],
@@ -166,7 +168,7 @@ def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.
     return ids, mask
 
 
-def _summary(asked: Sequence[Asked], rows: Sequence[RowResult]) -> dict[str, Any]:
+def _summary(asked: Sequence[CategorizedPrompt], rows: Sequence[RowResult]) -> dict[str, Any]:
     """Overall, and by category where there are several."""
     names = list(dict.fromkeys(prompt.category for prompt in asked))
     groups = {name: [row for prompt, row in zip(asked, rows, strict=True) if prompt.category == name] for name in names}
@@ -187,7 +189,9 @@ def _group(rows: Sequence[RowResult]) -> dict[str, Any]:
     }
 
 
-def _fitting(asked: Sequence[Asked], target: PreTrainedModel, options: EvaluateOptions) -> list[Asked]:
+def _fitting(
+    asked: Sequence[CategorizedPrompt], target: PreTrainedModel, options: EvaluateOptions
+) -> list[CategorizedPrompt]:
     """Prompts that leave room for the answer in the target's context."""
     limit = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
     room = None if limit is None else limit - options.max_new_tokens
@@ -199,7 +203,7 @@ def _fitting(asked: Sequence[Asked], target: PreTrainedModel, options: EvaluateO
     return fitting
 
 
-def _first_of_each(asked: Sequence[Asked], limit: int) -> list[Asked]:
+def _first_of_each(asked: Sequence[CategorizedPrompt], limit: int) -> list[CategorizedPrompt]:
     seen: dict[str, int] = {}
     kept = []
     for prompt in asked:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidArgument
-from forerun.math.losses import Mixture, parse_loss
+
+if TYPE_CHECKING:
+    from forerun.math.losses import Mixture
 
 KINDS = ("feature", "parallel", "causal")
 # Changing these between a kill and a resume changes no weight.
@@ -18,52 +20,68 @@ class TrainOptions:
     """Everything that decides which weights come out. Same options, same data, same seed: same weights on a CPU."""
 
     kind: str = "feature"
+    """'feature' reads the target's last hidden state and drafts token by token; 'parallel' reads it once and gives
+    several tokens at once; 'causal' is an ordinary small model."""
     loss: str = "tv+kl"
-    """A mixture of tv, kl, reverse_kl, smooth_l1 and topk003, such as tv+0.1*kl."""
+    """'tv' is the chance of a rejection itself; 'kl', 'reverse_kl'; 'topk003' regresses hidden states with a tenth of
+    kl; mixtures such as tv+0.1*kl."""
     layers: tuple[int, ...] | None = None
-    """Layers of the target to begin from; None begins from random weights."""
+    """Begin from copies of these layers of the target, counted from 0."""
     num_layers: int = 1
-    """Layers of a draft that begins from random weights."""
+    """Layers of a draft that begins from random weights; as wide as the target's."""
     start: str | None = None
-    """A drafter folder to begin from."""
+    """Begin from an existing draft."""
     config: str | None = None
-    """A transformers configuration file for a causal draft of another shape; it shares nothing with the target."""
+    """Causal only: a transformers config.json of a shape of your own; it shares nothing with the target."""
     share: bool = True
-    """Whether a causal draft uses the target's embedding and head; otherwise it gets copies that are trained."""
+    """Causal only: use the target's embedding and head, or train copies of them."""
     draft_vocabulary: int | None = None
-    """Keep only that many tokens, those most used in the data."""
+    """Say only the N tokens the target uses most; exact all the same, and the head is most of a draft's cost."""
     heads: int = 4
-    """Tokens a parallel draft gives at once."""
+    """Parallel only: tokens at once."""
     unroll: int = 4
-    """Passes of a feature head: pass s reads what pass s - 1 made, as the s-th drafted token will."""
+    """Feature only: pass s learns from what pass s - 1 made, as the s-th drafted token must."""
     depth_decay: float = 0.8
-    """Weight of each pass or head over that of the one before."""
+    """Weight of a pass or head over the one before."""
     rollout_share: float = 0.0
-    """Share of the sequences whose continuation is drafted by the draft as it is at that step."""
+    """Share of the sequences that the draft itself continues from a random place; the target scores them."""
     rollout_length: int = 8
+    """For how many tokens."""
     batch_tokens: int = 16384
+    """Tokens of a step, padding included."""
     max_length: int = 512
+    """Longer sequences lose their beginning."""
     steps: int | None = None
+    """Stop after N."""
     epochs: float | None = None
+    """Stop after N times the data."""
     max_minutes: float | None = None
+    """Stop after M minutes of training; the cosine ends then."""
     learning_rate: float = 6e-4
+    """The highest; warm-up before, cosine after."""
     warm_up: float = 0.03
-    """Share of the run in which the learning rate rises; after it, it falls along a cosine."""
+    """Share of the run in which the rate rises."""
     weight_decay: float = 0.01
+    """AdamW's."""
     clip: float = 1.0
+    """Largest norm of the gradient."""
     seed: int = 0
+    """Same seed, same weights (CPU)."""
     hold_out: int = 64
-    """Sequences kept aside to measure acceptance on."""
+    """Sequences that are not trained on: expected acceptance is measured on them."""
     evaluate_every: int = 500
+    """Steps between looks at the held-out sequences."""
     checkpoint_every: int | None = None
+    """Steps between checkpoints."""
     checkpoint_minutes: float = 5.0
+    """Minutes between checkpoints."""
     log_every: int = 20
+    """Steps between lines of train.jsonl."""
     chunk: int = 4096
-    """Positions whose logits exist at one time."""
+    """Positions whose logits are in memory at one time."""
 
     def __post_init__(self) -> None:
         _check(self.kind in KINDS, "kind", self.kind, f"must be one of {', '.join(KINDS)}")
-        parse_loss(self.loss)
         self._check_shape()
         for name in ("num_layers", "heads", "unroll", "rollout_length", "log_every", "evaluate_every", "chunk"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
@@ -77,7 +95,9 @@ class TrainOptions:
         _check(self.max_length >= 4, "max_length", self.max_length, "must be at least 4")
         _check(self.batch_tokens >= self.max_length, "batch_tokens", self.batch_tokens,
                f"must hold one sequence of max_length={self.max_length}")  # fmt: skip
-        _check(self.hold_out >= 0, "hold_out", self.hold_out, "must be at least 0")
+        for name in ("hold_out", "seed"):
+            _check(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
+        _ = self.mixture  # a loss that cannot be read is refused now
 
     def _check_shape(self) -> None:
         causal = self.kind == "causal"
@@ -93,6 +113,8 @@ class TrainOptions:
 
     @property
     def mixture(self) -> Mixture:
+        from forerun.math.losses import parse_loss  # needs torch, which --help does not wait for
+
         return parse_loss(self.loss)
 
     @property

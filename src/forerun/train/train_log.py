@@ -10,7 +10,7 @@ from typing import Any
 
 from forerun.errors import InvalidArgument
 from forerun.files import disk_error, parse_json
-from forerun.measure.plot import save
+from forerun.measure.plot import Figure, Panel, Series, draw
 from forerun.train.run_folder import AGAIN
 
 NAME = "train.jsonl"
@@ -56,39 +56,36 @@ def draw_curves(folder: Path) -> list[Path]:
     """loss.png and acceptance.png beside the log; none where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
-    from matplotlib.figure import Figure  # without pyplot: no window system is touched
-
     rows = read_log(folder)
     steps = [row for row in rows if "loss" in row]
     looks = [row for row in rows if "proxy" in row]
-    drawn = []
-    for name, draw in (("loss.png", _draw_loss), ("acceptance.png", _draw_acceptance)):
-        figure = Figure(figsize=(7, 4), layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes, steps, looks)
-        axes.set_xlabel("step")
-        axes.legend(fontsize=8)
-        save(figure, folder / name, dpi=130)
-        drawn.append(folder / name)
-    return drawn
+    panels = {"loss.png": _loss_panel(steps, looks), "acceptance.png": _acceptance_panel(steps, looks)}
+    for name, panel in panels.items():
+        draw(Figure("", (panel,), panel_size=(7.0, 4.0)), folder / name)
+    return [folder / name for name in panels]
 
 
-def _draw_loss(axes: Any, steps: list[dict[str, Any]], looks: list[dict[str, Any]]) -> None:
-    axes.plot([row["step"] for row in steps], [row["loss"] for row in steps], linewidth=0.8, label="training")
-    axes.plot([row["step"] for row in looks], [row["proxy"]["loss"] for row in looks], marker=".", label="held out")
-    axes.set_ylabel("loss")
+def _loss_panel(steps: list[dict[str, Any]], looks: list[dict[str, Any]]) -> Panel:
+    training = Series("training", _steps(steps), tuple(row["loss"] for row in steps), marker="")
+    held_out = Series("held out", _steps(looks), tuple(row["proxy"]["loss"] for row in looks), marker=".")
+    return Panel("Loss", "step", "loss", (training, held_out), y_from=None)
 
 
-def _draw_acceptance(axes: Any, steps: list[dict[str, Any]], looks: list[dict[str, Any]]) -> None:
+def _acceptance_panel(steps: list[dict[str, Any]], looks: list[dict[str, Any]]) -> Panel:
     places = max((len(row["proxy"]["acceptance"]) for row in looks), default=0)
-    for place in range(places):
-        values = [row["proxy"]["acceptance"][place] for row in looks]
-        axes.plot([row["step"] for row in looks], values, marker=".", label=f"token {place + 1}, held out")
-    axes.plot(
-        [row["step"] for row in steps],
-        [row["acceptance"][0] for row in steps],
-        linewidth=0.6,
-        label="token 1, training",
-    )
-    axes.set_ylabel("expected acceptance at temperature 1")
-    axes.set_ylim(0, 1)
+    held_out = [
+        Series(
+            f"token {place + 1}, held out",
+            _steps(looks),
+            tuple(row["proxy"]["acceptance"][place] for row in looks),
+            marker=".",
+        )
+        for place in range(places)
+    ]
+    training = Series("token 1, training", _steps(steps), tuple(row["acceptance"][0] for row in steps), marker="")
+    title = "Expected acceptance at temperature 1"
+    return Panel(title, "step", "chance that a drafted token is kept", (*held_out, training))
+
+
+def _steps(rows: list[dict[str, Any]]) -> tuple[float, ...]:
+    return tuple(row["step"] for row in rows)
