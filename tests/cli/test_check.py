@@ -281,11 +281,12 @@ def test_the_command_fails_with_exit_code_1(
 
 MINE = """
 import torch
-from forerun.drafters import PromptLookup
+from forerun.drafters import EarlyExit
 
 
-class Honest(PromptLookup):
-    pass
+class Honest(EarlyExit):
+    def __init__(self):
+        super().__init__(1)
 
 
 class Law:
@@ -300,10 +301,9 @@ class Law:
         return torch.zeros(len(position), self.vocab_size, dtype=torch.float64).scatter(1, drafted, 1e-9)
 
 
-class Liar(PromptLookup):
+class Liar(Honest):
     def propose(self, context):
         from dataclasses import replace
-from pathlib import Path
 
         draft = super().propose(context)
         return replace(draft, law=Law(draft.tokens, context.vocab_size), deterministic=False)

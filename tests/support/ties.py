@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from forerun.measure.reference import difference
 from support.tiny import check_stock
 
 
@@ -33,14 +34,13 @@ def check_greedy(
 
     Past a tie the two texts are different texts, so there is nothing left to compare.
     """
-    if list(got) == list(want):
+    found = difference(model, prompt, got, want, noise)
+    if found is None:
         return True
-    place = next((i for i, (g, w) in enumerate(zip(got, want, strict=False)) if g != w), None)
-    assert place is not None, f"{label}: {len(got)} tokens instead of {len(want)}"
-    logits = model(torch.tensor([[*prompt, *want[:place]]], device=model.device), use_cache=False).logits[0, -1]
-    gap = float((logits.max() - logits[got[place]]).abs())
-    assert gap <= 2 * noise, (
-        f"{label}: token {place} is {got[place]}, not {want[place]}; gap {gap:.2g}, noise {noise:.2g}"
+    assert found.gap is not None, f"{label}: {len(got)} tokens instead of {len(want)}"
+    told = (
+        f"{label}: token {found.position} is {found.ours}, not {found.theirs}; gap {found.gap:.2g}, noise {noise:.2g}"
     )
-    print(f"{label}: tie at token {place}, gap {gap:.2g}, noise {noise:.2g}")  # noqa: T201
+    assert found.is_tie, told
+    print(f"a tie, {told}")  # noqa: T201
     return False

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import forerun
 from forerun.version import __version__
 
 STAT = Path("/proc/stat")
@@ -98,7 +97,7 @@ def machine(device: Any) -> Machine:
 
 def commit() -> str | None:
     """The commit of the checkout this package runs from, if it runs from one."""
-    package = Path(forerun.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top) / "src" / "forerun" != package:  # installed below somebody else's repository
         return None
