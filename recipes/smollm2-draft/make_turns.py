@@ -15,7 +15,8 @@ from typing import Any
 from forerun.engine import Engine, FinishReason
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
-from forerun.train.writing import Item, WritingSettings, repeated_grams, wide_engine, write_items
+from forerun.measure.repetition import repeated_grams
+from forerun.train.writing import Item, WritingSettings, wide_engine, write_items
 
 LONGEST = 160  # tokens of a turn
 TOP_P = 0.95

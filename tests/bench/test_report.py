@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from forerun.bench import report
-from forerun.bench.outputs import Agreement, compare, is_tie, repeated_share
 from forerun.bench.results import Refusal, Results
+from forerun.measure.reference import Agreement, compare_texts, difference
+from forerun.measure.repetition import repeated_share
 from support.bench import measurement, results_of
 from support.tiny import plain_greedy, tiny_model
 
@@ -93,7 +94,7 @@ def test_different_text_is_told_from_ties() -> None:
     prompt = [3, 1, 4, 1, 5]
     right = plain_greedy(model, prompt, 6)
     wrong = [*right[:3], (right[3] + 1) % 97, *right[4:]]
-    assert compare(model, [prompt] * 3, [right] * 3, [right, wrong, right[:4]]) == Agreement(1, 0, 2)
+    assert compare_texts(model, [prompt] * 3, [right] * 3, [right, wrong, right[:4]]) == Agreement(1, 0, 2)
 
 
 def test_a_tie_is_a_tie() -> None:
@@ -107,24 +108,24 @@ def test_a_tie_is_a_tie() -> None:
 
         device, dtype, gap = model.device, model.dtype, 0.0
 
-        def __call__(self, ids: torch.Tensor, **keywords: object) -> object:
-            out = model(ids, **keywords)
+        def __call__(self, input_ids: torch.Tensor, **keywords: object) -> object:
+            out = model(input_ids, **keywords)
             out.logits[..., twin] = out.logits[..., best] - self.gap
             return out
 
     tied = Tied()
-    assert is_tie(tied, prompt, best, twin)
-    assert compare(tied, [prompt], [[best]], [[twin]]) == Agreement(0, 1, 0)
+    assert difference(tied, prompt, [twin], [best]).is_tie
+    assert compare_texts(tied, [prompt], [[best]], [[twin]]) == Agreement(0, 1, 0)
     tied.gap = 0.01
-    assert not is_tie(tied, prompt, best, twin)
+    assert not difference(tied, prompt, [twin], [best]).is_tie
 
 
 def test_two_unlikely_tokens_are_no_tie() -> None:
     """Equal logits excuse nothing where a third token is likelier than both."""
     model = tiny_model("llama")
     with torch.inference_mode():
-        worst = int(model(torch.tensor([[3, 1, 4]])).logits[0, -1].argmin())
-    assert not is_tie(model, [3, 1, 4], worst, worst)
+        worst, other = (-model(torch.tensor([[3, 1, 4]])).logits[0, -1]).topk(2).indices.tolist()
+    assert not difference(model, [3, 1, 4], [worst], [other]).is_tie
 
 
 def test_the_picture_has_a_bar_for_every_method_and_the_baseline_as_a_line(results: Results) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
+from forerun.measure.repetition import repeated_grams
 from forerun.models.scorer import Scorer
 from forerun.train import writing
 from forerun.train.shards import Manifest, Shards, ShardWriter
@@ -24,7 +25,6 @@ from forerun.train.writing import (
     Tally,
     WideScorer,
     WritingSettings,
-    repeated_grams,
     temperature_of,
     wide_engine,
     write_items,

@@ -10,8 +10,6 @@ from typing import Any
 
 from forerun.bench.builtin import BUILT_IN
 from forerun.bench.methods import METHODS, Bench, Method, Run, check_methods, default_methods, same_law
-from forerun.bench.outputs import Agreement, repeated_share
-from forerun.bench.outputs import compare as compare_outputs
 from forerun.bench.prompts import Question, Questions, encode, find_questions, pools
 from forerun.bench.report import make_record
 from forerun.bench.results import Measurement, Refusal, Results
@@ -21,6 +19,8 @@ from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import Provenance, provenance, without_folders
 from forerun.measure.record import Record
+from forerun.measure.reference import Agreement, compare_texts
+from forerun.measure.repetition import repeated_share
 from forerun.measure.turns import Outcome, Turn, take_turns
 
 WARM_UP_TOKENS = 16
@@ -164,7 +164,7 @@ def _turns(
         if baseline is None:
             expected[(repeat, place)] = done
         elif settings.temperature == 0:  # sampled texts differ by chance
-            agreement = compare_outputs(bench.target, group.prompts, baseline.tokens, done.tokens)
+            agreement = compare_texts(bench.target, group.prompts, baseline.tokens, done.tokens)
         measured.append(_measurement(method, group, repeat, done, agreement))
 
     return [

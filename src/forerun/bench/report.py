@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median, stdev
 
-from forerun.bench.outputs import Agreement
 from forerun.bench.results import Measurement, Results
 from forerun.measure.plot import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_BLUE, RED, Figure, Panel, Series
 from forerun.measure.record import Record
+from forerun.measure.reference import Agreement
 from forerun.measure.table import NOTHING, Table
 from forerun.rules import parse, warning
 

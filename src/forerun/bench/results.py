@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.bench.outputs import Agreement
 from forerun.measure.provenance import Provenance
+from forerun.measure.reference import Agreement
 
 
 @dataclass(frozen=True, slots=True)

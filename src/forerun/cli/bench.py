@@ -5,7 +5,6 @@ Alone it compares methods to decode. Another measurement is a command in a file 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +19,7 @@ from forerun.cli.options import RULE, comma_separated, option, options_from, pla
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from forerun.measure.table import Table
+    pass
 
 BENCHES = {
     "decode": LazyCommand("forerun.cli.bench_decode:decode", "Time whole rounds of a pair, plainly and with drafts."),
@@ -116,17 +113,6 @@ def show(record: Path, picture: Path | None) -> None:
     if not found.tables:
         raise InvalidArgument(f"{str(record)!r} is a record of kind {found.kind!r} without tables: {PAPERS}")
     show_record(found, picture)
-
-
-def _named(name: str) -> Any:
-    module, _, function = name.partition(":")
-    return getattr(importlib.import_module(module), function)
-
-
-def print_table(table: Table, console: Console) -> None:
-    from forerun.measure.table import print_tables
-
-    print_tables([table], console)
 
 
 def _refuse_options(ctx: click.Context) -> None:

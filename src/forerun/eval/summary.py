@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from forerun.bench.outputs import repeated_share
 from forerun.engine import FinishReason
 from forerun.eval.estimate import Estimate, compare
 from forerun.eval.journal import Answer, Answered, Entry, Journal
@@ -17,6 +16,7 @@ from forerun.eval.prepare import Prepared
 from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import Metric, Task
 from forerun.measure.reference import Agreement
+from forerun.measure.repetition import repeated_share
 
 SAME, AGREE, DIFFER, TOO_FEW = "same text", "agree", "DIFFER", "too few"
 SILENT_ENDINGS = ("passed", "failed")

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from forerun.bench.outputs import repeated_share
 from forerun.bench.prompts import encode, read_questions, whole
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import ParallelHeads, from_folder
@@ -21,6 +20,7 @@ from forerun.drafters.choose import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import InvalidArgument
 from forerun.files import parse_json, write_whole
+from forerun.measure.repetition import repeated_share
 from forerun.train.costs import StepCosts, weigh
 from forerun.train.prompts import encode_prompts, read_prompts, uses_template
 

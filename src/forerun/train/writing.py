@@ -17,6 +17,7 @@ from forerun.config import SamplingParams
 from forerun.engine import Engine, FinishReason, Request, RowResult
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
+from forerun.measure.repetition import repeated_grams
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.train.shards import ShardWriter, TrainingText
@@ -24,7 +25,6 @@ from forerun.train.shards import ShardWriter, TrainingText
 SHORTEST = 8  # completions of fewer tokens teach nothing
 PASS_TOKENS = 16384  # of prompts encoded in one pass: a GPU takes as long for few
 REFILL = 16  # new rows come in when one place in so many is free: a pass of their own costs as much as a round
-GRAM = 4
 
 # cuDNN's attention is left out: it plans anew for every number of keys, and that number changes with every round.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -232,12 +232,6 @@ def _keep(results: Iterable[RowResult], writer: ShardWriter, tally: Tally, limit
         if limits.tokens is not None and writer.num_tokens >= limits.tokens:
             return Ending.TOKENS
     return None
-
-
-def repeated_grams(tokens: Sequence[int], size: int = GRAM) -> tuple[int, int]:
-    """How many runs of `size` tokens the text already had before, and how many there are."""
-    grams = list(zip(*(tokens[i:] for i in range(size)), strict=False))
-    return len(grams) - len(set(grams)), len(grams)
 
 
 def _passes(waiting: Sequence[tuple[int, Sequence[int]]]) -> Iterator[list[tuple[int, Sequence[int]]]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.bench.outputs import repeated_share
 from forerun.bench.prompts import whole
 from forerun.eval.sandbox.run import Limits
 from forerun.eval.tasks.rows import identity, json_rows, text
 from forerun.eval.tasks.task import Example, Made, Metric, Score, Task
+from forerun.measure.repetition import repeated_share
 
 
 def _example(row: Mapping[str, Any]) -> Example:
