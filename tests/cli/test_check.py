@@ -342,6 +342,7 @@ class TestFunction:
         with pytest.raises(InvalidArgument, match="tokenizer"):
             forerun.check(tiny_model("llama"), drafter(), settings=QUICK)
 
+    @pytest.mark.slow
     def test_a_lossy_rule_fails(self) -> None:
         found = forerun.check(
             tiny_model("llama"), drafter(), prompts=PROMPTS, open_prompts=OPEN, settings=QUICK, rule="lenient:0.5"
