@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forerun.measure.turns import Outcome, Turn, interleave, take_turns
+from forerun.measure.turns import Outcome, Turn, take_turns
 from support.bench import Notebook
 
 
@@ -26,11 +26,6 @@ def outcomes(turns: list[Turn], **how: Any) -> list[tuple[bool, tuple[str, ...]]
 
     assert take_turns(turns, Notebook(), save, **how) == saved[-1]
     return saved
-
-
-def test_methods_take_turns_at_going_first() -> None:
-    assert list(interleave("ab", 3)) == list("ababab")
-    assert list(interleave("ab", 3, alternate=True)) == list("abbaab")
 
 
 def test_every_turn_is_saved_and_shown() -> None:

@@ -129,17 +129,6 @@ def finish_axes(axes: Any, x_label: str = "", y_label: str = "", title: str = ""
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def whole_numbers(axes: Any, values: tuple[float, ...] | None = None) -> None:
-    """Ticks of the horizontal axis at whole numbers only: there is no draft of 2.5 tokens."""
-    from matplotlib.ticker import MaxNLocator
-
-    if values is None:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    else:
-        axes.set_xticks(values, [f"{value:g}" for value in values])
-        axes.minorticks_off()
-
-
 def save(figure: Any, path: Path, dpi: int = 150) -> None:
     """The picture, whole or not at all."""
     write_whole(path, lambda beside: figure.savefig(beside, dpi=dpi, format=path.suffix[1:].lower()))

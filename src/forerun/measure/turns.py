@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
 from forerun.measure.progress import Reporter
 
-M = TypeVar("M")
 R = TypeVar("R")
 
 
@@ -28,12 +27,6 @@ class Outcome:
 
     complete: bool = False
     problems: tuple[str, ...] = ()  # sentences about turns that failed or were left out
-
-
-def interleave(methods: Sequence[M], repeats: int, alternate: bool = False) -> Iterator[M]:
-    """A B C, A B C ...; with `alternate` every other repeat runs backwards, so that nobody always goes first."""
-    for repeat in range(repeats):
-        yield from reversed(methods) if alternate and repeat % 2 else methods
 
 
 def take_turns(
