@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     )
     from forerun.drafters.base import Drafter
     from forerun.engine import Engine, FinishReason, Progress, Request, Stats
-    from forerun.errors import ForerunError
+    from forerun.errors import ForerunError, ForerunWarning
+    from forerun.loading import load
+    from forerun.math.laws import PointMass, SparseLaw
     from forerun.models.scorer import Scorer
     from forerun.models.seq2seq import Seq2SeqScorer
     from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
+    from forerun.policy.base import Policy
     from forerun.types import Draft, DraftContext, Rule, Source
 
 # Where each public name lives: torch and transformers are only imported when one is used.
@@ -51,10 +54,13 @@ _HOMES = {
         "Tree",
     ),
     "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
-    "forerun.errors": ("ForerunError",),
+    "forerun.errors": ("ForerunError", "ForerunWarning"),
+    "forerun.loading": ("load",),
+    "forerun.math.laws": ("PointMass", "SparseLaw"),
     "forerun.models.scorer": ("Scorer",),
     "forerun.models.seq2seq": ("Seq2SeqScorer",),
     "forerun.policy": ("BassHeuristic", "Constant", "CostModel", "HfHeuristic"),
+    "forerun.policy.base": ("Policy",),
     "forerun.types": ("Draft", "DraftContext", "Rule", "Source"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
@@ -73,10 +79,13 @@ __all__ = [
     "FeatureHead",
     "FinishReason",
     "ForerunError",
+    "ForerunWarning",
     "GenerateResult",
     "HfHeuristic",
     "NgramTable",
     "ParallelHeads",
+    "PointMass",
+    "Policy",
     "Progress",
     "PromptLookup",
     "RandomDraft",
@@ -86,6 +95,7 @@ __all__ = [
     "Scorer",
     "Seq2SeqScorer",
     "Source",
+    "SparseLaw",
     "SpeculativeDecoder",
     "Stats",
     "Stream",
@@ -93,6 +103,7 @@ __all__ = [
     "Tree",
     "__version__",
     "check",
+    "load",
     "lossy",
 ]
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from forerun.arguments import choice, flag, integer, methods, refuse
+from forerun.arguments import choice, flag, integer, methods, refuse, shown
 from forerun.config import Kernels
 from forerun.config import self_check as wants_self_check
-from forerun.drafters import PromptLookup, default_drafter, from_folder
+from forerun.drafters import from_folder, named_drafter
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
-from forerun.errors import InvalidArgument, NonFiniteLogits
-from forerun.inputs import check_ids, read_inputs, refuse_for_causal, unpadded
+from forerun.errors import InvalidArgument, ModelNotFound, NonFiniteLogits
+from forerun.inputs import REMEDY, Prompts, as_tensors, check_ids, read_inputs, refuse_for_causal, unpadded
 from forerun.inside_generate import decoder_inputs, listening, read_call
 from forerun.keywords import GenerateCall, GenerateKeywords, check_tokenizer, parse_generate_kwargs
 from forerun.math.attention import Form
@@ -33,6 +36,8 @@ from forerun.rules import AnyRule, parse
 from forerun.speech import Windows, is_whisper
 from forerun.stream import Stream
 from forerun.types import Rule
+
+MOST_CALL_DRAFTERS = 4  # whose engines are kept for the next call that names them
 
 __all__ = ["GenerateResult", "SpeculativeDecoder", "Stream"]
 
@@ -76,23 +81,23 @@ class SpeculativeDecoder:
         self._wrapped_target = target
         target = self.target = unwrapped(target)
         self.tokenizer = None if tokenizer is None else check_tokenizer("tokenizer", tokenizer)
-        self.policy = as_policy(policy)
+        self.policy, self._policy = as_policy(policy), policy
         use = None if kernels is None else choice("kernels", kernels, Kernels)
         form, judged = choice("attention", attention, Form), parse(rule)
         kept, recorded = integer("keep_rows", keep_rows, 0), flag("compile", compile)
         wanted = wants_self_check(None if self_check is None else flag("self_check", self_check))
-        scorer = scorer_of(target, form, use=use)
-        self.self_check = examine_target(scorer, wanted)
-        self.engine = Engine(
-            scorer,
-            _drafter(drafter, target),
-            self.policy,
-            rule=judged,
-            tokenizer=tokenizer,
-            keep_rows=kept,
-            compile=recorded,
-            strict=flag("strict", strict),
+        self._new_scorer = partial(scorer_of, target, form, use=use)
+        self._new_engine = partial(
+            Engine, rule=judged, tokenizer=tokenizer, keep_rows=kept, compile=recorded, strict=flag("strict", strict)
         )
+        scorer = self._new_scorer()
+        self.self_check = examine_target(scorer, wanted)
+        self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
+        self._call_engines: OrderedDict[Any, tuple[Any, Engine]] = OrderedDict()  # by name or identity of the drafter
+
+    def __repr__(self) -> str:
+        parts = (type(self.target).__name__, type(self.drafter).__name__ if self.drafter is not None else "no drafter")
+        return f"SpeculativeDecoder({', '.join(parts)}, policy={type(self.policy).__name__}, rule={self.engine.rule})"
 
     @property
     def drafter(self) -> Drafter | None:
@@ -106,12 +111,17 @@ class SpeculativeDecoder:
 
     def generate(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        input_ids: Prompts | None = None,
+        attention_mask: Any = None,
         **keywords: Unpack[GenerateKeywords],
     ) -> GenerateResult:
-        """Like `model.generate`, for any batch. Prompts may be padded on either side; the mask says where.
+        """Like `model.generate`, for any batch.
 
+        `input_ids` may be a text, a list of texts, chat messages (a list of dictionaries, or several such lists), lists
+        of token ids of any lengths, an array or tensor of ids, or what a tokenizer returned. Tensors may be padded on
+        either side; the mask says where. Texts and chats need a `tokenizer`, here or at the decoder.
+        `drafter` and `policy` stand in for the decoder's own in this call alone; `drafter=None` or "off" decodes
+        plainly.
         An encoder-decoder target reads `input_ids`, `input_features` or whatever its encoder takes, or
         `encoder_outputs`; its text begins with `decoder_input_ids`, or else with the model's start token.
         One deliberate difference: nothing is read from a hidden default. Without sampling parameters it is greedy.
@@ -120,8 +130,8 @@ class SpeculativeDecoder:
 
     def stream(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        input_ids: Prompts | None = None,
+        attention_mask: Any = None,
         **keywords: Unpack[GenerateKeywords],
     ) -> Stream:
         """Yields what the rows gained, round by round; `Progress.row` counts the sequences of this call.
@@ -130,8 +140,13 @@ class SpeculativeDecoder:
         there once it has ended. Until then no other call can run on this decoder; a stream that was left and that
         nobody holds any more is closed.
         """
-        call, like = self._parse(input_ids, attention_mask, keywords)
-        return Stream(self.engine, call, like)
+        others: dict[str, Any] = dict(keywords)
+        engine = self._engine_of_call(others.pop("drafter")) if "drafter" in others else self.engine
+        policy = others.pop("policy", None)
+        call, like = self._parse(input_ids, attention_mask, others)
+        if policy is not None:
+            call = replace(call, policy=as_policy(policy))
+        return Stream(engine, call, like)
 
     def as_custom_generate(self) -> Callable[..., Any]:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.
@@ -182,12 +197,27 @@ class SpeculativeDecoder:
             call, like = self._parse(input_ids, mask, keywords)
         return replace(call, requests=tuple(map(surrounding.for_row, call.requests, range(len(call.requests))))), like
 
-    def _parse(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, keywords: Any
-    ) -> tuple[GenerateCall, Tensor]:
-        """The call understood, and the tensor after which its sequences are shaped."""
+    def _engine_of_call(self, drafter: Any) -> Engine:
+        """An engine with another drafter, and with keys and a policy of its own: other calls do not notice it."""
+        key = drafter if drafter is None or isinstance(drafter, str | Path) else id(drafter)
+        if key not in self._call_engines:
+            made = _drafter(drafter, self.target)
+            policy = as_policy(self._policy) if isinstance(self._policy, str) else copy.deepcopy(self.policy)
+            self._call_engines[key] = drafter, self._new_engine(self._new_scorer(), made, policy)
+        self._call_engines.move_to_end(key)
+        while len(self._call_engines) > MOST_CALL_DRAFTERS:
+            self._call_engines.popitem(last=False)
+        return self._call_engines[key][1]
+
+    def _parse(self, input_ids: Any, attention_mask: Any, keywords: Any) -> tuple[GenerateCall, Tensor]:
+        """The call as requests, and the tensor after which its sequences are shaped."""
         unwrapped(self._wrapped_target)  # an adapter may have come that acts in the wrapper: it is refused
         config, scorer = self.target.generation_config or GenerationConfig(), self.engine.target
+        tokenizer = self.tokenizer
+        if keywords.get("tokenizer") is not None:
+            tokenizer = check_tokenizer("tokenizer", keywords["tokenizer"])
+        padded = as_tensors(input_ids, attention_mask, keywords, tokenizer, self.target.device)
+        input_ids, attention_mask, keywords = padded.ids, padded.mask, padded.keywords
         if isinstance(scorer, Seq2SeqScorer):
             given = read_inputs(scorer, input_ids, attention_mask, keywords, config)
             call = parse_generate_kwargs(
@@ -217,32 +247,32 @@ def _finished(stream: Stream) -> GenerateResult:
 def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Drafter | None:
     if value is None:
         return None
-    if isinstance(value, str | Path):
-        return _named_drafter(value, target)
+    if isinstance(value, str):
+        return _named(value, target)
+    if isinstance(value, Path):
+        if not value.is_dir():
+            refuse("drafter", str(value), "there is no such folder; give a drafter's folder, or a name such as 'auto'")
+        return from_folder(value, device=target.device, dtype=target.dtype)
     if isinstance(value, nn.Module) and not hasattr(value, "propose"):
         refuse("drafter", value, f"is a model; wrap it: DraftModel({type(value).__name__.lower()})")
     drafter: Drafter = methods(
         "drafter", value, ("propose", "rewind"),
-        "give an object with the methods propose and rewind, a drafter's folder, 'auto', 'lookup', or None",
+        "give an object with the methods propose and rewind, a name such as 'auto' or 'lookup', a folder, or None",
     )  # fmt: skip
     return drafter
 
 
-def _named_drafter(value: str | Path, target: PreTrainedModel) -> Drafter | None:
-    if value == "auto":
-        return default_drafter(target)
-    if value == "lookup":
-        return PromptLookup()
-    if not value or not Path(value).is_dir():
-        refuse(
-            "drafter", str(value),
-            "there is no such folder; give a drafter's folder, 'auto', 'lookup', or for a model by its name "
-            "DraftModel.load(NAME)",
-        )  # fmt: skip
-    return from_folder(value, device=target.device, dtype=target.dtype)
+def _named(name: str, target: PreTrainedModel) -> Drafter | None:
+    try:
+        return named_drafter(name, target, device=target.device, dtype=target.dtype)
+    except ModelNotFound as error:
+        raise InvalidArgument(
+            f"drafter={shown(name)}: there is no such folder, file or model; give a drafter's folder, a model's name, "
+            "or one of 'auto', 'lookup' and 'off'"
+        ) from error
 
 
 def _required(input_ids: Tensor | None) -> Tensor:
     if input_ids is None:
-        raise InvalidArgument("input_ids is missing: give a tensor [batch, length]")
+        raise InvalidArgument(f"input_ids is missing: {REMEDY}")
     return check_ids(input_ids, "input_ids")

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from forerun.arguments import entries, integer, one_or_several, refuse, shown
+from forerun.arguments import INT64_MAX, entries, integer, list_of, one_or_several, refuse, shown
 from forerun.errors import InvalidArgument
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.types import Source
@@ -28,8 +28,174 @@ FROM_MODEL = (
 )  # fmt: skip
 
 
+# What `generate` takes for its prompts.
+Prompts = Tensor | str | Mapping[str, Any] | Sequence[Any]
+REMEDY = (
+    "give a text or a list of texts, chat messages, lists of token ids, or a tensor or array of token ids, "
+    "[batch, length]"
+)
+
+
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class Padded:
+    """The prompts of a call as tensors, and the keywords that came with them."""
+
+    ids: Tensor | None  # [B, L]
+    mask: Tensor | None  # [B, L]
+    keywords: dict[str, Any]
+
+
+def as_tensors(
+    prompts: Any, mask: Any, keywords: Mapping[str, Any], tokenizer: Any, device: torch.device | None = None
+) -> Padded:
+    """Whatever people bring, padded on the left: texts, chats, ragged lists of ids, arrays, a tokenizer's output.
+
+    Tensors stay as they are. Texts and chats are turned into ids by the tokenizer, chats through its chat template.
+    """
+    keywords = dict(keywords)
+    if isinstance(prompts, Mapping):
+        prompts, mask = _from_encoding(prompts, mask, keywords)
+    if prompts is None or isinstance(prompts, Tensor):
+        return Padded(prompts, _as_tensor("attention_mask", mask, device), keywords)
+    if getattr(prompts, "ndim", 1) > 1:
+        return Padded(_as_tensor("input_ids", prompts, device), _as_tensor("attention_mask", mask, device), keywords)
+    rows = _rows_of_ids(prompts, tokenizer)
+    if mask is None:
+        marks = [[1] * len(row) for row in rows]
+    else:
+        marks = _rows_of_marks(mask, [len(row) for row in rows])
+    return Padded(_left_padded(rows, device), _left_padded(marks, device), keywords)
+
+
+def _from_encoding(encoding: Mapping[str, Any], mask: Any, keywords: dict[str, Any]) -> tuple[Any, Any]:
+    """What a tokenizer or processor returned: its entries are arguments, as in `generate(**encoding)`."""
+    parts = dict(encoding)
+    if "role" in parts:
+        refuse("input_ids", encoding, "a chat is a list of messages; put it into a list")
+    ids = parts.pop("input_ids", None)
+    parts = {"attention_mask": None, **parts}
+    if mask is not None and parts["attention_mask"] is not None:
+        raise InvalidArgument("attention_mask is given twice, by itself and within input_ids: leave one out")
+    mask = parts.pop("attention_mask") if mask is None else mask
+    for name, value in parts.items():
+        if not isinstance(name, str):
+            refuse("input_ids", encoding, REMEDY)
+        if keywords.get(name) is not None and value is not None:
+            raise InvalidArgument(f"{name} is given twice, by itself and within input_ids: leave one out")
+        keywords[name] = value
+    return ids, mask
+
+
+def _as_tensor(name: str, value: Any, device: torch.device | None) -> Tensor | None:
+    """An array or rectangular list as a tensor; a tensor, and what is neither, as it is: it is checked later."""
+    if value is None or isinstance(value, Tensor) or not (hasattr(value, "__array__") or isinstance(value, list)):
+        return value
+    try:
+        return torch.as_tensor(value, device=device)
+    except Exception:  # objects, texts, rows of different lengths
+        refuse(name, value, "must hold whole numbers in rows of equal length")
+
+
+def _rows_of_ids(prompts: Any, tokenizer: Any) -> list[list[int]]:
+    """Token ids of each prompt."""
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    parts = entries(prompts)
+    if parts is None:
+        raise InvalidArgument(f"input_ids is a {type(prompts).__name__}, {shown(prompts)}: {REMEDY}")
+    if parts and all(isinstance(part, Mapping) for part in parts):
+        parts = [parts]  # one chat
+    if any(isinstance(part, str) or _is_chat(part) for part in parts):
+        _check_can_read(tokenizer, parts)
+    return [_row_of_ids(f"input_ids[{place}]", part, tokenizer) for place, part in enumerate(parts)]
+
+
+def _is_chat(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str) and any(isinstance(m, Mapping) for m in prompt)
+
+
+def _row_of_ids(name: str, prompt: Any, tokenizer: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return text_ids(tokenizer, prompt)
+    if _is_chat(prompt):
+        return chat_ids(tokenizer, prompt)
+    if type(prompt) is list and set(map(type, prompt)) == {int}:
+        return [token if abs(token) <= INT64_MAX else integer(name, token) for token in prompt]
+    if entries(prompt) is None:
+        refuse(name, prompt, f"must be one prompt; {REMEDY}")
+    return list_of(name, prompt, integer, "must be token ids")
+
+
+def _check_can_read(tokenizer: Any, prompts: Sequence[Any]) -> None:
+    first = next(prompt for prompt in prompts if isinstance(prompt, str) or _is_chat(prompt))
+    what = "a text" if isinstance(first, str) else "a chat"
+    if tokenizer is None:
+        raise InvalidArgument(
+            f"input_ids={shown(first)} is {what} and there is no tokenizer: give tokenizer= to SpeculativeDecoder or "
+            "to this call, or give token ids"
+        )
+    if not callable(tokenizer):
+        refuse("tokenizer", tokenizer, f"cannot encode {what} given as input_ids; use transformers.AutoTokenizer")
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text, special tokens as the tokenizer adds them."""
+    return list_of("the tokenizer's input_ids", tokenizer(text).input_ids, integer, "must be token ids")
+
+
+def chat_ids(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
+    """Token ids of a chat, up to where the model's answer begins."""
+    for message in messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            refuse("input_ids", message, "a chat is a list of messages, dictionaries with 'role' and 'content'")
+    return tokenize_rendered(tokenizer, render_chat(tokenizer, messages))
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    """The chat as the model was trained to read it, up to where its answer begins."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise InvalidArgument("input_ids is a chat and the tokenizer has no chat template: give text, or token ids")
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+        )
+    except Exception as error:  # templates refuse roles they do not know, and orders they were not trained on
+        raise InvalidArgument(f"input_ids: the tokenizer's chat template refuses these messages: {error}") from error
+    return text
+
+
+def tokenize_rendered(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that already holds its special tokens."""
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def _rows_of_marks(mask: Any, lengths: Sequence[int]) -> list[list[int]]:
+    """The mask of each row of ids, which need not be equally long."""
+    remedy = "give a list of ones and zeros a prompt, as long as it; without padding, leave it out"
+    if getattr(mask, "is_meta", False) or getattr(mask, "ndim", 2) != 2:
+        refuse("attention_mask", mask, remedy)
+    rows = entries(mask) or (mask.tolist() if hasattr(mask, "tolist") else None)
+    if rows is None:
+        refuse("attention_mask", mask, remedy)
+    marks = [list_of(f"attention_mask[{place}]", row, _mark, remedy) for place, row in enumerate(rows)]
+    if [len(row) for row in marks] != list(lengths):
+        refuse("attention_mask", mask, remedy)
+    return marks
+
+
+def _mark(name: str, value: Any) -> int:
+    return int(value) if isinstance(value, bool) else integer(name, value, 0, 1)
+
+
+def _left_padded(rows: Sequence[Sequence[int]], device: torch.device | None) -> Tensor:
+    """[B, L] with zeros in front."""
+    width = max(map(len, rows), default=0)
+    lines = [[0] * (width - len(row)) + list(row) for row in rows]
+    return torch.tensor(lines, dtype=torch.long, device=device).view(len(rows), width)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInputs:
     """A call's rows, and the keywords that are left."""
 
     sources: tuple[Source, ...]
@@ -44,7 +210,7 @@ def read_inputs(
     mask: Tensor | None,
     keywords: Mapping[str, Any],
     config: GenerationConfig,
-) -> Inputs:
+) -> EncoderInputs:
     """As `model.generate` reads them; `inputs` is what was given without a name, or as `input_ids`."""
     encoder_kwargs = {name: value for name, value in keywords.items() if name in ENCODER_KEYWORDS and value is not None}
     rest = {name: value for name, value in keywords.items() if name not in ENCODER_KEYWORDS}
@@ -70,7 +236,7 @@ def read_inputs(
         scorer.vocab_size,
         "decoder_attention_mask",
     )
-    return Inputs(sources, prompts, ids, rest)
+    return EncoderInputs(sources, prompts, ids, rest)
 
 
 def _of_first(configs: Sequence[GenerationConfig], field: str) -> Any:

@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict
 
 from torch import Tensor
@@ -37,9 +38,11 @@ from forerun.arguments import (
     shown,
 )
 from forerun.config import LengthSettings, SamplingParams
+from forerun.drafters.base import Drafter
 from forerun.engine.bans import forbidden
 from forerun.engine.request import MOST_NEW_TOKENS, Request, check_processor, check_stop_string
 from forerun.errors import InvalidArgument, UnknownArgument
+from forerun.policy.base import Policy
 from forerun.types import Source
 
 
@@ -73,8 +76,10 @@ class GenerateKeywords(TypedDict, total=False):
     forced_eos_token_id: int | Sequence[int]
     sequence_bias: Any
     logprobs: int | bool | None  # n alternatives beside each token's own
-    max_time: float
+    max_time: float  # seconds of decoding; compiling and recording kernels is not counted
     tokenizer: Any
+    drafter: Drafter | str | Path | None  # for this call, instead of the decoder's; None or "off" decodes plainly
+    policy: str | int | Policy  # for this call, instead of the decoder's
     streamer: Any
     generation_config: GenerationConfig
     return_dict_in_generate: bool  # accepted: the result always carries everything
@@ -156,6 +161,7 @@ class GenerateCall:
     streamer: Any
     tokenizer: Any
     is_seeded: bool = False  # whether the caller named a seed, and so may want the same text again
+    policy: Policy | None = None  # for this call, instead of the decoder's
 
 
 def parse_generate_kwargs(

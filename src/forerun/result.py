@@ -1,8 +1,8 @@
-"""Everything a call of `generate` made."""
+"""Everything that a call of `generate` returns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,13 @@ from torch import Tensor
 
 from forerun.engine import FinishReason, RowResult, Stats
 from forerun.engine.row import TokenLogprob
+from forerun.errors import InvalidArgument
 from forerun.types import Origin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class GenerateResult:
-    """What a call of `generate` made, row by row in the order of the prompts; copies of one prompt are side by side."""
+    """The rows of a call of `generate` in the order of the prompts; copies of one prompt are side by side."""
 
     sequences: (
         Tensor  # [R, L] prompt and output; prompts end in the same column, pads left of them and after the output
@@ -25,6 +26,20 @@ class GenerateResult:
     stats: Stats
     seconds: float
     num_return_sequences: int
+    tokenizer: Any = None
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.rows)} row{'s' * (len(self.rows) != 1)}"
+        return f"GenerateResult({rows}, {self.stats.brief}, {self.seconds:.2f} s)"
+
+    @property
+    def texts(self) -> list[str]:
+        """What was written after each prompt, without special tokens; needs a tokenizer at the decoder or the call."""
+        if self.tokenizer is None:
+            raise InvalidArgument(
+                "texts need a tokenizer: give tokenizer= to SpeculativeDecoder or to generate, or decode new_tokens"
+            )
+        return [decode_text(self.tokenizer, row.tokens) for row in self.rows]
 
     @property
     def lossy(self) -> str | None:
@@ -65,6 +80,12 @@ class GenerateResult:
     def _badness(self, row: int) -> float:
         mean = self.rows[row].mean_logprob
         return float("inf") if mean is None else -mean
+
+
+def decode_text(tokenizer: Any, tokens: Iterable[int]) -> str:
+    """Tokens as text, without special ones and without tidying."""
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return text
 
 
 def sequences(rows: Sequence[RowResult], pad: int, like: Tensor) -> Tensor:

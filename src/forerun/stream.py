@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
 from types import TracebackType
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forerun.engine import Engine, Progress, Stats
 from forerun.errors import InvalidArgument
+from forerun.kernels.compiling import compile_timer
 from forerun.keywords import GenerateCall
 from forerun.result import GenerateResult, sequences
 
@@ -94,7 +95,8 @@ class Stream(Iterator[list[Progress]]):
     def _round(self) -> list[Progress]:
         if not self._has_begun:
             self._begin()
-        progress = self._engine.step()
+        with self._compiling_not_counted():
+            progress = self._engine.step()
         self._put(progress[0].tokens if progress else ())
         if self._engine.is_idle:
             self._end()
@@ -102,12 +104,26 @@ class Stream(Iterator[list[Progress]]):
                 self._call.streamer.end()
         return [replace(entry, row=self._places[entry.request_id]) for entry in progress]
 
+    @contextmanager
+    def _compiling_not_counted(self) -> Iterator[None]:
+        """Kernels are compiled and rounds recorded once a machine or shape: `max_time` does not run meanwhile."""
+        if self._call.max_time is None:
+            yield
+            return
+        before = self._engine.seconds.capture
+        with compile_timer() as compiling:
+            yield
+        if once := compiling.seconds + self._engine.seconds.capture - before:
+            self._engine.postpone(once)
+
     def _begin(self) -> None:
         engine, call = self._engine, self._call
         self._claim()
         self._has_begun = True
         engine.tokenizer = call.tokenizer
         self._decoder_policy = engine.policy
+        if call.policy is not None:
+            engine.policy = call.policy
         if self._wants_the_same_again:
             engine.policy = engine.drafting.policy.for_seed()
         self._started, self._seconds_before = engine.clock(), replace(engine.seconds)
@@ -164,4 +180,6 @@ class Stream(Iterator[list[Progress]]):
         stats = replace(Stats.total([row.stats for row in rows]), seconds=self._engine.seconds - self._seconds_before)
         stats.lossy = self._engine.lossy
         matrix = sequences(rows, self._call.pad_token_id, self._input_ids)
-        self._result = GenerateResult(matrix, rows, stats, seconds, self._call.num_return_sequences)
+        self._result = GenerateResult(
+            matrix, rows, stats, seconds, self._call.num_return_sequences, self._call.tokenizer
+        )

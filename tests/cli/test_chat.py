@@ -12,8 +12,8 @@ from forerun.cli import chat as module
 from forerun.cli.console import err_console, out_console
 from forerun.cli.conversation import Conversation
 from forerun.cli.pair import Loaded
-from forerun.cli.prompts import tokenize
 from forerun.errors import InvalidArgument
+from forerun.inputs import tokenize_rendered
 from support.folders import VOCAB, byte_tokenizer
 from support.tiny import tiny_model
 
@@ -82,7 +82,7 @@ def test_keys_are_kept_from_turn_to_turn() -> None:
 
     first, second = read_by("hello there"), read_by("and again")
     question = len(
-        tokenize(talk.conversation.tokenizer, "<|end|>\n<|start|>user\nand again<|end|>\n<|start|>assistant\n")
+        tokenize_rendered(talk.conversation.tokenizer, "<|end|>\n<|start|>user\nand again<|end|>\n<|start|>assistant\n")
     )
     assert second <= question
     assert first > question - len("<|end|>\n")
@@ -155,7 +155,7 @@ class TestConversation:
         tokenizer = byte_tokenizer()
         talk = Conversation(tokenizer, "be kind")
         talk.ask("hi")
-        talk.answer([*tokenize(tokenizer, "hello"), 0])
+        talk.answer([*tokenize_rendered(tokenizer, "hello"), 0])
         text = tokenizer.decode(talk.ask("more"))
         assert text == (
             "<|start|>system\nbe kind<|end|>\n<|start|>user\nhi<|end|>\n<|start|>assistant\nhello<|end|>\n"

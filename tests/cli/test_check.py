@@ -269,9 +269,10 @@ def test_the_command_passes_with_a_table(check: Command, target: str, draft: str
 def test_the_command_fails_with_exit_code_1(
     check: Command, target: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.cli import pair, settings
+    from forerun import drafters
 
-    monkeypatch.setattr(pair, "make_drafter", lambda *a, **k: Liar(settings.make_drafter(*a, **k), 1e-9))
+    honest = drafters.named_drafter
+    monkeypatch.setattr(drafters, "named_drafter", lambda *a, **k: Liar(honest(*a, **k), 1e-9))
     result = check("-m", target, "-d", draft, *QUICKLY, "--json")
     found = json.loads(result.stdout)
     assert result.exit_code == 1

@@ -179,6 +179,21 @@ def test_compare_tells_a_different_text_from_a_tie(
     assert "DIFFERENT in 1 prompts" in " ".join(result.stderr.split())
 
 
+def test_a_comparison_that_is_interrupted_says_so(
+    generate: Command, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forerun.cli import compare
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "_transformers", interrupted)
+    result = generate("-m", target, "--compare", *SHORT, "hello")
+    assert result.exit_code == 130
+    assert result.stdout == ""
+    assert result.stderr.strip() == "Stopped by Ctrl-C: the comparison was not finished."
+
+
 def test_compare_leaves_out_what_transformers_cannot_do(generate: Command, target: str) -> None:
     found = document(generate("-m", target, "--compare", "--json", "--presence-penalty", "1", *SHORT, "a").stdout)
     assert len(found["compare"]["ways"]) == 2
@@ -240,7 +255,7 @@ def test_a_model_without_a_template_continues_bare_text(generate: Command, bare:
 def test_help_shows_groups_and_defaults() -> None:
     output = " ".join(CliRunner().invoke(cli, ["generate", "--help"]).output.split())
     for words in (
-        "Speculation (changes the speed",
+        "Speculation (none of it changes the law",
         "[default: auto]",
         "[default: embedded]",
         "[default: auto]",

@@ -122,7 +122,7 @@ def test_help_fits_a_terminal(path: tuple[str, ...]) -> None:
 def test_options_that_mean_the_same_have_the_same_short_form() -> None:
     """-m model, -d draft, -o output, -f file, -q quiet, -t temperature, wherever they are."""
     short: dict[str, set[str]] = {}
-    for path in commands({name: lazy for name, lazy in COMMANDS.items() if name != "bench"}):
+    for path in commands(COMMANDS):
         command: click.Command = cli
         for name in path:
             assert isinstance(command, click.Group)
@@ -143,3 +143,11 @@ def test_every_table_entry_can_be_imported() -> None:
     for lazy in COMMANDS.values():
         module, _, name = lazy.where.partition(":")
         assert hasattr(importlib.import_module(module), name)
+
+
+def test_completion_knows_commands_and_options() -> None:
+    from click.shell_completion import BashComplete
+
+    complete = BashComplete(cli, {}, "forerun", "_FORERUN_COMPLETE")
+    assert [item.value for item in complete.get_completions([], "gen")] == ["generate"]
+    assert "--draft-top-k" in [item.value for item in complete.get_completions(["generate"], "--draft")]

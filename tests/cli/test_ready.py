@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from forerun.cli.pair import Loaded
-from forerun.cli.ready import WAITING, ready_decoder
-from forerun.cli.run import run
+from forerun.cli.run import WAITING, ready_decoder, run
 from forerun.cli.statistics import statistics_table
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import Engine

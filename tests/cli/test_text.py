@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.cli.text import Decoder, decode, pieces
+from forerun.cli.text import StreamDecoder, pieces
+from forerun.result import decode_text
 from support.folders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -15,23 +16,23 @@ TOKENIZER = byte_tokenizer()
 @given(st.text(max_size=30))
 def test_pieces_join_to_the_text(text: str) -> None:
     tokens = TOKENIZER(text, add_special_tokens=False).input_ids
-    assert "".join(pieces(TOKENIZER, tokens)) == decode(TOKENIZER, tokens)
+    assert "".join(pieces(TOKENIZER, tokens)) == decode_text(TOKENIZER, tokens)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 257), max_size=30))
 def test_any_tokens_at_all(tokens: list[int]) -> None:
-    assert "".join(pieces(TOKENIZER, tokens)) == decode(TOKENIZER, tokens)
+    assert "".join(pieces(TOKENIZER, tokens)) == decode_text(TOKENIZER, tokens)
 
 
 def test_a_character_appears_when_it_is_whole() -> None:
-    decoder = Decoder(TOKENIZER)
+    decoder = StreamDecoder(TOKENIZER)
     shown = [decoder.push(token) for token in TOKENIZER("é🎉", add_special_tokens=False).input_ids]
     assert shown == ["", "é", "", "", "", "🎉"]
     assert decoder.finish() == ""
 
 
 def test_an_unfinished_character_comes_out_at_the_end() -> None:
-    decoder = Decoder(TOKENIZER)
+    decoder = StreamDecoder(TOKENIZER)
     assert [decoder.push(token) for token in TOKENIZER("a🎉", add_special_tokens=False).input_ids[:3]] == ["a", "", ""]
     assert decoder.finish() == "\ufffd"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cli.command import Command
-from forerun.cli.settings import make_tree, shaped
+from forerun.cli.pair import make_tree, shaped
 from forerun.drafters import Chain, DraftModel, PromptLookup, RandomDraft, TopK, Tree
 from forerun.errors import InvalidArgument
 from support.tiny import tiny_model

@@ -123,7 +123,7 @@ def test_an_option_that_leaves_nothing_is_named(keywords: dict[str, Any], messag
         ({"num_return_sequences": 10**30}, "num_return_sequences=1"),
         ({"max_time": -1}, "max_time=-1"),
         ({"attention_mask": torch.zeros(1, 6) - math.inf}, "attention_mask holds other values"),
-        ({"attention_mask": [[1] * 6]}, "attention_mask is a list"),
+        ({"attention_mask": [["a"] * 6]}, "attention_mask=.*: must hold whole numbers"),
         ({"input_ids": IDS.float()}, "input_ids is of type torch.float32"),
         ({"input_ids": IDS.to_sparse()}, "input_ids is a torch.sparse_coo tensor"),
         ({"input_ids": IDS.to("meta")}, "input_ids is a meta tensor"),

@@ -141,9 +141,9 @@ def test_a_trained_draft_model_must_know_its_target(tmp_path: Path) -> None:
 
 
 def test_the_command_line_takes_folders(tmp_path: Path) -> None:
-    from forerun.cli.settings import make_drafter
+    from forerun.drafters import named_drafter
 
     folder = save(tmp_path / "draft", "feature", "llama", True)
-    assert type(make_drafter(str(folder))) is FeatureHead
-    chain = make_drafter(f"lookup,{folder}")
+    assert type(named_drafter(str(folder))) is FeatureHead
+    chain = named_drafter(f"lookup,{folder}")
     assert isinstance(chain, forerun.Chain) and type(chain.parts[1]) is FeatureHead

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, NoRepeatNGramLogitsProcessor
+from transformers import BatchEncoding, GenerationConfig, LogitsProcessor, NoRepeatNGramLogitsProcessor
 
 import forerun
 from engine.scripted import Spell
@@ -192,6 +192,29 @@ IDS: dict[str, Callable[[], Any]] = {
     "expanded": lambda: torch.tensor([[3]]).expand(1, 6),
     "parameter": lambda: torch.nn.Parameter(torch.ones(1, 6)),
     "text": lambda: "Once upon a time",
+    "texts": lambda: ["Once", "upon a time"],
+    "text and ids": lambda: ["Once", [1, 2]],
+    "bytes": lambda: [b"Once"],
+    "chat": lambda: [{"role": "user", "content": "hello"}],
+    "chats": lambda: [[{"role": "user", "content": "hello"}], [{"role": "user", "content": "there"}]],
+    "one message": lambda: {"role": "user", "content": "hello"},
+    "message without role": lambda: [{"content": "hello"}],
+    "message and ids": lambda: [[{"role": "user", "content": "hello"}, 3]],
+    "encoding": lambda: BatchEncoding({"input_ids": [PROMPT, [3]], "attention_mask": [[1] * 6, [1]]}),
+    "encoding of nothing": lambda: BatchEncoding({}),
+    "encoding of too much": lambda: BatchEncoding({"input_ids": [PROMPT], "offset_mapping": [(0, 1)]}),
+    "dictionary of numbers": lambda: {1: 2},
+    "rows of nothing": lambda: [[], []],
+    "rows of rows": lambda: [[[1, 2]], [[3]]],
+    "rows of tensors": lambda: [torch.tensor(PROMPT), torch.tensor([3])],
+    "rows of meta tensors": lambda: [torch.ones(6, dtype=torch.long, device="meta")],
+    "rows of floats": lambda: [[1.0, 2.5]],
+    "rows of bools": lambda: [[True, False]],
+    "rows with a huge id": lambda: [[10**30], [-(10**30)]],
+    "array of objects": lambda: np.array([[1, None]], dtype=object),
+    "array of texts": lambda: np.array(["Once", "upon"]),
+    "array of uint64": lambda: np.array([PROMPT], dtype=np.uint64),
+    "3-D array": lambda: np.array([[PROMPT]]),
 }
 MASKS: dict[str, Callable[[], Any]] = {
     "bool": lambda: torch.ones(1, 6, dtype=torch.bool),

@@ -11,6 +11,7 @@ import click
 
 from forerun.cli.options import (
     GroupedCommand,
+    generate_keywords,
     length_options,
     model_options,
     option,
@@ -56,7 +57,6 @@ def chat(**options: Any) -> None:
     from forerun.cli.console import err_console, out_console, plain_warnings
     from forerun.cli.pair import load
     from forerun.cli.prompts import uses_template
-    from forerun.cli.settings import generate_keywords
 
     console = err_console(options["quiet"])
     keywords = generate_keywords(options)
@@ -100,7 +100,7 @@ class Session:
     ) -> None:
         from forerun.cli.console import TextOut
         from forerun.cli.conversation import Conversation
-        from forerun.cli.ready import ready_decoder
+        from forerun.cli.run import ready_decoder
         from forerun.engine import Stats
 
         self.keywords, self.err = keywords, err
@@ -170,11 +170,10 @@ class Session:
             self.text.write("\n")
 
     def _stream(self, prompt: list[int]) -> GenerateResult:
-        from forerun.cli.interrupt import stop_on_interrupt
-        from forerun.cli.run import run
-        from forerun.cli.text import Decoder
+        from forerun.cli.run import run, stop_on_interrupt
+        from forerun.cli.text import StreamDecoder
 
-        decoder = Decoder(self.conversation.tokenizer)
+        decoder = StreamDecoder(self.conversation.tokenizer)
 
         def show(index: int, progress: Progress) -> None:
             for token, origin in zip(progress.tokens, progress.origins, strict=True):

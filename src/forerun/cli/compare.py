@@ -16,10 +16,9 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.drafters.base import Drafter
 from forerun.measure import reference
 from forerun.measure.reference import Difference, difference
+from forerun.measure.table import NOTHING, Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from forerun.cli.pair import Loaded
     from forerun.decoder import GenerateResult
 
@@ -191,17 +190,13 @@ def _judge(loaded: Loaded, prompt: Sequence[int]) -> tuple[Any, Sequence[int]]:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Times side by side; ratios are of tokens per second, since sampled texts differ in length."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="The same prompts, decoded in turn", title_justify="left", box=box.SIMPLE)
     bases = comparison.ways[:-1]
-    for heading in ("", "seconds", "tokens", "tokens/s", *(f"against {base.name}" for base in bases)):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+    headings = ("", "seconds", "tokens", "tokens/s", *(f"against {base.name}" for base in bases))
+    rows = []
     for way in comparison.ways:
-        ratios = (f"{way.rate / base.rate:.2f} x" if base.rate else "-" for base in bases)
-        table.add_row(way.name, f"{way.seconds:.2f}", str(way.num_tokens), f"{way.rate:.1f}", *ratios)
-    return table
+        ratios = (f"{way.rate / base.rate:.2f} x" if base.rate else NOTHING for base in bases)
+        rows.append((way.name, f"{way.seconds:.2f}", str(way.num_tokens), f"{way.rate:.1f}", *ratios))
+    return Table("The same prompts, decoded in turn", headings, tuple(rows))
 
 
 def explanations(comparison: Comparison) -> list[str]:

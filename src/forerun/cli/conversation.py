@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.cli.prompts import Message, render, tokenize
-from forerun.cli.text import decode
+from forerun.cli.prompts import Message
 from forerun.errors import InvalidArgument
+from forerun.inputs import render_chat, tokenize_rendered
+from forerun.result import decode_text
 
 
 class Conversation:
@@ -33,17 +34,17 @@ class Conversation:
     def prompt(self) -> list[int]:
         """The whole conversation as tokens. Where it goes on from the last answer, its tokens are kept."""
         start = [] if self.system is None else [{"role": "system", "content": self.system}]
-        text = render(self.tokenizer, [*start, *self.messages])
+        text = render_chat(self.tokenizer, [*start, *self.messages])
         if self._ids and text.startswith(self._text):
-            ids = [*self._ids, *tokenize(self.tokenizer, text[len(self._text) :])]
+            ids = [*self._ids, *tokenize_rendered(self.tokenizer, text[len(self._text) :])]
         else:  # a template that rewrites earlier turns, a new system message, or the first turn
-            ids = tokenize(self.tokenizer, text)
+            ids = tokenize_rendered(self.tokenizer, text)
         self._text, self._ids = text, ids
         return ids
 
     def answer(self, tokens: Sequence[int]) -> str:
         """Add the model's turn."""
-        said = decode(self.tokenizer, tokens)
+        said = decode_text(self.tokenizer, tokens)
         self.messages.append({"role": "assistant", "content": said})
         self._text += self.tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         self._ids = [*self._ids, *tokens]

@@ -13,6 +13,7 @@ import click
 from forerun.cli.main import INTERRUPTED
 from forerun.cli.options import (
     GroupedCommand,
+    generate_keywords,
     length_options,
     model_options,
     option,
@@ -97,9 +98,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
     separated by an empty line; use --json to tell them apart. Ctrl-C ends the texts with what they have.
     """
     from forerun.cli.console import err_console, out_console, plain_warnings
-    from forerun.cli.prompts import encode, read_prompts, uses_template
-    from forerun.cli.settings import generate_keywords
-    from forerun.cli.task import asked_for
+    from forerun.cli.prompts import encode, read_prompts, uses_template, with_task_prefix
 
     console = err_console(options["quiet"])
     with plain_warnings(console):
@@ -109,7 +108,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
 
         loaded = load(options, console, encoder_decoder=True)
         if options["task"] is not None:
-            given = asked_for(loaded.model, options["task"], given, console)
+            given = with_task_prefix(loaded.model, options["task"], given, console)
         template = uses_template(loaded.tokenizer, options["chat"], options["system"], given)
         encoded = [encode(loaded.tokenizer, prompt, template, options["system"]) for prompt in given]
         show = _Show(loaded, given, out_console(), console)
@@ -145,8 +144,7 @@ class _Show:
 
     def decoded(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], live: bool) -> GenerateResult:
         """Run; one text on a terminal is shown as it comes, several after a progress bar."""
-        from forerun.cli.interrupt import stop_on_interrupt
-        from forerun.cli.ready import ready_decoder
+        from forerun.cli.run import ready_decoder, stop_on_interrupt
 
         copies = keywords.get("num_return_sequences", 1)
         decoder = ready_decoder(self.loaded, self.err, prompts, keywords)
@@ -167,6 +165,7 @@ class _Show:
     ) -> tuple[GenerateResult, Comparison]:
         from forerun.cli.compare import compare, comparison_table, explanations
         from forerun.cli.console import progress_bar
+        from forerun.measure.table import print_tables
 
         with progress_bar(self.err) as bar:
             task, done = bar.add_task("comparing", total=6), count()
@@ -174,11 +173,15 @@ class _Show:
             def stage(name: str) -> None:
                 bar.update(task, description=name, completed=next(done), refresh=True)
 
-            comparison = compare(self.loaded, prompts, keywords, stage)
+            try:
+                comparison = compare(self.loaded, prompts, keywords, stage)
+            except KeyboardInterrupt:
+                self.err.print("Stopped by Ctrl-C: the comparison was not finished.", style="yellow")
+                raise click.exceptions.Exit(INTERRUPTED) from None
         if not as_json:
             self._print_texts(comparison.speculative)
             self._print_statistics(comparison.speculative)
-            self.err.print(comparison_table(comparison))
+            print_tables([comparison_table(comparison)], self.err)
             for line in explanations(comparison):
                 self.err.print(line, markup=False)
         return comparison.speculative, comparison
@@ -191,9 +194,9 @@ class _Show:
         stopped: Callable[[], bool],
     ) -> GenerateResult:
         from forerun.cli.run import run
-        from forerun.cli.text import Decoder
+        from forerun.cli.text import StreamDecoder
 
-        text = Decoder(self.loaded.tokenizer)
+        text = StreamDecoder(self.loaded.tokenizer)
 
         def show(index: int, progress: Progress) -> None:
             for token, origin in zip(progress.tokens, progress.origins, strict=True):
@@ -286,10 +289,10 @@ def _document(
 
 
 def _entry(tokenizer: Any, row: RowResult) -> dict[str, Any]:
-    from forerun.cli.text import decode
+    from forerun.result import decode_text
 
     return {
-        "text": decode(tokenizer, row.tokens),
+        "text": decode_text(tokenizer, row.tokens),
         "token_ids": list(row.tokens),
         "origins": [origin.value for origin in row.origins],
         "finish_reason": row.finish_reason.value,

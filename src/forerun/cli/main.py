@@ -141,7 +141,10 @@ def _suggest(name: str, known: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(known)}."
 
 
-@click.group(cls=ForerunGroup, context_settings={"help_option_names": ["-h", "--help"]})
+COMPLETION = 'Tab completion in bash: eval "$(_FORERUN_COMPLETE=bash_source forerun)"'
+
+
+@click.group(cls=ForerunGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=COMPLETION)
 @click.version_option(__version__, prog_name="forerun")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import click
 
 from forerun.config import Kernels, LengthSettings, ModelSettings, SamplingParams, SpeculationSettings
+from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -214,7 +215,6 @@ def _click_type(hint: Any) -> dict[str, Any]:
 def rule_text(value: str) -> str:
     """The text of a rule. Lossless ones are known by heart; the others are only looked at when one is named."""
     if value not in LOSSLESS:
-        from forerun.errors import InvalidArgument
         from forerun.rules import parse
 
         try:
@@ -291,3 +291,28 @@ def length_options(max_new_tokens: int = LengthSettings().max_new_tokens) -> Cal
             "type": click.FloatRange(min=0, min_open=True), "metavar": "SECONDS", "show_default": "no limit",
         },
     )  # fmt: skip
+
+
+# Option names that are also keywords of `SpeculativeDecoder.generate`.
+KEYWORDS = (
+    "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed", "max_time",
+)  # fmt: skip
+
+
+def generate_keywords(options: dict[str, Any]) -> dict[str, Any]:
+    """Keywords for `generate`: only what was given, so that its defaults stay its own."""
+    keywords = {name: options[name] for name in KEYWORDS if options.get(name) is not None}
+    if options.get("stop"):
+        keywords["stop_strings"] = list(options["stop"])
+    if options.get("logit_bias"):
+        keywords["logit_bias"] = dict(map(_bias, options["logit_bias"]))
+    return keywords
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, value = text.partition("=")
+    try:
+        return int(token), float(value)
+    except ValueError:
+        raise InvalidArgument(f"--logit-bias {text!r}: write ID=VALUE, such as 11=-2.5 or 11=-inf") from None

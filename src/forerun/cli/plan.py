@@ -196,15 +196,14 @@ def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> Loaded:
 
 def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool) -> dict[str, Drafter]:
     """By name. Where nobody chose, 'auto' is left out if it is nothing but lookup."""
-    from forerun.cli.settings import AUTO, make_drafter
-    from forerun.drafters import PromptLookup, default_drafter
+    from forerun.drafters import PromptLookup, named_drafter
     from forerun.measure.provenance import without_folders
 
     found: dict[str, Drafter] = {}
     for name in wanted:
-        drafter = default_drafter(model) if name == AUTO else make_drafter(name, **where)
+        drafter = named_drafter(name, model, option="--draft", **where)
         assert drafter is not None
-        if chosen or name != AUTO or not isinstance(drafter, PromptLookup):
+        if chosen or name != "auto" or not isinstance(drafter, PromptLookup):
             found[without_folders(name)] = drafter
     return found
 

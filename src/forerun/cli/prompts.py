@@ -6,10 +6,15 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.files import parse_json, read_text
+from forerun.inputs import chat_ids, text_ids
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from transformers import PreTrainedModel
 
 Message = dict[str, str]
 # A prompt is text, or a conversation.
@@ -103,24 +108,35 @@ def uses_template(tokenizer: Any, chat: bool | None, system: str | None, prompts
 
 def encode(tokenizer: Any, prompt: Prompt, template: bool, system: str | None = None) -> list[int]:
     """Token ids of one prompt."""
-    if not template:
-        assert isinstance(prompt, str)
-        ids = list(tokenizer(prompt).input_ids)
-    else:
+    if template:
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         start = [] if system is None else [{"role": "system", "content": system}]
-        ids = tokenize(tokenizer, render(tokenizer, [*start, *messages]))
+        ids = chat_ids(tokenizer, [*start, *messages])
+    else:
+        assert isinstance(prompt, str)
+        ids = text_ids(tokenizer, prompt)
     if not ids:
         raise InvalidArgument(f"prompt {prompt!r} has no tokens in this model's vocabulary")
     return ids
 
 
-def render(tokenizer: Any, messages: Sequence[Message]) -> str:
-    """The conversation as the model was trained to read it, up to where its answer begins."""
-    text: str = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-    return text
+def with_task_prefix(model: PreTrainedModel, task: str, prompts: Sequence[Prompt], console: Console) -> list[Prompt]:
+    """The prompts with the task's prefix in front. What else its configuration asks for is named, not used."""
+    known: dict[str, dict[str, Any]] = getattr(model.config, "task_specific_params", None) or {}
+    if task not in known:
+        names = f"it knows {', '.join(sorted(known))}" if known else "it knows none; leave --task out"
+        raise InvalidArgument(
+            f"--task {task!r}: no task of {model.config.name_or_path or type(model).__name__}; {names}"
+        )
+    settings = dict(known[task])
+    prefix = settings.pop("prefix", "")
+    if settings:
+        told = ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+        console.print(f"--task {task}: prefix {prefix!r}; not used: {told}", style="dim", markup=False, highlight=False)
+    return [prefix + _plain_text(prompt) for prompt in prompts]
 
 
-def tokenize(tokenizer: Any, text: str) -> list[int]:
-    """Text that already holds its special tokens."""
-    return list(tokenizer(text, add_special_tokens=False).input_ids)
+def _plain_text(prompt: Prompt) -> str:
+    if not isinstance(prompt, str):
+        raise InvalidArgument("--task takes texts, not conversations with roles")
+    return prompt

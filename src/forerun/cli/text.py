@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from forerun.result import decode_text
 
 UNFINISHED = "\ufffd"  # how tokenizers show bytes that are not yet a character
 
 
-class Decoder:
+class StreamDecoder:
     """Text of a growing sequence: a piece comes out once later tokens cannot change it.
 
     Only a short window is decoded: from the start of the piece before, since some tokenizers treat the first token of a
@@ -38,17 +40,11 @@ class Decoder:
         return text[len(before) :]
 
     def _text(self, end: int) -> str:
-        return decode(self.tokenizer, self.tokens[self._start : end])
-
-
-def decode(tokenizer: Any, tokens: Iterable[int]) -> str:
-    """Tokens as text, without special ones and without tidying."""
-    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return text
+        return decode_text(self.tokenizer, self.tokens[self._start : end])
 
 
 def pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """The text of each token; a character that spans several belongs to the last of them."""
-    decoder = Decoder(tokenizer)
-    found = [decoder.push(token) for token in tokens]
-    return [*found[:-1], found[-1] + decoder.finish()] if found else []
+    decoder = StreamDecoder(tokenizer)
+    texts = [decoder.push(token) for token in tokens]
+    return [*texts[:-1], texts[-1] + decoder.finish()] if texts else []

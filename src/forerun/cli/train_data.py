@@ -197,7 +197,7 @@ def _items(encoded: list[tuple[int, ...]], longest: int, samples: int, console: 
 
 
 def _run(run: DataRun, options: dict[str, Any], part: tuple[int, int], console: Console) -> Tally:
-    from forerun.cli.interrupt import stop_on_interrupt
+    from forerun.cli.run import stop_on_interrupt
     from forerun.measure.progress import Bar
     from forerun.train.writing import write_shards
 

@@ -171,22 +171,18 @@ def _once(files: Sequence[Path], console: Console) -> list[Path]:
 def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
     """The target with its drafter, and the processor."""
     from forerun.cli.console import busy
-    from forerun.cli.pair import LOADING, Loaded
-    from forerun.cli.settings import AUTO, make_drafter, make_policy, make_tree, shaped
+    from forerun.cli.pair import LOADING, check_speculation, loaded_with
 
-    policy, tree = make_policy(options["policy"]), make_tree(options["tree"])
+    tree = check_speculation(options)
     where = {name: options[name] for name in LOADING}
     with busy(console, f"loading {options['model']}"):
-        from forerun.drafters import default_drafter
+        from forerun.drafters import named_drafter
         from forerun.loading import load_speech_model
 
         model, processor = load_speech_model(options["model"], **where)
-        named = options["draft"] != AUTO
-        make = partial(_draft_whisper, target=model, where=where)
-        drafter = make_drafter(options["draft"], make) if named else default_drafter(model)
-    drafter = shaped(drafter, tree, options["draft_top_k"])
-    names = ("rule", "attention", "kernels", "compile")
-    return Loaded(model, processor.tokenizer, drafter, policy, *(options[name] for name in names)), processor
+        load = partial(_draft_whisper, target=model, where=where)
+        drafter = named_drafter(options["draft"], model, load, option="--draft")
+    return loaded_with(options, model, processor.tokenizer, drafter, tree), processor
 
 
 def _draft_whisper(name: str, shares_encoder: bool, target: Any, where: dict[str, Any]) -> Drafter:
@@ -205,7 +201,7 @@ def _draft_whisper(name: str, shares_encoder: bool, target: Any, where: dict[str
 def _transcribed(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
-    from forerun.cli.ready import told_of_compiling
+    from forerun.cli.run import told_of_compiling
     from forerun.speech import Transcriber
 
     with told_of_compiling(writer.console):
@@ -224,10 +220,11 @@ def _compared(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
     from forerun.cli.transcribe_compare import compare, comparison_table, explanations
+    from forerun.measure.table import print_tables
 
     with seconds_bar(writer.console, "comparing", 3 * total(writer.files)) as tell:
         comparison = compare(loaded, processor, settings, writer, batch_size, tell)
-    writer.console.print(comparison_table(comparison))
+    print_tables([comparison_table(comparison)], writer.console)
     for line in explanations(comparison):
         writer.console.print(line, markup=False)
     return {"compare": comparison.as_dict()}

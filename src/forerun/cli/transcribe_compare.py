@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.cli.compare import DRAFTS, PLAIN, TRANSFORMERS, decoder_with
 from forerun.errors import UnreadableAudio
+from forerun.measure.table import NOTHING, Table
 from forerun.speech.audio import RATE, read
 from forerun.speech.settings import SpeechSettings
 from forerun.speech.transcribe import OnAudio, Outcome, Spent, Transcriber
 from forerun.speech.transcript import Transcript
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from forerun.cli.pair import Loaded
     from forerun.cli.transcripts import Writer
 
@@ -24,7 +23,7 @@ WARM_UP = 2  # seconds of the first recording that each way transcribes before i
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Method:
     """One way of decoding."""
 
     name: str
@@ -59,9 +58,9 @@ class Way:
 class Comparison:
     """Plain ways first, the one with drafts last."""
 
-    ways: tuple[Way, ...]
+    ways: tuple[Method, ...]
 
-    def different(self, way: Way) -> list[Path]:
+    def different(self, way: Method) -> list[Path]:
         """Files whose tokens are not those with drafts."""
         last = self.ways[-1].outcomes
         return [path for path, made in way.outcomes.items() if _tokens(made) != _tokens(last[path])]
@@ -85,7 +84,7 @@ def compare(
         _warm_up(transcriber, writer.files)
         found = {outcome.path: outcome for outcome in transcriber.files(writer.files, batch_size, tell)}
         windows = transcriber.windows
-        ways.append(Way(name, transcriber.spent, found, 0 if windows is None else windows.num_sampled))
+        ways.append(Method(name, transcriber.spent, found, 0 if windows is None else windows.num_sampled))
     for outcome in ways[-1].outcomes.values():
         writer.take(outcome)
     return Comparison(tuple(ways))
@@ -109,23 +108,16 @@ def _tokens(outcome: Outcome) -> tuple[int, ...] | None:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Seconds side by side; the encoder does the same work in all ways, so the decoder's are shown apart."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title="The same recordings, transcribed in turn", title_justify="left", box=box.SIMPLE, padding=(0, 0, 0, 1)
-    )
-    for heading in ("", "seconds", "encoder", "decoder", "gain", "tokens", "a round", "RTF"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    headings = ("", "seconds", "encoder", "decoder", "gain", "tokens", "a round", "RTF")
     base = comparison.ways[0].spent.decoder_seconds
+    rows = []
     for way in comparison.ways:
         spent = way.spent
-        gain = f"{base / spent.decoder_seconds:.2f}x" if spent.decoder_seconds else "-"
-        table.add_row(
-            way.name, f"{spent.seconds:.2f}", f"{spent.encoder_seconds:.2f}", f"{spent.decoder_seconds:.2f}", gain,
-            str(way.num_tokens), f"{way.tokens_per_round:.2f}", f"{spent.real_time_factor:.3f}",
-        )  # fmt: skip
-    return table
+        gain = f"{base / spent.decoder_seconds:.2f}x" if spent.decoder_seconds else NOTHING
+        seconds = (f"{value:.2f}" for value in (spent.seconds, spent.encoder_seconds, spent.decoder_seconds))
+        counts = (str(way.num_tokens), f"{way.tokens_per_round:.2f}", f"{spent.real_time_factor:.3f}")
+        rows.append((way.name, *seconds, gain, *counts))
+    return Table("The same recordings, transcribed in turn", headings, tuple(rows))
 
 
 def explanations(comparison: Comparison) -> list[str]:

@@ -8,6 +8,7 @@ from forerun.drafters.choose import default_drafter, from_folder
 from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.feature_head import FeatureHead
+from forerun.drafters.named import named_drafter
 from forerun.drafters.ngram import NgramTable
 from forerun.drafters.parallel_heads import ParallelHeads
 from forerun.drafters.prompt_lookup import PromptLookup
@@ -29,5 +30,6 @@ __all__ = [
     "Tree",
     "default_drafter",
     "from_folder",
+    "named_drafter",
     "with_trees",
 ]

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -148,6 +149,12 @@ class Engine:
         except BaseException:
             self._start_over()
             raise
+
+    def postpone(self, seconds: float) -> None:
+        """Move the deadlines of all rows: time spent on compiling is not decoding."""
+        for row in (*self._waiting, *self._running.values()):
+            if row.request.deadline is not None:
+                row.request = replace(row.request, deadline=row.request.deadline + seconds)
 
     def take_results(self) -> list[RowResult]:
         """Finished sequences since the last call."""

@@ -29,7 +29,7 @@ class Seconds:
         return Seconds(*(mine - less for mine, less in zip(astuple(self), astuple(other), strict=True)))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Stats:
     """Counts of one row, or of many added up."""
 
@@ -127,6 +127,16 @@ class Stats:
                 "acceptance_by_position": self.acceptance_by_position,
             }
         )
+
+    @property
+    def brief(self) -> str:
+        """Counts and rates in a few words."""
+        accepted = f"{self.acceptance_rate:.0%} of {self.num_draft_tokens} drafted accepted"
+        lossy = ", LOSSY" if self.lossy else ""
+        return f"{self.num_emitted_tokens} tokens, {self.tokens_per_round:.2f} a round, {accepted}{lossy}"
+
+    def __repr__(self) -> str:
+        return f"Stats({self.brief})"
 
     def __str__(self) -> str:
         by_position = " ".join(f"{rate:.2f}" for rate in self.acceptance_by_position) or "-"

@@ -82,8 +82,6 @@ def check_plot(path: Path) -> None:
     """Find out before measuring whether a picture can be drawn at `path`."""
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidArgument(f"cannot draw into {path.name!r}: the name must end in {', '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise InvalidArgument(f"cannot draw into {str(path)!r}: there is no folder {str(path.parent)!r}")
     if importlib.util.find_spec("matplotlib") is None:
         raise ForerunError("drawing needs matplotlib, which is not installed; run: pip install 'forerun[plot]'")
     check_output(path, "--plot")

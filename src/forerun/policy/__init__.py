@@ -10,12 +10,17 @@ from forerun.policy.heuristics import BassHeuristic, Constant, HfHeuristic, OwnA
 __all__ = ["Auto", "BassHeuristic", "Constant", "CostModel", "HfHeuristic", "OwnAcceptance", "Policy", "as_policy"]
 
 
+NAMED: dict[str, type[Policy]] = {"auto": Auto, "hf": HfHeuristic, "bass": BassHeuristic}
+
+
 def as_policy(value: str | int | Policy) -> Policy:
-    """`"auto"`, a constant draft length, or a policy as it is."""
+    """A policy by its name, a constant draft length, or a policy as it is."""
     if isinstance(value, str):
-        if value != "auto":
-            refuse("policy", value, 'the only name is "auto"; give that, an integer or a policy')
-        return Auto()
+        if value in NAMED:
+            return NAMED[value]()
+        if not value.isdecimal() or len(value) > 18:
+            refuse("policy", value, f"give {', '.join(NAMED)}, a draft length such as 4, or a policy")
+        value = int(value)
     if hasattr(value, "__index__"):
         return Constant(
             integer("policy", value, 0, remedy="a draft length is an integer >= 0; 0 decodes without drafting")

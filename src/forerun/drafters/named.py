@@ -1,0 +1,114 @@
+"""Drafters by name, the same names in Python and on the command line."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+from transformers import PreTrainedModel
+
+from forerun import loading as models
+from forerun.drafters.base import Drafter
+from forerun.drafters.chain import Chain
+from forerun.drafters.choose import default_drafter, from_folder
+from forerun.drafters.draft_model import DraftModel
+from forerun.drafters.early_exit import EarlyExit
+from forerun.drafters.ngram import NgramTable
+from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.random_draft import RandomDraft
+from forerun.errors import InvalidArgument
+from forerun.loading.drafter_folder import is_drafter_folder
+
+AUTO = "auto"
+OFF = ("off", "none")
+NAMES = ("auto", "lookup", "off", "none", "random", "early:N", "ngram:FILE", "shared:NAME", "module:Class")
+
+# Makes a drafter of a model's name, and of whether it reads with the target's encoder.
+LoadDraftModel = Callable[[str, bool], Drafter]
+
+
+def named_drafter(
+    name: str,
+    target: PreTrainedModel | None = None,
+    load: LoadDraftModel | None = None,
+    *,
+    option: str = "drafter",
+    **loading: Any,
+) -> Drafter | None:
+    """The drafter that a name stands for; several with commas form a chain, "off" and "none" are no drafter.
+
+    "auto" needs the `target`. A model is loaded with `loading` (device, dtype, offline), or by `load`. `option` is what
+    error messages call the name.
+    """
+    names = [part.strip() for part in name.split(",")]
+    if len(names) == 1 and names[0] in OFF:
+        return None
+    if names == [AUTO] and target is not None:
+        return default_drafter(target)
+    for word in (*OFF, AUTO):
+        if word in names:
+            raise InvalidArgument(f"{option} {name!r}: {word!r} stands alone; leave it out of the list")
+    parts = [_single(part, load or partial(_load_text_model, **loading), option, loading) for part in names]
+    return parts[0] if len(parts) == 1 else Chain(*parts)
+
+
+def _load_text_model(name: str, shares_encoder: bool, **loading: Any) -> Drafter:
+    model, tokenizer = models.load_model(name, encoder_decoder=True, **loading)
+    return DraftModel(model, tokenizer=tokenizer, shares_encoder=shares_encoder)
+
+
+def _single(name: str, load: LoadDraftModel, option: str, loading: dict[str, Any]) -> Drafter:
+    kind, _, rest = name.partition(":")
+    if name == "lookup":
+        return PromptLookup()
+    if name == "random":
+        return RandomDraft()
+    if kind == "early":
+        if not rest.isdecimal():
+            raise InvalidArgument(f"{option} {name!r}: say how many layers, such as early:8")
+        return EarlyExit(int(rest))
+    if kind == "ngram":
+        return NgramTable.load(rest or name)
+    if is_drafter_folder(name):
+        return from_folder(name, **loading)
+    if kind == "shared" and rest:
+        return load(rest, True)
+    _refuse_misspelt(name, kind, option)
+    return _drafter_of_class(name, option) or load(name, False)
+
+
+def _drafter_of_class(name: str, option: str) -> Drafter | None:
+    """A user's own class named `module:Class`, made without arguments; None for a name of any other form.
+
+    The module may lie in the current folder, as with `python -m`.
+    """
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        return None
+    module, _, kind = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        drafter = getattr(importlib.import_module(module), kind)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise InvalidArgument(
+            f"{option} {name!r}: no drafter could be made of it ({error}); write module:Class, a class in a module "
+            "that Python finds from here and that takes no arguments"
+        ) from error
+    if not callable(getattr(drafter, "propose", None)):
+        raise InvalidArgument(f"{option} {name!r}: {kind} has no method propose; see docs/drafters.md")
+    return cast("Drafter", drafter)
+
+
+def _refuse_misspelt(name: str, kind: str, option: str) -> None:
+    """A word close to a known name is no model: better said now than after asking the Hub for it."""
+    near = difflib.get_close_matches(kind, [known.partition(":")[0] for known in NAMES], n=1, cutoff=0.7)
+    if near or not name:
+        hint = f"did you mean {near[0]!r}?" if near else "it is empty;"
+        raise InvalidArgument(
+            f"{option} {name!r}: {hint} There are {', '.join(NAMES)}, or a model's name, folder or .gguf file"
+        )

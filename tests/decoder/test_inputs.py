@@ -1,0 +1,160 @@
+"""`generate` takes what people have: texts, chats, ragged lists, arrays, encodings. Same ids, same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BatchEncoding
+
+import forerun
+from forerun.errors import InvalidArgument
+from support.tiny import plain_greedy, tiny_model
+
+NEW = 6
+ROWS = [[12, 61, 7, 33, 85, 4], [5, 9], [44, 3, 2, 1]]
+PADDED = [[0] * (6 - len(row)) + row for row in ROWS]
+MASK = [[0] * (6 - len(row)) + [1] * len(row) for row in ROWS]
+
+
+class Words:
+    """A tokenizer of numbers separated by blanks, with a chat template."""
+
+    chat_template: str | None = "numbers"
+
+    def __call__(self, text: str, add_special_tokens: bool = True) -> BatchEncoding:
+        return BatchEncoding({"input_ids": [int(word) for word in text.split()]})
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        return " ".join(map(str, tokens))
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(token): token for token in range(97)}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        if messages[0]["role"] != "user":
+            raise ValueError("users speak first")
+        return " ".join(message["content"] for message in messages)
+
+
+def text(row: list[int]) -> str:
+    return " ".join(map(str, row))
+
+
+def chat(row: list[int]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text(row)}]
+
+
+FORMS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "padded tensor": lambda: (torch.tensor(PADDED), {"attention_mask": torch.tensor(MASK)}),
+    "lists of ids": lambda: (ROWS, {}),
+    "tuples of ids": lambda: (tuple(map(tuple, ROWS)), {}),
+    "padded lists": lambda: (PADDED, {"attention_mask": MASK}),
+    "padded lists, tensor of marks": lambda: (PADDED, {"attention_mask": torch.tensor(MASK)}),
+    "lists of ids with ragged marks": lambda: (ROWS, {"attention_mask": [[1] * len(row) for row in ROWS]}),
+    "arrays": lambda: ([np.array(row) for row in ROWS], {}),
+    "tensors": lambda: ([torch.tensor(row) for row in ROWS], {}),
+    "padded array": lambda: (np.array(PADDED, dtype=np.int32), {"attention_mask": np.array(MASK)}),
+    "texts": lambda: ([text(row) for row in ROWS], {}),
+    "array of texts": lambda: (np.array([text(row) for row in ROWS]), {}),
+    "chats": lambda: ([chat(row) for row in ROWS], {}),
+    "encoding of tensors": lambda: (
+        BatchEncoding({"input_ids": torch.tensor(PADDED), "attention_mask": torch.tensor(MASK)}), {},
+    ),
+    "encoding of lists": lambda: (
+        BatchEncoding({"input_ids": ROWS, "attention_mask": [[1] * len(row) for row in ROWS]}), {},
+    ),
+    "dictionary": lambda: ({"input_ids": ROWS}, {}),
+}  # fmt: skip
+
+
+def decoder_of(tokenizer: Any = None, **settings: Any) -> forerun.SpeculativeDecoder:
+    return forerun.SpeculativeDecoder(
+        tiny_model("llama"), "lookup", policy=2, tokenizer=tokenizer, kernels="off", **settings
+    )
+
+
+def wanted(rows: list[list[int]] = ROWS) -> list[list[int]]:
+    return [plain_greedy(tiny_model("llama"), row, NEW) for row in rows]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("method", ["generate", "stream"])
+def test_every_form_gives_the_same_tokens(form: str, method: str) -> None:
+    prompts, more = FORMS[form]()
+    decoder = decoder_of(Words())
+    if method == "generate":
+        result = decoder.generate(prompts, max_new_tokens=NEW, **more)
+    else:
+        with decoder.stream(prompts, max_new_tokens=NEW, **more) as stream:
+            for _ in stream:
+                pass
+        result = stream.result
+    assert result.new_tokens == wanted()
+    assert result.sequences[:, :6].tolist()[0] == ROWS[0]
+    assert result.texts == [text(row) for row in wanted()]
+
+
+@pytest.mark.parametrize("prompt", [text(ROWS[0]), chat(ROWS[0])], ids=["text", "chat"])
+def test_one_prompt_needs_no_list(prompt: Any) -> None:
+    assert decoder_of(Words()).generate(prompt, max_new_tokens=NEW).new_tokens == wanted(ROWS[:1])
+
+
+def test_the_tokenizer_may_come_with_the_call() -> None:
+    result = decoder_of().generate(text(ROWS[0]), tokenizer=Words(), max_new_tokens=NEW)
+    assert result.texts == [text(wanted(ROWS[:1])[0])]
+
+
+class NoTemplate(Words):
+    chat_template = None
+
+
+class OnlyDecodes:
+    decode = Words.decode
+
+
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "text without tokenizer": (None, "12 7", {}, "give tokenizer= to SpeculativeDecoder"),
+    "chat without tokenizer": (None, chat([1]), {}, "is a chat and there is no tokenizer"),
+    "chat without template": (NoTemplate(), chat([1]), {}, "no chat template"),
+    "tokenizer that cannot encode": (OnlyDecodes(), "12 7", {}, "cannot encode"),
+    "template that refuses": (Words(), [{"role": "king", "content": "1"}], {}, "users speak first"),
+    "message without content": (Words(), [{"role": "user"}], {}, "'role' and 'content'"),
+    "one message": (Words(), {"role": "user", "content": "1"}, {}, "put it into a list"),
+    "one row of ids": (None, [1, 2, 3], {}, r"input_ids\[0\]=1"),
+    "no rows": (None, [], {}, "no prompts"),
+    "empty row": (None, [[1], []], {}, "prompt 1 is empty"),
+    "half a token": (None, [[1, 2.5]], {}, r"input_ids\[0\]\[1\]=2.5"),
+    "token beyond the vocabulary": (None, [[1, 97]], {}, "token 97 is outside"),
+    "huge token": (None, [[10**30]], {}, r"input_ids\[0\]"),
+    "mask of another shape": (None, ROWS, {"attention_mask": torch.tensor(MASK)}, "without padding, leave it out"),
+    "mask with other numbers": (None, [[1, 2]], {"attention_mask": [[1, 2]]}, r"attention_mask\[0\]\[1\]=2"),
+    "mask twice": (None, {"input_ids": ROWS, "attention_mask": MASK}, {"attention_mask": MASK}, "given twice"),
+    "number": (None, 3, {}, "input_ids is a int"),
+    "unknown entry": (None, {"input_ids": ROWS, "lenght": [3]}, {}, "unknown keyword 'lenght'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused_with_the_remedy(case: str) -> None:
+    tokenizer, prompts, more, message = REFUSED[case]
+    with pytest.raises(forerun.ForerunError, match=message):
+        decoder_of(tokenizer).generate(prompts, max_new_tokens=NEW, **more)
+
+
+def test_texts_need_a_tokenizer() -> None:
+    result = decoder_of().generate(ROWS, max_new_tokens=NEW)
+    with pytest.raises(InvalidArgument, match="new_tokens"):
+        _ = result.texts
+
+
+def test_short_descriptions() -> None:
+    decoder = decoder_of()
+    assert repr(decoder) == "SpeculativeDecoder(LlamaForCausalLM, PromptLookup, policy=Constant, rule=token)"
+    result = decoder.generate(ROWS, max_new_tokens=NEW)
+    assert repr(result).startswith("GenerateResult(3 rows, 18 tokens, ")
+    assert repr(result.stats).startswith("Stats(18 tokens, ")
+    assert "no drafter" in repr(forerun.SpeculativeDecoder(tiny_model("llama"), "off", kernels="off"))
