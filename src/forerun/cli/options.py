@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 import click
 
-from forerun.config import Kernels, LengthSettings, ModelSettings, SamplingParams, SpeculationSettings
+from forerun.config import LengthSettings, ModelSettings, SamplingParams, SpeculationSettings
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -242,8 +242,6 @@ def place_options(group: str) -> Callable[[Function], Function]:
 
 
 RULE = {"type": rule_text, "metavar": "RULE"}
-KERNELS = click.Choice([member.value for member in Kernels])
-KERNELS_HELP, RULE_HELP = (field_docs(SpeculationSettings)[name] for name in ("kernels", "rule"))
 
 
 def speculation_options(policy: str = SpeculationSettings().policy) -> Callable[[Function], Function]:
