@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from forerun.cli.main import cli
+from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.table import Table
 from support.bench import ORIGIN
@@ -68,6 +69,21 @@ def test_a_record_of_any_kind_is_shown_without_the_code_that_measured_it(tmp_pat
     assert result.exit_code == 0 and "Speeds" in result.stdout
 
 
-def test_a_picture_that_cannot_be_drawn_is_refused_before_the_tables(tmp_path: Path) -> None:
-    result = show(str(RESULTS / "seq2seq-h200.json"), "--plot", str(tmp_path / "missing" / "p.png"))
+def test_a_picture_without_a_place_is_refused_before_the_tables(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "letter").touch()
+    result = show(str(RESULTS / "seq2seq-h200.json"), "--plot", str(tmp_path / "letter" / "p.png"))
     assert (result.exit_code, result.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("damage", [{"colour": "no colour"}, {"marker": "no mark"}, {"values": "%q"}])
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_tables(tmp_path: Path, damage: dict[str, str]) -> None:
+    pytest.importorskip("matplotlib")
+    series = Series("ours", (1.0, 2.0), (3.0, 4.0), **damage)
+    figure = Figure("F", (Panel("P", "x", "y", (series,)),))
+    tables = (Table("Speeds", ("", "x"), (("a", "1"),)),)
+    Record("a kind", ORIGIN, {}, tables=tables, figure=figure).save(tmp_path / "r.json")
+    result = show(str(tmp_path / "r.json"), "--plot", str(tmp_path / "p.png"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "cannot be drawn" in result.stderr and result.stderr.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]

@@ -78,6 +78,47 @@ def test_a_damaged_record_is_refused(tmp_path: Path, name: str) -> None:
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (("settings",), [], "settings=.*must be an object"),
+        (("rows", 0), "x", r"rows\[0\]='x': must be an object"),
+        (("remarks", 0), 1, r"remarks\[0\]=1: must be text"),
+        (("headline", 0), "\ud800", "surrogates"),
+        (("details", "a"), "\ud800", "surrogates"),
+        (("complete",), 1, "True or False"),
+        (("provenance", "versions", "torch"), 2, r"versions\['torch'\]=2: must be text"),
+        (("provenance", "machine", "cores"), 2.5, "whole number"),
+        (("provenance", "machine", "colour"), "red", "'colour': is no name"),
+        (("tables", 0, "headings"), [], "headings"),
+        (("tables", 0, "rows", 0), ["x"], r"rows\[0\]=.*each of 2 headings"),
+        (("tables", 0, "rows", 0, 1), [], r"rows\[0\]\[1\]=\[\]: must be text"),
+        (("figure",), True, "figure=True: must be an object"),
+        (("figure", "panel_size"), [6.0], "must hold 2 entries"),
+        (("figure", "panel_size", 0), 1e9, "50 inches"),
+        (("figure", "panels", 0, "x_scale"), "x", "linear, log"),
+        (("figure", "panels", 0, "x_names"), ["x"], "each of 0 ticks"),
+        (("figure", "panels", 0, "series", 0, "kind"), "pie", "must be one of line"),
+        (("figure", "panels", 0, "series", 0, "y"), [1.0], "each of 2 in x"),
+        (("figure", "panels", 0, "series", 0, "y", 0), 10**400, "64 bits"),
+        (("figure", "panels", 0, "series", 0, "y", 0), True, "must be a number"),
+        (("figure", "panels", 0, "series", 0, "error"), [1.0], "each of 2 values"),
+    ],
+)
+def test_a_value_of_another_type_is_named(
+    tmp_path: Path, place: tuple[str | int, ...], value: object, message: str
+) -> None:
+    path = tmp_path / "r.json"
+    content: Any = json.loads(whole().text())
+    holder = content
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidArgument, match=f"damaged record .*{message}"):
+        load(path)
+
+
 def test_another_kind_is_refused(tmp_path: Path) -> None:
     whole().save(tmp_path / "r.json")
     with pytest.raises(InvalidArgument, match="kind 'a kind', not of 'plan'"):

@@ -53,3 +53,14 @@ def test_rich_draws_on_a_terminal_alone(is_terminal: bool) -> None:
 def test_without_rich(capsys: pytest.CaptureFixture[str]) -> None:
     print_tables([WIDE, WIDE])
     assert capsys.readouterr().out.count("Speeds") == 2
+
+
+def test_an_empty_column_has_no_width() -> None:
+    assert Table("T", ("", "x"), (("", "1"),)).text().splitlines() == ["T", "  x", "  -", "  1"]
+    assert Table("T", ("", "x"), ()).text(width=1).splitlines() == ["T", "  x", "  -"]
+
+
+def test_a_title_is_no_markup() -> None:
+    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), force_terminal=True, width=80)
+    print_tables([Table("T [/x]", ("a",), (("[/y]",),))], console)
+    assert "T [/x]" in console.file.getvalue() and "[/y]" in console.file.getvalue()

@@ -6,11 +6,11 @@ A stored record can therefore be drawn without the code that measured it. matplo
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.arguments import refuse
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import check_output, write_whole
 
@@ -20,6 +20,9 @@ GREY, BLACK, PALE_BLUE, PALE_GREY = "#8a8a8a", "#333333", "#9ec3e6", "#dddddd"
 COLOURS = (RED, BLUE, ORANGE, GREEN, PURPLE, PALE_BLUE, GREY, BLACK)
 """In the order they are taken where nobody chooses; red is for what is proposed, greys for what it is held against."""
 KINDS = ("line", "points", "rings", "bars", "below", "level", "place")
+SCALES = ("linear", "log", "log10")
+LARGEST_PANEL = 50
+"""Inches; pixels are held in memory while drawing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,12 @@ class Figure:
     panel_size: tuple[float, float] = (6.0, 4.0)  # inches
 
 
-def read_figure(content: Mapping[str, Any]) -> Figure:
-    """From JSON, where tuples are lists."""
-    panels = tuple(
-        Panel(**_tuples(panel) | {"series": tuple(Series(**_tuples(series)) for series in panel["series"])})
-        for panel in content["panels"]
-    )
-    return Figure(**_tuples(content) | {"panels": panels})
+def check_figure(figure: Figure, name: str) -> None:
+    """Raise where parts of a stored figure do not fit each other; `name` is its place in the file."""
+    if not all(0 < inches <= LARGEST_PANEL for inches in figure.panel_size):
+        refuse(f"{name}.panel_size", figure.panel_size, f"must be above 0 and at most {LARGEST_PANEL} inches")
+    for place, panel in enumerate(figure.panels):
+        _check_panel(panel, f"{name}.panels[{place}]")
 
 
 def check_plot(path: Path) -> None:
@@ -88,26 +90,15 @@ def check_plot(path: Path) -> None:
 
 
 def draw(figure: Figure, path: Path) -> None:
-    """All panels; one legend below where the panels share their marks, else one in each."""
+    """The picture at `path`; one that cannot be drawn is refused, and nothing is written."""
     check_plot(path)
-    columns = max(1, min(figure.columns, len(figure.panels)))
-    rows = -(-len(figure.panels) // columns)
-    drawn = new_figure(columns * figure.panel_size[0] + 0.5, rows * figure.panel_size[1] + 0.8)
-    grid = drawn.subplots(rows, columns, squeeze=False).flatten()
-    for axes, panel in zip(grid, figure.panels, strict=False):
-        _draw_panel(axes, panel)
-    for axes in grid[len(figure.panels) :]:
-        axes.set_axis_off()
-    labels = [{series.label for series in panel.series} for panel in figure.panels]
-    if len(labels) > 1 and all(each <= labels[0] for each in labels):
-        handles, names = grid[0].get_legend_handles_labels()
-        drawn.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False, fontsize=8)
-    else:
-        for axes in grid[: len(figure.panels)]:
-            if axes.get_legend_handles_labels()[1]:
-                axes.legend(frameon=False, fontsize=8)
-    drawn.suptitle(figure.title, fontsize=11)
-    save(drawn, path)
+    try:
+        _draw(figure, path)
+    except ForerunError:
+        raise
+    except Exception as error:  # matplotlib alone knows its colours, marks, formats and formulas
+        reason = " ".join(str(error).split())
+        raise InvalidArgument(f"the picture cannot be drawn ({reason}); leave --plot out, or measure again") from error
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -130,6 +121,53 @@ def finish_axes(axes: Any, x_label: str = "", y_label: str = "", title: str = ""
 def save(figure: Any, path: Path, dpi: int = 150) -> None:
     """The picture, whole or not at all."""
     write_whole(path, lambda beside: figure.savefig(beside, dpi=dpi, format=path.suffix[1:].lower()))
+
+
+def _check_panel(panel: Panel, name: str) -> None:
+    for axis, scale in (("x_scale", panel.x_scale), ("y_scale", panel.y_scale)):
+        if scale not in SCALES:
+            refuse(f"{name}.{axis}", scale, f"must be one of {', '.join(SCALES)}")
+    if panel.x_names and len(panel.x_names) != len(panel.x_ticks):
+        refuse(f"{name}.x_names", panel.x_names, f"must hold one for each of {len(panel.x_ticks)} ticks, or none")
+    for place, series in enumerate(panel.series):
+        _check_series(series, f"{name}.series[{place}]")
+
+
+def _check_series(series: Series, name: str) -> None:
+    if series.kind not in KINDS:
+        refuse(f"{name}.kind", series.kind, f"must be one of {', '.join(KINDS)}")
+    if series.kind in ("level", "place"):  # one number, and nothing that belongs to it
+        values = series.y if series.kind == "level" else series.x
+        if not values:
+            refuse(name, values, f"must hold where its {series.kind} is")
+        return
+    if len(series.x) != len(series.y):
+        refuse(f"{name}.y", series.y, f"must hold one number for each of {len(series.x)} in x")
+    for field, beside in (("error", series.error), ("names", series.names)):
+        if beside and len(beside) != len(series.y):
+            refuse(f"{name}.{field}", beside, f"must hold one for each of {len(series.y)} values, or none")
+
+
+def _draw(figure: Figure, path: Path) -> None:
+    """All panels; one legend below where the panels share their marks, else one in each."""
+    columns = max(1, min(figure.columns, len(figure.panels)))
+    rows = -(-len(figure.panels) // columns)
+    drawn = new_figure(columns * figure.panel_size[0] + 0.5, rows * figure.panel_size[1] + 0.8)
+    grid = drawn.subplots(rows, columns, squeeze=False).flatten()
+    for axes, panel in zip(grid, figure.panels, strict=False):
+        _draw_panel(axes, panel)
+    for axes in grid[len(figure.panels) :]:
+        axes.set_axis_off()
+    labels = [{series.label for series in panel.series} for panel in figure.panels]
+    if len(labels) > 1 and all(each <= labels[0] for each in labels):
+        handles, names = grid[0].get_legend_handles_labels()
+        drawn.legend(handles, names, loc="outside lower center", ncols=min(len(names), 5), frameon=False, fontsize=8)
+    else:
+        for axes in grid[: len(figure.panels)]:
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(frameon=False, fontsize=8)
+    drawn.suptitle(figure.title, fontsize=11)
+    save(drawn, path)
 
 
 def _draw_panel(axes: Any, panel: Panel) -> None:
@@ -184,7 +222,3 @@ def _draw_marks(axes: Any, series: Series, colour: str, label: str | None) -> No
     names = tuple(series.values % y for y in series.y) if series.values else series.names
     for x, y, name in zip(series.x, series.y, names, strict=False):  # no names, or one a mark
         axes.annotate(name, (x, y), (5, -10), textcoords="offset points", fontsize=7, color=colour)
-
-
-def _tuples(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}

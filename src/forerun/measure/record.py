@@ -13,10 +13,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ForerunError, InvalidArgument
+from forerun.arguments import refuse, shown
+from forerun.errors import InvalidArgument
 from forerun.files import read_json, write_whole
-from forerun.measure.plot import Figure, read_figure
-from forerun.measure.provenance import Machine, Provenance
+from forerun.measure.plot import Figure, check_figure
+from forerun.measure.provenance import Provenance
+from forerun.measure.stored import read
 from forerun.measure.table import Table
 
 FORMAT = 2
@@ -66,16 +68,16 @@ def load(path: Path, kind: str | None = None) -> Record:
     found = content.get("format")
     if found != FORMAT:
         raise InvalidArgument(
-            f"{str(path)!r} has record format {found!r} and this version reads {FORMAT}; measure again"
+            f"{str(path)!r} has record format {shown(found)} and this version reads {FORMAT}; measure again"
         )
     if kind is not None and content.get("kind") != kind:
-        raise InvalidArgument(f"{str(path)!r} is a record of kind {content.get('kind')!r}, not of {kind!r}")
+        raise InvalidArgument(f"{str(path)!r} is a record of kind {shown(content.get('kind'))}, not of {kind!r}")
     try:
-        return _record(content)
-    except ForerunError:
-        raise
-    except Exception as error:  # values of other types come out as many kinds
-        raise InvalidArgument(f"{str(path)!r} is a damaged record ({type(error).__name__}: {error})") from error
+        record = _record(content)
+        record.text().encode("utf-8")  # halves of characters, and nesting without end: nobody could print or save it
+    except (InvalidArgument, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidArgument(f"{str(path)!r} is a damaged record ({error}); measure again") from error
+    return record
 
 
 def content_of(path: Path) -> dict[str, Any]:
@@ -113,21 +115,21 @@ def as_json(value: Any) -> Any:
 
 
 def _record(content: Mapping[str, Any]) -> Record:
-    origin, figure = content["provenance"], content["figure"]
-    return Record(
-        kind=content["kind"],
-        provenance=Provenance(**origin | {"machine": Machine(**origin["machine"])}),
-        settings=content["settings"],
-        rows=content["rows"],
-        details=content["details"],
-        tables=tuple(_table(entry) for entry in content["tables"]),
-        remarks=tuple(content["remarks"]),
-        headline=tuple(content["headline"]),
-        figure=None if figure is None else read_figure(figure),
-        complete=content["complete"],
-    )
+    stored = {name: value for name, value in content.items() if name != "format"}
+    for name in Record.__dataclass_fields__:  # those with defaults are for whoever measures; a file has them all
+        if name not in stored:
+            raise InvalidArgument(f"it lacks {name!r}")
+    record: Record = read(Record, stored, "record")
+    for place, table in enumerate(record.tables):
+        _check_table(table, f"record.tables[{place}]")
+    if record.figure is not None:
+        check_figure(record.figure, "record.figure")
+    return record
 
 
-def _table(entry: Mapping[str, Any]) -> Table:
-    rows = tuple(tuple(row) for row in entry["rows"])
-    return Table(entry["title"], tuple(entry["headings"]), rows, entry["last_is_total"])
+def _check_table(table: Table, name: str) -> None:
+    if not table.headings:
+        refuse(f"{name}.headings", table.headings, "must hold one at least")
+    for place, row in enumerate(table.rows):
+        if len(row) != len(table.headings):
+            refuse(f"{name}.rows[{place}]", row, f"must hold a cell for each of {len(table.headings)} headings")

@@ -40,9 +40,10 @@ def measure(name: str, output: Path | None, picture: Path | None, run: Callable[
     if not record.tables:
         reporter.say("Stopped before anything was measured.")
     else:
-        show(record, picture)
+        show(record)  # first: whatever is wrong with the picture, these numbers took long
         reporter.say(f"Record: {output}")
         if picture is not None:
+            _draw_picture(record, picture)
             reporter.say(f"Picture: {picture}")
     return 0 if record.complete else INTERRUPTED
 
@@ -57,11 +58,12 @@ def main(run: Callable[[], int]) -> int:
 
 
 def show(record: Record, picture: Path | None = None) -> None:
-    """Tables, then what to know of them, last what to read if one reads nothing else; and the picture."""
+    """Tables, then what to know of them, last what to read if one reads nothing else.
+
+    The picture comes before them all: where it cannot be drawn, nothing is printed.
+    """
     if picture is not None:
-        check_plot(picture)
-        if record.figure is None:
-            raise InvalidArgument(f"a record of kind {record.kind!r} holds no picture: leave --plot out")
+        _draw_picture(record, picture)
     console = _console()
     print_tables(record.tables, console)
     for lines, style in ((record.remarks, "dim"), (record.headline, "bold")):
@@ -70,8 +72,6 @@ def show(record: Record, picture: Path | None = None) -> None:
                 sys.stdout.write(line + "\n")
             else:
                 console.print(line, style=style, markup=False, highlight=False, soft_wrap=not console.is_terminal)
-    if picture is not None and record.figure is not None:
-        draw(record.figure, picture)
 
 
 def show_as(record: Record, form: str) -> None:
@@ -82,6 +82,13 @@ def show_as(record: Record, form: str) -> None:
         sys.stdout.write("\n\n".join(table.markdown() for table in record.tables) + "\n")
     else:
         show(record)
+
+
+def _draw_picture(record: Record, picture: Path) -> None:
+    check_plot(picture)
+    if record.figure is None:
+        raise InvalidArgument(f"a record of kind {record.kind!r} holds no picture: leave --plot out")
+    draw(record.figure, picture)
 
 
 def _console(stderr: bool = False) -> Console | None:

@@ -31,10 +31,13 @@ class Table:
         widths = [max(len(row[i]) for row in (self.headings, *self.rows)) for i in range(len(self.headings))]
         if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
             widths = [
-                max(len(part) for part in (*heading.split(), *(row[i] for row in self.rows)))
+                max((len(part) for part in (*heading.split(), *(row[i] for row in self.rows))), default=0)
                 for i, heading in enumerate(self.headings)
             ]
-        broken = [textwrap.wrap(heading, size) or [""] for heading, size in zip(self.headings, widths, strict=True)]
+        # a column may be empty, and lines of no width are refused by textwrap
+        broken = [
+            textwrap.wrap(heading, max(size, 1)) or [""] for heading, size in zip(self.headings, widths, strict=True)
+        ]
         tall = max(map(len, broken))
         over = [[""] * (tall - len(lines)) + lines for lines in broken]
         rule = GAP.join("-" * size for size in widths)
@@ -65,8 +68,10 @@ def print_tables(tables: Iterable[Table], console: Console | None = None) -> Non
 def _draw(table: Table, console: Console) -> None:
     from rich import box
     from rich.table import Table as Drawn
+    from rich.text import Text
 
-    drawn = Drawn(title=table.title, title_justify="left", box=box.SIMPLE)
+    title = Text(table.title, style="table.title")  # a string would be read as markup, and "[/]" is none
+    drawn = Drawn(title=title, title_justify="left", box=box.SIMPLE)
     for place, heading in enumerate(table.headings):
         drawn.add_column(heading, justify="right" if place else "left", overflow="fold")
     for place, row in enumerate(table.rows):
