@@ -20,7 +20,7 @@ needs_model = pytest.mark.skipif(
 
 def marks(page: Path) -> list[Any]:
     """Pages that load the embedded model take seconds; README is the one that everybody pastes."""
-    uses_model = any("load(" in code for code in blocks(page, "python"))
+    uses_model = any(("load" in code and "embedded" in code) or "load()" in code for code in blocks(page, "python"))
     slow = uses_model and page.name != "README.md"
     return [*([pytest.mark.model, needs_model] if uses_model else []), *([pytest.mark.slow] if slow else [])]
 

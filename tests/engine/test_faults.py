@@ -150,7 +150,7 @@ def test_a_model_that_raises_leaves_the_decoder_usable() -> None:
 BAD_CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, InvalidArgument, "no prompts"),
     ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, InvalidArgument, "prompt 0 is empty"),
-    ({"input_ids": [[1, 2]]}, InvalidArgument, "is a list"),
+    ({"input_ids": [[1, 2.5]]}, InvalidArgument, "input_ids"),
     ({"input_ids": torch.tensor([1, 2])}, InvalidArgument, r"shape \(2,\)"),
     ({"attention_mask": torch.tensor([[0, 0, 0]])}, InvalidArgument, "prompt 0 is empty"),
     ({"attention_mask": torch.tensor([[1, 0, 1]])}, InvalidArgument, "hole"),

@@ -15,6 +15,7 @@ from engine.scripted import Spell, engine_with
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import Engine, Request
+from forerun.engine.device.row_table import RowTable
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 NEW = 9
@@ -121,6 +122,22 @@ def test_an_interrupted_step_changes_no_text(kind: str) -> None:
     for steps in (0, 1):
         for place in places(kind, steps)[steps::101]:
             check(kind, steps, place)
+
+
+def test_lengths_that_an_interrupt_kept_from_the_device_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, interrupted = RowTable._send, []
+
+    def interrupt_once(table: RowTable, place: Any, numbers: Any) -> None:
+        if place is table.asked and not interrupted:
+            interrupted.append(place)
+            raise Pulled
+        send(table, place, numbers)
+
+    want, engine = wanted("device"), _begun("device", 0)[0]
+    monkeypatch.setattr(RowTable, "_send", interrupt_once)
+    with pytest.raises(Pulled):
+        engine.step()
+    assert interrupted and drain(engine) == want
 
 
 @pytest.mark.slow

@@ -153,9 +153,10 @@ def test_the_word_is_in_the_result() -> None:
     out = lossy.generate(ids, max_new_tokens=4, temperature=1.0)
     assert out.lossy is not None
     assert "lenient:0.5" in out.lossy and "lossy" in out.lossy and "does not follow" in out.lossy
-    assert out.lossy in str(out.stats) and out.lossy in repr(out) and out.stats.as_dict()["lossy"] == out.lossy
+    assert out.lossy in str(out.stats) and "LOSSY" in repr(out) and out.stats.as_dict()["lossy"] == out.lossy
     plain = SpeculativeDecoder(target, None).generate(ids, max_new_tokens=4, temperature=1.0)
-    assert plain.lossy is None and "lossy:" not in str(plain.stats) and plain.stats.as_dict()["lossy"] is None
+    assert plain.lossy is None and "LOSSY" not in repr(plain) and "lossy:" not in str(plain.stats)
+    assert plain.stats.as_dict()["lossy"] is None
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)

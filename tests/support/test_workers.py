@@ -20,7 +20,7 @@ def test_files_stay_together_and_laws_go_one_by_one() -> None:
     assert group_of("tests/cli/test_plan.py::test_one", slow=True) != group_of(
         "tests/cli/test_plan.py::test_two", slow=True
     )
-    assert group_of("tests/models/test_cpu_body.py::test_a") == group_of("tests/bench/test_cpu.py::test_b")
+    assert group_of("tests/models/test_cpu_body.py::test_a") == group_of("tests/benchmarks/test_cpu_steps.py::test_b")
 
 
 def test_every_compiled_file_is_there() -> None:

@@ -117,8 +117,8 @@ class RowTable:
         of_rows = [next(left) if row.finish_reason is None else 0 for row in self.rows]
         asked = (*of_rows, *[0] * (self.size - len(of_rows)))
         if asked != self._last_asked:
-            self._last_asked = asked
             self._send(self.asked, torch.tensor(asked))
+            self._last_asked = asked  # last: what an interrupt kept from being sent has to be sent again
 
     def _send(self, place: Tensor, numbers: Tensor) -> None:
         """Without waiting. New page-locked memory each time: its allocator keeps it until the copy has happened."""
