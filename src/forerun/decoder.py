@@ -216,7 +216,10 @@ class SpeculativeDecoder:
         tokenizer = self.tokenizer
         if keywords.get("tokenizer") is not None:
             tokenizer = check_tokenizer("tokenizer", keywords["tokenizer"])
-        padded = as_tensors(input_ids, attention_mask, keywords, tokenizer, self.target.device)
+        reads_sound = isinstance(scorer, Seq2SeqScorer) and not scorer.encoder.reads_text
+        padded = as_tensors(
+            input_ids, attention_mask, keywords, tokenizer, self.target.device, ids_are_decoders=reads_sound
+        )
         input_ids, attention_mask, keywords = padded.ids, padded.mask, padded.keywords
         if isinstance(scorer, Seq2SeqScorer):
             given = read_inputs(scorer, input_ids, attention_mask, keywords, config)

@@ -46,25 +46,39 @@ class Padded:
 
 
 def as_tensors(
-    prompts: Any, mask: Any, keywords: Mapping[str, Any], tokenizer: Any, device: torch.device | None = None
+    prompts: Any,
+    mask: Any,
+    keywords: Mapping[str, Any],
+    tokenizer: Any,
+    device: torch.device | None = None,
+    *,
+    ids_are_decoders: bool = False,
 ) -> Padded:
     """Whatever people bring, padded on the left: texts, chats, ragged lists of ids, arrays, a tokenizer's output.
 
     Tensors stay as they are. Texts and chats are turned into ids by the tokenizer, chats through its chat template.
+    With `ids_are_decoders`, ids are how a decoder's text begins and `attention_mask` is that of another input (sound).
     """
     keywords = dict(keywords)
+    has_own_mask = not ids_are_decoders
     if isinstance(prompts, Mapping):
+        has_own_mask |= prompts.get("input_ids") is not None and prompts.get("attention_mask") is not None
         prompts, mask = _from_encoding(prompts, mask, keywords)
     if prompts is None or isinstance(prompts, Tensor):
         return Padded(prompts, _as_tensor("attention_mask", mask, device), keywords)
     if getattr(prompts, "ndim", 1) > 1:
         return Padded(_as_tensor("input_ids", prompts, device), _as_tensor("attention_mask", mask, device), keywords)
     rows = _rows_of_ids(prompts, tokenizer)
-    if mask is None:
+    if mask is None or not has_own_mask:
         marks = [[1] * len(row) for row in rows]
     else:
         marks = _rows_of_marks(mask, [len(row) for row in rows])
-    return Padded(_left_padded(rows, device), _left_padded(marks, device), keywords)
+    ids, own_mask = _left_padded(rows, device), _left_padded(marks, device)
+    if not ids_are_decoders:
+        return Padded(ids, own_mask, keywords)
+    if keywords.get("decoder_attention_mask") is None:
+        keywords["decoder_attention_mask"] = own_mask
+    return Padded(ids, None if has_own_mask else _as_tensor("attention_mask", mask, device), keywords)
 
 
 def _from_encoding(encoding: Mapping[str, Any], mask: Any, keywords: dict[str, Any]) -> tuple[Any, Any]:

@@ -12,6 +12,7 @@ from transformers import BatchEncoding
 
 import forerun
 from forerun.errors import InvalidArgument
+from support.seq2seq import batch_of, rows_of
 from support.tiny import plain_greedy, tiny_model
 
 NEW = 6
@@ -158,3 +159,25 @@ def test_short_descriptions() -> None:
     assert repr(result).startswith("GenerateResult(3 rows, 18 tokens, ")
     assert repr(result.stats).startswith("Stats(18 tokens, ")
     assert "no drafter" in repr(forerun.SpeculativeDecoder(tiny_model("llama"), "off", kernels="off"))
+
+
+@pytest.mark.parametrize("as_encoding", [False, True])
+def test_lists_begin_the_text_of_a_model_that_reads_sound(as_encoding: bool) -> None:
+    """As in transformers, token ids are then the decoder's, and a mask of the features stays theirs."""
+    model = tiny_model("whisper")
+    decoder = forerun.SpeculativeDecoder(model, None, kernels="off")
+    features: dict[str, Any] = dict(batch_of("whisper", rows_of("whisper")[:2]))
+    begins = [[3, 5, 7], [4]]
+    ids = torch.tensor([[3, 5, 7], [0, 0, 4]])
+    mask = torch.tensor([[1, 1, 1], [0, 0, 1]])
+    want = decoder.generate(decoder_input_ids=ids, decoder_attention_mask=mask, max_new_tokens=NEW, **features)
+    marks = [[1, 1, 1], [1]]
+    given: Any = BatchEncoding({"input_ids": begins, "attention_mask": marks}) if as_encoding else begins
+    assert decoder.generate(given, max_new_tokens=NEW, **features).new_tokens == want.new_tokens
+
+
+def test_a_tokenizer_that_only_decodes_can_go_with_a_draft_model() -> None:
+    """It tells no vocabulary, so sizes are compared."""
+    draft = forerun.DraftModel(tiny_model("llama"), tokenizer=Words())
+    decoder = forerun.SpeculativeDecoder(tiny_model("llama"), draft, tokenizer=OnlyDecodes(), kernels="off")
+    assert decoder.generate(ROWS, max_new_tokens=NEW).new_tokens == wanted()

@@ -20,8 +20,11 @@ PADDING = 512
 def check_vocabularies(
     target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedModel, draft_tokenizer: Any
 ) -> None:
-    """Raise unless the two models use the same token ids; with both tokenizers at hand that is known, not guessed."""
-    if target_tokenizer is not None and draft_tokenizer is not None:
+    """Raise unless the two models use the same token ids; with both vocabularies at hand that is known, not guessed.
+
+    A tokenizer that only decodes, which is enough for stop strings, tells no vocabulary: sizes are compared then.
+    """
+    if all(hasattr(tokenizer, "get_vocab") for tokenizer in (target_tokenizer, draft_tokenizer)):
         if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
             raise TokenizerMismatch(_message(target, target_tokenizer, draft, draft_tokenizer))
         return
@@ -42,7 +45,7 @@ def _message(target: PreTrainedModel, target_tokenizer: Any, draft: PreTrainedMo
 
 
 def _size(model: PreTrainedModel, tokenizer: Any) -> int:
-    return len(tokenizer) if tokenizer is not None else head_size(model)
+    return len(tokenizer) if hasattr(tokenizer, "__len__") else head_size(model)
 
 
 def check_encoders(target: Scorer, draft: Scorer, shares_encoder: bool) -> None:
