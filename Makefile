@@ -62,7 +62,7 @@ test: lint  ## All checks, and a quick test of every promise: 8 minutes on two c
 	wait $$types || status=1; cat $(VENV)/types.log; exit $$status
 
 test-slow: $(VENV)/.dev  ## What make test leaves out: more rules, families and drafters under the same laws, larger samples
-	$(TESTS) -m slow
+	$(TESTS) -m slow $(SLOW)
 
 test-all: test test-slow  ## Both, the whole suite
 

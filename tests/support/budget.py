@@ -3,7 +3,8 @@
 `make test` has to stay short. A test is kept out of it by `@pytest.mark.slow`; of a parametrised test,
 `@pytest.mark.quick("id", ...)` names the cases that stay in it, `@pytest.mark.quick(every=3)` leaves the first of every
 three, and all others are slow. What every test takes is measured in CPU time, which other work on the machine does not
-change, and the end of a run lists quick tests that are not quick.
+change, and the end of a run lists quick tests that are not quick. `--time-limit SECONDS` bounds a run on a machine
+of unknown speed: tests that would begin later are skipped, and counted as skipped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Generator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ LONGEST = 4.0  # seconds of CPU time of a test in the quick part; machines diffe
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", metavar="FILE", help="write every test's CPU seconds to this file, longest first")
+    parser.addoption("--time-limit", metavar="SECONDS", type=float, help="skip tests that would begin later than this")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,6 +61,8 @@ class CpuTimes:
 
     def __init__(self, config: pytest.Config) -> None:
         self.file: str | None = config.getoption("--cpu-times")
+        self.limit: float | None = config.getoption("--time-limit")
+        self.started = monotonic()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.slow: set[str] = set()
         self.begun = self.before = 0.0
@@ -69,6 +74,11 @@ class CpuTimes:
         report.cpu_seconds = now - self.before if call.when != "setup" else now - self.begun
         self.before = now
         return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if self.limit is not None and monotonic() - self.started > self.limit:
+            pytest.skip(f"the {self.limit:g} seconds of this run are over")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self) -> None:

@@ -48,3 +48,10 @@ def test_names_of_no_case_are_refused(run, names: str) -> None:  # type: ignore[
     found = run(names)
     assert found.ret == pytest.ExitCode.USAGE_ERROR
     found.stderr.fnmatch_lines(["*mark.quick names cases*"])
+
+
+def test_what_would_begin_too_late_is_skipped_and_counted(run) -> None:  # type: ignore[no-untyped-def]
+    run('"x-1"', "--time-limit", "1e9").assert_outcomes(passed=5)
+    late = run('"x-1"', "--time-limit", "0", "-rs")
+    late.assert_outcomes(skipped=5)
+    late.stdout.fnmatch_lines(["*the 0 seconds of this run are over*"])
