@@ -42,6 +42,7 @@ def subject(name: str = "target") -> Subject:
 
 
 class TestSteps:
+    @pytest.mark.quick("off")
     @pytest.mark.parametrize("use", [Kernels.OFF, Kernels.ON])
     def test_forerun_leaves_the_rows_as_they_were(self, use: Kernels) -> None:
         method = Forerun(subject(), Inputs(subject(), GRID), use)
