@@ -247,7 +247,7 @@ class BatchView:
     # Lengths that rounds of these rows are recorded for: every draft between two of them takes as long as the longer,
     # and so do the others beside it. Empty where each drafted token has its own price.
     sizes: tuple[int, ...] = ()
-    turn: int = 0  # of the round that is asked for; its outcome has the same
+    round_number: int = 0  # of the round that is asked for; its outcome carries the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,4 +267,4 @@ class RoundOutcome:
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic, where there were both kinds
     nodes: tuple[int, ...] | None = None  # tokens verified for each row where drafts were trees, else as `drafted`
     steps: int | None = None  # of a recorded round: the draft length that all its rows were run with
-    turn: int = 0  # as in the view it was asked with
+    round_number: int = 0  # as in the view it was asked with

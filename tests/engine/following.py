@@ -21,12 +21,12 @@ class Follows(Constant):
         self._sum: dict[int, int] = defaultdict(int)
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
-        self.events.append(("asked", view.turn))
+        self.events.append(("asked", view.round_number))
         wanted = (1 + (3 * self._sum[request] + request) % 5 for request in view.request_ids)
         return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))
 
     def observe(self, outcome: RoundOutcome) -> None:
-        self.events.append(("heard", outcome.turn))
+        self.events.append(("heard", outcome.round_number))
         for request, drafted, accepted in zip(outcome.request_ids, outcome.drafted, outcome.accepted, strict=True):
             self.drafted[request].append(drafted)
             self._sum[request] += 1 + accepted

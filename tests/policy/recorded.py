@@ -17,7 +17,7 @@ class RecordedWorld(World):
 
     sizes: tuple[int, ...] = SIZES
     always_waits: bool = False  # asks when everything has been heard, whatever the policy allows
-    turn: int = 0
+    round_number: int = 0
     late: int = 0  # rounds that were asked for before the last one was heard of
     steps: list[int] = field(default_factory=list)  # of every round
     _air: list[RoundOutcome] = field(default_factory=list)
@@ -43,8 +43,9 @@ class RecordedWorld(World):
         return self.ask(policy, known)
 
     def ask(self, policy: Policy, known: dict[int, int]) -> dict[int, int]:
-        self.turn += 1
-        view = BatchView(tuple(known), tuple(known), tuple(n - 1 for n in known.values()), False, self.sizes, self.turn)
+        self.round_number += 1
+        rows, room = tuple(known), tuple(n - 1 for n in known.values())
+        view = BatchView(rows, rows, room, sizes=self.sizes, round_number=self.round_number)
         lengths = policy.lengths(view)
         assert all(0 <= n <= most for n, most in zip(lengths, view.max_lengths, strict=True))
         return dict(zip(known, lengths, strict=True))
@@ -70,7 +71,7 @@ class RecordedWorld(World):
         self.steps.append(number)
         scored = sum(drafted) + len(rows)
         told = RoundOutcome(rows, rows, drafted, accepted, None, scored, draft, score, 0.0, ended)
-        self._air.append(replace(told, steps=number, turn=self.turn))
+        self._air.append(replace(told, steps=number, round_number=self.round_number))
         for row, n, done in zip(rows, accepted, ended, strict=True):
             left[row] -= n + 1
             if done:

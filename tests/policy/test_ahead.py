@@ -104,26 +104,26 @@ def test_follows_a_change_of_text() -> None:
 
 
 def test_an_outcome_is_taken_for_the_round_it_belongs_to() -> None:
-    """Turn 2 was asked before turn 1 was heard of; a question that led to no round is forgotten."""
+    """Round 2 was asked for before round 1 was heard of; a question that led to no round is forgotten."""
     policy = CostModel()
-    for turn in (1, 2, 3):
-        policy.lengths(replace(view(7), sizes=SIZES, turn=turn))
+    for number in (1, 2, 3):
+        policy.lengths(replace(view(7), sizes=SIZES, round_number=number))
     policy._asks[1].lengths, policy._asks[3].lengths = {0: 4}, {0: 8}
-    heard = replace(outcome((7,), (4,), (2,), draft_seconds=0.001), steps=4, turn=1)
+    heard = replace(outcome((7,), (4,), (2,), draft_seconds=0.001), steps=4, round_number=1)
     policy.observe(heard)
     assert policy._drafting == {7} and set(policy._asks) == {2, 3}
-    policy.observe(replace(heard, turn=3))
+    policy.observe(replace(heard, round_number=3))
     assert not policy._asks
-    policy.observe(replace(heard, turn=9))
+    policy.observe(replace(heard, round_number=9))
     assert not policy._drafting, "nobody asked for that one"
 
 
 def test_costs_are_those_of_the_length_that_was_run() -> None:
     """The last tokens of a text: short drafts in rounds of eight."""
     policy = CostModel()
-    for turn in range(6):
-        policy.lengths(replace(view(0, 1), sizes=SIZES, turn=turn))
-        policy.observe(replace(outcome((0, 1), (2, 1), (1, 1), score_seconds=0.005), steps=8, turn=turn))
+    for number in range(6):
+        policy.lengths(replace(view(0, 1), sizes=SIZES, round_number=number))
+        policy.observe(replace(outcome((0, 1), (2, 1), (1, 1), score_seconds=0.005), steps=8, round_number=number))
     assert [positions for positions, _ in policy.describe()["score_seconds"][2]] == [2 * 9]  # type: ignore[index]
 
 

@@ -79,7 +79,7 @@ class Engine:
         self._results: dict[int, RowResult] = {}  # by handle
         self._held: set[int] = set()  # row numbers that target and drafter know, kept prefixes included
         self._handles = itertools.count()
-        self._turns = itertools.count(1)
+        self._round_numbers = itertools.count(1)
         self.faults = Faults(strict)
         self.ahead, self.compile = ahead, compile
         self._in_training: list[nn.Module] = []  # modules that a call has put into evaluation mode
@@ -235,7 +235,7 @@ class Engine:
                 copied=done.copied,
                 nodes=None if done.on_device else tuple(len(block) - 1 for block in done.blocks),
                 steps=done.steps,
-                turn=done.turn,
+                round_number=done.round_number,
             )
         )
 
@@ -318,7 +318,7 @@ class Engine:
             tuple(row.remaining - 1 for row in batch),
             self.drafting.is_mixed,
             sizes,
-            next(self._turns),
+            next(self._round_numbers),
         )
 
     def _budget(self, request: Request) -> int:

@@ -59,7 +59,7 @@ def run(
         kept,
         verdict,
         scored=sum(map(len, passed)),
-        turn=view.turn,
+        round_number=view.round_number,
         seconds=Seconds(draft=drafted - started, score=scored - drafted, verify=verified - scored),
         logits=logits,
         trees=trees,

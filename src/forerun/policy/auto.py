@@ -61,7 +61,7 @@ class CostModel(Policy):
         self._spoken = 1.0  # how often a row that was asked had a draft
         self._judges = False  # whether drafts come to `trim`, so that asking and verifying are two decisions
         self._ask = Ask()  # the last one
-        self._asks: dict[int, Ask] = {}  # by turn: of rounds that are under way
+        self._asks: dict[int, Ask] = {}  # by round number: of rounds that are under way
         self._drafting: frozenset[int] = frozenset()  # requests asked in the round before
         self._mixed = False  # whether the drafter both copies and draws
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
@@ -73,7 +73,7 @@ class CostModel(Policy):
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self._mixed = view.is_mixed
-        self._ask = self._asks[view.turn] = Ask()
+        self._ask = self._asks[view.round_number] = Ask()
         chosen = self._wanted(view, tuple(min(room, self.max_length) for room in view.max_lengths))
         self._ask.lengths = dict(zip(view.rows, chosen, strict=True))
         return chosen
@@ -122,8 +122,9 @@ class CostModel(Policy):
         rows = len(outcome.rows)
         if not rows:
             return
-        ask = self._asks.pop(outcome.turn, Ask())
-        self._asks = {turn: later for turn, later in self._asks.items() if turn > outcome.turn}  # others never ran
+        ask = self._asks.pop(outcome.round_number, Ask())
+        # Rounds asked for before this one and not heard of never ran.
+        self._asks = {number: later for number, later in self._asks.items() if number > outcome.round_number}
         asked = frozenset(
             request for row, request in zip(outcome.rows, outcome.request_ids, strict=True) if ask.lengths.get(row)
         )

@@ -66,7 +66,7 @@ class PendingRound:
     rows: tuple[Row, ...]
     shape: Shape
     buffer: ReadBuffer
-    turn: int  # of the view its lengths were asked with
+    round_number: int  # of the view its lengths were asked with
 
 
 class Runner:
@@ -172,7 +172,7 @@ class Runner:
         if table.wants_logprobs:
             buffer.logprobs.copy_(table.logprobs, non_blocking=True)
         buffer.marks.set(3)
-        self.pending.append(PendingRound(table.rows, shape, buffer, view.turn))
+        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number))
 
     def collect(self) -> VerifiedRound:
         """Wait for the oldest pending round and read what became of its rows that are still running."""
@@ -190,7 +190,7 @@ class Runner:
             kept_of(verdict, blocks, None),
             verdict,
             scored=sum(map(len, blocks)),
-            turn=pending.turn,
+            round_number=pending.round_number,
             seconds=Seconds(*pending.buffer.marks.seconds()),
             logprobs=pending.buffer.logprobs[running].tolist() if wants_logprobs else [],
             steps=pending.shape.drafted,
