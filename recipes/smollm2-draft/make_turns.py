@@ -16,7 +16,8 @@ from forerun.engine import Engine, FinishReason
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
 from forerun.measure.repetition import repeated_grams
-from forerun.train.writing import Item, WritingSettings, wide_engine, write_items
+from forerun.train.options import WritingSettings
+from forerun.train.writing import Item, wide_engine, write_items
 
 LONGEST = 160  # tokens of a turn
 TOP_P = 0.95

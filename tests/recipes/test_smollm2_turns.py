@@ -11,7 +11,8 @@ import pytest
 
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
-from forerun.train.writing import Item, WritingSettings
+from forerun.train.options import WritingSettings
+from forerun.train.writing import Item
 from support.folders import byte_tokenizer
 
 

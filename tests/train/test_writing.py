@@ -17,6 +17,7 @@ from forerun.math.attention import Form
 from forerun.measure.repetition import repeated_grams
 from forerun.models.scorer import Scorer
 from forerun.train import writing
+from forerun.train.options import WritingSettings
 from forerun.train.shards import Manifest, Shards, ShardWriter
 from forerun.train.writing import (
     Ending,
@@ -24,7 +25,6 @@ from forerun.train.writing import (
     Limits,
     Tally,
     WideScorer,
-    WritingSettings,
     temperature_of,
     wide_engine,
     write_items,
@@ -270,10 +270,10 @@ def test_slices_together_write_what_one_process_writes(tmp_path: Path, target: s
     ("arguments", "message"),
     [
         ((), "--prompts"),
-        (("--slice", "2/2"), "--slice"),
-        (("--slice", "x"), "--slice"),
+        (("--slice", "2/2"), "slice='2/2'"),
+        (("--slice", "x"), "slice='x'"),
         (("--temperatures", "0,hot"), "--temperatures"),
-        (("--disk-budget", "much"), "--disk-budget"),
+        (("--disk-budget", "much"), "disk_budget='much'"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, target: str, arguments: tuple[str, ...], message: str) -> None:

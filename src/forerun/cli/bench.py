@@ -8,18 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from forerun.bench.settings import CompareSettings
 from forerun.cli.main import LazyCommand
-from forerun.cli.options import RULE, comma_separated, option, options_from, place_options, stack
+from forerun.cli.options import RULE, comma_separated, option, options_from, place_of, place_options, stack
 from forerun.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    pass
 
 BENCHES = {
     "decode": LazyCommand("forerun.cli.bench_decode:decode", "Time whole rounds of a pair, plainly and with drafts."),
@@ -90,7 +87,7 @@ def bench(ctx: click.Context, /, picture: Path | None, output: Path | None, **op
     from forerun.bench.compare import check, load_and_run
     from forerun.measure.show import measure
 
-    where = {name: options.pop(name) for name in ("device", "dtype", "offline")}
+    where = {name: options.pop(name) for name in place_of(options)}
     asked = check(**options | {"model": options["model"] or "embedded"})
     command = ["forerun", *sys.argv[1:]]
     ctx.exit(

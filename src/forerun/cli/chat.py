@@ -54,7 +54,7 @@ def chat(**options: Any) -> None:
     From a pipe every line is a turn, and only the answers go to standard output. A turn that does not fit the model's
     context is answered by an empty line; standard error says why, and the exit code is 1.
     """
-    from forerun.cli.console import err_console, out_console, plain_warnings
+    from forerun.cli.console import err_console, note, out_console, plain_warnings
     from forerun.cli.pair import load
     from forerun.cli.prompts import uses_template
 
@@ -65,7 +65,7 @@ def chat(**options: Any) -> None:
         uses_template(loaded.tokenizer, True, options["system"], [])
         session = Session(loaded, keywords, options["system"], out_console(), console)
         if (lossy := session.decoder.engine.lossy) is not None:
-            console.print(f"Note: {lossy}.", style="yellow", markup=False)
+            note(console, f"{lossy}.")
         if sys.stdin.isatty():
             console.print("Ask away. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
         for line in _lines():

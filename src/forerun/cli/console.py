@@ -83,12 +83,17 @@ def progress_bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=disabled, refresh_per_second=4)
 
 
+def note(console: Console, text: str) -> None:
+    """One line the user should know of, whatever the terminal's width."""
+    console.print(f"Note: {text}", style="yellow", markup=False, soft_wrap=True)
+
+
 @contextmanager
 def plain_warnings(console: Console) -> Iterator[None]:
     """Warnings as one line, without the place in our code they come from."""
 
     def show(message: Warning | str, *where: Any) -> None:
-        console.print(f"Note: {message}", style="yellow", markup=False, soft_wrap=True)
+        note(console, str(message))
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]

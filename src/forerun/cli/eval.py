@@ -146,7 +146,7 @@ def _evaluate(
     console: Console,
 ) -> tuple[Record, Path]:
     """Cheap mistakes first: data, packages and the output before anything large is loaded."""
-    from forerun.cli.console import busy
+    from forerun.cli.console import busy, note
     from forerun.cli.pair import load
     from forerun.errors import InvalidArgument
     from forerun.eval.evaluate import check_packages, evaluate
@@ -163,8 +163,8 @@ def _evaluate(
     if not found:
         raise InvalidArgument(missing[0].why if len(missing) == 1 else "no task has its data; see above")
     for task in found:
-        for note in bad_rows(task):
-            console.print(f"Note: {note}", style="yellow", markup=False, soft_wrap=True)
+        for complaint in bad_rows(task):
+            note(console, complaint)
     check_packages([task.task for task in found])
     path = output or default_path(prefix="eval")
     check_output(path)

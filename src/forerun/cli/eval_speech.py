@@ -36,6 +36,7 @@ def evaluate_speech(
     console: Console,
 ) -> None:
     """Cheap mistakes first; then the model, all ways in turn, the record and its tables."""
+    from forerun.cli.console import note
     from forerun.eval.speech.recordings import find
     from forerun.eval.tasks.task import fingerprint
     from forerun.files import check_output
@@ -45,7 +46,7 @@ def evaluate_speech(
     _check(tasks)
     listed = find(folder)
     for bad in listed.bad[:3]:
-        console.print(f"Note: left out {bad.where}: {bad.why}", style="yellow", markup=False, soft_wrap=True)
+        note(console, f"left out {bad.where}: {bad.why}")
     path = output or default_path(prefix="asr")
     check_output(path)
     source = fingerprint([listed.manifest], len(listed.recordings))

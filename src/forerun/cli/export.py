@@ -27,7 +27,7 @@ def export(folder: Path, output: Path, target: str | None, offline: bool) -> Non
 
     Only causal drafts stand alone: feature and parallel drafts read the hidden states of their target.
     """
-    from forerun.cli.console import busy, err_console
+    from forerun.cli.console import busy, err_console, note
     from forerun.files import check_output_folder
     from forerun.loading import load_model
     from forerun.loading.drafter_folder import load_drafter
@@ -43,5 +43,5 @@ def export(folder: Path, output: Path, target: str | None, offline: bool) -> Non
     with busy(console, f"loading {name}"):
         model, tokenizer = load_model(name, device="cpu", offline=offline)
     if write(folder, output, model, tokenizer):
-        console.print("Note: its vocabulary was reduced; the standalone model can say every token.", style="yellow")
+        note(console, "its vocabulary was reduced; the standalone model can say every token.")
     console.print(f"a model of its own is in {output}", markup=False, soft_wrap=True)

@@ -62,19 +62,20 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def comma_separated(kind: type) -> Callable[[str], tuple[Any, ...]]:
-    """Reads a list such as `1,4,8` as a tuple without repetitions."""
+def comma_separated(kind: type, *, repeats: bool = False) -> Callable[[str], tuple[Any, ...]]:
+    """Reads a list such as `1,4,8` as a tuple; an entry that comes again is dropped, unless `repeats` keeps it."""
 
     def convert(text: str) -> tuple[Any, ...]:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if not parts:
             raise click.BadParameter(f"{text!r} names nothing; give one or more, separated by commas")
         try:
-            return tuple(dict.fromkeys(kind(part) for part in parts))
+            values = [kind(part) for part in parts]
         except ValueError:
             raise click.BadParameter(
                 f"{text!r}: give {_PLURALS[kind]} separated by commas, such as {_EXAMPLES[kind]}"
             ) from None
+        return tuple(values if repeats else dict.fromkeys(values))
 
     return convert
 
@@ -107,10 +108,10 @@ def options_from(
     """
     known = {field.name: field for field in fields(kind)}
     names = names or tuple(known)
-    if strange := (set(names) | changes.keys()) - known.keys():
-        raise AttributeError(f"{kind.__name__} has no field {', '.join(sorted(strange))}")
+    if unknown := (set(names) | changes.keys()) - known.keys():
+        raise AttributeError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
     hints, helps = get_type_hints(kind), field_docs(kind)
-    made = []
+    decorators = []
     for name in names:
         settings = {"help": helps.get(name), **_click_type(hints[name]), "default": _default(known[name])}
         settings |= _flag(name, settings["default"]) if settings.get("type") is bool else {"flags": (_dashed(name),)}
@@ -119,8 +120,8 @@ def options_from(
         settings |= changes.get(name, {})
         if settings.get("multiple"):
             settings["help"] = f"{settings['help']} May be given again."
-        made.append(option(group, *settings.pop("flags"), name, **settings))
-    return stack(*made)
+        decorators.append(option(group, *settings.pop("flags"), name, **settings))
+    return stack(*decorators)
 
 
 def settings_from(kind: type[Settings], options: Mapping[str, Any], /, **more: Any) -> Settings:
@@ -239,6 +240,11 @@ def place_options(group: str) -> Callable[[Function], Function]:
         device={"metavar": "DEVICE", "show_default": "a GPU where there is one, else cpu"},
         dtype={"metavar": "TYPE", "show_default": "bfloat16 on a GPU, else float32"},
     )  # fmt: skip
+
+
+def place_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `place_options` were given, as keywords of `load_model`."""
+    return {name: options[name] for name in ("device", "dtype", "offline")}
 
 
 RULE = {"type": rule_text, "metavar": "RULE"}

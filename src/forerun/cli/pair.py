@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.console import busy
+from forerun.cli.options import place_of
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
     from forerun.decoder import SpeculativeDecoder
     from forerun.drafters.base import Drafter
-
-LOADING = ("device", "dtype", "offline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
         from forerun.drafters import named_drafter
         from forerun.loading import load_model
 
-        where = {name: options[name] for name in LOADING}
+        where = place_of(options)
         if options["draft"] == "auto":  # which one depends on the target
             model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **where)
             drafter = named_drafter("auto", model)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.main import INTERRUPTED
-from forerun.cli.options import GroupedCommand, number, option, options_from, place_options, settings_from
+from forerun.cli.options import GroupedCommand, number, option, options_from, place_of, place_options, settings_from
 from forerun.config import SpeculationSettings
 from forerun.errors import InvalidArgument
 from forerun.plan.settings import PlanSettings
@@ -167,10 +167,9 @@ def _settings(target: str, options: dict[str, Any]) -> PlanSettings:
 
 def _load(target: str, options: dict[str, Any]) -> Loaded:
     from forerun.bench.synthetic import is_synthetic
-    from forerun.cli.pair import LOADING
     from forerun.loading import load_model
 
-    where = {name: options[name] for name in LOADING}
+    where = place_of(options)
     wanted = list(dict.fromkeys(options["drafts"]))
     for name in wanted:
         if name == "none":

@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, number, option, options_from, place_options, settings_from
+from forerun.cli.options import (
+    GroupedCommand,
+    comma_separated,
+    number,
+    option,
+    options_from,
+    place_of,
+    place_options,
+    settings_from,
+)
 from forerun.cli.train_progress import TrainingBar, held_out
 from forerun.errors import InvalidArgument
-from forerun.train.options import KINDS, TrainOptions
+from forerun.train.options import KINDS, EvaluateOptions, TrainOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,14 +33,6 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-def layer_numbers(text: str) -> tuple[int, ...]:
-    """`0,29`; a layer may be named twice."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise click.BadParameter(f"{text!r}: give layer numbers with commas, such as 0,29")
-    return tuple(map(int, parts))
-
-
 @click.command(cls=GroupedCommand)
 @click.argument("target")
 @options_from(
@@ -39,7 +40,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
     SHAPE,
     *("kind", "num_layers", "layers", "start", "config", "share", "draft_vocabulary", "heads"),
     kind={"type": click.Choice(KINDS)},
-    layers={"type": layer_numbers, "metavar": "N,N,...", "show_default": "random weights"},
+    layers={"type": comma_separated(int, repeats=True), "show_default": "random weights"},
     start={"flags": ("--from",), "metavar": "FOLDER", "show_default": "none"},
     config={"type": FILE, "metavar": "FILE", "show_default": "the target's, with fewer layers"},
     draft_vocabulary={"show_default": "all tokens"},
@@ -133,8 +134,7 @@ def _write_data(ctx: click.Context, target: str, given: dict[str, Any]) -> Path:
     if not given["prompts"]:
         raise InvalidArgument("give --data FOLDER, or --prompts FILE to let the target write the data first")
     folder: Path = given["output"] / "data"
-    where = {name: given[name] for name in ("device", "dtype")}
-    ctx.invoke(data, target=target, prompts=given["prompts"], output=folder, offline=given["offline"], **where)
+    ctx.invoke(data, target=target, prompts=given["prompts"], output=folder, **place_of(given))
     return folder
 
 
@@ -195,7 +195,7 @@ def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Ste
     """What a step of this draft costs here, measured on its untrained shape: an early answer to whether it can pay."""
     import tempfile
 
-    from forerun.train.evaluate import EvaluateOptions, measure_costs
+    from forerun.train.evaluate import measure_costs
     from forerun.train.init_student import init_student
     from forerun.train.loop import draft_shape
     from forerun.train.run_folder import write_drafter
@@ -225,4 +225,5 @@ def _finish(trained: Trained, given: dict[str, Any], console: Console) -> None:
         from forerun.cli.train_eval import run_evaluation
 
         target, tokenizer = given["loaded"]
-        run_evaluation(target, tokenizer, trained.folder, given["evaluate"], {"limit": given["limit"]}, console)
+        settings = EvaluateOptions(limit=given["limit"])
+        run_evaluation(target, tokenizer, trained.folder, given["evaluate"], settings, console)

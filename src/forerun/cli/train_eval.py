@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.options import GroupedCommand, number, option, place_options
-from forerun.errors import InvalidArgument
+from forerun.cli.options import GroupedCommand, option, options_from, place_of, place_options, settings_from
+from forerun.train.options import EvaluateOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,19 +34,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default=False,
     help="Prompts the draft was not trained on; rows with category and turns (Spec-Bench) are told apart.",
 )
-@number(DECODING, "--draft-length", default=4, help="Tokens of each draft.")
-@number(DECODING, "--max-new-tokens", default=128, help="Of each answer.")
-@option(DECODING, "--temperatures", default="0,1", metavar="T,T,...", help="Each is measured by itself.")
-@number(DECODING, "--limit", show_default="all", help="At most N prompts of each category.")
-@number(DECODING, "--batch-size", default=16, help="Prompts at once.")
-@number(
-    DECODING,
-    "--timed",
-    least=0,
-    default=3,
-    help="Prompts decoded alone to measure what a draft step costs; 0 for none.",
-)
-@option(DECODING, "--lookup", is_flag=True, help="Let prompt lookup speak first, as in the default drafter.")
+@options_from(EvaluateOptions, DECODING, limit={"show_default": "all"})
 @option(
     DECODING,
     "--output",
@@ -56,9 +44,8 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default="eval.json in FOLDER",
     help="Where the JSON is kept.",
 )
-@number(DECODING, "--seed", least=0, default=0, help="Of the sampled answers.")
 @place_options(MACHINE)
-def evaluate(target: str, folder: Path, **given: Any) -> None:  # fmt: skip
+def evaluate(target: str, folder: Path, prompts: Path, output: Path | None, **options: Any) -> None:
     """Decode held-out prompts with the draft in FOLDER and say what it is worth.
 
     Prints JSON and keeps it as eval.json in the folder: tokens per round, acceptance by position and the share of
@@ -71,13 +58,12 @@ def evaluate(target: str, folder: Path, **given: Any) -> None:  # fmt: skip
     from forerun.train.evaluate import NAME
 
     console = err_console()
-    given["temperatures"] = _temperatures(given["temperatures"])
-    output = given.pop("output") or folder / NAME
+    settings = settings_from(EvaluateOptions, options)
+    output = output or folder / NAME
     check_output(output, "-o")
     with busy(console, f"loading {target}"):
-        where = {name: given.pop(name) for name in ("device", "dtype", "offline")}
-        model, tokenizer = load_model(target, **where)
-    run_evaluation(model, tokenizer, folder, given.pop("prompts"), given, console, output)
+        model, tokenizer = load_model(target, **place_of(options))
+    run_evaluation(model, tokenizer, folder, prompts, settings, console, output)
 
 
 def run_evaluation(
@@ -85,36 +71,25 @@ def run_evaluation(
     tokenizer: Any,
     folder: Path,
     prompts: Path,
-    settings: dict[str, Any],
+    settings: EvaluateOptions,
     console: Console,
     output: Path | None = None,
 ) -> None:
     """Decode, keep the findings (as eval.json in the folder, if nothing else is said), print them."""
     from forerun.measure.progress import Bar
     from forerun.measure.provenance import provenance
-    from forerun.train.evaluate import NAME, EvaluateOptions, evaluate, read_prompts_by_category, save_evaluation
+    from forerun.train.evaluate import NAME, evaluate, read_prompts_by_category, save_evaluation
 
-    options = EvaluateOptions(**settings)
-    asked = read_prompts_by_category(prompts, tokenizer, options.limit)
+    asked = read_prompts_by_category(prompts, tokenizer, settings.limit)
     with Bar(console) as bar:
-        bar.start("decoding", total=len(asked) * len(options.temperatures))
-        found = evaluate(target, tokenizer, folder, asked, options, bar.advance)
+        bar.start("decoding", total=len(asked) * len(settings.temperatures))
+        found = evaluate(target, tokenizer, folder, asked, settings, bar.advance)
     found["source"] = prompts.name
     found["provenance"] = asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
     save_evaluation(output or folder / NAME, found)
     click.echo(json.dumps(found, indent=1))
     if "verdict" in found:
         console.print(found["verdict"]["text"], markup=False, soft_wrap=True)
-
-
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 0:
-        raise InvalidArgument(f"--temperatures {text!r}: give numbers of at least 0 with commas, such as 0,1")
-    return found
 
 
 @click.command(cls=GroupedCommand)

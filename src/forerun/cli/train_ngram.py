@@ -71,13 +71,14 @@ def ngram(text: tuple[Path, ...], data: Path | None, output: Path, **options: An
 
 
 def _of_files(paths: Sequence[Path], tokenizer: Any, paragraphs: bool, console: Any) -> list[Sequence[int]]:
+    from forerun.cli.console import note
     from forerun.train.prompts import encode_prompts, read_prompts
 
     if not paths:
         return []
     reading = read_prompts(paths, paragraphs=paragraphs)
     if reading.complaint:
-        console.print(f"Note: {reading.complaint}", style="yellow", markup=False, soft_wrap=True)
+        note(console, reading.complaint)
     return list(encode_prompts(tokenizer, reading.prompts, template=False))
 
 

@@ -18,6 +18,7 @@ from forerun.cli.options import (
     number,
     option,
     options_from,
+    place_of,
     place_options,
     settings_from,
     speculation_options,
@@ -159,22 +160,22 @@ def _timestamps(asked: bool | None, form: Any) -> bool:
 
 def _once(files: Sequence[Path], console: Console) -> list[Path]:
     """Each file once, in order, however it is spelt."""
-    found: dict[Path, Path] = {}
+    from forerun.cli.console import note
+
+    first: dict[Path, Path] = {}
     for path in files:
-        if found.setdefault(path.resolve(), path) is not path:
-            console.print(
-                f"Note: {path} was given more than once; it is transcribed once", style="yellow", markup=False
-            )
-    return list(found.values())
+        if first.setdefault(path.resolve(), path) is not path:
+            note(console, f"{path} was given more than once; it is transcribed once")
+    return list(first.values())
 
 
 def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
     """The target with its drafter, and the processor."""
     from forerun.cli.console import busy
-    from forerun.cli.pair import LOADING, check_speculation, loaded_with
+    from forerun.cli.pair import check_speculation, loaded_with
 
     tree = check_speculation(options)
-    where = {name: options[name] for name in LOADING}
+    where = place_of(options)
     with busy(console, f"loading {options['model']}"):
         from forerun.drafters import named_drafter
         from forerun.loading import load_speech_model

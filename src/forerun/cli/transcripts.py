@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.cli.console import note
 from forerun.errors import InvalidArgument
 from forerun.files import check_output_folder, write_whole
 from forerun.speech.formats import Format, render
@@ -52,8 +53,7 @@ class Writer:
             click.secho(f"Error: {reason}", fg="red", err=True)
         else:
             if outcome.note:
-                note = f"Note: {self._name(outcome.path)}: {outcome.note}"
-                self.console.print(note, style="yellow", markup=False)
+                note(self.console, f"{self._name(outcome.path)}: {outcome.note}")
             if outcome.path in self._places:
                 self._write(outcome, self._places[outcome.path])
 

@@ -22,6 +22,7 @@ from forerun.errors import InvalidArgument
 from forerun.files import parse_json, write_whole
 from forerun.measure.repetition import repeated_share
 from forerun.train.costs import StepCosts, weigh
+from forerun.train.options import EvaluateOptions
 from forerun.train.prompts import encode_prompts, read_prompts, uses_template
 
 NAME = "eval.json"
@@ -34,28 +35,6 @@ class CategorizedPrompt:
 
     tokens: tuple[int, ...]
     category: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluateOptions:
-    """How prompts are decoded."""
-
-    draft_length: int = 4
-    max_new_tokens: int = 128
-    temperatures: tuple[float, ...] = (0.0, 1.0)
-    batch_size: int = 16
-    limit: int | None = None
-    """At most that many prompts of each category."""
-    seed: int = 0
-    timed: int = 3
-    """Prompts decoded one by one for the costs; 0 measures none."""
-    lookup: bool = False
-    """Whether prompt lookup speaks first, as it does in the default drafter."""
-
-    def __post_init__(self) -> None:
-        for name in ("draft_length", "max_new_tokens", "batch_size"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name}={getattr(self, name)}: must be at least 1")
 
 
 def read_prompts_by_category(path: Path, tokenizer: Any, limit: int | None = None) -> list[CategorizedPrompt]:

@@ -1,7 +1,9 @@
-"""What a training run was asked for, checked before anything large is loaded."""
+"""What writing data, training a draft and evaluating it were asked for, checked before anything large is loaded."""
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,114 @@ if TYPE_CHECKING:
 KINDS = ("feature", "parallel", "causal")
 # Changing these between a kill and a resume changes no weight.
 FREE = frozenset({"log_every", "evaluate_every", "checkpoint_every", "checkpoint_minutes", "chunk"})
+SHORTEST = 8  # completions of fewer tokens teach nothing
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WritingSettings:
+    """How texts are written."""
+
+    max_new_tokens: int = 256
+    """At most so many a text."""
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)
+    """The prompts take them in turn."""
+    top_p: float = 1.0
+    """Of the sampled texts."""
+    seed: int = 0
+    """Another seed draws other texts."""
+    batch_size: int = 512
+    """Texts written at once."""
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end a text."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_new_tokens"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        _check_temperatures(self.temperatures)
+        _check(self.seed >= 0, "seed", self.seed, "must be at least 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """Which prompts the target answers, what is kept of its texts, and when it stops."""
+
+    paragraphs: bool = False
+    """Text files: one prompt a paragraph."""
+    strict: bool = False
+    """A bad row is an error instead of being skipped."""
+    chat: bool | None = None
+    """Give prompts as a user's turn, or as they are."""
+    max_prompt_tokens: int = 1024
+    """Longer prompts are left out: one of them makes room for all."""
+    slice: str = "0/1"
+    """Take every N-th prompt from the I-th on; N processes with one folder share the work."""
+    samples_per_prompt: int = 1
+    """Texts for each prompt."""
+    top_k: int = 0
+    """Keep the target's K most likely tokens at each position, with their log-probabilities (6 K bytes each)."""
+    tokens: int | None = None
+    """Stop after N tokens, prompts and all slices included."""
+    max_minutes: float | None = None
+    """Stop after M minutes, loading not included."""
+    disk_budget: str = "2GiB"
+    """Write at most that much, all slices together."""
+    shard_tokens: int = 1_000_000
+    """Tokens of one file: what a killed run loses at most."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_prompt_tokens", "samples_per_prompt", "shard_tokens"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in ("tokens", "max_minutes"):
+            value = getattr(self, name)
+            _check(value is None or value > 0, name, value, "must be above 0")
+        _check(self.top_k >= 0, "top_k", self.top_k, "must be at least 0")
+        _ = self.slice_of_prompts, self.disk_bytes  # texts that cannot be read are refused now
+
+    @property
+    def slice_of_prompts(self) -> tuple[int, int]:
+        """I and N."""
+        match = re.fullmatch(r"(\d+)/(\d+)", self.slice)
+        index, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        _check(index < count, "slice", self.slice, "is I/N with I from 0 to N - 1, such as 0/4")
+        return index, count
+
+    @property
+    def disk_bytes(self) -> int:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", self.disk_budget.strip().lower())
+        if match is None:
+            raise InvalidArgument(f"disk_budget={self.disk_budget!r}: write a size such as 500MB or 2GiB")
+        return int(float(match[1]) * UNITS[match[2] or ""])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateOptions:
+    """How held-out prompts are decoded with a trained draft."""
+
+    draft_length: int = 4
+    """Tokens of each draft."""
+    max_new_tokens: int = 128
+    """Of each answer."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Each is measured by itself."""
+    limit: int | None = None
+    """At most N prompts of each category."""
+    batch_size: int = 16
+    """Prompts at once."""
+    timed: int = 3
+    """Prompts decoded alone to measure what a draft step costs; 0 for none."""
+    lookup: bool = False
+    """Let prompt lookup speak first, as in the default drafter."""
+    seed: int = 0
+    """Of the sampled answers."""
+
+    def __post_init__(self) -> None:
+        for name in ("draft_length", "max_new_tokens", "batch_size"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
+        for name in ("timed", "seed"):
+            _check(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
+        _check(self.limit is None or self.limit >= 1, "limit", self.limit, "must be at least 1")
+        _check_temperatures(self.temperatures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +244,11 @@ class TrainOptions:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def _check_temperatures(temperatures: tuple[float, ...]) -> None:
+    good = bool(temperatures) and all(0 <= value < math.inf for value in temperatures)
+    _check(good, "temperatures", temperatures, "must be one or more numbers of at least 0, such as 0 and 1")
 
 
 def _check(good: bool, name: str, value: object, rule: str) -> None:

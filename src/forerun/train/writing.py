@@ -15,14 +15,13 @@ from transformers import PreTrainedModel
 
 from forerun.config import SamplingParams
 from forerun.engine import Engine, FinishReason, Request, RowResult
-from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.measure.repetition import repeated_grams
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
+from forerun.train.options import SHORTEST, WritingSettings
 from forerun.train.shards import ShardWriter, TrainingText
 
-SHORTEST = 8  # completions of fewer tokens teach nothing
 PASS_TOKENS = 16384  # of prompts encoded in one pass: a GPU takes as long for few
 REFILL = 16  # new rows come in when one place in so many is free: a pass of their own costs as much as a round
 
@@ -36,38 +35,6 @@ class Item:
 
     number: int  # decides its temperature and its random numbers, whoever its neighbours are
     prompt: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WritingSettings:
-    """How texts are written."""
-
-    max_new_tokens: int = 256
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)
-    top_p: float = 1.0
-    seed: int = 0
-    batch_size: int = 512
-    stop_ids: frozenset[int] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_new_tokens < 1:
-            raise InvalidArgument(
-                f"batch_size={self.batch_size}, max_new_tokens={self.max_new_tokens}: both must be at least 1"
-            )
-        if not self.temperatures:
-            raise InvalidArgument("temperatures is empty: give at least one, such as 0 or 1")
-
-    def request(self, item: Item) -> Request:
-        temperature = temperature_of(item.number, self.temperatures)
-        top_p = self.top_p if temperature else 1.0
-        return Request(
-            prompt=item.prompt,
-            max_new_tokens=self.max_new_tokens,
-            params=SamplingParams(temperature=temperature, top_p=top_p),
-            seed=self.seed,
-            request_id=item.number,
-            stop_ids=self.stop_ids,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +132,18 @@ def temperature_of(number: int, temperatures: Sequence[float]) -> float:
     return temperatures[turn % base]
 
 
+def _request(item: Item, settings: WritingSettings) -> Request:
+    temperature = temperature_of(item.number, settings.temperatures)
+    return Request(
+        prompt=item.prompt,
+        max_new_tokens=settings.max_new_tokens,
+        params=SamplingParams(temperature=temperature, top_p=settings.top_p if temperature else 1.0),
+        seed=settings.seed,
+        request_id=item.number,
+        stop_ids=settings.stop_ids,
+    )
+
+
 def write_items(engine: Engine, items: Iterable[Item], settings: WritingSettings) -> Iterator[list[RowResult]]:
     """What was finished in each round. As rows finish, new ones take their places."""
     waiting = iter(items)
@@ -174,7 +153,7 @@ def write_items(engine: Engine, items: Iterable[Item], settings: WritingSettings
         if free >= least:
             new = list(islice(waiting, free))
             for item in new:
-                engine.add(settings.request(item))
+                engine.add(_request(item, settings))
             in_flight += len(new)
         if engine.is_idle:
             return
