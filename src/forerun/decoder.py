@@ -33,7 +33,7 @@ from forerun.policy import as_policy
 from forerun.policy.base import Policy
 from forerun.result import GenerateResult
 from forerun.rules import AnyRule, parse
-from forerun.speech import Windows, is_whisper
+from forerun.speech.windows import Windows, is_whisper
 from forerun.stream import Stream
 from forerun.types import Rule
 

@@ -27,11 +27,27 @@ def imported_by(program: str) -> set[str]:
     return set(done.stderr.split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    modules = imported_by(f"from forerun.cli.main import cli; cli({arguments}, standalone_mode=False)")
+def test_help_imports_nothing_heavy() -> None:
+    """Of the command itself and of every sub-command, whose options come from the library's settings."""
+    calls = [["--version"], ["--help"], *([*path, "--help"] for path in _commands())]
+    assert ["transcribe", "--help"] in calls and ["train", "data", "--help"] in calls
+    modules = imported_by(
+        "from click.testing import CliRunner\nfrom forerun.cli.main import cli\n"
+        f"for call in {calls}: assert CliRunner().invoke(cli, call).exit_code == 0, call"
+    )
     assert "click" in modules
     assert not HEAVY & modules
+
+
+def _commands(group: click.Command = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    if not isinstance(group, click.Group):
+        return [path]
+    context = click.Context(group)
+    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return [
+        path,
+        *(below for name, command in commands.items() if command for below in _commands(command, (*path, name))),
+    ]
 
 
 @pytest.mark.slow

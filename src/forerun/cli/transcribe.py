@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forerun.cli.pair import Loaded
     from forerun.cli.transcripts import Writer
     from forerun.drafters.base import Drafter
-    from forerun.speech import Spent
+    from forerun.speech.transcribe import Spent
 
 MODEL, SPEECH, AGAIN, OUTPUT = "Model", "Speech", "When a window goes wrong", "Output"
 SOME_FAILED = 1
@@ -203,7 +203,7 @@ def _transcribed(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
     from forerun.cli.run import told_of_compiling
-    from forerun.speech import Transcriber
+    from forerun.speech.transcribe import Transcriber
 
     with told_of_compiling(writer.console):
         decoder = loaded.decoder()
