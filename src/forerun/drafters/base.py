@@ -15,6 +15,7 @@ from forerun.math.laws import PointMass
 from forerun.types import Draft, DraftContext, Source
 
 if TYPE_CHECKING:
+    from forerun.drafters.device import DeviceDrafter
     from forerun.models.scorer import Scorer
 
 
@@ -70,6 +71,10 @@ class Drafter(ABC):
     def num_draws(self, longest: int) -> int:
         """Uniforms a row needs in a round whose longest draft has `longest` tokens."""
         return longest
+
+    def device_draft(self) -> DeviceDrafter | None:
+        """How it drafts inside rounds that a GPU runs by itself; None: on the host. Asked once it is bound."""
+        return None
 
 
 class Steps(Protocol):

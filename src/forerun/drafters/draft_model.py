@@ -19,6 +19,7 @@ from forerun.drafters.base import BranchingDrafter
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.compatible import check_encoders, check_vocabularies
 from forerun.drafters.decoder_folder import DecoderFolder
+from forerun.drafters.device_model import DeviceDraftModel
 from forerun.drafters.model_folder import ModelFolder
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
@@ -124,11 +125,8 @@ class DraftModel(BranchingDrafter):
 
         return ModelSteps(self.scorer, context, unseen, self.ids, close)
 
-    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
-        """Take in everything but the last two tokens of each row."""
-        behind = [h[self.scorer.length(row) : -2] for row, h in zip(rows, histories, strict=True)]
-        if any(behind):
-            self.scorer.feed(rows, behind)
+    def device_draft(self) -> DeviceDraftModel:
+        return DeviceDraftModel(self)
 
     def room(self, vocab_size: int, longest: int) -> int:
         """Tokens it can draft for a row of `longest` tokens of a target with so many ids; 0 where it lacks some."""

@@ -26,13 +26,8 @@ def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | Non
         return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged step by step"
     if drafter is None:
         return None
-    if type(drafter) is not DraftModel:
-        return f"{type(drafter).__name__} drafts on the host"
-    if drafter.stop_below is not None:
-        return "stop_below looks at every drafted token"
-    if drafter.scorer.device != target.device:
-        return f"the draft model is on {drafter.scorer.device}, the target on {target.device}"
-    return static_pass.why_not(drafter.scorer)
+    draft = drafter.device_draft()
+    return f"{type(drafter.unwrapped).__name__} drafts on the host" if draft is None else draft.why_not(target)
 
 
 def describe(runner: Runner | None, target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str:
@@ -74,5 +69,5 @@ def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Cal
     """The same without asking where it runs: elsewhere the work itself stands in for its recording."""
     if why_not(target, drafter, rule) is not None:
         return Runner(target, None, Rule.TOKEN, clock, whole_rounds=False)
-    assert isinstance(rule, Rule) and (drafter is None or isinstance(drafter, DraftModel))
-    return Runner(target, drafter, rule, clock)
+    assert isinstance(rule, Rule)
+    return Runner(target, None if drafter is None else drafter.device_draft(), rule, clock)

@@ -7,27 +7,20 @@ length; the scores behind it are not used.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from forerun import ops
 from forerun.drafters.autoregressive import fitted
+from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.engine.device.recorder import Scratch
 from forerun.engine.device.row_table import RowTable
 from forerun.math.advance import emitted_logprobs
 from forerun.math.laws import KEPT, LogitLaw, PointMass, ReducedLaw
-from forerun.models.static_pass import StaticPass, StaticRows
+from forerun.models.static_pass import StaticPass
 from forerun.types import Draft, Law, Rule
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What a recording is made for, beside the number of rows."""
-
-    drafted: int  # K
-    scored: int  # T
-    key_bound: int  # no row has more keys than this
 
 
 class DeviceRound:
@@ -37,14 +30,14 @@ class DeviceRound:
         self,
         table: RowTable,
         target: StaticPass,
-        draft: StaticPass | None,
+        drafter: DeviceDrafter | None,
         rule: Rule,
-        ids: Tensor | None,
         logits: Scratch,
         draft_logits: Scratch,
         hidden: Scratch,
     ) -> None:
-        self.table, self.target, self.draft_pass, self.rule, self.ids = table, target, draft, rule, ids
+        self.table, self.target, self.drafter, self.rule = table, target, drafter, rule
+        self.ids = ids = None if drafter is None else drafter.ids
         self.vocab_size, self.use = target.scorer.vocab_size, target.scorer.kernels
         self.logits, self.draft_logits, self.hidden = logits, draft_logits, hidden
         self.kept = torch.zeros(table.width * table.size, KEPT, device=target.scorer.device)
@@ -56,26 +49,12 @@ class DeviceRound:
             self._places = ReducedLaw(PointMass(ids[:0, None], 1), ids, self.vocab_size).places
 
     def draft(self, shape: Shape) -> None:
-        """K tokens for every row, and the logits they were drawn from.
-
-        The first step takes two tokens, because after a fully kept draft the drafter is one key behind; the others
-        take the token before. Where a row has only one token, the other lies before its beginning and is not used.
-        """
-        assert self.draft_pass is not None
-        table, number = self.table, shape.drafted
-        block, past = table.row_state.block, table.row_state.past
-        first = self.draft_pass.rows(table.draft_slots, past - 1, 2, shape.key_bound)
-        others = (
-            self.draft_pass.steps(table.draft_slots, past + 1, 1, number - 1, shape.key_bound) if number > 1 else []
-        )
+        """K tokens for every row, and the logits they were drawn from."""
+        assert self.drafter is not None
         uniforms = None
-        if not table.params.all_greedy:  # turned, because kernels read a step's numbers side by side
-            uniforms = ops.draft_uniforms(table.keys, number, self.rule, self.use).T.contiguous()
-        for step, rows in enumerate([first, *others]):
-            tokens = block[:, :2] if step == 0 else block[:, step + 1 : step + 2]
-            logits = self._draft_logits(tokens, rows)
-            self._forbid(logits, logits if step == 0 else None, self.ids)
-            self._draw(logits, step, number, None if uniforms is None else uniforms[step])
+        if not self.table.params.all_greedy:  # turned, because kernels read a step's numbers side by side
+            uniforms = ops.draft_uniforms(self.table.keys, shape.drafted, self.rule, self.use).T.contiguous()
+        self.drafter.draft(self.table.device_rows, shape, partial(self._draw, shape.drafted, uniforms))
 
     def score(self, shape: Shape) -> None:
         """The target's logits behind the last token and every drafted one: row b's are T from b * T on."""
@@ -114,11 +93,6 @@ class DeviceRound:
             table.logprobs[:, : number + 1] = emitted_logprobs(scored, table.row_state.block, verdict)
         ops.advance(table.row_state, lengths, verdict, self.vocab_size, self.use)
 
-    def _draft_logits(self, tokens: Tensor, rows: StaticRows) -> Tensor:
-        assert self.draft_pass is not None
-        logits = self.draft_pass.logits(tokens, rows, last_only=True)
-        return fitted(logits, self.vocab_size) if self.ids is None else logits
-
     def _forbid(self, logits: Tensor, first: Tensor | None, ids: Tensor | None = None) -> None:
         """Banned ids get no mass in `logits` [N, V]; `first` [R, V] are those of each row's next token."""
         never, not_first = self.table.bans.ids
@@ -136,19 +110,22 @@ class DeviceRound:
             self._columns[key] = columns
         return self._columns[key]
 
-    def _draw(self, logits: Tensor, step: int, number: int, uniforms: Tensor | None) -> None:
-        """One token a row, written behind the others.
+    def _draw(self, number: int, uniforms: Tensor | None, step: int, logits: Tensor) -> None:
+        """Token `step` of `number` for every row, written behind the others.
 
         Out-of-range ids (a draft model whose logits are not numbers) are clamped: they are rejected anyway.
         """
         table, size = self.table, self.table.size
+        if self.ids is None:
+            logits = fitted(logits, self.vocab_size)
+        self._forbid(logits, logits if step == 0 else None, self.ids)
         if uniforms is None:
             drawn = logits.argmax(dim=-1)
         else:
             self.draft_logits.reserve(logits, number * size)
             rows = slice(step * size, (step + 1) * size)
             self.draft_logits.rows[rows].copy_(logits)
-            sample = ops.sample(self.draft_logits.rows[rows], table.params, uniforms, self.use)
+            sample = ops.sample(self.draft_logits.rows[rows], table.params, uniforms[step], self.use)
             drawn = sample.tokens
             self._has_kept = sample.kept is not None
             if sample.kept is not None:

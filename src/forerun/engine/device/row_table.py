@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.drafters.device import DeviceRows
 from forerun.engine.bans import Bans
 from forerun.engine.row import Row
 from forerun.math.advance import HEAD, DeviceRowState
@@ -69,6 +70,11 @@ class RowTable:
     def flags(self) -> tuple[object, ...]:
         """What kernels are chosen by, so that it is part of a recording's shape."""
         return (*(getattr(self.params, name) for name in FLAGS), self.wants_logprobs, self.bans.ids)
+
+    @property
+    def device_rows(self) -> DeviceRows:
+        """What a drafter reads of the rows."""
+        return DeviceRows(self.slots, self.draft_slots, self.row_state.past, self.row_state.block)
 
     @property
     def running(self) -> list[Row]:

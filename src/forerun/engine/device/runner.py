@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from forerun.cache.ragged import ranges
-from forerun.drafters import DraftModel
+from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.engine.branching import kept_of
 from forerun.engine.commit import VerifiedRound
 from forerun.engine.device.capture import Work
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
-from forerun.engine.device.round import DeviceRound, Shape
+from forerun.engine.device.round import DeviceRound
 from forerun.engine.device.row_table import RowSlots, RowTable
 from forerun.engine.device.shapes import (
     ShapeChooser,
@@ -70,12 +70,12 @@ class PendingRound:
 
 
 class Runner:
-    """Rounds of recorded work behind one target and at most one draft model."""
+    """Rounds of recorded work behind one target and at most one drafter."""
 
     def __init__(
         self,
         target: Scorer,
-        drafter: DraftModel | None,
+        drafter: DeviceDrafter | None,
         rule: Rule,
         clock: Callable[[], float],
         recorder: Recorder | None = None,
@@ -162,7 +162,8 @@ class Runner:
         count = bucket(number + 1)
         table.deactivate_finished()
         table.set_draft_lengths(lengths)
-        shape = Shape(number, count, key_bound(self._reserve(table, number, count)))
+        first = self._num_first(number)
+        shape = Shape(number, count, key_bound(self._reserve(table, number, count, first)), first)
         draft, score, verify = self._work(device_round, shape)
         buffer = next(self._buffers[table.size, table.width])
         for index, work in enumerate((draft, score, verify)):
@@ -203,8 +204,7 @@ class Runner:
             _set_length(self.target, row, keys)
             if self.drafter is not None:
                 past = keys - len(gained.tokens)  # keys before the round
-                known = past + done.steps if done.steps else self.drafter.scorer.length(row.number)
-                _set_length(self.drafter.scorer, row, min(known, keys))
+                self.drafter.set_length(row.number, past, keys, done.steps or 0)
 
     def disable(self, error: Exception) -> None:
         """After a recording that failed, work is run step by step; pending rounds are still collected."""
@@ -247,12 +247,12 @@ class Runner:
 
     @property
     def _scorers(self) -> list[Scorer]:
-        return [self.target] if self.drafter is None else [self.target, self.drafter.scorer]
+        return [self.target] if self.drafter is None else [self.target, *self.drafter.scorers]
 
     @property
     def _versions(self) -> Hashable:
         """Of the caches: once keys have moved, no earlier recording is of use."""
-        return tuple(scorer.version for scorer in self._scorers)
+        return self.target.version, None if self.drafter is None else self.drafter.version
 
     @property
     def _pending_keys(self) -> int:
@@ -276,7 +276,7 @@ class Runner:
         assert not self.pending, "rows cannot change while a round is pending"
         self.release_table()
         device_round = self._round = self._round_of(self._size, table_width(number + 1))
-        caches = [scorer.cache for scorer in self._scorers]
+        caches = [self.target.cache, *(() if self.drafter is None else self.drafter.caches)]
         keys = capacity_for(max(len(row.history) for row in rows), _final_length(rows))
         for cache in caches:
             cache.reserve(len(cache.rows) + (device_round.table.size > len(rows)), max(keys, cache.capacity))
@@ -287,8 +287,14 @@ class Runner:
         self._weights = fingerprint(self._scorers)
         return device_round
 
-    def _reserve(self, table: RowTable, number: int, count: int) -> int:
-        """Reserve keys for the coming round in both caches, and bring the drafter to at most two tokens behind.
+    def _num_first(self, number: int) -> int:
+        """Tokens that the first step of a draft takes in."""
+        if self.drafter is None or not number:
+            return 0
+        return self.drafter.num_first(number, [pending.shape.drafted for pending in self.pending])
+
+    def _reserve(self, table: RowTable, number: int, count: int, first: int) -> int:
+        """Reserve keys for the coming round in all caches, and bring the drafter to at most `first` tokens behind.
 
         Returns a bound on the keys of a row. A finished one may have advanced for as long as rounds were pending.
         """
@@ -300,11 +306,11 @@ class Runner:
         if self.drafter is not None and number:
             if not self.pending:
                 running = table.running
-                self.drafter.read_up([row.number for row in running], [row.history for row in running])
-            cache = self.drafter.scorer.cache
-            # A row of one token begins its draft with one that does not exist, which goes to the cache's last place.
-            ends = [keys + number if keys else max(number, cache.capacity) for keys in before]
-            reserve_keys(cache, table.rows, ends, final)
+                self.drafter.read_up([row.number for row in running], [row.history for row in running], first)
+            for cache in self.drafter.caches:
+                # Tokens of the first step that lie before a row's beginning go to the cache's last place.
+                ends = [keys + count if keys + 1 >= first else max(count, cache.capacity) for keys in before]
+                reserve_keys(cache, table.rows, ends, final)
         ends = [keys + count for keys in before]
         reserve_keys(self.target.cache, table.rows, ends, final)
         return max(ends)
@@ -314,7 +320,7 @@ class Runner:
         draft: Work = _no_draft
         if shape.drafted:
             draft = get(
-                ("draft", table.size, table.width, shape.drafted, shape.key_bound, table.flags),
+                ("draft", table.size, table.width, shape.drafted, shape.first, shape.key_bound, table.flags),
                 lambda: (self._draft_version, self._draft_scratch.version),
                 partial(device_round.draft, shape),
                 table.state,
@@ -338,18 +344,15 @@ class Runner:
         )
 
     @property
-    def _draft_version(self) -> tuple[tuple[int, ...], int]:
+    def _draft_version(self) -> Hashable:
         assert self.drafter is not None
-        return self.drafter.scorer.version, self._weights
+        return self.drafter.version, self._weights
 
     def _round_of(self, size: int, positions: int) -> DeviceRound:
         if (size, positions) not in self._rounds:
-            device, drafter = self.target.device, self.drafter
-            draft = None if drafter is None else StaticPass(drafter.scorer)
-            ids = None if drafter is None else drafter.ids
-            table = RowTable(size, positions, device)
+            table = RowTable(size, positions, self.target.device)
             self._rounds[size, positions] = DeviceRound(
-                table, self._pass, draft, self.rule, ids, self._scratch, self._draft_scratch, self._hidden
+                table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratch, self._hidden
             )
             self._buffers[size, positions] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
         return self._rounds[size, positions]

@@ -1,0 +1,88 @@
+"""How a drafter drafts inside a recorded round: on tensors that stay where they are, without asking the host.
+
+A drafter that can do so returns a `DeviceDrafter` from `Drafter.device_draft`. Its `draft` is recorded once a shape and
+replayed; everything else in here is called by the host between launches and keeps the drafter's own lengths right.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from forerun.cache.ragged import RaggedCache
+from forerun.models.scorer import Scorer
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the recordings of a round are made for, beside the number of rows."""
+
+    drafted: int  # K
+    scored: int  # T
+    key_bound: int  # no row has more keys than this
+    first: int = 0  # tokens of each row that the first step of a draft takes in
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """What a recorded draft may read of R rows. All of it lies on the device, and `block` is written by `Draw`."""
+
+    slots: Tensor  # [R] int64, in the target's cache
+    draft_slots: Tensor  # [R] int64, in the drafter's own caches; the target's slots where it has none
+    past: Tensor  # [R] int64, keys in the target's cache
+    block: Tensor  # [R, 1 + W] int64: the token before the last one, the last one, the draft behind it
+
+
+class Draw(Protocol):
+    """Draws the token of one step for every row and writes it into the block, behind those drawn before."""
+
+    def __call__(self, step: int, logits: Tensor) -> None:
+        """`logits` [R, V], or [R, Vd] of the drafter's `ids`."""
+        ...
+
+
+class DeviceDrafter(ABC):
+    """A drafter's side of recorded rounds behind one target."""
+
+    ids: Tensor | None = None
+    """[Vd] ascending: all the draft can say, where that is not the target's vocabulary."""
+    scorers: tuple[Scorer, ...] = ()
+    """Models that a draft runs, beside the target: recordings hold the addresses of their keys and weights."""
+    caches: tuple[RaggedCache, ...] = ()
+    """Where rows of its own live, each with the same slot in all of them; empty where it needs the target's alone."""
+
+    @abstractmethod
+    def why_not(self, target: Scorer) -> str | None:
+        """What keeps it from drafting in recorded rounds behind `target`; None where nothing does."""
+
+    @property
+    def version(self) -> Hashable:
+        """Changes when something has moved whose address a recorded draft holds."""
+        return tuple(scorer.version for scorer in self.scorers), tuple(cache.version for cache in self.caches)
+
+    @abstractmethod
+    def room(self, vocab_size: int, longest: int) -> int:
+        """Tokens it can draft for a row of `longest` tokens of a target with so many ids."""
+
+    @abstractmethod
+    def num_first(self, number: int, pending: Sequence[int]) -> int:
+        """Tokens of each row that the first step of a draft of `number` tokens takes in.
+
+        `pending` are the draft lengths of rounds that were launched before and whose outcome the host does not know.
+        """
+
+    @abstractmethod
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
+        """Take in everything of each row that a first step of `first` tokens will not; no round is pending."""
+
+    @abstractmethod
+    def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
+        """Call `draw` for steps 0 .. K - 1 in order. Recorded: no value may be read on the host."""
+
+    @abstractmethod
+    def set_length(self, row: int, past: int, length: int, number: int) -> None:
+        """A round that drafted `number` tokens was collected: `row` had `past` keys in the target and has `length`."""

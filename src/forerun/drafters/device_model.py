@@ -1,0 +1,70 @@
+"""A causal model that drafts token by token inside recorded rounds: `DraftModel`'s side of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from forerun.drafters.device import DeviceDrafter, DeviceRows, Draw, Shape
+from forerun.models import static_pass
+from forerun.models.scorer import Scorer
+from forerun.models.static_pass import StaticPass
+
+if TYPE_CHECKING:
+    from forerun.drafters.draft_model import DraftModel
+
+FIRST = 2  # after a draft that was kept whole the model is one key behind, so every draft begins with two tokens
+
+
+class DeviceDraftModel(DeviceDrafter):
+    """A draft model with a cache of its own."""
+
+    def __init__(self, drafter: DraftModel) -> None:
+        self.drafter, self.scorer, self.ids = drafter, drafter.scorer, drafter.ids
+        self.scorers, self.caches = (self.scorer,), (self.scorer.cache,)
+
+    @cached_property
+    def _pass(self) -> StaticPass:
+        return StaticPass(self.scorer)
+
+    def why_not(self, target: Scorer) -> str | None:
+        if self.drafter.stop_below is not None:
+            return "stop_below looks at every drafted token"
+        if self.scorer.device != target.device:
+            return f"the draft model is on {self.scorer.device}, the target on {target.device}"
+        return static_pass.why_not(self.scorer)
+
+    def room(self, vocab_size: int, longest: int) -> int:
+        return self.drafter.room(vocab_size, longest)
+
+    def num_first(self, number: int, pending: Sequence[int]) -> int:
+        return FIRST
+
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
+        behind = [h[self.scorer.length(row) : -first] for row, h in zip(rows, histories, strict=True)]
+        if any(behind):
+            self.scorer.feed(rows, behind)
+
+    def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
+        """Where a row has only one token, the other of the first step lies before its beginning and is not used."""
+        draft_in_steps(self._pass, rows.draft_slots, rows, shape, draw)
+
+    def set_length(self, row: int, past: int, length: int, number: int) -> None:
+        """A draft of `number` tokens has keys of all of them but the last."""
+        known = past + number if number else self.scorer.length(row)
+        kept = min(known, length)
+        self.scorer.cache.set_length(row, kept, kept)
+
+
+def draft_in_steps(model: StaticPass, slots: Tensor, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
+    """One pass a token. The first takes `shape.first` tokens, of which the last is the row's last one."""
+    number, first, bound = shape.drafted, shape.first, shape.key_bound
+    passes = [model.rows(slots, rows.past + 1 - first, first, bound)]
+    if number > 1:
+        passes += model.steps(slots, rows.past + 1, 1, number - 1, bound)
+    for step, new in enumerate(passes):
+        tokens = rows.block[:, 2 - first : 2] if step == 0 else rows.block[:, step + 1 : step + 2]
+        draw(step, model.logits(tokens, new, last_only=True))
