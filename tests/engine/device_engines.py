@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.config import Kernels, SamplingParams
-from forerun.drafters import DraftModel, PromptLookup, RandomDraft
+from forerun.drafters import DraftModel, EarlyExit, PromptLookup, RandomDraft
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.engine.device.capture import Work
@@ -32,6 +32,7 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "lookup": lambda model: PromptLookup(max_ngram=1),
     "random": lambda model: RandomDraft(),
     "doubting": lambda model: DraftModel(draft_of(model), stop_below=0.4),
+    "exit": lambda model: EarlyExit(1),
 }
 
 

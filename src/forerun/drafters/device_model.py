@@ -1,7 +1,8 @@
-"""A causal model that drafts token by token inside recorded rounds: `DraftModel`'s side of them."""
+"""Causal models that draft token by token inside recorded rounds: a draft model, or the target's own first layers."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,8 +16,10 @@ from forerun.models.static_pass import StaticPass
 
 if TYPE_CHECKING:
     from forerun.drafters.draft_model import DraftModel
+    from forerun.drafters.early_exit import EarlyExit
 
-FIRST = 2  # after a draft that was kept whole the model is one key behind, so every draft begins with two tokens
+FIRST = 2  # after a draft that was kept whole a draft model is one key behind, so every draft begins with two tokens
+STOPS = "stop_below looks at every drafted token"
 
 
 class DeviceDraftModel(DeviceDrafter):
@@ -32,7 +35,7 @@ class DeviceDraftModel(DeviceDrafter):
 
     def why_not(self, target: Scorer) -> str | None:
         if self.drafter.stop_below is not None:
-            return "stop_below looks at every drafted token"
+            return STOPS
         if self.scorer.device != target.device:
             return f"the draft model is on {self.scorer.device}, the target on {target.device}"
         return static_pass.why_not(self.scorer)
@@ -57,6 +60,38 @@ class DeviceDraftModel(DeviceDrafter):
         known = past + number if number else self.scorer.length(row)
         kept = min(known, length)
         self.scorer.cache.set_length(row, kept, kept)
+
+
+class DeviceEarlyExit(DeviceDrafter):
+    """The target's first layers over the target's own cache: it has every key but the last token's, as the target has.
+
+    Keys of guesses lie where the target writes its own when it scores them.
+    """
+
+    def __init__(self, drafter: EarlyExit, scorer: Scorer) -> None:
+        self.drafter, self.scorer, self.scorers = drafter, scorer, (scorer,)
+
+    @cached_property
+    def _pass(self) -> StaticPass:
+        return StaticPass(self.scorer)
+
+    def why_not(self, target: Scorer) -> str | None:
+        return STOPS if self.drafter.stop_below is not None else static_pass.why_not(self.scorer)
+
+    def room(self, vocab_size: int, longest: int) -> int:
+        return sys.maxsize
+
+    def num_first(self, number: int, pending: Sequence[int]) -> int:
+        return 1
+
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
+        """There is nothing that the target has not taken in."""
+
+    def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
+        draft_in_steps(self._pass, rows.slots, rows, shape, draw)
+
+    def set_length(self, row: int, past: int, length: int, number: int) -> None:
+        """The cache is the target's, whose lengths the engine sets."""
 
 
 def draft_in_steps(model: StaticPass, slots: Tensor, rows: DeviceRows, shape: Shape, draw: Draw) -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from forerun.arguments import integer
 from forerun.drafters.autoregressive import ModelSteps, draft_with
 from forerun.drafters.base import BranchingDrafter
+from forerun.drafters.device_model import DeviceEarlyExit
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
@@ -61,6 +62,9 @@ class EarlyExit(BranchingDrafter):
         before = [self.scorer.length(row) for row in context.rows]
         unseen = [history[length:] for history, length in zip(context.histories, before, strict=True)]
         return ModelSteps(self.scorer, context, unseen, None, partial(self.scorer.rewind, context.rows, before))
+
+    def device_draft(self) -> DeviceEarlyExit | None:
+        return None if self.scorer is None else DeviceEarlyExit(self, self.scorer)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """The target's cache is cut back by the engine."""

@@ -1,0 +1,103 @@
+"""Drafters made of the target's own parts draft inside recorded rounds, and say there what they say step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.device_engines import CUT, GREEDY, SAMPLED, Texts, engine, finish, flown, rehearsing, requests, texts
+from engine.following import Follows, Replayed
+from forerun.config import SamplingParams
+from forerun.engine import Engine
+from forerun.engine.device.choose import describe
+from forerun.types import Rule
+from support.tiny import plain_greedy, tiny_model
+
+DRAFTERS = ("exit",)
+MIXED = [SAMPLED, GREEDY, CUT, replace(SAMPLED, min_p=0.05), CUT]
+CASES: dict[str, dict[str, Any]] = {
+    "token": {},
+    "block": {"rule": Rule.BLOCK},
+    "long drafts": {"policy": 9},
+    "one token": {"policy": 1},
+    "family": {"family": "qwen3"},
+    "learned positions": {"family": "gpt2"},
+    "not ahead": {"ahead": False},
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.quick(every=3)
+def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
+    settings = {"drafter": drafter, **CASES[case]}
+    made = engine(True, **settings)
+    rounds = flown(made)
+    assert texts(made, requests(3)) == texts(engine(False, **settings), requests(3))
+    assert len(rounds) > 3 and max(rounds) == 3
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_parameters_of_all_kinds_in_one_batch(drafter: str) -> None:
+    got = texts(rehearsing(engine(True, drafter=drafter)), requests(5, MIXED))
+    assert got == texts(engine(False, drafter=drafter), requests(5, MIXED))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_greedy_text_is_that_of_generate(drafter: str) -> None:
+    got = texts(engine(True, drafter=drafter), requests(3, GREEDY))
+    for request in requests(3, GREEDY):
+        wanted = plain_greedy(tiny_model("llama"), list(request.prompt), request.max_new_tokens)
+        assert list(got[request.request_id]) == wanted
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+def test_lengths_that_change_while_rounds_run_ahead(drafter: str, params: SamplingParams) -> None:
+    """Rounds without a draft, longer ones behind shorter ones: what a drafter missed is read up in time."""
+    policy = Follows()
+    got = texts(engine(True, drafter=drafter, policy=policy), requests(3, params, new=40))
+    replayed = engine(False, drafter=drafter, policy=Replayed(policy.drafted))
+    assert got == texts(replayed, requests(3, params, new=40))
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rounds_of_both_kinds_take_turns(drafter: str) -> None:
+    """A row with a processor of its own sends everybody step by step for a while."""
+
+    def found(on_device: bool) -> Texts:
+        made, asked = engine(on_device, drafter=drafter), requests(4, new=30)
+        made.add(asked[0])
+        made.step()
+        made.step()
+        made.add(replace(asked[1], params=replace(SAMPLED, presence_penalty=0.5), max_new_tokens=9))
+        made.add(asked[2])
+        for _ in range(6):
+            made.step()
+        made.add(asked[3])
+        return finish(made)
+
+    assert found(True) == found(False)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rows_that_end_and_begin(drafter: str) -> None:
+    def found(on_device: bool) -> Texts:
+        made, asked = engine(on_device, drafter=drafter, keep_rows=1), requests(6, new=9)
+        got: Texts = {}
+        for request in asked:
+            made.add(request)
+            made.step()
+        got |= finish(made)
+        return got
+
+    assert found(True) == found(False)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_drafter_says_that_it_is_recorded(drafter: str) -> None:
+    made: Engine = engine(True, drafter=drafter)
+    assert made.runner is not None and made.runner.whole_rounds
+    assert describe(made.runner, made.target, made.drafter, Rule.TOKEN) == "whole rounds"
