@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
 from forerun.math.losses import TeacherLaw, parse_loss
-from forerun.train.head_loss import Judgement, Positions, judge
+from forerun.train.head_loss import LossResult, Positions, chunked_loss
 from forerun.train.schedule import Schedule
 from forerun.train.writing import BACKENDS
 
@@ -93,7 +93,7 @@ class Distillation:
         self.silenced = torch.tensor(sorted(target.generation_config.suppress_tokens or ()), device=self.head.device)
         self.silenced_here = torch.isin(student.ids, self.silenced)
 
-    def judge(self, batch: TranscribedWindows, measure: bool = False) -> Judgement:
+    def loss_of(self, batch: TranscribedWindows, measure: bool = False) -> LossResult:
         outputs = batch.teacher or self._teacher_outputs(batch)
         judged, tokens = batch.judged, batch.tokens[:, :-1]
         features, mass = outputs.features[judged], outputs.mass[judged]
@@ -101,7 +101,7 @@ class Distillation:
             hidden = self.student(tokens, batch.states)[judged]
         weights = torch.ones(1, len(hidden), device=hidden.device)
         positions = Positions(hidden.float()[None], weights, None, lambda part: self._law(features[part], mass[part]))
-        return judge(positions, self.small, self.loss, CHUNK, measure)
+        return chunked_loss(positions, self.small, self.loss, CHUNK, measure)
 
     def with_teacher(self, windows: TranscribedWindows, size: int = 256) -> TranscribedWindows:
         """The same windows with the target's outputs, so that it need not run again: it is most of a step's work."""
@@ -147,7 +147,7 @@ class Measured:
 
 @torch.no_grad()
 def measure(distillation: Distillation, windows: TranscribedWindows, size: int = 64) -> Measured:
-    found = [distillation.judge(windows.pick(rows), measure=True) for rows in _groups(windows, size)]
+    found = [distillation.loss_of(windows.pick(rows), measure=True) for rows in _groups(windows, size)]
     written = windows.tokens[:, 1:][windows.judged]
     counts = torch.tensor([float(one.overlap.numel()) for one in found])
     loss = (torch.tensor([float(one.loss) for one in found]) * counts).sum() / counts.sum()
@@ -197,7 +197,7 @@ def distil(
             break
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * schedule.factor(progress)
-        loss = distillation.judge(batch).loss
+        loss = distillation.loss_of(batch).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(trained, 1.0)

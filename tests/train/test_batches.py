@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forerun.errors import InvalidArgument
-from forerun.train.batches import Batch, BatchOrder, Prefetch, Rollouts, collate, split
+from forerun.train.batches import Batch, BatchOrder, Rollouts, collate, prefetched, split
 from forerun.train.shards import TrainingText
 
 LENGTHS = [5 + 7 * (i % 11) for i in range(60)]
@@ -92,5 +92,5 @@ def test_errors_while_reading_ahead_are_raised() -> None:
 
     found = []
     with pytest.raises(InvalidArgument, match="shard-00001"):
-        found.extend(Prefetch(broken()))
+        found.extend(prefetched(broken()))
     assert len(found) == 1

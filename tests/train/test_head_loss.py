@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun.math.losses import Estimate, parse_loss
-from forerun.train.head_loss import Judgement, Positions, SharedHead, judge
+from forerun.train.head_loss import LossResult, Positions, SharedHead, chunked_loss
 
 S, M, H, V = 3, 13, 8, 21
 
@@ -29,9 +29,9 @@ def test_chunks_agree_with_the_whole(own: bool, chunk: int) -> None:
     head, hidden, features, weights = setting(own)
     loss = parse_loss("tv+0.3*kl+0.2*smooth_l1")
     positions = Positions(hidden, weights, features, lambda part: head.law(features[part]))
-    found = judge(positions, head.weight, loss, chunk, measure=True)
+    found = chunked_loss(positions, head.weight, loss, chunk, measure=True)
     (3 * found.loss).backward()
-    got = [hidden.grad, head.own.weight.grad if head.own else None]
+    got = [hidden.grad, head.draft_head.weight.grad if head.draft_head else None]
     hidden.grad = None
 
     law = head.law(features)
@@ -53,8 +53,8 @@ def test_positions_without_weight_change_nothing() -> None:
     weights[:, 5:] = 0
     positions = Positions(hidden, weights, features, lambda part: head.law(features[part]))
 
-    def result(state: Tensor) -> Judgement:
-        return judge(replace(positions, hidden=state), head.weight, parse_loss("tv"), 4)
+    def result(state: Tensor) -> LossResult:
+        return chunked_loss(replace(positions, hidden=state), head.weight, parse_loss("tv"), 4)
 
     other = hidden.detach().clone()
     other[:, 5:] = 100.0
@@ -65,6 +65,6 @@ def test_agreement_never_claims_a_token_the_draft_cannot_say() -> None:
     head = SharedHead(nn.Linear(H, V, bias=False), torch.tensor([0, 1]))
     features = 30 * head.full[5][None]  # the target is sure of token 5
     positions = Positions(features[None], torch.ones(1, 1), features, lambda part: head.law(features[part]))
-    found = judge(positions, head.weight, parse_loss("tv"), 4, measure=True)
+    found = chunked_loss(positions, head.weight, parse_loss("tv"), 4, measure=True)
     assert found.agreement.item() == 0
     assert found.overlap.item() < 0.1

@@ -9,7 +9,7 @@ import torch
 
 from forerun.train import objective as module
 from forerun.train.batches import Batch, Rollouts, collate
-from forerun.train.head_loss import Positions, judge
+from forerun.train.head_loss import Positions, chunked_loss
 from forerun.train.init_student import init_student
 from forerun.train.objective import Objective
 from forerun.train.proxy import chains, expected_tokens
@@ -35,9 +35,9 @@ def test_each_position_meets_the_targets_law_there(kind: str, monkeypatch: pytes
 
     def listening(positions: Positions, *others: Any) -> Any:
         seen.append(positions)
-        return judge(positions, *others)
+        return chunked_loss(positions, *others)
 
-    monkeypatch.setattr(module, "judge", listening)
+    monkeypatch.setattr(module, "chunked_loss", listening)
     objective, batch = setting(kind=kind, unroll=3, heads=3, depth_decay=0.5)
     objective(batch, seed=0)
     positions = seen[0]

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
+from forerun.train.shards import TrainingText
 
 WINDOW = 32  # batches' worth of sequences that are sorted by length together: little padding, still a good mix
 ROUND = 32  # widths are multiples of this, so that the allocator meets few shapes
-
-
-class Text(Protocol):
-    """One stored sequence: what the shards give."""
-
-    @property
-    def tokens(self) -> Tensor: ...  # [n]
-    @property
-    def prompt_length(self) -> int: ...
-    @property
-    def top_ids(self) -> Tensor | None: ...  # [n, K]
-    @property
-    def top_logprobs(self) -> Tensor | None: ...  # [n, K] of the token after each position
-
-
-class Texts(Protocol):
-    """Stored sequences by number."""
-
-    @property
-    def num_sequences(self) -> int: ...
-    def sequence(self, i: int, /) -> Text: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +33,12 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """Copies that do not wait for one another."""
 
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+        def move(value: Tensor | int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
-        return Batch(
-            move(self.tokens),
-            move(self.keep),
-            move(self.times),
-            None if self.top_ids is None else move(self.top_ids),
-            None if self.top_logprobs is None else move(self.top_logprobs),
-            move(self.rolled),
-            move(self.cuts),
-            self.num_tokens,
-        )
+        return Batch(*(move(getattr(self, field.name)) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +66,8 @@ class BatchOrder:
         order = self._members[torch.randperm(len(self._members), generator=generator)].tolist()
         batches: list[list[int]] = []
         for window in self._windows(order):
-            found = self._cut(sorted(window, key=lambda i: self._lengths[i]))
-            batches += [found[i] for i in torch.randperm(len(found), generator=generator).tolist()]
+            of_window = batches_by_length(window, self._lengths, self._batch_tokens, ROUND)
+            batches += [of_window[i] for i in torch.randperm(len(of_window), generator=generator).tolist()]
         return batches
 
     def from_step(self, step: int) -> Iterator[list[int]]:
@@ -123,15 +96,22 @@ class BatchOrder:
         if window:
             yield window
 
-    def _cut(self, by_length: list[int]) -> list[list[int]]:
-        """Runs of similar length whose padded size fits; the longest of a run is its last."""
-        batches: list[list[int]] = []
-        for index in by_length:
-            if batches and _padded(self._lengths[index]) * (len(batches[-1]) + 1) <= self._batch_tokens:
-                batches[-1].append(index)
-            else:
-                batches.append([index])
-        return batches
+
+def batches_by_length(
+    members: Iterable[int], lengths: Sequence[int], batch_tokens: int, multiple: int = 1
+) -> list[list[int]]:
+    """Members of similar length together, so that little is padding: each batch, padded, holds at most `batch_tokens`.
+
+    Widths are multiples of `multiple`; the longest of a batch is its last. One that is longer than all of
+    `batch_tokens` makes a batch by itself.
+    """
+    batches: list[list[int]] = []
+    for member in sorted(members, key=lambda member: lengths[member]):
+        if batches and _rounded_up(lengths[member], multiple) * (len(batches[-1]) + 1) <= batch_tokens:
+            batches[-1].append(member)
+        else:
+            batches.append([member])
+    return batches
 
 
 def split(num_sequences: int, hold_out: int, seed: int) -> tuple[list[int], list[int]]:
@@ -144,11 +124,11 @@ def split(num_sequences: int, hold_out: int, seed: int) -> tuple[list[int], list
     return sorted(order[hold_out:]), sorted(order[:hold_out])
 
 
-def collate(texts: Sequence[Text], max_length: int, rollouts: Rollouts, seed: int, with_tops: bool) -> Batch:
+def collate(texts: Sequence[TrainingText], max_length: int, rollouts: Rollouts, seed: int, with_tops: bool) -> Batch:
     """Pads, finds the positions that carry loss, and chooses what is rolled out. `seed` is the step's own."""
     cut = [_end_of(text, max_length) for text in texts]
     chosen = _choose_rollouts(cut, rollouts, torch.Generator().manual_seed(seed))
-    width = _padded(max(len(tokens) for tokens, _, _ in cut))
+    width = _rounded_up(max(len(tokens) for tokens, _, _ in cut), ROUND)
     tokens = torch.zeros(len(cut), width, dtype=torch.long)
     keep, times = [], []
     for row, (content, first, _) in enumerate(cut):
@@ -171,7 +151,7 @@ def collate(texts: Sequence[Text], max_length: int, rollouts: Rollouts, seed: in
     )
 
 
-def _end_of(text: Text, max_length: int) -> tuple[Tensor, int, int]:
+def _end_of(text: TrainingText, max_length: int) -> tuple[Tensor, int, int]:
     """Tokens, the first position whose next token is learnt, and where the cut begins. What is long loses its start."""
     start = max(0, len(text.tokens) - max_length)
     tokens = text.tokens[start:].long()
@@ -190,13 +170,13 @@ def _choose_rollouts(
     return chosen
 
 
-def _tops(text: Text, start: int, times: Tensor) -> tuple[Tensor, Tensor]:
+def _tops(text: TrainingText, start: int, times: Tensor) -> tuple[Tensor, Tensor]:
     assert text.top_ids is not None and text.top_logprobs is not None, "asked for laws that were not stored"
     return text.top_ids[start + times].long(), text.top_logprobs[start + times].float()
 
 
-def _padded(length: int) -> int:
-    return -(-length // ROUND) * ROUND
+def _rounded_up(length: int, multiple: int) -> int:
+    return -(-length // multiple) * multiple
 
 
 def _mix(seed: int, number: int) -> int:
@@ -209,22 +189,10 @@ def step_seed(seed: int, step: int) -> int:
     return _mix(seed + 1, step)
 
 
-class Prefetch:
-    """Makes the next item while the current one is used; an error while making it is raised when it is asked for."""
-
-    def __init__(self, make: Iterator[Batch]) -> None:
-        self._make = make
-        self._worker = ThreadPoolExecutor(max_workers=1)
-        self._next = self._worker.submit(next, make)
-
-    def __iter__(self) -> Iterator[Batch]:
-        try:
-            while True:
-                try:
-                    batch = self._next.result()
-                except StopIteration:
-                    return
-                self._next = self._worker.submit(next, self._make)
-                yield batch
-        finally:
-            self._worker.shutdown(wait=True, cancel_futures=True)
+def prefetched(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Makes the next batch while the current one is used; an error while making it is raised when it is asked for."""
+    with ThreadPoolExecutor(max_workers=1) as worker:
+        coming = worker.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = worker.submit(next, batches, None)
+            yield batch

@@ -16,6 +16,7 @@ from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.files import parse_json
 from forerun.loading.drafter_folder import (
     DRAFT_VOCABULARY,
+    DrafterManifest,
     building,
     check_target,
     fill,
@@ -48,10 +49,10 @@ def init_student(target: PreTrainedModel, options: TrainOptions, tokens: Tensor 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         make = _causal if options.kind == "causal" else _with_head
-        found = make(target, options, tokens)
-    found.student.to(target.device).eval()  # drafts are trained as they are used: without dropout
-    _check_windows(found.student, options.max_length)
-    return found
+        initial = make(target, options, tokens)
+    initial.student.to(target.device).eval()  # drafts are trained as they are used: without dropout
+    _check_windows(initial.student, options.max_length)
+    return initial
 
 
 def _check_target(target: PreTrainedModel) -> None:
@@ -68,7 +69,10 @@ def _check_target(target: PreTrainedModel) -> None:
 def draft_tokens(options: TrainOptions, counts: Counter[int], special: Iterable[int], vocab_size: int) -> Tensor | None:
     """The ids the draft can say: those it begins with, or the most used ones and all special ones."""
     if options.draft_vocabulary is None:
-        return _tokens_of(options.start)
+        if options.start is None or not is_drafter_folder(options.start):
+            return None
+        tokens = load_drafter(options.start)[2].get(DRAFT_VOCABULARY)
+        return None if tokens is None else tokens.long()
     always = {token for token in special if 0 <= token < vocab_size}
     size = min(options.draft_vocabulary, vocab_size)
     if size < len(always):
@@ -79,13 +83,6 @@ def draft_tokens(options: TrainOptions, counts: Counter[int], special: Iterable[
     # Ids nobody used come last, lowest first: the vocabulary has the size that was asked for.
     order = dict.fromkeys([*sorted(always), *used, *range(vocab_size)])
     return torch.tensor(sorted(list(order)[:size]))
-
-
-def _tokens_of(folder: str | None) -> Tensor | None:
-    if folder is None or not is_drafter_folder(folder):
-        return None
-    tokens = load_drafter(folder)[2].get(DRAFT_VOCABULARY)
-    return None if tokens is None else tokens.long()
 
 
 def _with_head(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> InitialStudent:
@@ -137,23 +134,27 @@ def _head_from(folder: str, target: PreTrainedModel, options: TrainOptions, num_
 
 
 def _causal(target: PreTrainedModel, options: TrainOptions, tokens: Tensor | None) -> InitialStudent:
-    model, shared = _causal_model(target, options)
-    shared = shared and options.share
-    embedding, own = model.get_input_embeddings(), model.get_output_embeddings()
-    if shared:
-        for part in (embedding, own):
-            part.requires_grad_(False)
+    model, may_share = _causal_model(target, options)
+    if may_share and options.share:
+        model.get_input_embeddings().requires_grad_(False)
+        model.get_output_embeddings().requires_grad_(False)
         student = CausalStudent(model, target.get_input_embeddings())
         return InitialStudent(student, _shared_head(target, tokens), ("embedding", "head"))
     if tokens is not None:
         raise InvalidArgument("a reduced vocabulary needs the target's head; leave draft_vocabulary out")
-    return InitialStudent(CausalStudent(model, None), _shared_head(target, None, own), ())
+    head = SharedHead(target.get_output_embeddings(), None, model.get_output_embeddings())
+    return InitialStudent(CausalStudent(model, None), head, ())
 
 
 def _causal_model(target: PreTrainedModel, options: TrainOptions) -> tuple[PreTrainedModel, bool]:
     """A causal model in float32, and whether it may share the target's embedding and head."""
+    if options.start is not None and is_drafter_folder(options.start):
+        contents = load_drafter(options.start)
+        return causal_draft(contents, options.start, target), bool(contents[0].shares)
     if options.start is not None:
-        return _causal_from(options.start, target)
+        model = load_draft_weights(options.start)
+        _check_vocabulary(model.config, target, options.start)
+        return model, False
     config = target.config.get_text_config(decoder=True)
     if options.config is not None:
         config, shared = _read_config(options.config, target), False
@@ -167,21 +168,23 @@ def _causal_model(target: PreTrainedModel, options: TrainOptions) -> tuple[PreTr
     return model, shared
 
 
-def _causal_from(folder: str, target: PreTrainedModel) -> tuple[PreTrainedModel, bool]:
-    if not is_drafter_folder(folder):
-        model = load_draft_weights(folder)
-        _check_vocabulary(model.config, target, folder)
-        return model, False
-    manifest, config, tensors = load_drafter(folder)
+def causal_draft(
+    contents: tuple[DrafterManifest, PreTrainedConfig, dict[str, Tensor]],
+    folder: str | Path,
+    target: PreTrainedModel,
+    dtype: torch.dtype = torch.float32,
+) -> PreTrainedModel:
+    """The causal model in a drafter folder, with its target's embedding and head where it has none."""
+    manifest, config, tensors = contents
     if manifest.kind != "causal":
-        raise InvalidArgument(f"{folder!r} is a {manifest.kind} draft; begin a causal one from a causal one")
+        raise InvalidArgument(f"{str(folder)!r} is a {manifest.kind} draft; begin a causal one from a causal one")
     check_target(manifest.target, target)
-    tensors.pop(DRAFT_VOCABULARY, None)
     with building(folder):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     _copy_ends(target, model)
-    fill(model, tensors, folder, end_names(model))
-    return model, bool(manifest.shares)
+    weights = {name: tensor for name, tensor in tensors.items() if name != DRAFT_VOCABULARY}
+    fill(model, weights, folder, end_names(model))
+    return model
 
 
 def end_names(model: PreTrainedModel) -> set[str]:
@@ -206,9 +209,8 @@ def _check_vocabulary(config: PreTrainedConfig, target: PreTrainedModel, where: 
         raise InvalidArgument(f"{where!r}: its vocabulary is {config.vocab_size}, the target's {size}; make them equal")
 
 
-def _shared_head(target: PreTrainedModel, tokens: Tensor | None, own: nn.Linear | None = None) -> SharedHead:
-    placed = None if tokens is None else tokens.to(target.device)
-    return SharedHead(target.get_output_embeddings(), placed, own)
+def _shared_head(target: PreTrainedModel, tokens: Tensor | None) -> SharedHead:
+    return SharedHead(target.get_output_embeddings(), None if tokens is None else tokens.to(target.device))
 
 
 def _copy_ends(target: PreTrainedModel, model: PreTrainedModel) -> None:
@@ -243,7 +245,7 @@ def _layers(model: nn.Module) -> nn.ModuleList:
 
 def _check_windows(student: Student, max_length: int) -> None:
     """The masks of unrolled passes know no window: within it there is none."""
-    config = getattr(getattr(student, "head", None), "config", None)
+    config = student.network.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if isinstance(student, FeatureStudent) and student.depth > 1 and window is not None and window < max_length:
         raise UnsupportedModel(

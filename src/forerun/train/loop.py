@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.errors import ForerunError, InvalidArgument
-from forerun.train.batches import Batch, BatchOrder, Prefetch, Rollouts, Texts, collate, split, step_seed
+from forerun.train.batches import Batch, BatchOrder, Rollouts, collate, prefetched, split, step_seed
 from forerun.train.init_student import InitialStudent, draft_tokens, init_student
 from forerun.train.objective import Objective
 from forerun.train.options import TrainOptions
@@ -24,6 +24,7 @@ from forerun.train.processes import Processes
 from forerun.train.proxy import ProxyResult, measure
 from forerun.train.run_folder import CHECKPOINT, load_checkpoint, save_checkpoint, write_drafter
 from forerun.train.schedule import Schedule
+from forerun.train.shards import TrainingText
 from forerun.train.train_log import TrainLog, draw_curves
 
 
@@ -31,9 +32,12 @@ class Diverged(ForerunError, ArithmeticError):
     """The loss is no number any more."""
 
 
-class Data(Texts, Protocol):
-    """Sequences, and what a run must know of them as a whole; `Shards` is one."""
+class Data(Protocol):
+    """Sequences by number, and what a run must know of them as a whole; `Shards` is one."""
 
+    @property
+    def num_sequences(self) -> int: ...
+    def sequence(self, i: int, /) -> TrainingText: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -183,7 +187,7 @@ class Trainer:
         began = self.clock() - state.elapsed
         saved_at, logged = state.elapsed, (state.elapsed, state.tokens)
         losses: list[Tensor] = []
-        for batch in Prefetch(self._batches()):
+        for batch in prefetched(self._batches()):
             done = self.schedule.progress(state.step, state.elapsed)
             if done >= 1:
                 break
@@ -221,20 +225,18 @@ class Trainer:
         rate = options.learning_rate * self.schedule.factor(self.schedule.progress(state.step + 1, state.elapsed))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        judged = self.objective(batch.to(self.target.device), step_seed(options.seed, state.step), measure=logs)
-        self.processes.backward(judged.loss)
+        result = self.objective(batch.to(self.target.device), step_seed(options.seed, state.step), measure=logs)
+        self.processes.backward(result.loss)
         torch.nn.utils.clip_grad_norm_(self.initial.trainable, options.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return judged.loss.detach(), self._means(judged.overlap, batch), rate
+        return result.loss.detach(), self._means(result.overlap, batch), rate
 
     def _means(self, overlap: Tensor, batch: Batch) -> Tensor:
         """Acceptance by estimate, over the positions where it means something: [S]."""
         if not overlap.numel():
             return overlap
-        student = self.initial.student
-        firsts = torch.tensor([student.first(s + 1) for s in range(student.depth)])
-        valid = (batch.times.cpu()[None] >= firsts[:, None]).to(overlap.device)
+        valid = self.objective.valid(batch)
         return self.processes.mean((overlap * valid).sum(dim=1) / valid.sum(dim=1).clamp(min=1))
 
     def _batches(self) -> Iterator[Batch]:
@@ -255,10 +257,10 @@ class Trainer:
         groups = [[self.data.sequence(i) for i in members] for members in self._held_out_order.epoch(0)]
         stored = self.objective.stored_laws
         batches = (collate(texts, self.options.max_length, Rollouts(), 0, stored) for texts in groups)
-        found = measure(self.objective, batches)
+        proxy = measure(self.objective, batches)
         if log is not None:
-            log.add({"step": self.state.step, "proxy": found.as_dict()})
-        return found
+            log.add({"step": self.state.step, "proxy": asdict(proxy)})
+        return proxy
 
     def _checked_mean(self, losses: list[Tensor]) -> float:
         """The only place that reads losses from the device; here a run that went wrong ends."""
@@ -295,7 +297,7 @@ class Trainer:
     def _provenance(self, more: dict[str, Any]) -> dict[str, Any]:
         state = self.state
         done = {"steps": state.step, "tokens": state.tokens, "seconds": round(state.elapsed, 1)}
-        proxy = None if self._proxy is None else self._proxy.as_dict()
+        proxy = None if self._proxy is None else asdict(self._proxy)
         return {**more, "options": self.options.as_dict(), "data": self.data.fingerprint, **done, "proxy": proxy}
 
 
@@ -305,7 +307,7 @@ def draft_shape(options: TrainOptions, data: Data, special_tokens: Iterable[int]
     return draft_tokens(options, counts, special_tokens, data.vocab_size)
 
 
-def survey(data: Texts, count: bool) -> tuple[list[int], Counter[int]]:
+def survey(data: Data, count: bool) -> tuple[list[int], Counter[int]]:
     """The length of every sequence and, if asked for, how often each token was written by the target."""
     lengths: list[int] = []
     counts: Counter[int] = Counter()

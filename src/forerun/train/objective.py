@@ -1,4 +1,4 @@
-"""One batch judged: the target's side without gradients, the draft's with."""
+"""The loss of one batch: the target's side without gradients, the draft's with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from forerun.math.losses import TeacherLaw
 from forerun.train.batches import Batch
-from forerun.train.head_loss import Judgement, Positions, SharedHead, judge
+from forerun.train.head_loss import LossResult, Positions, SharedHead, chunked_loss
 from forerun.train.init_student import InitialStudent
 from forerun.train.options import TrainOptions
 from forerun.train.students import Student
@@ -21,7 +21,7 @@ from forerun.train.writing import BACKENDS
 
 
 class Objective:
-    """What the draft is judged by; `module` is the student, perhaps wrapped for several processes."""
+    """What the draft is trained to lower; `module` is the student, perhaps wrapped for several processes."""
 
     def __init__(
         self, target: PreTrainedModel, initial: InitialStudent, options: TrainOptions, stored_laws: bool
@@ -35,7 +35,11 @@ class Objective:
             [initial.student.first(s + 1) for s in range(initial.student.depth)], device=self.device
         )
 
-    def __call__(self, batch: Batch, seed: int, measure: bool = False) -> Judgement:
+    def valid(self, batch: Batch) -> Tensor:
+        """Which estimates of the batch's positions mean something: [S, M] bool, on the device."""
+        return batch.times.to(self.device)[None] >= self._firsts[:, None]
+
+    def __call__(self, batch: Batch, seed: int, measure: bool = False) -> LossResult:
         """`batch` is on the device; `seed` draws what is rolled out."""
         with self.precision():
             tokens = self._tokens(batch, seed)
@@ -45,11 +49,11 @@ class Objective:
             hidden = module(tokens, features)
         positions = Positions(
             hidden.flatten(1, 2)[:, batch.keep],
-            self._decay[:, None] * (batch.times[None] >= self._firsts[:, None]),
+            self._decay[:, None] * self.valid(batch),
             kept := None if features is None else features.flatten(0, 1)[batch.keep],
             self._law(batch, kept),
         )
-        return judge(positions, self.initial.head.weight, self.options.mixture, self.options.chunk, measure)
+        return chunked_loss(positions, self.initial.head.weight, self.options.mixture, self.options.chunk, measure)
 
     def precision(self) -> AbstractContextManager[Any]:
         """bfloat16 products over float32 weights on a GPU; on a CPU everything stays float32."""

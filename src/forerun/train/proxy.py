@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,19 +24,16 @@ class ProxyResult:
     tokens_per_round: float  # at temperature 1
     tokens_per_round_greedy: float
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @torch.no_grad()
 def measure(objective: Objective, batches: Iterable[Batch]) -> ProxyResult:
     """Over some batches, none of which is rolled out."""
     losses, sampled, greedy = [], [], []
     for batch in batches:
-        judged = objective(batch.to(objective.device), seed=0, measure=True)
-        losses.append(judged.loss)
-        sampled.append(chains(judged.overlap, batch, objective))
-        greedy.append(chains(judged.agreement, batch, objective))
+        result = objective(batch.to(objective.device), seed=0, measure=True)
+        losses.append(result.loss)
+        sampled.append(chains(result.overlap, batch, objective))
+        greedy.append(chains(result.agreement, batch, objective))
     kept, agreed = torch.cat(sampled), torch.cat(greedy)
     return ProxyResult(
         loss=float(torch.stack(losses).mean()),
@@ -61,9 +57,9 @@ def chains(rates: Tensor, batch: Batch, objective: Objective) -> Tensor:
     for place in range(length):
         s = min(place, student.depth - 1)  # a causal draft makes every token the same way
         by_place.append(dense[s, :, place : width - length + 1 + place].flatten())
-    found = torch.stack(by_place, dim=1)
+    drafts = torch.stack(by_place, dim=1)
     started = torch.arange(width - length + 1).repeat(rows) >= student.first(1)
-    return found[started & ~found.isnan().any(dim=1)]
+    return drafts[started & ~drafts.isnan().any(dim=1)]
 
 
 def expected_tokens(rates: Tensor) -> float:

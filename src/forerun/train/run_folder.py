@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from forerun.errors import InvalidArgument
 from forerun.files import write_whole
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, DrafterManifest, describe_target, save_drafter
-from forerun.train.init_student import InitialStudent
-from forerun.train.students import CausalStudent, FeatureStudent, ParallelStudent, Student
+from forerun.train.init_student import InitialStudent, end_names
 
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINT_FORMAT = 1
@@ -33,10 +32,10 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file
         raise InvalidArgument(f"{str(path)!r} is damaged ({error}); delete it and train again") from error
-    found = state.get("format") if isinstance(state, dict) else None
-    if found != CHECKPOINT_FORMAT:
+    version = state.get("format") if isinstance(state, dict) else None
+    if version != CHECKPOINT_FORMAT:
         raise InvalidArgument(
-            f"{str(path)!r} has format {found!r}, this version reads {CHECKPOINT_FORMAT}; delete it and train again"
+            f"{str(path)!r} has format {version!r}, this version reads {CHECKPOINT_FORMAT}; delete it and train again"
         )
     return state
 
@@ -47,41 +46,24 @@ def write_drafter(
     """`forerun.json`, `config.json` and `model.safetensors`; shared parts are left out, they are the target's."""
     student = initial.student
     manifest = DrafterManifest(
-        kind=_kind(student),
-        num_blocks=student.depth if isinstance(student, ParallelStudent) else 0,
+        kind=student.kind,
+        num_blocks=student.num_blocks,
         target=describe_target(target),
         shares=initial.shares,
         provenance=provenance,
     )
-    tensors = {name: tensor.to(dtype) for name, tensor in _own_tensors(initial).items()}
+    tensors = {name: tensor.to(dtype) for name, tensor in _tensors_to_save(initial).items()}
     if initial.head.tokens is not None:
         tensors[DRAFT_VOCABULARY] = initial.head.tokens.to(torch.int32)
-    save_drafter(folder, manifest, _config(student), tensors, AGAIN)
+    save_drafter(folder, manifest, student.network.config, tensors, AGAIN)
 
 
-def _kind(student: Student) -> str:
-    if isinstance(student, CausalStudent):
-        return "causal"
-    return "feature" if isinstance(student, FeatureStudent) else "parallel"
-
-
-def _config(student: Student) -> PreTrainedConfig:
-    if isinstance(student, CausalStudent):
-        return student.model.config
-    assert isinstance(student, FeatureStudent | ParallelStudent)
-    return student.head.config
-
-
-def _own_tensors(initial: InitialStudent) -> dict[str, Tensor]:
-    student = initial.student
-    if not isinstance(student, CausalStudent):
-        assert isinstance(student, FeatureStudent | ParallelStudent)
-        return dict(student.head.state_dict())
-    model = student.model
-    ends = (
-        {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)} if initial.shares else set()
-    )
-    left_out = {name for name, weight in model.named_parameters(remove_duplicate=False) if id(weight) in ends}
-    if not initial.shares and model.config.tie_word_embeddings:
-        left_out |= set(getattr(model, "_tied_weights_keys", None) or ())
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in left_out}
+def _tensors_to_save(initial: InitialStudent) -> dict[str, Tensor]:
+    """All that the draft does not have from its target, and of tied weights one."""
+    network = initial.student.network
+    left_out: set[str] = set()
+    if isinstance(network, PreTrainedModel) and initial.shares:
+        left_out = end_names(network)
+    elif isinstance(network, PreTrainedModel) and network.config.tie_word_embeddings:
+        left_out = set(getattr(network, "_tied_weights_keys", None) or ())
+    return {name: tensor for name, tensor in network.state_dict().items() if name not in left_out}

@@ -1,7 +1,7 @@
 """The three kinds of draft as training sees them: one call gives every estimate of every position.
 
 Estimate s at position t stands for what the target's head reads after token t, made as the s-th token of a draft would
-be: by feature heads from what estimate s - 1 made, by parallel heads from the features s positions back.
+be: by feature heads from estimate s - 1, by parallel heads from the features s positions back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from forerun.models.draft_head import DraftHead
 class Student(nn.Module, ABC):
     """What is trained, and the frozen embedding it reads through."""
 
+    kind: str  # as in the manifest of a drafter folder
     depth: int  # estimates of each position
     reads_features: bool  # whether `features` are needed to make them
+    num_blocks: int = 0  # of parallel heads
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -30,6 +32,11 @@ class Student(nn.Module, ABC):
     def embed(self, tokens: Tensor) -> Tensor:
         vectors: Tensor = self._embedding[0](tokens)
         return vectors
+
+    @property
+    @abstractmethod
+    def network(self) -> DraftHead | PreTrainedModel:
+        """What is saved: layers with a configuration."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
@@ -44,14 +51,27 @@ class Student(nn.Module, ABC):
         return s
 
 
-class FeatureStudent(Student):
-    """Pass 1 reads true features; pass s reads what pass s - 1 made, with keys as a real draft would find them."""
+class HeadStudent(Student):
+    """Layers that read the target's hidden states."""
 
     reads_features = True
 
-    def __init__(self, head: DraftHead, embedding: nn.Module, unroll: int) -> None:
+    def __init__(self, head: DraftHead, embedding: nn.Module) -> None:
         super().__init__(embedding)
         self.head = head
+
+    @property
+    def network(self) -> DraftHead:
+        return self.head
+
+
+class FeatureStudent(HeadStudent):
+    """Pass 1 reads true features; pass s reads the states of pass s - 1, with keys as a real draft would find them."""
+
+    kind = "feature"
+
+    def __init__(self, head: DraftHead, embedding: nn.Module, unroll: int) -> None:
+        super().__init__(head, embedding)
         self.depth = unroll
 
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
@@ -61,33 +81,29 @@ class FeatureStudent(Student):
         cache = DynamicCache()
         passes = []
         for s in range(1, self.depth + 1):
-            mask = None if s == 1 else self._mask(unrolled_mask(s, positions), given)
+            mask = None if s == 1 else as_mask(unrolled_mask(s, positions), self.head.body, given.dtype)
             inputs = self.head.inputs(embeddings, given.to(embeddings.dtype))
-            made = _run(self.head.body, inputs, positions, mask, cache if self.depth > 1 else None)
-            passes.append(made)
-            given = torch.cat((made[:, :1], made[:, :-1]), dim=1)  # pair i goes on from the estimate of f_i
-        return torch.stack([_shifted(made, 1) for made in passes])
+            hidden = _run(self.head.body, inputs, positions, mask, cache if self.depth > 1 else None)
+            passes.append(_shifted(hidden, 1))
+            given = torch.cat((hidden[:, :1], hidden[:, :-1]), dim=1)  # pair i goes on from the estimate of f_i
+        return torch.stack(passes)
 
     def once(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         return _trunk(self.head, self.embed(_following(tokens)), features)
 
-    def _mask(self, allowed: Tensor, like: Tensor) -> Tensor:
-        return as_mask(allowed, self.head.body, like.dtype)
 
-
-class ParallelStudent(Student):
+class ParallelStudent(HeadStudent):
     """One pass; block j makes of it the estimate j - 1 positions further on."""
 
-    reads_features = True
+    kind = "parallel"
 
     def __init__(self, head: DraftHead, embedding: nn.Module) -> None:
-        super().__init__(embedding)
-        self.head = head
-        self.depth = len(head.blocks)
+        super().__init__(head, embedding)
+        self.depth = self.num_blocks = len(head.blocks)
 
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
-        made = _trunk(self.head, self.embed(_following(tokens)), features)  # position t is made of pair t - 1
-        return torch.stack([_shifted(self.head.block(j, made), j) for j in range(self.depth)])
+        hidden = _trunk(self.head, self.embed(_following(tokens)), features)  # position t comes from pair t - 1
+        return torch.stack([_shifted(self.head.block(j, hidden), j) for j in range(self.depth)])
 
     def once(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         return self.forward(tokens, features)[0]
@@ -96,12 +112,17 @@ class ParallelStudent(Student):
 class CausalStudent(Student):
     """An ordinary small model; where it shares the target's embedding, its own is never touched."""
 
+    kind = "causal"
     reads_features = False
     depth = 1
 
     def __init__(self, model: PreTrainedModel, embedding: nn.Module | None) -> None:
         super().__init__(model.get_input_embeddings() if embedding is None else embedding)
         self.model = model
+
+    @property
+    def network(self) -> PreTrainedModel:
+        return self.model
 
     def forward(self, tokens: Tensor, features: Tensor | None) -> Tensor:
         return self.once(tokens, features)[None]
@@ -160,6 +181,6 @@ def _run(body: Any, inputs: Tensor, positions: Tensor, mask: Tensor | None, cach
     return hidden
 
 
-def _shifted(made: Tensor, by: int) -> Tensor:
+def _shifted(hidden: Tensor, by: int) -> Tensor:
     """[B, L, H]: entry i moves to position i + by; what comes before is zero."""
-    return F.pad(made[:, : made.shape[1] - by], (0, 0, by, 0))
+    return F.pad(hidden[:, : hidden.shape[1] - by], (0, 0, by, 0))

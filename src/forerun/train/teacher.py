@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from forerun.errors import InvalidArgument, NonFiniteLogits
+from forerun.train.batches import batches_by_length
 from forerun.train.shards import Teach
 
 BATCH_TOKENS = 16384  # padded tokens of one pass
@@ -33,26 +34,14 @@ def top_logprobs(
     model: PreTrainedModel, texts: Sequence[Tensor], top_k: int, batch_tokens: int = BATCH_TOKENS
 ) -> tuple[Tensor, Tensor]:
     """The `top_k` most likely tokens after each position and their log-probabilities at temperature 1."""
-    found: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(texts)
-    for batch in _batches([len(text) for text in texts], batch_tokens):
+    lengths = [len(text) for text in texts]
+    by_text: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(texts)
+    for batch in batches_by_length(range(len(texts)), lengths, batch_tokens):
         hidden, real = _hidden(model, [texts[i] for i in batch])
-        ids, logprobs = _top(model, hidden[real], top_k)
-        lengths = [len(texts[i]) for i in batch]
-        for i, *part in zip(batch, ids.split(lengths), logprobs.split(lengths), strict=True):
-            found[i] = part[0], part[1]
-    return torch.cat([ids for ids, _ in found]), torch.cat([logprobs for _, logprobs in found])
-
-
-def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Texts of similar length together, so that little is padding."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if batch and (len(batch) + 1) * lengths[i] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+        parts = [top.split([lengths[i] for i in batch]) for top in _top(model, hidden[real], top_k)]
+        for i, ids, logprobs in zip(batch, *parts, strict=True):
+            by_text[i] = ids, logprobs
+    return torch.cat([ids for ids, _ in by_text]), torch.cat([logprobs for _, logprobs in by_text])
 
 
 def _hidden(model: PreTrainedModel, texts: list[Tensor]) -> tuple[Tensor, Tensor]:
