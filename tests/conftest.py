@@ -67,6 +67,15 @@ def undisturbed_models() -> Iterator[None]:
     assert not changed, f"this test changed shared models, copy them first: {changed}"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def whole_models() -> Iterator[None]:
+    """The same for weights that are replaced by others: seen at the end of a file, because looking takes time."""
+    before = disturbed_models(replaced=True)
+    yield
+    changed = sorted(set(disturbed_models(replaced=True)) - set(before))
+    assert not changed, f"this file replaced weights of shared models, copy them first: {changed}"
+
+
 @pytest.fixture(scope="session")
 def stories() -> Stories:
     """The real 260,032-parameter model, its `encode` and `decode`."""

@@ -181,6 +181,7 @@ SHORT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_loader")
 def test_the_command_from_end_to_end(tmp_path: Path) -> None:
     output = tmp_path / "r.json"

@@ -41,6 +41,7 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         forward.measure(tiny_model("llama"), tiny_model("llama"))
 
 
+@pytest.mark.slow
 def test_a_pass_is_repeated_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows of three new tokens behind nine old keys: the same logits each time, other ones with other keys."""
     monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})

@@ -199,6 +199,7 @@ def cpu_steps(*arguments: str) -> int:
     return main(lambda: program.command([*small, *arguments]))
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.usefixtures("models")
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def pair() -> pairs.Pair:
 
 
 @pytest.mark.parametrize("name", ["chen", "leviathan", "bass", "verify"])
-@pytest.mark.quick(every=4)
+@pytest.mark.slow
 def test_a_record_becomes_a_table_and_a_picture(name: str, pair: pairs.Pair, tmp_path: Path) -> None:
     from benchmarks.papers import bass, chen, leviathan
 

@@ -110,6 +110,7 @@ def test_a_drafter_whose_law_contradicts_itself_fails() -> None:
     assert "draft.law.of says 1e-09 of a drafted token, draft.law.at 0" in failure.summary
 
 
+@pytest.mark.slow
 def test_the_coupled_rule_does_not_mind_a_liar() -> None:
     from forerun.types import Rule
 
@@ -334,6 +335,7 @@ def test_a_class_of_your_own_is_checked(
 class TestFunction:
     """`forerun.check`."""
 
+    @pytest.mark.slow
     def test_token_ids_need_no_tokenizer(self) -> None:
         report = forerun.check(tiny_model("llama"), drafter(), prompts=PROMPTS, open_prompts=OPEN, settings=QUICK)
         assert report.passed
@@ -351,6 +353,7 @@ class TestFunction:
         assert not found.passed and "FAILED" in found.verdict
 
 
+@pytest.mark.slow
 def test_quiet_is_an_exit_code(check: Command, target: str) -> None:
     result = check("-m", target, "-d", "early:1", "-q", *QUICKLY)
     assert (result.exit_code, result.output) == (0, "")

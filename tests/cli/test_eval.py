@@ -140,6 +140,7 @@ def test_a_scorer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
         check_packages([TASKS["xsum"]])
 
 
+@pytest.mark.slow
 def test_weak_walls_are_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.eval import evaluate
     from forerun.eval.sandbox.run import Ending, Outcome

@@ -153,6 +153,7 @@ def test_the_system_message_changes_the_prompt(generate: Command, target: str) -
     assert one != other
 
 
+@pytest.mark.quick("extra0")
 @pytest.mark.parametrize("extra", [(), ("-t", "1", "--seed", "1", "--n", "2"), ("--logit-bias", "9=3", "--stop", "zz")])
 def test_compare_times_three_ways(generate: Command, target: str, extra: tuple[str, ...]) -> None:
     arguments = ("-m", target, "--compare", *SHORT, *extra, "hello hello", "a")

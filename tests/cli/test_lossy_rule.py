@@ -59,6 +59,7 @@ def test_a_bad_rule_is_refused_before_anything_is_loaded(generate: Command, rule
     assert reason in plain(result.stderr)
 
 
+@pytest.mark.slow
 def test_check_fails_it(check: Command, target: str, draft: str) -> None:
     options = ("--samples", "100", "--max-new-tokens", "6", "--json", "--rule", "topk_importance:8")
     result = check("-m", target, "-d", draft, *options)

@@ -88,6 +88,7 @@ def test_a_run_leaves_drafter_diary_and_curves(runs: dict[str, Path]) -> None:
     assert {"commit", "versions", "command", "options", "data", "steps"} <= provenance.keys()
 
 
+@pytest.mark.slow
 def test_the_evaluation_tells_categories_costs_and_verdict(runs: dict[str, Path]) -> None:
     found = json.loads((runs["feature"] / "eval.json").read_text(encoding="utf-8"))
     greedy = found["temperatures"]["0"]
@@ -141,6 +142,7 @@ def test_mistakes_are_found_before_anything_is_loaded(place: Path) -> None:
     assert nothing.exit_code == 2 and "--prompts" in nothing.stderr
 
 
+@pytest.mark.slow
 def test_one_process_of_accelerate_trains_the_same_weights(tmp_path: Path) -> None:
     target = markov_target()
     data = memory(written_by(target, 40, 20), 24)

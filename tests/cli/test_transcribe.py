@@ -98,6 +98,7 @@ def test_several_texts_are_told_apart_and_keep_their_order(transcribe: Command, 
     assert "[00:00:0" in done.stdout and done.stderr == ""
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "json")])
 def test_a_folder_gets_a_file_for_each_recording(
     transcribe: Command, whisper: str, recordings: Path, tmp_path: Path, form: str, suffix: str
@@ -120,6 +121,7 @@ def test_a_file_given_twice_is_transcribed_once(transcribe: Command, whisper: st
     assert "more than once" in done.stderr
 
 
+@pytest.mark.slow
 def test_comparison_shows_the_same_words_and_where_the_time_went(
     transcribe: Command, whisper: str, small: str, recordings: Path
 ) -> None:

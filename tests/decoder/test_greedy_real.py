@@ -70,7 +70,7 @@ def test_real_questions(embedded: tuple[Any, Any], policy: Any, rows: int, kerne
     assert accepted > 0 or policy == "auto"
 
 
-@pytest.mark.quick("lookup")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ("model", "lookup"))
 def test_a_story_up_to_the_end_of_the_context(stories: Stories, drafter: str) -> None:
     """Hundreds of rounds on one cache: nothing drifts."""

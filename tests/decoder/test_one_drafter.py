@@ -82,7 +82,7 @@ def check_two(model: PreTrainedModel, make: Callable[[PreTrainedModel], Any]) ->
     assert sum(stats.num_draft_tokens for _, stats in alone), "nothing was drafted"
 
 
-@pytest.mark.quick("lookup", "model", "tree")
+@pytest.mark.quick("lookup", "model")
 @pytest.mark.parametrize("name", CAUSAL)
 def test_two_decoders_in_turns(name: str) -> None:
     check_two(tiny_model("llama"), CAUSAL[name])
@@ -94,6 +94,7 @@ def test_two_decoders_that_read_sources(name: str) -> None:
     check_two(tiny_model("t5"), SEQ2SEQ[name])
 
 
+@pytest.mark.slow
 def test_two_decoders_and_a_folder(tmp_path: Path) -> None:
     folder = save(tmp_path / "draft", "causal", "llama", reduced=True)
     check_two(tiny_model("llama"), lambda model: from_folder(folder))

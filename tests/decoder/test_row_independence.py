@@ -89,7 +89,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(("family", "rule", "drafter", "device"), EVERYWHERE)
-@pytest.mark.quick(every=6)
+@pytest.mark.quick("llama-token-model-cpu")
 def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: str, device: str) -> None:
     model = model_on(family, device)
     decoder = forerun.SpeculativeDecoder(model, drafters(family, device)[drafter](), policy=3, rule=rule, compile=False)
@@ -134,6 +134,7 @@ def test_equal_prompts_with_different_ids_say_different_things() -> None:
     assert len({tuple(tokens) for tokens in out.new_tokens}) == 5
 
 
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", ("token", "coupled"))
 def test_rows_of_a_real_model_are_independent(stories: Stories, rule: str) -> None:
     texts = ("Once upon a time", "Tom and Lily went", "The dog", "One day, a big", "She said", "There was a cat who")

@@ -58,7 +58,7 @@ SAME: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("family", ("t5_gated", "bart", "whisper"))
 @pytest.mark.parametrize("keywords", SAME, ids=lambda k: "+".join(k) or "plain")
-@pytest.mark.quick(every=4)
+@pytest.mark.quick(every=8)
 def test_keywords_mean_what_they_mean_to_generate(family: str, keywords: dict[str, Any]) -> None:
     model = tiny_model(family)
     wanted = generated(model, inputs(family), max_new_tokens=NEW, **keywords)

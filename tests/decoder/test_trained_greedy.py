@@ -38,7 +38,7 @@ def check(decoder: forerun.SpeculativeDecoder, family: str, **keywords: Any) -> 
 @pytest.mark.parametrize("reduced", (False, True), ids=("full", "reduced"))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=12)
+@pytest.mark.quick("llama-feature-full")
 def test_greedy_equals_generate(
     family: str, kind: str, reduced: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
@@ -56,6 +56,7 @@ def test_greedy_equals_generate(
     assert not forerun_warnings(recwarn), "a drafter failed"
 
 
+@pytest.mark.quick("feature")
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_a_prompt(kind: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     decoder = forerun.SpeculativeDecoder(tiny_model("llama"), save(tmp_path / "draft", kind, "llama", True), policy=3)
@@ -97,6 +98,7 @@ def test_causal_drafts_share_what_they_say(shares: tuple[str, ...], reduced: boo
     assert not torch.equal(draft.state_dict()[layer], model.state_dict()[layer])
 
 
+@pytest.mark.slow
 def test_a_tied_draft_stays_tied(tmp_path: Path) -> None:
     model = tiny_model("llama", tie_word_embeddings=True)
     tensors = {name: w for name, w in draft_of(model).state_dict().items() if name != "lm_head.weight"}

@@ -58,7 +58,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "family", "rows", "form"), CASES)
-@pytest.mark.quick(every=6)
+@pytest.mark.quick(every=12)
 def test_greedy_text(name: str, family: str, rows: int, form: str, recwarn: pytest.WarningsRecorder) -> None:
     prompts, wanted, noise = oracle(family)
     prompts, wanted = prompts[-rows:], wanted[-rows:]
@@ -132,6 +132,7 @@ def test_features_follow_the_kept_path() -> None:
     assert heard, "no path of two nodes was ever kept"
 
 
+@pytest.mark.slow
 def test_penalties_follow_each_path() -> None:
     """Greedy text under penalties is plain decoding's, whatever the other branches hold."""
     model, (prompts, _, _) = tiny_model("llama"), oracle("llama")

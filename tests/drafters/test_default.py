@@ -55,6 +55,7 @@ class TestOnItsTarget:
         assert isinstance(drafter, Chain)
         assert [type(part) for part in drafter.parts] == [PromptLookup, FeatureHead]
 
+    @pytest.mark.slow
     def test_tokens_per_round_and_the_same_text(self, pair: tuple[Any, Any]) -> None:
         """A drafter whose weights or features were mixed up would be near 1.0; drafts of the trained one near 2.3."""
         model, tokenizer = pair

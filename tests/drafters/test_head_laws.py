@@ -108,7 +108,7 @@ class Stage:
 
 @pytest.mark.parametrize("blocks", (0, LENGTH), ids=("feature", "parallel"))
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=4)
+@pytest.mark.quick(every=8)
 def test_laws_after_every_cut(family: str, blocks: int) -> None:
     """Every number of accepted tokens, two rows that never agree on it, padded and split, reduced and not."""
     number = FAMILIES.index(family)
@@ -254,6 +254,7 @@ def test_parallel_drafts_are_no_longer_than_their_heads() -> None:
     stage.check((0,), stage.propose((0,), room=5), lengths=2)
 
 
+@pytest.mark.quick("feature")
 @pytest.mark.parametrize("blocks", (0, LENGTH), ids=("feature", "parallel"))
 def test_stop_below(blocks: int) -> None:
     """A draft ends after the first token that is doubted, and keeps it; a greedy draft can doubt too."""
@@ -379,6 +380,7 @@ def test_a_second_target_is_heard_instead_of_the_first() -> None:
     assert (len(first.observers), len(second.observers)) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_target_outlives_who_listened_to_it() -> None:
     """A scorer may serve one engine after the other; the ears of those that went would be told for ever."""
     target = Scorer(tiny_model("llama"))

@@ -53,6 +53,7 @@ def test_same_tokens_as_step_by_step(case: str, params: SamplingParams, number: 
     assert rounds and max(rounds) == number
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(
     ("drafter", "rule"),
     [("lookup", Rule.TOKEN), ("random", Rule.TOKEN), ("doubting", Rule.BLOCK), ("model", Rule.COUPLED)],
@@ -215,6 +216,7 @@ def test_a_stop_in_the_middle_of_a_round() -> None:
     assert texts(engine(True), asked) == want
 
 
+@pytest.mark.quick("auto")
 @pytest.mark.parametrize("policy", [CostModel, lambda: HfHeuristic(start=2)], ids=["auto", "hf"])
 def test_policies_that_learn(policy: Callable[[], Policy]) -> None:
     """Greedy text does not depend on draft lengths; rounds with and without drafts follow each other."""

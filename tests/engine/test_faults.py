@@ -95,7 +95,7 @@ def nan_model(family: str = "llama") -> Any:
 @pytest.mark.parametrize("family", ("llama", "mistral", "codegen"))
 @pytest.mark.parametrize("attention", ("pad", "split"))
 @pytest.mark.parametrize("place", (0, 1, 2))
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_nan_ends_its_own_row(family: str, attention: str, place: int) -> None:
     model = nan_model(family)
     prompts = [list(prompt) for prompt in PROMPTS]

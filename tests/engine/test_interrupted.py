@@ -116,6 +116,7 @@ def check(kind: str, steps: int, place: int) -> None:
     assert finish(engine, kind) == wanted(kind), f"asked anew after call {place} of step {steps + 1}"
 
 
+@pytest.mark.quick("lookup", "device")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_an_interrupted_step_changes_no_text(kind: str) -> None:
     """A sample of the points; all of them are below."""

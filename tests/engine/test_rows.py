@@ -33,7 +33,7 @@ def drafters() -> list[Any]:
 @pytest.mark.parametrize("kind", range(4), ids=("none", "model", "exit", "lookup"))
 @pytest.mark.parametrize("keep_rows", (0, 2))
 @pytest.mark.parametrize("form", (Form.PAD, Form.SPLIT))
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_rows_join_and_leave_in_flight(kind: int, keep_rows: int, form: Form) -> None:
     """Budgets differ, rows join every second step, one in the middle is aborted: nobody's answer changes."""
     engine = engine_with(drafters()[kind], 3, keep_rows=keep_rows)
@@ -94,6 +94,7 @@ def test_a_handle_is_never_used_again() -> None:
     assert ended[1].finish_reason is FinishReason.LENGTH and ended[1].tokens == answer(PROMPTS[1])[:16]
 
 
+@pytest.mark.quick("token", "coupled")
 @pytest.mark.parametrize("rule", tuple(Rule))
 def test_parameters_and_seeds_are_each_rows_own(rule: Rule) -> None:
     """A batch of unlike rows gives each what it gets alone."""

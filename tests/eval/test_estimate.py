@@ -107,6 +107,7 @@ def test_student_is_students(confidence: float, freedom: int) -> None:
     assert student(confidence, freedom) == pytest.approx(t.ppf(0.5 + confidence / 2, freedom), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_handful_of_examples_is_not_believed_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six examples, 400 experiments: at 95 % about 20 false alarms are due, 36 would come once in 1,000 times."""
 

@@ -134,6 +134,7 @@ def test_a_way_that_says_something_else_is_seen(folder: Path, monkeypatch: pytes
     assert second.total != first.total
 
 
+@pytest.mark.slow
 def test_short_and_long_recordings_are_no_batch(tmp_path: Path) -> None:
     """A batch of the list as it stands would have both kinds."""
     window = Processor().feature_extractor.n_samples / RATE

@@ -73,7 +73,7 @@ FAULTS: list[Any] = [
 ]
 
 
-@pytest.mark.quick("token-correct_from_target", "coupled-one_position")
+@pytest.mark.quick("token-correct_from_target")
 @pytest.mark.parametrize(("rule", "fault"), FAULTS)
 def test_control_faults_are_noticed(rule: Rule, fault: Callable[[MonkeyPatch], None], monkeypatch: MonkeyPatch) -> None:
     fault(monkeypatch)
@@ -87,7 +87,7 @@ def test_control_shifted_rows_are_noticed(rule: Rule) -> None:
     assert verdict(Loop(drafter, "3", rule).sample(FEWER), law(3))
 
 
-@pytest.mark.quick("ngram")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["model", "ngram", "exit"])
 def test_control_other_law_is_noticed(drafter: str) -> None:
     """The same samples against the law of a slightly different temperature: how small a difference is seen."""

@@ -53,7 +53,7 @@ def first_tokens(rule: AnyRule) -> list[tuple[int, ...]]:
     return [tokens[:1] for tokens in Loop("model", "3", rule, vocab=VOCAB).sample(NUMBER, max_new_tokens=2)]
 
 
-@pytest.mark.quick("lenient:0.2", "topk_importance:3")
+@pytest.mark.quick("lenient:0.2")
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
 def test_the_first_token_differs_from_the_target_as_predicted(rule: LossyRule) -> None:
     own, target = first_laws(rule)
@@ -175,6 +175,7 @@ PROMPTS = [prompt + prompt[:4] for prompt in ragged_prompts(3, 97, seed=5, longe
 PLAN = CheckSettings(samples=100, max_new_tokens=8)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("rule", [Lenient(0.99), TopKImportance(5)], ids=lambda rule: rule.name)
 def test_check_fails_a_lossy_rule_even_where_samples_cannot_tell(rule: LossyRule) -> None:
     pair = Pair(tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), 0.05)), 3, rule)

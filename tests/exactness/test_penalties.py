@@ -42,13 +42,13 @@ def sampled(case: str, rule: Rule = Rule.TOKEN, drafter: str = "model") -> list[
     return Loop(drafter, "3", rule).sample(NUMBER, prompt=START, params=params, max_new_tokens=5)
 
 
-@pytest.mark.quick("presence", "repetition")
+@pytest.mark.quick("presence")
 @pytest.mark.parametrize("case", CASES)
 def test_penalties_follow_the_draft(case: str) -> None:
     assert not verdict(sampled(case), law(CASES[case][1]))
 
 
-@pytest.mark.quick("token-ngram")
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "drafter"), [(Rule.BLOCK, "model"), (Rule.COUPLED, "exit"), (Rule.TOKEN, "ngram")])
 def test_all_penalties_at_once(rule: Rule, drafter: str) -> None:
     assert not verdict(sampled("all", rule, drafter), law(CASES["all"][1]))

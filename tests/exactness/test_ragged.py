@@ -82,6 +82,7 @@ def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
     assert found[0] and found[1] and not found[2], "greedy rows are right all the same"
 
 
+@pytest.mark.slow
 def test_rows_join_late() -> None:
     """Requests that come while others are half way, and leave holes behind."""
     loop = Loop("model", "3")

@@ -75,13 +75,14 @@ def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
 needs_kernels = pytest.mark.skipif(why_not_numba() is not None, reason="no compiled kernels here")
 
 
-@pytest.mark.quick("exit-block")
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize(("drafter", "rule"), [("model", "token"), ("exit", "block"), ("chain", "coupled")])
 def test_joint_law_with_compiled_kernels(drafter: str, rule: str) -> None:
     assert misfits(drafter, Rule(rule), "auto", kernels="on") == ["", "", ""]
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_control_with_compiled_kernels(monkeypatch: MonkeyPatch) -> None:
     controls.correct_from_target(monkeypatch)
@@ -162,7 +163,7 @@ def story_misfit(stories: Stories, rule: Rule, steps: int) -> float:
     return misfit(count_joint(samples, 512, steps), joint_law(stories.model, prompt, steps))
 
 
-@pytest.mark.quick("token")
+@pytest.mark.slow
 @needs_stories
 @pytest.mark.parametrize("rule", Rule)
 def test_a_trained_model(stories: Stories, rule: Rule) -> None:
@@ -175,7 +176,7 @@ def test_two_tokens_of_a_trained_model(stories: Stories) -> None:
     assert story_misfit(stories, Rule.TOKEN, 2) < 6
 
 
-@pytest.mark.quick("block")
+@pytest.mark.slow
 @needs_stories
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_a_trained_model(stories: Stories, rule: Rule, monkeypatch: MonkeyPatch) -> None:

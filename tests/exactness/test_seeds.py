@@ -24,7 +24,7 @@ def some(number: int = 16, seed: int = 1) -> list[Request]:
     return [replace(request, prompt=(1 + i % 4, *range(i % 3))) for i, request in enumerate(plain)]
 
 
-@pytest.mark.quick("model-token", "lookup-coupled")
+@pytest.mark.quick("model-token")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_order_and_neighbours_do_not_matter(rule: Rule, drafter: str) -> None:

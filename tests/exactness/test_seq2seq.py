@@ -108,7 +108,7 @@ def misfits(family: str, drafter: str, rule: str = "token", attention: str = "au
     return [verdict(found, law(family, row)) for row, found in enumerate(samples)]
 
 
-@pytest.mark.quick("mbart-exit-token-split", "whisper-shared-token-auto")
+@pytest.mark.quick("mbart-exit-token-split")
 @pytest.mark.parametrize(
     ("family", "drafter", "rule", "attention"),
     [

@@ -29,6 +29,7 @@ class Spread:
         return self.law.at(position) * 0.9 + 0.1 / 3
 
 
+@pytest.mark.slow
 def test_the_law_is_cut_and_the_text_is_not() -> None:
     seen: list[Tensor] = []
 
@@ -43,6 +44,7 @@ def test_the_law_is_cut_and_the_text_is_not() -> None:
     torch.testing.assert_close(laws.sum(dim=-1), torch.ones(len(laws)))
 
 
+@pytest.mark.slow
 def test_control_reported_uncut() -> None:
     drafter = Misreporting(TopK(draft_model(toy_pair(3)[1]), 1), lambda draft, context: Spread(draft.law))
     assert verdict(Loop(drafter, "3").sample(NUMBER), joint_law(toy_pair(3)[0], PROMPT, 4))

@@ -112,6 +112,7 @@ class Snips:
         self.mixed = getattr(self, "mixed", 0) + (len(set(outcome.copied or ())) == 2)
 
 
+@pytest.mark.slow
 def test_copies_are_cut_and_drawn_drafts_are_not() -> None:
     policy = Snips()
     assert misfits("chain", "token", policy=policy) == ["", "", ""]

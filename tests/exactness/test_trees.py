@@ -53,7 +53,7 @@ def misfits(name: str, way: str, attention: str = "auto") -> list[str]:
     return [verdict(found, law) for found, law in zip(samples, laws, strict=True)]
 
 
-@pytest.mark.quick("model-top-split", "model-sampled-pad")
+@pytest.mark.quick("model-sampled-pad")
 @pytest.mark.parametrize(
     ("name", "way", "attention"),
     [
@@ -86,6 +86,7 @@ def test_control_branches_see_each_other(monkeypatch: MonkeyPatch) -> None:
     assert any(misfits("model", "top"))
 
 
+@pytest.mark.slow
 def test_control_positions_by_place(monkeypatch: MonkeyPatch) -> None:
     right = branches._of_row
 

@@ -42,7 +42,7 @@ def params(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 1.0, **settings})
 
 
-@pytest.mark.quick("top_p", "all")
+@pytest.mark.quick("all")
 @pytest.mark.parametrize("case", CASES)
 def test_target_law(case: str) -> None:
     rule = RULES[list(CASES).index(case) % 3]
@@ -52,7 +52,7 @@ def test_target_law(case: str) -> None:
     assert verdict(samples, law()), "the setting made no difference"
 
 
-@pytest.mark.quick("ngram")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["random", "ngram", "exit"])
 def test_truncated_target_with_other_drafters(drafter: str) -> None:
     samples = Loop(drafter, "3", vocab=5).sample(NUMBER, params=params(top_k=2), max_new_tokens=4)

@@ -213,6 +213,7 @@ def run(name: str, folder: Path, seeds: range) -> None:
     assert not problems, "\n".join(problems[:10])
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_damaged_file_is_read_or_refused(name: str, tmp_path: Path) -> None:
     run(name, tmp_path, range(QUICK))

@@ -169,7 +169,7 @@ CASES = [(4, 1, 0), (2, 2, 0), (3, 2, 1), (5, 1, 2)]
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize(("vocab", "width", "cut"), CASES)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_a_round_emits_what_the_oracle_says(name: str, vocab: int, width: int, cut: int) -> None:
     rule, step, bonus = RULES[name]
     models = Models.random(vocab, width, seed=vocab + width, cut=cut)

@@ -42,7 +42,7 @@ def completed(laws: Callable[[Tensor], Tensor], tokens: Tensor, kept: Tensor, la
 
 
 @pytest.mark.parametrize(("rule", "vocab"), [*((rule, 4) for rule in RULES), (Rule.BLOCK, 3)])
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_the_joint_law_is_the_targets(rule: Rule, vocab: int):
     pair = MarkovPair.random(vocab, seed=1)
     tokens, verdict = one_round(pair, rule, 3)
@@ -72,7 +72,7 @@ def broken_rounds(pair: MarkovPair, kind: str) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["shifted rows", "wrong q", "shared noise", "residual is p", "stale bonus"])
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=6)
 def test_the_joint_law_rejects_a_broken_round(kind: str):
     pair = MarkovPair.random(4, seed=1)
     assert not fits(counts_of(broken_rounds(pair, kind), 4), pair.joint(3))
@@ -148,6 +148,7 @@ def test_a_correction_knows_nothing_of_the_token_it_replaces(shared: bool):
     assert independent(tokens[rejected, 0] % 2, last[rejected] % 2, 2) != shared
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("rule", "shared"), [*((rule, False) for rule in RULES), (Rule.TOKEN, True)])
 def test_draft_and_correction_do_not_share_their_noise(rule: Rule, shared: bool):
     p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
@@ -188,7 +189,7 @@ def crowd(copies: int) -> tuple[LogitLaw, Draft, Keys, Tensor, Tensor]:
     return LogitLaw.dense(p[row], params.select(row)), Draft(tokens, row % 5, law), keys, expected, row
 
 
-@pytest.mark.quick("block")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", SINGLE)
 def test_every_row_of_a_motley_batch_keeps_its_own_law(rule: Rule):
     copies = 2000
@@ -274,7 +275,7 @@ def test_the_tail_is_reached_as_often_as_it_weighs(kind: str):
     assert fits(torch.bincount(hits * 10 // vocab, minlength=10), torch.ones(10))
 
 
-@pytest.mark.quick("dtype0")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_half_precision_logits_follow_the_law_of_the_rounded_values(dtype: torch.dtype):
     generator = torch.Generator().manual_seed(5)
@@ -309,7 +310,7 @@ def test_a_draft_may_be_truncated_otherwise_but_has_to_say_so(honest: bool):
     assert fits(torch.bincount(first, minlength=9), law) == honest
 
 
-@pytest.mark.quick("token-True", "block-False")
+@pytest.mark.quick("token-True")
 @pytest.mark.parametrize("advanced", [True, False])
 @pytest.mark.parametrize("rule", SINGLE)
 def test_penalties_move_along_the_draft_as_in_plain_decoding(rule: Rule, advanced: bool):

@@ -71,7 +71,7 @@ def expected(model: PreTrainedModel) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_families(family: str) -> None:
     want = expected(copy.deepcopy(model_of(family)))
     got = scorer_of(model_of(family)).score([0, 1], NEW).split([len(new) for new in NEW])
@@ -139,6 +139,7 @@ def test_what_is_refused() -> None:
     assert "mlp has forward hooks" in str(gpu.why_not(model))
 
 
+@pytest.mark.slow
 def test_tables_are_made_once_for_a_capacity() -> None:
     """A captured pass reads them where they were."""
     scorer = scorer_of(model_of("llama"))

@@ -81,7 +81,7 @@ def check_laws(model: Any, draft: Any, histories: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("kind", ("model", "exit"))
-@pytest.mark.quick(every=6)
+@pytest.mark.quick(every=12)
 def test_draft_laws_after_every_cut(family: str, kind: str) -> None:
     """The drafter's side of the same: after each number of accepted tokens, a fully kept draft included."""
     target = Scorer(tiny_model(family, layers=3))

@@ -71,6 +71,7 @@ def test_a_longer_trace_cut_short_would_be_wrong() -> None:
     assert traces[8].cut(1).survival()[0] < 0.9 * traces[1].survival()[0]
 
 
+@pytest.mark.slow
 def test_copies_that_do_not_fill_the_draft() -> None:
     lookup = Simulated(
         "lookup", even(0.7), copies=True, per_position=0.002, supply=lambda rng: rng.choice((0, 0, 2, 9))
@@ -135,6 +136,7 @@ def test_a_wrong_c_is_caught(factor: float, held: bool) -> None:
     assert ("MISSED" in sentence) is not held
 
 
+@pytest.mark.slow
 def test_plain_is_recommended_where_no_drafter_pays() -> None:
     found = found_with(Simulated("random", even(0.0)), Simulated("dear", even(0.5), per_draft=0.03))
     assert [plan.best for plan in found.plans] == [0, 0]

@@ -40,7 +40,7 @@ def learnt(make: Callable[[], Policy], rows: int, alpha: float, **options: Any) 
     return early[0] / early[1], late[0] / late[1], steps
 
 
-@pytest.mark.quick("1-0.87")
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.6, 0.87])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_near_the_best_constant(rows: int, alpha: float) -> None:

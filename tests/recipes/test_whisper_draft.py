@@ -161,6 +161,7 @@ def test_batches_take_their_share_of_each_part() -> None:
         assert sorted(batch.states[:, 0, 0].tolist()) == [1.0, 2.0, 2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_leaves_the_target_alone() -> None:
     weights = {name: weight.clone() for name, weight in target().named_parameters()}
     distillation, before, after = lesson()
@@ -251,6 +252,7 @@ def test_the_law_it_reports_is_the_trained_students(folder: Path) -> None:
     assert max(controls) > 1e-2, "another row's sound would have been told apart"
 
 
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
 def test_greedy_text_is_the_targets(folder: Path, rule: str) -> None:
     prefix = torch.tensor([[START, NO_TIMES]]).expand(WINDOWS, -1)

@@ -46,6 +46,7 @@ def test_sampled_second_tries_do_not_depend_on_the_neighbours_either() -> None:
     assert batch[1] != transcriber(model, other).batch(together[1:])[0]
 
 
+@pytest.mark.slow
 def test_many_windows() -> None:
     """Six times as long as a window: the whole recording is dealt with, told as it goes, in times that only grow."""
     model, told = tiny_whisper(), list[float]()

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick(every=4)
+@pytest.mark.quick(every=6)
 def test_greedy_transcripts_are_transformers_own(name: str) -> None:
     lengths, keywords = CASES[name]
     model = tiny_whisper()
@@ -113,7 +113,7 @@ DRAFTERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=3)
 def test_drafters_of_all_kinds(name: str) -> None:
     model, monitor = tiny_whisper(), EncoderMonitor()
     inside = windows(model, DRAFTERS[name](model))
@@ -287,6 +287,7 @@ def _law(model: Any, states: Any, ids: Tensor, processors: Any) -> Tensor:
     return torch.softmax(processors(ids, logits)[0].double(), dim=-1)
 
 
+@pytest.mark.slow
 def test_sampled_windows_follow_transformers_law() -> None:
     """Counts of the first two tokens of many windows, against the law; at another temperature they must not fit."""
     torch.manual_seed(0)

@@ -166,6 +166,15 @@ def test_changed_models_are_noticed() -> None:
     assert len(disturbed_models()) == 1
 
 
+@pytest.mark.usefixtures("private_cache")
+def test_replaced_weights_are_noticed() -> None:
+    model = tiny_model("llama")
+    assert not disturbed_models(replaced=True)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    assert not disturbed_models()
+    assert len(disturbed_models(replaced=True)) == 1
+
+
 @pytest.mark.parametrize("vocab", (3, 5, 7))
 def test_toy_laws_differ_in_most_contexts(vocab: int) -> None:
     target, draft = toy_pair(vocab)

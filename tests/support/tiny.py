@@ -192,12 +192,29 @@ def tiny_model(family: str, seed: int = 0, *, layers: int = 2, vocab: int = 97, 
     if key not in _built:
         with torch.inference_mode(False):  # it is everybody's, whoever asks first
             _built[key] = _build(family, seed, layers, vocab, overrides)
-        _fresh[key] = _versions(_built[key])
+        _fresh[key] = Fresh(list(_built[key].parameters()))
     return _built[key]
 
 
+class Fresh:
+    """The weights of a model as they were when it was built."""
+
+    def __init__(self, weights: list[torch.nn.Parameter]) -> None:
+        self.weights = weights
+        self.version = self._version()
+
+    def differs(self, model: PreTrainedModel, replaced: bool) -> bool:
+        return self._version() != self.version or (
+            replaced and any(a is not b for a, b in zip(model.parameters(), self.weights, strict=True))
+        )
+
+    def _version(self) -> int:
+        """In-place operations that the weights have seen."""
+        return sum(weight._version for weight in self.weights)
+
+
 _built: dict[Key, PreTrainedModel] = {}
-_fresh: dict[Key, int] = {}  # in-place operations seen by each model's weights when it was built
+_fresh: dict[Key, Fresh] = {}
 
 
 def _build(family: str, seed: int, layers: int, vocab: int, overrides: Settings) -> PreTrainedModel:
@@ -279,10 +296,9 @@ def check_stock(model: PreTrainedModel) -> None:
     assert used in ("eager", "sdpa"), f"the model was left with attention {used!r}, so it is no oracle"
 
 
-def disturbed_models() -> list[str]:
-    """Cached models whose weights or mode a test has changed since they were built."""
-    return [repr(key) for key, model in _built.items() if model.training or _versions(model) != _fresh[key]]
+def disturbed_models(replaced: bool = False) -> list[str]:
+    """Cached models whose weights or mode a test has changed since they were built.
 
-
-def _versions(model: PreTrainedModel) -> int:
-    return sum(weight._version for weight in model.parameters())
+    With `replaced` they are also searched for weights that are not those of then, which takes twenty times as long.
+    """
+    return [repr(key) for key, model in _built.items() if model.training or _fresh[key].differs(model, replaced)]

@@ -82,6 +82,7 @@ def test_a_draft_goes_on_from_its_folder(target: PreTrainedModel, tmp_path: Path
         init_student(target, small(kind=other, start=str(folder)), None)
 
 
+@pytest.mark.slow
 def test_a_configuration_of_ones_own(target: PreTrainedModel, tmp_path: Path) -> None:
     config = {**target.config.to_dict(), "hidden_size": 16, "num_hidden_layers": 1, "head_dim": 4}
     path = tmp_path / "config.json"
@@ -152,6 +153,7 @@ def test_options_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
         small(**wrong)
 
 
+@pytest.mark.slow
 def test_drafters_load_what_was_trained(target: PreTrainedModel, tmp_path: Path) -> None:
     for kind, name in (("feature", "FeatureHead"), ("parallel", "ParallelHeads"), ("causal", "DraftModel")):
         assert type(from_folder(trained(target, tmp_path / kind, kind=kind))).__name__ == name

@@ -117,6 +117,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     assert steps == list(range(1, 15))
 
 
+@pytest.mark.slow
 def test_the_weights_depend_on_the_seed(target: PreTrainedModel, data: Memory, tmp_path: Path) -> None:
     for seed in (0, 1):
         run(target, data, tmp_path / str(seed), small(steps=3, seed=seed))
@@ -138,6 +139,7 @@ def test_resume_refuses_other_options_and_other_data(target: PreTrainedModel, da
         run(target, data, tmp_path / "new", options, resume=True)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("odd", ["student", "optimizer", "options", "step"])
 def test_a_checkpoint_of_another_make_is_named(target: PreTrainedModel, data: Memory, tmp_path: Path, odd: str) -> None:
     options = small(steps=2)
@@ -232,6 +234,7 @@ def test_a_time_budget_ends_the_run_and_its_cosine(target: PreTrainedModel, data
     assert rates[-1] < 0.1e-3
 
 
+@pytest.mark.slow
 def test_one_epoch_where_nothing_was_said(target: PreTrainedModel, data: Memory, tmp_path: Path) -> None:
     trained = run(target, data, tmp_path, small(steps=None))
     assert trained.tokens == (data.num_sequences - 8) * LENGTH

@@ -182,6 +182,7 @@ def test_a_key_of_the_row_is_read(form: Form) -> None:
     assert got[3:].isfinite().all()
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("places", [1, 2, 3, 5, 8])
 def test_balanced_splits_wherever_rows_begin_and_end(places: int) -> None:
     """Shares that hold several rows, end with one, or are a piece of one; rows of one key and of whole blocks.
@@ -192,6 +193,7 @@ def test_balanced_splits_wherever_rows_begin_and_end(places: int) -> None:
     check(make_case(rows, heads=(2 + places % 2, 1)), Form.KEYS, replace(SMALL, resident=places / 132))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("how", [{}, {"sinks": True, "window": 20, "softcap": 3.0}, {"distances": 7}])
 def test_blocks_with_more_keys_than_queries(form: Form, how: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ PLANNED = [
 
 
 @pytest.mark.parametrize(("rows", "dtype", "plan"), PLANNED)
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
     """Sizes that no tile divides; a bias, a norm and a residual."""
     x, weight = numbers(rows, 70, dtype=dtype), numbers(45, 70, dtype=dtype)
@@ -67,6 +67,7 @@ def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
     check(got, reference.project(*map(wide, (x, weight, bias, norm, residual))))  # type: ignore[arg-type]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("rows", "dtype"), KINDS)
 def test_gate(rows: int, dtype: torch.dtype) -> None:
     x, weight, norm = numbers(rows, 70, dtype=dtype), numbers(2 * 45, 70, dtype=dtype, gain=0.3), norm_of(70, dtype)
@@ -89,6 +90,7 @@ def wide_heads(heads: Heads) -> Heads:
     return replace(heads, **{name: getattr(heads, name).float().clone() for name in names})
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("rows", "dtype"), KINDS)
 def test_project_heads(rows: int, dtype: torch.dtype) -> None:
     x, weight, bias = numbers(rows, 70, dtype=dtype), numbers(100, 70, dtype=dtype), numbers(100, dtype=dtype)

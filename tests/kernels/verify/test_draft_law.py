@@ -114,7 +114,7 @@ def reference_log_q(logits: torch.Tensor, params: object, tokens: torch.Tensor) 
     return law.of(tokens.unsqueeze(-1))[:, 0].log()
 
 
-@pytest.mark.quick("token")
+@pytest.mark.slow
 @RULES
 def test_kept_summaries_stand_for_the_rows(rule: Rule) -> None:
     round_ = make(700, some=MIXTURE)

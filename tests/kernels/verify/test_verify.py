@@ -54,7 +54,7 @@ REGIMES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick("plain-token", "bfloat16-block", "empty drafts-block", "saturated float32 rows-token", "ties-token")
+@pytest.mark.quick("plain-token", "empty drafts-block", "saturated float32 rows-token", "ties-token")
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 @pytest.mark.parametrize("name", REGIMES)
 def test_same_tokens(name: str, rule: Rule) -> None:
@@ -107,7 +107,7 @@ def test_tile_sizes_change_nothing() -> None:
     assert_same(round_.judged(Rule.TOKEN, replace(other, hot=1, listed=1)), round_.judged())  # the long way
 
 
-@pytest.mark.quick("token")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_who_draws_changes_nothing(rule: Rule) -> None:
     """The last program of a row to finish, or a launch of its own."""
