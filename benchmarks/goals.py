@@ -6,23 +6,15 @@ RECORD is one that `forerun bench decode` wrote for a pair of 6.7 and 0.33 billi
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from forerun.bench.decode.calls import Call
-from forerun.bench.decode.ceilings import Ceilings
-from forerun.bench.decode.device import DeviceTime
-from forerun.bench.decode.forward import Forward, Pass
-from forerun.bench.decode.memory import Memory
 from forerun.bench.decode.methods import AUTO, PLAIN
 from forerun.bench.decode.pair import LARGE
-from forerun.bench.decode.peers import Peer
 from forerun.bench.decode.report import KIND
-from forerun.bench.decode.results import DecodeResults, Startup
-from forerun.bench.work import Work
-from forerun.measure.record import Record, load
+from forerun.bench.decode.results import DecodeResults
+from forerun.measure.record import Record, as_json, load
 from forerun.measure.show import main
+from forerun.measure.stored import read
 
 ALPHA_WITHIN = 0.01
 MOST_OVER_DEVICE = 1.08
@@ -36,28 +28,10 @@ SPEEDS = {1: (1.35, 3.2, None), 8: (2.0, 3.0, 3.3)}
 
 def results_of(record: Record) -> DecodeResults:
     """What was measured, from what is stored."""
-    found = record.details
-    ceilings, forward = found["ceilings"], found["forward"]
-    return DecodeResults(
-        provenance=record.provenance,
-        settings=record.settings,
-        target=Work(**found["target"]),
-        draft=Work(**found["draft"]),
-        calls_made=tuple(Call(**_tuples(row)) for row in record.rows),
-        ceilings=None if ceilings is None else Ceilings(**ceilings),
-        alpha=found["alpha"],
-        forward=None
-        if forward is None
-        else Forward(forward["ceiling"], tuple(Pass(**_tuples(one)) for one in forward["passes"])),
-        startups=tuple(Startup(**one) for one in found["startups"]),
-        device_times=tuple(DeviceTime(**one) for one in found["device_times"]),
-        memory=tuple(Memory(**one) for one in found["memory"]),
-        peers=tuple(Peer(**one) for one in found["peers"]),
-    )
-
-
-def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    origin = as_json(record.provenance)
+    stored = {"provenance": origin, "settings": record.settings, "calls_made": record.rows, **record.details}
+    results: DecodeResults = read(DecodeResults, stored, "record")
+    return results
 
 
 def goals(results: DecodeResults) -> list[str]:
@@ -92,12 +66,12 @@ def _forward(results: DecodeResults) -> list[str]:
 def _speeds(results: DecodeResults) -> list[str]:
     lines = []
     for batch, (most, least, first) in SPEEDS.items():
-        plain, own = results.latency("all", PLAIN, batch), results.latency("all", AUTO, batch)
+        plain, every = results.latency("all", PLAIN, batch), results.latency("all", AUTO, batch)
         best = results.latency("first", AUTO, batch)
-        if plain is None or own is None or best is None:
+        if plain is None or every is None or best is None:
             continue
-        lines.append(f"batch {batch}, auto: {1000 * own:.2f} ms a token ({_verdict(1000 * own <= most)}: {most})")
-        lines.append(f"batch {batch}, auto: {plain / own:.2f}x plain ({_verdict(plain / own >= least)}: {least}x)")
+        lines.append(f"batch {batch}, auto: {1000 * every:.2f} ms a token ({_verdict(1000 * every <= most)}: {most})")
+        lines.append(f"batch {batch}, auto: {plain / every:.2f}x plain ({_verdict(plain / every >= least)}: {least}x)")
         if first is not None:
             lines.append(f"batch {batch}, first row: {plain / best:.2f}x ({_verdict(plain / best >= first)}: {first}x)")
     return lines
@@ -112,11 +86,11 @@ def _host(results: DecodeResults) -> list[str]:
 
 
 def _memory(results: DecodeResults) -> list[str]:
-    found = [each for each in results.memory if (each.batch, each.length, each.vocabulary) == MEMORY_CASE]
+    cases = [each for each in results.memory if (each.batch, each.length, each.vocabulary) == MEMORY_CASE]
     return [
         f"beside weights and cache: {each.beside / 2**20:.0f} MiB "
         f"({_verdict(each.beside <= MOST_BESIDE * 2**20)}: {MOST_BESIDE})"
-        for each in found
+        for each in cases
     ]
 
 
@@ -126,8 +100,8 @@ def _verdict(reached: bool) -> str:
 
 def command(arguments: list[str]) -> int:
     for path in arguments:
-        found = goals(results_of(load(Path(path), KIND)))
-        print("\n".join(found or [f"{path}: goals are set for {LARGE} on a GPU alone"]))
+        lines = goals(results_of(load(Path(path), KIND)))
+        print("\n".join(lines or [f"{path}: goals are set for {LARGE} on a GPU alone"]))
     return 0
 
 

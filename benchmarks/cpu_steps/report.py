@@ -28,7 +28,7 @@ def make_record(results: CpuResults, complete: bool) -> Record:
         rows=[asdict(step) for step in results.steps],
         details={
             "titles": results.titles,
-            "limits": asdict(results.limits),
+            "ceilings": asdict(results.ceilings),
             "work": {name: asdict(work) for name, work in results.work.items()},
         },
         tables=tables(results) if results.steps else (),
@@ -78,12 +78,12 @@ def _panel(results: CpuResults, subject: str, batch: int) -> Panel:
 
 
 def remarks(results: CpuResults, complete: bool) -> tuple[str, ...]:
-    machine, limits = results.provenance.machine, results.limits
+    machine, ceilings = results.provenance.machine, results.ceilings
     lines = (
         f"{machine.cpu}, {machine.threads} threads; {results.settings['past']} keys a row; median of "
         f"{results.settings['repeats']} (the least in brackets), and times transformers' one-token step at batch 1",
-        f"Floor: weights, keys and values read once at {limits.bytes_per_second / 1e9:.1f} GB/s, or all operations at "
-        f"{limits.operations_per_second / 1e9:.0f} GFLOP/s, whichever takes longer; both measured here",
+        f"Floor: weights, keys and values read once at {ceilings.linear / 1e9:.1f} GB/s, or all operations at "
+        f"{ceilings.operations / 1e9:.0f} GFLOP/s, whichever takes longer; both measured here",
         *(f"Note: {note}." for note in results.notes),
     )
     return lines if complete else (*lines, "Interrupted: these are the steps that were measured until then.")

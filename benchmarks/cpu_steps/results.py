@@ -1,4 +1,4 @@
-"""Timings of steps, and the limits they are held against."""
+"""Timings of steps, and what the hardware allows at best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from forerun.bench.work import Limits, Work
+from forerun.bench.hardware import Ceilings, Work
 from forerun.measure.provenance import Provenance
 
 
@@ -37,7 +37,7 @@ class CpuResults:
     provenance: Provenance
     settings: Mapping[str, Any]
     titles: Mapping[str, str]  # of the methods; the first is the baseline
-    limits: Limits
+    ceilings: Ceilings
     work: Mapping[str, Work]  # by subject
     steps: tuple[StepTimes, ...]
     notes: tuple[str, ...] = ()
@@ -61,9 +61,17 @@ class CpuResults:
 
     def floor(self, subject: str, batch: int, tokens: int) -> float:
         """Seconds that the hardware would need at least."""
-        return self.work[subject].least_seconds(self.limits, batch, tokens, int(self.settings["past"]))
+        return least_seconds(self.work[subject], self.ceilings, batch, tokens, int(self.settings["past"]))
 
     def unit(self, subject: str) -> float | None:
         """Seconds of the baseline's one-token step at batch 1, which ratios are to."""
         found = self.find(subject, self.baseline, 1, 1)
         return None if found is None else found.median
+
+
+def least_seconds(work: Work, ceilings: Ceilings, batch: int, tokens: int, past: int) -> float:
+    """Of a step of `tokens` new ones a row: the longer of reading and calculating, which may overlap."""
+    keys = sum(past + i + 1 for i in range(tokens))  # seen by a row's new tokens together
+    read = work.weight_bytes + batch * (past + tokens) * work.bytes_per_key
+    operations = batch * (tokens * work.operations_per_token + keys * work.operations_per_key)
+    return max(read / ceilings.linear, operations / ceilings.operations)

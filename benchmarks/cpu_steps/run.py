@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.cpu_steps.report import make_record
 from benchmarks.cpu_steps.results import CpuResults, StepTimes
 from benchmarks.cpu_steps.steps import KERNELS, TITLES, Grid, Method, Subject, methods, sweep
 from forerun import kernels
-from forerun.bench.floors import measure_limits
-from forerun.bench.work import work_of
+from forerun.bench.hardware import measure_ceilings, work_of
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
@@ -66,7 +67,7 @@ def run(
     for subject in subjects:
         check_grid(grid, getattr(subject.model.config.get_text_config(decoder=True), "max_position_embeddings", None))
     reporter.start("what this machine reads and multiplies at best")
-    limits = measure_limits()
+    ceilings = measure_ceilings(torch.device("cpu"), torch.float32)
     use = Kernels.OFF if kernels.why_not_numba() else use
     origin = provenance("cpu", command)
     times: dict[tuple[str, str, int, int], list[float]] = {}
@@ -89,7 +90,7 @@ def run(
             provenance=origin,
             settings=named | {"kernels": str(use), **asdict(grid)},
             titles={name: title.format(use=use) for name, title in TITLES.items() if name != KERNELS or use != "off"},
-            limits=limits,
+            ceilings=ceilings,
             work={subject.name: work_of(subject.model) for subject in subjects},
             steps=tuple(StepTimes(*step, tuple(seconds)) for step, seconds in times.items()),
             notes=tuple(notes if disturbed is None else [*notes, disturbed]),

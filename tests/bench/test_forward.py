@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from forerun import kernels
 from forerun.bench.decode import forward
 from forerun.bench.decode.forward import Forward, Pass
+from forerun.bench.hardware import work_of
 from forerun.errors import ForerunError
 from support.interpreter import DEVICE, kernel_tests
 from support.tiny import tiny_model
@@ -23,10 +24,9 @@ def test_bytes_of_a_pass() -> None:
     """Everything but the embeddings; two numbers a key head, dimension and layer of every key."""
     model = tiny_model("llama")
     everything = sum(weight.nbytes for weight in model.parameters())
-    assert forward.weight_bytes(model) == everything - model.get_input_embeddings().weight.nbytes
-    config = model.config
-    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    assert forward.cache_bytes(model, rows=3) == 3 * forward.FILLED * numbers * 4
+    work, config = work_of(model), model.config
+    assert work.weight_bytes == everything - model.get_input_embeddings().weight.nbytes
+    assert work.bytes_per_key == 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
 
 
 def test_share_of_the_ceiling() -> None:

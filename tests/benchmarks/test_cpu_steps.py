@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import forerun.loading
 from benchmarks.cpu_steps import __main__ as program
 from benchmarks.cpu_steps import expected, report, run, steps
-from benchmarks.cpu_steps.results import CpuResults, StepTimes
+from benchmarks.cpu_steps.results import CpuResults, StepTimes, least_seconds
 from benchmarks.cpu_steps.steps import Forerun, Grid, Inputs, Subject, Transformers
 from forerun import kernels
-from forerun.bench import floors
-from forerun.bench.work import Limits, Work, work_of
+from forerun.bench import hardware
+from forerun.bench.hardware import Ceilings, Work, measure_ceilings, work_of
 from forerun.cli.main import cli
 from forerun.config import Kernels
 from forerun.measure import provenance
@@ -28,13 +29,13 @@ from support.tiny import draft_of, tiny_model
 
 needs_kernels = pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here")
 GRID = Grid(batches=(1, 3), tokens=(1, 2), past=9, repeats=2)
-LIMITS = Limits(bytes_per_second=1000.0, operations_per_second=10_000.0, buffer_bytes=1)
+CEILINGS = Ceilings(copy=None, linear=1000.0, operations=10_000.0)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "cores_of_others", lambda: 0.0)
-    monkeypatch.setattr(run, "measure_limits", lambda: LIMITS)
+    monkeypatch.setattr(run, "measure_ceilings", lambda device, dtype: CEILINGS)
 
 
 def subject(name: str = "target") -> Subject:
@@ -92,9 +93,9 @@ class TestSteps:
 class TestFloors:
     def test_reading_or_calculating_whichever_takes_longer(self) -> None:
         work = Work(weight_bytes=5000, operations_per_token=1000, bytes_per_key=10, operations_per_key=2)
-        assert work.least_seconds(LIMITS, 1, 1, 9) == pytest.approx((5000 + 10 * 10) / 1000)
+        assert least_seconds(work, CEILINGS, 1, 1, 9) == pytest.approx((5000 + 10 * 10) / 1000)
         # eight rows of eight tokens: 64 000 operations by weights, and 10 + 11 + .. + 17 keys a row in attention
-        assert work.least_seconds(LIMITS, 8, 8, 9) == pytest.approx((64_000 + 8 * 108 * 2) / 10_000)
+        assert least_seconds(work, CEILINGS, 8, 8, 9) == pytest.approx((64_000 + 8 * 108 * 2) / 10_000)
 
     def test_work_of_a_model_counted_by_hand(self) -> None:
         """Hidden 32, four heads of 8, two key heads, 48 in the middle, two layers, 97 tokens."""
@@ -108,17 +109,17 @@ class TestFloors:
         tied = work_of(tiny_model("llama", tie_word_embeddings=True))
         assert tied == work_of(subject().model)
 
-    def test_real_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(floors, "_buffer_bytes", lambda: 16 << 20)
-        found = floors.measure_limits()
-        assert found.bytes_per_second > 1e8 and found.operations_per_second > 1e8
+    def test_real_ceilings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hardware, "_buffer_bytes", lambda: 16 << 20)
+        ceilings = measure_ceilings(torch.device("cpu"), torch.float32)
+        assert ceilings.linear > 1e8 and ceilings.operations > 1e8
 
     def test_the_buffer_is_larger_than_the_last_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(floors, "LAST_CACHE", tmp_path / "size")
-        assert floors._last_cache() == 0
+        monkeypatch.setattr(hardware, "LAST_CACHE", tmp_path / "size")
+        assert hardware._last_cache() == 0
         (tmp_path / "size").write_text("98304K\n")
-        assert floors._last_cache() == 96 << 20
-        assert floors._buffer_bytes() > 4 * (96 << 20)
+        assert hardware._last_cache() == 96 << 20
+        assert hardware._buffer_bytes() > 4 * (96 << 20)
 
 
 def made(seconds_of: dict[str, float], **more: Any) -> CpuResults:
@@ -135,7 +136,7 @@ def made(seconds_of: dict[str, float], **more: Any) -> CpuResults:
             "provenance": ORIGIN,
             "settings": settings,
             "titles": {method: method.upper() for method in seconds_of},
-            "limits": LIMITS,
+            "ceilings": CEILINGS,
             "work": {"target": Work(5, 10, 1, 2)},
             "steps": timed,
             **more,

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from cli.command import Command
-from forerun.bench.methods import Bench, forerun_plain, forerun_random
+from forerun.bench.methods import METHODS, Bench
 from forerun.bench.report import remarks
 from forerun.bench.results import Results
 from forerun.bench.settings import CompareSettings
@@ -71,8 +71,8 @@ def test_check_fails_it(check: Command, target: str, draft: str) -> None:
 
 def test_a_record_of_speed_says_it_in_titles_and_remarks() -> None:
     bench = Bench(tiny_model("llama"), None, 1.0, 0, rule="lenient:0.5")
-    assert forerun_random(bench).title == "Forerun random drafts, LOSSY"
-    assert forerun_plain(bench).title == "Forerun plain"  # without drafts nothing is judged
+    assert METHODS["forerun-random"](bench).title == "Forerun random drafts, LOSSY"
+    assert METHODS["forerun-plain"](bench).title == "Forerun plain"  # without drafts nothing is judged
     settings = {"model": "x", "max_new_tokens": 1, "temperature": 1.0, "prompts": "y", "rule": "lenient:0.5"}
     assert any(WORD in line for line in remarks(Results(ORIGIN, settings, {}, ()), complete=True))
     del settings["rule"]  # records of older versions

@@ -150,48 +150,21 @@ class WithForerun:
         )
 
 
-def plain_generate(bench: Bench) -> Method:
-    return WithTransformers(BASELINE, "model.generate", bench)
-
-
-def prompt_lookup(bench: Bench) -> Method:
-    return WithTransformers(
-        "lookup", "transformers prompt lookup", bench, single=True, prompt_lookup_num_tokens=LOOKUP_TOKENS
-    )
-
-
-def assisted(bench: Bench) -> Method:
-    return WithTransformers(
-        "assisted", "transformers assisted", bench, single=True, assistant_model=_draft(bench, "assisted")
-    )
-
-
-def forerun_plain(bench: Bench) -> Method:
-    return WithForerun("forerun-plain", "Forerun plain", bench, None)
-
-
-def forerun_default(bench: Bench) -> Method:
-    return WithForerun("forerun", "Forerun", bench, "auto")
-
-
-def forerun_draft(bench: Bench) -> Method:
-    drafter = DraftModel(_draft(bench, "forerun-draft"), tokenizer=bench.draft_tokenizer)
-    return WithForerun("forerun-draft", "Forerun draft model", bench, drafter)
-
-
-def forerun_random(bench: Bench) -> Method:
-    return WithForerun("forerun-random", "Forerun random drafts", bench, RandomDraft())
-
-
 # In the order they take turns; the baseline leads.
 METHODS: dict[str, Callable[[Bench], Method]] = {
-    BASELINE: plain_generate,
-    "lookup": prompt_lookup,
-    "assisted": assisted,
-    "forerun-plain": forerun_plain,
-    "forerun": forerun_default,
-    "forerun-draft": forerun_draft,
-    "forerun-random": forerun_random,
+    BASELINE: lambda bench: WithTransformers(BASELINE, "model.generate", bench),
+    "lookup": lambda bench: WithTransformers(
+        "lookup", "transformers prompt lookup", bench, single=True, prompt_lookup_num_tokens=LOOKUP_TOKENS
+    ),
+    "assisted": lambda bench: WithTransformers(
+        "assisted", "transformers assisted", bench, single=True, assistant_model=bench.draft
+    ),
+    "forerun-plain": lambda bench: WithForerun("forerun-plain", "Forerun plain", bench, None),
+    "forerun": lambda bench: WithForerun("forerun", "Forerun", bench, "auto"),
+    "forerun-draft": lambda bench: WithForerun(
+        "forerun-draft", "Forerun draft model", bench, DraftModel(bench.draft, tokenizer=bench.draft_tokenizer)
+    ),
+    "forerun-random": lambda bench: WithForerun("forerun-random", "Forerun random drafts", bench, RandomDraft()),
 }
 NEED_DRAFT = frozenset({"assisted", "forerun-draft"})
 
@@ -230,12 +203,6 @@ def same_law(*models: Any) -> Iterator[None]:
         logging.set_verbosity(verbosity)
         for model, config in kept:
             model.generation_config = config
-
-
-def _draft(bench: Bench, name: str) -> Any:
-    if bench.draft is None:
-        raise InvalidArgument(f"method {name!r} needs a draft model: give one with --draft")
-    return bench.draft
 
 
 @contextmanager

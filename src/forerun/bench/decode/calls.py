@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from forerun.bench.decode.methods import Decoders
-from forerun.bench.work import Work
+from forerun.bench.hardware import Work
 from forerun.measure.rounds import SKIP, Trace, decode
 from forerun.types import RoundOutcome
 
@@ -30,7 +30,7 @@ class Call:
     draft_steps: int  # passes of the draft model
     key_reads: int  # of the target: keys of all rows, pass after pass
     draft_key_reads: int
-    captured: float | None = None  # seconds of capturing that were taken out of the rounds; None where they were not
+    captured: float = 0.0  # seconds of capturing graphs, which are not in the rounds
 
     @property
     def first(self) -> float:
@@ -49,27 +49,20 @@ class Call:
         return sum(self.round_seconds)
 
     @property
-    def rounds(self) -> int:
-        return len(self.round_seconds)
+    def row_passes(self) -> int:
+        """Rows of all the target's passes together: each scores its draft and one token more."""
+        return self.scored - self.drafted
 
     def read(self, target: Work, draft: Work) -> int:
         """Bytes that must be read: weights once a pass, and live keys and values."""
-        own = self.rounds * target.weight_bytes + self.key_reads * target.bytes_per_key
-        return own + self.draft_steps * draft.weight_bytes + self.draft_key_reads * draft.bytes_per_key
+        of_target = len(self.round_seconds) * target.weight_bytes + self.key_reads * target.bytes_per_key
+        return of_target + self.draft_steps * draft.weight_bytes + self.draft_key_reads * draft.bytes_per_key
 
     def operations(self, target: Work, draft: Work) -> int:
         """Of all positions that were run, rejected ones included: what keeps the machine busy."""
-        own = self.scored * target.operations_per_token
-        attention = self.key_reads * self.scored // max(self._row_passes, 1) * target.operations_per_key
-        return own + attention + self.drafted * draft.operations_per_token + self._draft_attention(draft)
-
-    @property
-    def _row_passes(self) -> int:
-        """Rows of all passes together: each scores its draft and one token more."""
-        return self.scored - self.drafted
-
-    def _draft_attention(self, draft: Work) -> int:
-        return self.draft_key_reads * draft.operations_per_key
+        attention = self.key_reads * self.scored // max(self.row_passes, 1) * target.operations_per_key
+        of_target = self.scored * target.operations_per_token + attention
+        return of_target + self.drafted * draft.operations_per_token + self.draft_key_reads * draft.operations_per_key
 
 
 def measure_call(decoders: Decoders, method: str, prompts: Sequence[Prompt], **keywords: Any) -> Call:
@@ -105,9 +98,9 @@ def _keys(prompts: Sequence[int], trace: Trace) -> list[int]:
         prompt + len(result.tokens) - later
         for prompt, result, later in zip(prompts, trace.result.rows, gained, strict=True)
     ]
-    found = []
+    keys = []
     for each in trace.rounds:
-        found.append(sum(length[row] for row in each.gained))
+        keys.append(sum(length[row] for row in each.gained))
         for row, tokens in each.gained.items():
             length[row] += tokens
-    return found
+    return keys

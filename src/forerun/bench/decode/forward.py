@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun import ops
+from forerun.bench.hardware import work_of
 from forerun.cache.ragged import RaggedCache, ranges
 from forerun.config import SamplingParams
 from forerun.errors import ForerunError
@@ -69,7 +69,8 @@ def _passes(models: dict[str, PreTrainedModel], repeats: int) -> Iterator[Pass]:
             raise ForerunError(f"the {name} cannot be run by the fused forward pass: {reason}")
         step = stepper(model, rows, positions, samples=name == "draft")
         seconds = replay_times([step], repeats)
-        yield Pass(name, rows, positions, weight_bytes(model) + cache_bytes(model, rows), seconds)
+        work = work_of(model)
+        yield Pass(name, rows, positions, work.weight_bytes + rows * FILLED * work.bytes_per_key, seconds)
 
 
 @torch.inference_mode()
@@ -109,17 +110,3 @@ def _unknown_to_the_host(rows: RaggedRows, device: torch.device) -> Reach:
     starts = [sum(rows.counts[:i]) for i in range(len(rows.counts) + 1)]
     lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
     return Reach(integers(rows.slots), integers(lengths), integers(starts), max(rows.counts), CAPACITY)
-
-
-def weight_bytes(model: PreTrainedModel) -> int:
-    """What a pass reads of a model: everything but the embeddings, of which it reads a few rows."""
-    head = model.get_output_embeddings()
-    body = [*model.base_model.layers.parameters(), *model.base_model.norm.parameters()]
-    return sum(p.nbytes for p in [*body, *head.parameters()])
-
-
-def cache_bytes(model: Any, rows: int) -> int:
-    """Live keys and values of `rows` rows."""
-    config = model.config.get_text_config(decoder=True)
-    heads, size = config.num_key_value_heads, model.base_model.layers[0].self_attn.head_dim
-    return int(2 * rows * FILLED * heads * size * config.num_hidden_layers * model.dtype.itemsize)

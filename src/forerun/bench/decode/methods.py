@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from forerun.decoder import SpeculativeDecoder
@@ -20,8 +19,9 @@ def policy_of(method: str, auto: Policy) -> Policy:
     """A new one, as BASS begins anew with every call; `auto` goes on learning."""
     if method in FIXED:
         return Constant(FIXED[method])
-    made: Mapping[str, Callable[[], Policy]] = {PLAIN: lambda: Constant(0), AUTO: lambda: auto}
-    return made.get(method, BassHeuristic)()
+    if method == PLAIN:
+        return Constant(0)
+    return auto if method == AUTO else BassHeuristic()
 
 
 class Watched(PlainPolicy):

@@ -59,8 +59,8 @@ def check_pair(model: str, draft: str | None) -> None:
 def open_pair(model: str, draft: str | None, device: torch.device, dtype: str | None, seed: int) -> Pair:
     check_pair(model, draft)
     if is_synthetic(model):
-        made = build_pair(model, device=device, dtype=dtype, seed=seed)
-        return Pair(model, made.target, made.draft, None, parse(model).alpha)
+        pair = build_pair(model, device=device, dtype=dtype, seed=seed)
+        return Pair(model, pair.target, pair.draft, None, parse(model).alpha)
     from forerun.loading import load_model
 
     assert draft is not None

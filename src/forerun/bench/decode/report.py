@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from statistics import quantiles, stdev
+from statistics import stdev
 from typing import Any
 
 from forerun.bench.decode.calls import Call
-from forerun.bench.decode.forward import Forward
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN
 from forerun.bench.decode.results import DecodeResults
 from forerun.measure.plot import BLACK, BLUE, COLOURS, GREY, RED, Figure, Panel, Series
@@ -21,20 +20,16 @@ STYLES: dict[str, dict[str, Any]] = {
     AUTO: {"colour": RED},
     **{name: {"colour": GREY, "dashes": dashes} for name, dashes in zip(FIXED, (":", "--", "-."), strict=True)},
 }
-LATENCIES = ("first", "last", "all")
+DETAILS = ("target", "draft", "ceilings", "alpha", "forward", "startups", "device_times", "memory", "peers")
 
 
 def make_record(results: DecodeResults, complete: bool) -> Record:
-    details = {
-        name: getattr(results, name)
-        for name in ("target", "draft", "ceilings", "alpha", "forward", "startups", "device_times", "memory", "peers")
-    }
     return Record(
         KIND,
         results.provenance,
         settings=results.settings,
         rows=[asdict(call) for call in results.calls_made],
-        details=details,
+        details={name: getattr(results, name) for name in DETAILS},
         tables=tables(results),
         remarks=remarks(results, complete),
         figure=figure(results) if results.calls_made else None,
@@ -43,17 +38,24 @@ def make_record(results: DecodeResults, complete: bool) -> Record:
 
 
 def tables(results: DecodeResults) -> tuple[Table, ...]:
-    found = [_latency(results), _rounds(results)]
-    found += [_forward(results.forward)] if results.forward is not None else []
-    found += [_device(results)] if results.device_times else []
-    found += [_memory(results)] if results.memory else []
-    found += [_peers(results)] if results.peers else []
-    return tuple(table for table in found if table.rows)
+    """Those that have rows: on a CPU there are no forward passes, device times and memory."""
+    parts = (_latency, _rounds, _forward, _device, _memory, _peers)
+    return tuple(table for part in parts if (table := part(results)).rows)
 
 
 def remarks(results: DecodeResults, complete: bool) -> tuple[str, ...]:
-    lines = [_where(results), *_ceilings(results), *_startup(results), *_captures(results)]
-    lines += [f"Note: {note}." for note in results.notes]
+    settings = results.settings
+    alpha = "" if results.alpha is None else f"; alpha {results.alpha:.3f}"
+    captured = sum(call.captured for call in results.calls_made)
+    lines = [
+        f"{settings['pair']} on {results.provenance.machine.name}: {settings['prompt_length']} tokens of prompt, "
+        f"{settings['new_tokens']} new ones, temperature 1{alpha}.",
+        *_ceilings(results),
+        *_startup(results),
+        f"Steady: the middle round over the tokens a round. Capturing took {captured:.1f} s of the timed calls and is "
+        "taken out of them.",
+        *(f"Note: {note}." for note in results.notes),
+    ]
     return tuple(lines if complete else [*lines, "Incomplete: these are the parts that were measured."])
 
 
@@ -62,14 +64,14 @@ def figure(results: DecodeResults) -> Figure:
     batches = tuple(map(float, results.batches))
     latency, use, bandwidth = [], [], []
     for method in results.methods:
-        own = [batch for batch in results.batches if results.calls(method, batch)]
-        x, style = tuple(map(float, own)), STYLES.get(method, {})
-        times = tuple(1000 * (steady(results, method, batch) or 0.0) for batch in own)
-        error = tuple(1000 * _spread(results.calls(method, batch)) for batch in own)
+        timed = [batch for batch in results.batches if results.calls(method, batch)]
+        x, style = tuple(map(float, timed)), STYLES.get(method, {})
+        times = tuple(1000 * (results.steady(method, batch) or 0.0) for batch in timed)
+        error = tuple(1000 * _spread(results.calls(method, batch)) for batch in timed)
         latency.append(Series(method, x, times, error=error, **style))
         if results.ceilings is not None:
-            used = tuple(100 * (results.utilisation(method, batch) or 0.0) for batch in own)
-            read = tuple(100 * (results.read_share(method, batch) or 0.0) for batch in own)
+            used = tuple(100 * (results.utilisation(method, batch) or 0.0) for batch in timed)
+            read = tuple(100 * (results.read_share(method, batch) or 0.0) for batch in timed)
             use.append(Series(method, times, used, **style))
             bandwidth.append(Series(method, x, read, **style))
     panels = [
@@ -88,92 +90,65 @@ def figure(results: DecodeResults) -> Figure:
 def _memory_panel(results: DecodeResults) -> Panel:
     """Empty on a CPU."""
     series = []
-    for place, vocabulary in enumerate(dict.fromkeys(each.vocabulary for each in results.memory)):
-        own = sorted((each for each in results.memory if each.vocabulary == vocabulary), key=lambda each: each.length)
-        label = f"vocabulary {vocabulary}, batch {own[0].batch}"
-        x, y = tuple(float(each.length) for each in own), tuple(each.beside / 2**20 for each in own)
+    for place, vocabulary in enumerate(dict.fromkeys(case.vocabulary for case in results.memory)):
+        cases = sorted((case for case in results.memory if case.vocabulary == vocabulary), key=lambda case: case.length)
+        label = f"vocabulary {vocabulary}, batch {cases[0].batch}"
+        x, y = tuple(float(case.length) for case in cases), tuple(case.beside / 2**20 for case in cases)
         series.append(Series(label, x, y, colour=COLOURS[place]))
-    lengths = tuple(float(length) for length in sorted({each.length for each in results.memory}))
+    lengths = tuple(float(length) for length in sorted({case.length for case in results.memory}))
     return Panel("memory", "draft length", "MiB beside weights and cache", tuple(series), lengths)
 
 
 def _spread(calls: list[Call]) -> float:
     """Of seconds a token, call by call."""
-    found = [call.seconds / call.tokens * call.batch for call in calls]
-    return stdev(found) if len(found) > 1 else 0.0
-
-
-def speed(results: DecodeResults, which: str, method: str, batch: int) -> float | None:
-    """How many times as fast as plain decoding of the same batch."""
-    plain, own = results.latency("all", PLAIN, batch), results.latency(which, method, batch)
-    return None if plain is None or own is None else plain / own
-
-
-def tokens_a_round(results: DecodeResults, method: str, batch: int) -> float:
-    """New tokens of a row in one of its rounds."""
-    calls = results.calls(method, batch)
-    return sum(call.tokens for call in calls) / sum(call.scored - call.drafted for call in calls)
-
-
-def steady(results: DecodeResults, method: str, batch: int) -> float | None:
-    """Seconds a token if every round were the middle one: without captures, hiccups, and rounds of the last rows."""
-    if not results.calls(method, batch):
-        return None
-    return percentiles(results, method, batch)[0] / tokens_a_round(results, method, batch)
-
-
-def percentiles(results: DecodeResults, method: str, batch: int) -> tuple[float, float, float]:
-    """Seconds of a round: p50, p90, p99."""
-    found = [seconds for call in results.calls(method, batch) for seconds in call.round_seconds]
-    cuts = quantiles(found, n=100, method="inclusive") if len(found) > 1 else found * 99
-    return cuts[49], cuts[89], cuts[98]
+    seconds = [call.seconds / call.tokens * call.batch for call in calls]
+    return stdev(seconds) if len(seconds) > 1 else 0.0
 
 
 def _latency(results: DecodeResults) -> Table:
     headings = ("batch", "method", "first", "last", "all", "steady", "tokens a round", "accepted", "mean draft")
-    rows = [_latency_row(results, m, b) for b in results.batches for m in results.methods if results.calls(m, b)]
+    rows = []
+    for batch, method in results.timed:
+        calls, plain = results.calls(method, batch), results.latency("all", PLAIN, batch)
+        drafted, accepted = sum(call.drafted for call in calls), sum(call.accepted for call in calls)
+        passes = sum(call.row_passes for call in calls)
+        rows.append(
+            (
+                str(batch),
+                method,
+                *(_with_speed(results.latency(rows_of, method, batch), plain, method) for rows_of in headings[2:5]),
+                _with_speed(results.steady(method, batch), results.steady(PLAIN, batch), method),
+                f"{results.tokens_a_round(method, batch):.2f}",
+                f"{accepted / drafted:.0%}" if drafted else NOTHING,
+                f"{drafted / passes:.1f}" if drafted else NOTHING,
+            )
+        )
     return Table("Milliseconds a token of a row, and times as fast as plain", headings, tuple(rows))
 
 
-def _latency_row(results: DecodeResults, method: str, batch: int) -> tuple[str, ...]:
-    cells = [_timed(results, which, method, batch) for which in LATENCIES]
-    calls = results.calls(method, batch)
-    drafted, accepted = sum(call.drafted for call in calls), sum(call.accepted for call in calls)
-    passes = sum(call.scored - call.drafted for call in calls)
-    rate, mean = (f"{accepted / drafted:.0%}", f"{drafted / passes:.1f}") if drafted else (NOTHING, NOTHING)
-    cells.append(_with_speed(steady(results, method, batch), steady(results, PLAIN, batch), method))
-    return (str(batch), method, *cells, f"{tokens_a_round(results, method, batch):.2f}", rate, mean)
-
-
-def _timed(results: DecodeResults, which: str, method: str, batch: int) -> str:
-    return _with_speed(results.latency(which, method, batch), results.latency("all", PLAIN, batch), method)
-
-
-def _with_speed(own: float | None, plain: float | None, method: str) -> str:
-    if own is None:
+def _with_speed(seconds: float | None, plain: float | None, method: str) -> str:
+    if seconds is None:
         return NOTHING
-    shown = f"{1000 * own:.2f}"
-    return shown if method == PLAIN or plain is None else f"{shown} ({plain / own:.2f}x)"
+    shown = f"{1000 * seconds:.2f}"
+    return shown if method == PLAIN or plain is None else f"{shown} ({plain / seconds:.2f}x)"
 
 
 def _rounds(results: DecodeResults) -> Table:
     headings = ("batch", "method", "p50", "p90", "p99", "of bandwidth", "of FLOPS")
     rows = []
-    for batch in results.batches:
-        for method in results.methods:
-            if results.calls(method, batch):
-                times = (f"{1000 * value:.2f}" for value in percentiles(results, method, batch))
-                shares = (results.read_share(method, batch), results.utilisation(method, batch))
-                rows.append((str(batch), method, *times, *(_share(share) for share in shares)))
+    for batch, method in results.timed:
+        times = (f"{1000 * value:.2f}" for value in results.percentiles(method, batch))
+        shares = (results.read_share(method, batch), results.utilisation(method, batch))
+        rows.append((str(batch), method, *times, *(NOTHING if share is None else f"{share:.1%}" for share in shares)))
     return Table("Rounds: milliseconds, and what of the hardware they use", headings, tuple(rows))
 
 
-def _forward(forward: Forward) -> Table:
-    headings = ("rows x positions", "ms", "GB read", "of bandwidth")
-    rows = tuple(
+def _forward(results: DecodeResults) -> Table:
+    headings, forward = ("rows x positions", "ms", "GB read", "of bandwidth"), results.forward
+    rows = () if forward is None else tuple(
         (one.name, f"{1000 * one.median:.3f}", f"{one.num_bytes / 1e9:.2f}", f"{forward.share(one):.0%}")
         for one in forward.passes
-    )
+    )  # fmt: skip
     return Table("Forward passes alone, replayed; of a draft with its sampling", headings, rows)
 
 
@@ -181,13 +156,13 @@ def _device(results: DecodeResults) -> Table:
     headings = ("batch", "method", "wall", "device", "kernels alone", "launches", "wall over device")
     rows = tuple(
         (
-            str(each.batch),
-            each.method,
-            *(f"{1000 * value:.2f}" for value in (each.wall, each.busy, each.kernels)),
-            f"{each.launches:.0f}",
-            f"{each.over_device:.2f}",
+            str(round_.batch),
+            round_.method,
+            *(f"{1000 * value:.2f}" for value in (round_.wall, round_.busy, round_.kernels)),
+            f"{round_.launches:.0f}",
+            f"{round_.over_device:.2f}",
         )
-        for each in results.device_times
+        for round_ in results.device_times
     )
     return Table("A round's milliseconds, by the clock and on the device", headings, rows)
 
@@ -196,12 +171,10 @@ def _memory(results: DecodeResults) -> Table:
     headings = ("vocabulary", "batch", "draft length", "peak", "held", "cache")
     rows = tuple(
         (
-            str(each.vocabulary),
-            str(each.batch),
-            str(each.length),
-            *(f"{max(value, 0) / 2**20:.1f}" for value in (each.peak, each.held, each.cache)),
+            *map(str, (case.vocabulary, case.batch, case.length)),
+            *(f"{max(value, 0) / 2**20:.1f}" for value in (case.peak, case.held, case.cache)),
         )
-        for each in results.memory
+        for case in results.memory
     )
     return Table("MiB beside weights and cache", headings, rows)
 
@@ -212,7 +185,7 @@ def _peers(results: DecodeResults) -> Table:
         (
             peer.title,
             str(peer.batch),
-            f"{1000 * peer.seconds_a_token:.1f}",
+            f"{1000 * peer.seconds / peer.tokens:.1f}",  # of a row: not divided by the batch
             str(peer.tokens),
             f"{peer.tokens / max(peer.target_passes, 1):.1f}",
         )
@@ -221,22 +194,15 @@ def _peers(results: DecodeResults) -> Table:
     return Table("The same pair by transformers, reading the prompt included", headings, rows)
 
 
-def _where(results: DecodeResults) -> str:
-    settings = results.settings
-    asked = f"{settings['prompt_length']} tokens of prompt, {settings['new_tokens']} new ones, temperature 1"
-    alpha = "" if results.alpha is None else f"; alpha {results.alpha:.3f}"
-    return f"{settings['pair']} on {results.provenance.machine.name}: {asked}{alpha}."
-
-
 def _ceilings(results: DecodeResults) -> list[str]:
-    found = results.ceilings
-    if found is None:
+    ceilings = results.ceilings
+    if ceilings is None:
         return []
-    copied = "" if found.copy is None else f"; a copy reads and writes {_rate(found.copy, 'B/s')}"
-    reading = _rate(results.bandwidth or found.linear, "B/s")
+    copied = "" if ceilings.copy is None else f"; a copy reads and writes {_rate(ceilings.copy, 'B/s')}"
+    reading = _rate(results.bandwidth or ceilings.linear, "B/s")
     return [
         f"Of bandwidth: weights once a pass and live keys, of the {reading} at which a linear layer reads{copied}. "
-        f"Of FLOPS: all positions run, of the {_rate(found.operations, 'FLOPS')} of a large product."
+        f"Of FLOPS: all positions run, of the {_rate(ceilings.operations, 'FLOPS')} of a large product."
     ]
 
 
@@ -247,19 +213,9 @@ def _rate(value: float, unit: str) -> str:
 def _startup(results: DecodeResults) -> list[str]:
     if not results.startups:
         return []
-    first = ", ".join(f"{each.seconds:.1f} s at batch {each.batch}" for each in results.startups)
-    told = [each.capturing for each in results.startups if each.capturing is not None]
-    of_these = f"; of these, capturing: {sum(told):.1f} s" if told else ""
-    return [f"First calls of all methods, compiling and capturing included: {first}{of_these}."]
-
-
-def _captures(results: DecodeResults) -> list[str]:
-    rounds = "steady: the middle round over the tokens a round"
-    told = [call.captured for call in results.calls_made if call.captured is not None]
-    if len(told) < len(results.calls_made):
-        return [f"{rounds.capitalize()}. Rounds in which a graph was captured count with what that took."]
-    return [f"{rounds.capitalize()}. Capturing took {sum(told):.1f} s of the timed calls and is taken out of them."]
-
-
-def _share(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.1%}"
+    first = ", ".join(f"{startup.seconds:.1f} s at batch {startup.batch}" for startup in results.startups)
+    capturing = sum(startup.capturing for startup in results.startups)
+    return [
+        f"First calls of all methods, compiling and capturing included: {first}; "
+        f"of these, capturing: {capturing:.1f} s."
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -12,19 +12,18 @@ from typing import Any
 import torch
 
 from forerun.bench.decode.calls import Call, Prompt, measure_call
-from forerun.bench.decode.ceilings import Ceilings, measure_ceilings
-from forerun.bench.decode.device import ROUNDS, DeviceTime, measure_device
-from forerun.bench.decode.forward import Forward
+from forerun.bench.decode.device import ROUNDS, measure_device
 from forerun.bench.decode.forward import measure as measure_forward
-from forerun.bench.decode.memory import Memory, measure_memory
+from forerun.bench.decode.memory import measure_memory
 from forerun.bench.decode.methods import AUTO, BASS, METHODS, PLAIN, Decoders
-from forerun.bench.decode.pair import Pair, open_pair
-from forerun.bench.decode.peers import Peer, measure_peers
+from forerun.bench.decode.pair import open_pair
 from forerun.bench.decode.report import make_record
-from forerun.bench.decode.results import DecodeResults, Startup
+from forerun.bench.decode.results import DecodeResults, Peer, Startup
 from forerun.bench.decode.settings import LEAST_TOKENS, DecodeSettings
+from forerun.bench.hardware import measure_ceilings, work_of
+from forerun.bench.methods import METHODS as COMPARED
+from forerun.bench.methods import Bench, same_law
 from forerun.bench.synthetic import build_pair, measure_alpha
-from forerun.bench.work import work_of
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import Provenance, provenance
 from forerun.measure.record import Record
@@ -35,32 +34,20 @@ MEMORY_BATCH = 8
 MEMORY_PROMPT = 8
 WIDE = "synthetic:wide+narrow@0.87"  # a large vocabulary, where logits are what takes memory
 SAMPLED = {"temperature": 1.0}
-
-
-@dataclass(slots=True)
-class Found:
-    """What has been measured so far."""
-
-    calls: list[Call] = field(default_factory=list)
-    ceilings: Ceilings | None = None
-    alpha: float | None = None
-    forward: Forward | None = None
-    startups: list[Startup] = field(default_factory=list)
-    device_times: list[DeviceTime] = field(default_factory=list)
-    memory: list[Memory] = field(default_factory=list)
-    peers: list[Peer] = field(default_factory=list)
+PEERS = ("generate", "assisted")
+PEER_WARM_UP = 3  # tokens
 
 
 def run(settings: DecodeSettings, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
     """The most important parts come first; a part that fails is left out and named, and the others go on."""
     origin = provenance(settings.device, command)
     reporter.start(f"building {settings.model}")
-    pair = open_pair(settings.model, settings.draft, settings.device, settings.dtype, settings.seed)
-    bench = DecodeBench(settings, pair, reporter)
+    bench = DecodeBench(settings, origin, reporter)
 
     def save(outcome: Outcome) -> Record:
-        record = make_record(bench.results(origin, outcome.problems), outcome.complete)
-        if bench.found.calls:
+        bench.results.notes = outcome.problems
+        record = make_record(bench.results, outcome.complete)
+        if bench.results.calls_made:
             record.save(output)
         return record
 
@@ -68,12 +55,16 @@ def run(settings: DecodeSettings, output: Path, reporter: Reporter, command: Seq
 
 
 class DecodeBench:
-    """The parts of the measurement, and what they find."""
+    """The parts of the measurement; each adds what it measures to `results`."""
 
-    def __init__(self, settings: DecodeSettings, pair: Pair, reporter: Reporter) -> None:
-        self.settings, self.pair, self.reporter = settings, pair, reporter
+    def __init__(self, settings: DecodeSettings, origin: Provenance, reporter: Reporter) -> None:
+        self.settings, self.reporter = settings, reporter
+        pair = open_pair(settings.model, settings.draft, settings.device, settings.dtype, settings.seed)
+        shown = {n: v for n, v in asdict(settings).items() if n not in ("device", "model", "draft")}
+        shown = {"pair": pair.name, "wanted_alpha": pair.wanted_alpha, **shown}
+        self.pair = pair
         self.decoders = Decoders(pair.target, pair.draft)
-        self.found = Found()
+        self.results = DecodeResults(origin, shown, work_of(pair.target), work_of(pair.draft))
         self._seeds = iter(range(settings.seed, settings.seed + 10_000))
 
     def parts(self) -> Iterator[Turn]:
@@ -91,31 +82,12 @@ class DecodeBench:
         for batch in self.settings.following:
             yield Turn(f"batch {batch}", partial(self.speeds, batch))
 
-    def results(self, origin: Provenance, problems: Sequence[str]) -> DecodeResults:
-        pair, found = self.pair, self.found
-        shown = {n: v for n, v in asdict(self.settings).items() if n not in ("device", "model", "draft")}
-        return DecodeResults(
-            provenance=origin,
-            settings={"pair": pair.name, "wanted_alpha": pair.wanted_alpha, **shown},
-            target=work_of(pair.target),
-            draft=work_of(pair.draft),
-            calls_made=tuple(found.calls),
-            ceilings=found.ceilings,
-            alpha=found.alpha,
-            forward=found.forward,
-            startups=tuple(found.startups),
-            device_times=tuple(found.device_times),
-            memory=tuple(found.memory),
-            peers=tuple(found.peers),
-            notes=tuple(problems),
-        )
-
     def ceilings(self) -> None:
-        self.found.ceilings = measure_ceilings(self.pair.device, self.pair.target.dtype)
+        self.results.ceilings = measure_ceilings(self.pair.device, self.pair.target.dtype)
 
     def alpha(self) -> None:
         plain, pair = self.decoders.plain, self.pair
-        self.found.alpha = measure_alpha(pair.target, pair.draft, num_tokens=self.settings.alpha_tokens, plain=plain)
+        self.results.alpha = measure_alpha(pair.target, pair.draft, num_tokens=self.settings.alpha_tokens, plain=plain)
 
     def speeds(self, batch: int) -> None:
         """Methods take turns, so that a machine that slows down slows all of them; turns go on while there is time."""
@@ -126,7 +98,7 @@ class DecodeBench:
                 break
             for method in METHODS:
                 self.reporter.start(f"batch {batch}, {method}, turn {turn + 1}")
-                self.found.calls.append(self._call(method, batch, self.settings.new_tokens))
+                self.results.calls_made.append(self._call(method, batch, self.settings.new_tokens))
 
     def _warm(self, batch: int) -> None:
         """Compiles, captures, lets `auto` learn. Drafts meet most shapes while rows finish: those calls are whole."""
@@ -134,12 +106,10 @@ class DecodeBench:
         for method in (*METHODS, BASS, AUTO):  # those whose lengths change meet new ones in a second call as well
             self.reporter.start(f"batch {batch}, {method}, first call")
             self._call(method, batch, self.settings.new_tokens if method != PLAIN else LEAST_TOKENS)
-        after = self._capturing()
-        told = None if before is None or after is None else after - before
-        self.found.startups.append(Startup(batch, perf_counter() - started, told))
+        self.results.startups.append(Startup(batch, perf_counter() - started, self._capturing() - before))
 
-    def _capturing(self) -> float | None:
-        """Seconds that the engines spent capturing graphs."""
+    def _capturing(self) -> float:
+        """Seconds that the engines have spent capturing graphs."""
         return sum(decoder.engine.seconds.capture for decoder in (self.decoders.plain, self.decoders.drafting))
 
     def _call(self, method: str, batch: int, new_tokens: int) -> Call:
@@ -152,14 +122,14 @@ class DecodeBench:
         return self.pair.prompts(count, self.settings.prompt_length, seed)
 
     def forward(self) -> None:
-        self.found.forward = measure_forward(self.pair.target, self.pair.draft)
+        self.results.forward = measure_forward(self.pair.target, self.pair.draft)
 
     def device(self) -> None:
         for batch in self.settings.leading:
             for method in WATCHED:
                 room = {"max_new_tokens": (ROUNDS + 4) * 8, "seed": 0, **SAMPLED}
-                found = measure_device(self.decoders, method, self._prompts(batch, 0), **room)
-                self.found.device_times.append(found)
+                timed = measure_device(self.decoders, method, self._prompts(batch, 0), **room)
+                self.results.device_times.append(timed)
 
     def memory(self) -> None:
         self._memory(self.pair.target, self.pair.draft, self.settings.memory_lengths)
@@ -170,11 +140,17 @@ class DecodeBench:
         ids = torch.arange(1, 1 + MEMORY_BATCH * MEMORY_PROMPT).view(MEMORY_BATCH, MEMORY_PROMPT).tolist()
         for length in lengths:
             self.reporter.start(f"memory, drafts of {length}")
-            self.found.memory.append(measure_memory(target, draft, length, ids))
+            self.results.memory.append(measure_memory(target, draft, length, ids))
 
     def peers(self) -> None:
-        asked = [self._prompts(batch, self.settings.seed) for batch in self.settings.leading]
-        for peer in measure_peers(
-            self.pair.target, self.pair.draft, asked, self.settings.peer_tokens, self.settings.seed
-        ):
-            self.found.peers.append(peer)
+        """transformers plainly for every batch, assisted where there is one row: it takes no more."""
+        pair, tokens = self.pair, self.settings.peer_tokens
+        bench = Bench(pair.target, None, SAMPLED["temperature"], self.settings.seed, draft=pair.draft)
+        with same_law(pair.target, pair.draft):
+            for batch in self.settings.leading:
+                prompts = self._prompts(batch, self.settings.seed)
+                for method in (COMPARED[name](bench) for name in PEERS):
+                    if method.refusal(batch) is None:
+                        method.run(prompts, PEER_WARM_UP)
+                        call = method.run(prompts, tokens)
+                        self.results.peers.append(Peer(method.title, batch, tokens, call.seconds, call.rounds // batch))
