@@ -11,6 +11,7 @@ import torch
 from forerun.config import Kernels
 from forerun.engine.device import choose
 from forerun.engine.device.choose import describe, runner_for, why_not, why_nothing
+from forerun.lossy import Lenient
 from forerun.types import Rule
 
 
@@ -38,4 +39,5 @@ def test_the_decoders_choice_counts_and_not_the_environment(environment: str, mo
 
 
 def test_rules_judged_step_by_step() -> None:
-    assert "coupled" in (why_not(on_a_gpu(Kernels.AUTO), None, Rule.COUPLED) or "")
+    assert why_not(on_a_gpu(Kernels.AUTO), None, Rule.COUPLED) is None
+    assert "lenient" in (why_not(on_a_gpu(Kernels.AUTO), None, Lenient(0.5)) or "")

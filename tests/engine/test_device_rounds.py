@@ -26,6 +26,7 @@ from forerun.types import BatchView, Rule
 CASES: dict[str, dict[str, Any]] = {
     "token": {},
     "block": {"rule": Rule.BLOCK},
+    "coupled": {"rule": Rule.COUPLED},
     "long drafts": {"policy": 9},
     "one token": {"policy": 1},
     "plain": {"drafter": "none"},
@@ -56,7 +57,7 @@ def test_same_tokens_as_step_by_step(case: str, params: SamplingParams, number: 
 @pytest.mark.quick(every=2)
 @pytest.mark.parametrize(
     ("drafter", "rule"),
-    [("lookup", Rule.TOKEN), ("random", Rule.TOKEN), ("doubting", Rule.BLOCK), ("model", Rule.COUPLED)],
+    [("lookup", Rule.TOKEN), ("random", Rule.TOKEN), ("doubting", Rule.BLOCK)],
 )
 def test_the_target_alone_is_recorded_where_the_draft_cannot_be(drafter: str, rule: Rule) -> None:
     settings: dict[str, Any] = {"drafter": drafter, "rule": rule, "policy": 3}

@@ -86,11 +86,12 @@ def main() -> None:
     judge(Rule.TOKEN, plain, torch.float32, True, SMALL)
     judge(Rule.TOKEN, cut, torch.bfloat16, False, SMALL)
     judge(Rule.BLOCK, replace(cut, top_k=50), torch.float16, True, SMALL)
+    judge(Rule.COUPLED, plain, torch.bfloat16, True, SMALL)
     judge(Sigmoid(), plain, torch.float32, True, SMALL)
     judge(Sigmoid(), plain, torch.float32, True, replace(SMALL, last_draws=False))
     uniforms = torch.zeros(2, dtype=torch.float64)
     sample.sample(torch.empty(2, 3000), LawParams.stack([plain] * 2), uniforms, SMALL)
-    names = ("chunk", "small_top_k", "estimate", "collect", "resolve", "sum", "pick")
+    names = ("chunk", "small_top_k", "estimate", "collect", "resolve", "sum", "pick", "_compare")
     assert {f"{name}_kernel" for name in names} <= set(seen), seen
 
 

@@ -54,8 +54,11 @@ REGIMES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick("plain-token", "empty drafts-block", "saturated float32 rows-token", "ties-token")
-@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.quick(
+    "plain-token", "empty drafts-block", "saturated float32 rows-token", "ties-token",
+    "each row its own parameters-coupled", "empty drafts-coupled",
+)  # fmt: skip
+@pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("name", REGIMES)
 def test_same_tokens(name: str, rule: Rule) -> None:
     seeds = range(1 if FEW else 4)  # on a GPU thousands of keys a regime

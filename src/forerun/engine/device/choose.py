@@ -17,13 +17,11 @@ from forerun.models.scorer import Scorer
 from forerun.rules import AnyRule
 from forerun.types import Rule
 
-RULES = (Rule.TOKEN, Rule.BLOCK)
-
 
 def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | None:
     """What keeps whole rounds of an engine from being recorded, in words; None where nothing does."""
-    if rule not in RULES:
-        return f"rule {rule if isinstance(rule, Rule) else rule.name!r} is judged step by step"
+    if not isinstance(rule, Rule):
+        return f"rule {rule.name!r} is judged step by step"
     if drafter is None:
         return None
     draft = drafter.device_draft()
