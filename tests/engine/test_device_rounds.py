@@ -17,8 +17,6 @@ from engine.device_engines import CUT, GREEDY, SAMPLED, Texts, engine, finish, f
 from forerun import ops
 from forerun.config import SamplingParams
 from forerun.engine import Request, RowResult
-from forerun.models.attention import ragged
-from forerun.models.static_pass import StaticPass, StaticRows, StaticStates
 from forerun.policy import Constant, CostModel, HfHeuristic
 from forerun.policy.base import Policy
 from forerun.types import BatchView, Rule
@@ -99,31 +97,10 @@ class Ear:
     def on_keep(self, row: int, start: int, picks: Sequence[int]) -> None: ...
 
 
-class Overheard(StaticPass):
-    """Has hidden states, as the fused body of a GPU does."""
-
-    has_hidden = True
-
-    def hidden(self, tokens: Tensor, rows: StaticRows) -> Tensor:
-        states, model = StaticStates(self.scorer, rows), self.scorer.model
-        with ragged(model, states):
-            asked = {"input_ids": tokens.flatten()[None], "position_ids": rows.positions[None]}
-            made: Tensor = model.base_model(**asked, past_key_values=states, use_cache=True).last_hidden_state[0]
-        return made
-
-    def head_into(self, out: Tensor, hidden: Tensor) -> None:
-        head = self.scorer.model.get_output_embeddings()
-        ops.project_into(out, hidden, head.weight, head.bias)
-
-
 def test_who_listens_hears_recorded_passes_too() -> None:
     def heard(on_device: bool) -> tuple[Texts, Ear]:
         made, ear = engine(on_device, drafter="random"), Ear()
         made.target.observers.append(ear)
-        if made.runner is not None:
-            assert not made.runner.may_score(), "modules give no hidden states on the way"
-            made.runner._pass = Overheard(made.target)
-            assert made.runner.may_score()
         return texts(made, requests(3)), ear
 
     (ours, our_ear), (theirs, their_ear) = heard(True), heard(False)

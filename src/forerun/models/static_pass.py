@@ -102,21 +102,33 @@ class StaticPass:
     def logits(self, tokens: Tensor, rows: StaticRows, last_only: bool = False) -> Tensor:
         """[R, T] -> [R * T, V], row by row; of each row's last token alone [R, V]."""
         count, flat = tokens.shape[1], tokens.flatten()
-        if self.has_hidden:
+        if self.has_head:
             hidden = self.hidden(tokens, rows)
             return self.head(hidden[count - 1 :: count].contiguous() if last_only else hidden)
         keep = torch.arange(count - 1, flat.shape[0], count, device=flat.device) if last_only and count > 1 else None
-        return self._by_modules(flat, rows, keep)
+        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
+        found: Tensor = self._call(self.scorer.model, flat, rows, **options).logits[0]
+        return found if keep is None or self._picks_logits else found[keep]
 
     @property
-    def has_hidden(self) -> bool:
-        """Whether hidden states can be had on the way to the logits."""
+    def has_head(self) -> bool:
+        """Whether logits are made of hidden states by `head`, and not by the model's own modules."""
         return self._body is not None
 
-    def hidden(self, tokens: Tensor, rows: StaticRows) -> Tensor:
-        """[R, T] -> last hidden states [R * T, H], row by row."""
-        assert self._body is not None
-        return self._body.hidden_at(tokens.flatten(), rows.positions, rows.addresses, rows.reach, self.scorer.cache)
+    def hidden(self, new: Tensor, rows: StaticRows) -> Tensor:
+        """Last hidden states [R * T, H], row by row, of token ids [R, T] or embeddings [R * T, H]."""
+        new = new if new.is_floating_point() else new.flatten()
+        if self._body is None:
+            made: Tensor = self._call(self.scorer.modules.decoder, new, rows).last_hidden_state[0]
+            return made
+        return self._body.hidden_at(new, rows.positions, rows.addresses, rows.reach, self.scorer.cache)
+
+    def logits_and_hidden(self, tokens: Tensor, rows: StaticRows) -> tuple[Tensor, Tensor]:
+        """Both [R * T, ..], where the model's own modules make the logits."""
+        made: list[Any] = []
+        with self.scorer.modules.watching(made):
+            logits: Tensor = self._call(self.scorer.model, tokens.flatten(), rows).logits[0]
+        return logits, made[0].last_hidden_state[0]
 
     def head(self, hidden: Tensor) -> Tensor:
         assert self._body is not None
@@ -127,15 +139,13 @@ class StaticPass:
         assert self._body is not None
         self._body.head_into(out, hidden)
 
-    def _by_modules(self, flat: Tensor, rows: StaticRows, keep: Tensor | None) -> Tensor:
+    def _call(self, module: nn.Module, new: Tensor, rows: StaticRows, **options: Any) -> Any:
+        """The model's own modules, or those below its head, over ids [N] or embeddings [N, H]."""
         states, scorer = StaticStates(self.scorer, rows), self.scorer
         if isinstance(scorer, Seq2SeqScorer):
             states.cross = scorer.directory.cross_states(states, scorer.sources, rows.reach)
-        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
         with ragged(scorer.model, states), self._rotary.during_pass(), self._patches.during_pass():
-            out = scorer.modules.call(scorer.model, states, flat[None], rows.positions[None], **options)
-        found: Tensor = out.logits[0]
-        return found if keep is None or self._picks_logits else found[keep]
+            return scorer.modules.call(module, states, new[None], rows.positions[None], **options)
 
 
 def why_not(scorer: Scorer) -> str | None:
@@ -145,8 +155,6 @@ def why_not(scorer: Scorer) -> str | None:
     told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.patches.positions`
     if not told and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
         return f"{type(scorer.model).__name__} takes no positions"
-    if scorer.observers and not isinstance(scorer.body, GpuBody):
-        return "somebody listens to the target's hidden states"
     if not isinstance(scorer.body, GpuBody) and (found := _python_inside(scorer.model)):
         return found
     return None

@@ -61,21 +61,21 @@ class DeviceRound:
         table, count = self.table, shape.scored
         rows = self.target.rows(table.slots, table.row_state.past, count, shape.key_bound)
         tokens = table.row_state.block[:, 1 : 1 + count]
-        if self.target.has_hidden:
-            self._score_hidden(self.target.hidden(tokens, rows))
-            return
-        logits = self.target.logits(tokens, rows)
-        self.logits.reserve(logits, len(logits))
-        self.logits.rows[: len(logits)].copy_(logits)
-
-    def _score_hidden(self, hidden: Tensor) -> None:
-        """Keep hidden states for observers, and write the logits into the scratch rows directly."""
-        number = len(hidden)
-        if self.target.scorer.observers:
+        number, hidden, is_heard = tokens.numel(), None, bool(self.target.scorer.observers)
+        if self.target.has_head:  # which writes into the scratch rows directly
+            hidden = self.target.hidden(tokens, rows)
+            self.logits.reserve(hidden.new_empty(0, self.vocab_size), number)
+            self.target.head_into(self.logits.rows[:number], hidden)
+        else:
+            if is_heard:
+                logits, hidden = self.target.logits_and_hidden(tokens, rows)
+            else:
+                logits = self.target.logits(tokens, rows)
+            self.logits.reserve(logits, number)
+            self.logits.rows[:number].copy_(logits)
+        if hidden is not None and is_heard:
             self.hidden.reserve(hidden, number)
             self.hidden.rows[:number].copy_(hidden)
-        self.logits.reserve(hidden.new_empty(0, self.vocab_size), number)
-        self.target.head_into(self.logits.rows[:number], hidden)
 
     def verify(self, shape: Shape) -> None:
         """Verify, and move every row on."""

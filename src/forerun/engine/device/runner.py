@@ -117,7 +117,7 @@ class Runner:
 
     def may_score(self) -> bool:
         """Whether the target's pass can be recorded work."""
-        return not self.is_disabled and (self._pass.has_hidden or not self.target.observers)
+        return not self.is_disabled
 
     def needs_new_table(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
         """Whether the coming round needs another table than the last one had; asked once a round.

@@ -113,7 +113,7 @@ class ModulesBody(Body):
             ragged(model, states),
             self._linear.during_pass(new.shape[:2].numel()),
             self._rotary.during_pass() if padded is None else nullcontext(),
-            self._watching(made) if call.wants_logits and call.wants_hidden else nullcontext(),
+            self.watching(made) if call.wants_logits and call.wants_hidden else nullcontext(),
         ):
             out = self.call(model if call.wants_logits else self.decoder, states, new, positions, **options)
             states.check_read()
@@ -132,7 +132,7 @@ class ModulesBody(Body):
             return module(past_key_values=states, use_cache=True, **options)
 
     @contextmanager
-    def _watching(self, made: list[Any]) -> Iterator[None]:
+    def watching(self, made: list[Any]) -> Iterator[None]:
         """Collect what the decoder returns while the whole model runs."""
         # Some families (OPT) call what lies within their base model directly, so both are watched.
         bodies = {id(body): body for body in (self.decoder, self.model.get_decoder()) if body is not self.model}
