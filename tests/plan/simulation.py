@@ -34,22 +34,23 @@ class Simulated:
     hiccup: float = 0.0  # chance of a round ten times too slow
     drift: float = 0.0  # every round is slower than the one before by so much
     clock: float = 1.0  # grows with the drift
+    operations_ratio: float = 0.1
 
     def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:
         rng = random.Random(f"{self.name} {batch.ids} {batch.seed}")
-        made = dict.fromkeys(batch.ids, 1)  # the first round, which reads the prompts, drafts nothing here
-        while min(made.values()) < batch.new_tokens:
-            yield self.one(batch, choose(), made, rng)
+        decoded = dict.fromkeys(batch.ids, 1)  # the first round, which reads the prompts, drafts nothing here
+        while min(decoded.values()) < batch.new_tokens:
+            yield self.one(batch, choose(), decoded, rng)
 
-    def one(self, batch: PromptBatch, length: int, made: dict[int, int], rng: random.Random) -> TimedRound:
+    def one(self, batch: PromptBatch, length: int, decoded: dict[int, int], rng: random.Random) -> TimedRound:
         drafted = [min(length, self.supply(rng)) for _ in batch.ids]
-        accepted = [self.kept(n, made[row], rng) for row, n in zip(batch.ids, drafted, strict=True)]
+        accepted = [self.kept(n, decoded[row], rng) for row, n in zip(batch.ids, drafted, strict=True)]
         draw = 0.0 if self.copies else self.per_draft * max(drafted)
         slow = max(rng.gauss(1, self.noise), 0.5) * (10 if rng.random() < self.hiccup else 1) * self.clock
         self.clock *= 1 + self.drift
-        before = tuple(made.values())
+        before = tuple(decoded.values())
         for row, n in zip(batch.ids, accepted, strict=True):
-            made[row] += n + 1
+            decoded[row] += n + 1
         whole = draw + PLAIN + self.per_position * sum(drafted)
         return TimedRound(
             batch.ids, before, tuple(drafted), tuple(accepted), (self.copies,) * batch.size, whole * slow, draw * slow

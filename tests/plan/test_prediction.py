@@ -10,12 +10,12 @@ import pytest
 from forerun.errors import InvalidArgument
 from forerun.math.theory import expected_tokens, walltime_factor
 from forerun.measure.progress import Silent
-from forerun.plan.check import LengthRun, judge, lengths_to_run, run_lengths
+from forerun.plan.check import LengthRun, compare_with_runs, lengths_to_run, run_lengths
 from forerun.plan.predict import Prediction, best, predict
 from forerun.plan.report import verdicts
 from forerun.plan.results import DrafterPlan, PlanResults, advise
 from forerun.plan.rounds import prompt_batches
-from forerun.plan.run import Candidates, make_plan
+from forerun.plan.run import make_plan
 from forerun.plan.settings import Extent, PlanSettings
 from plan.simulation import PLAIN, Simulated, even, patchy, plain, prompts
 
@@ -23,8 +23,7 @@ LONG = PlanSettings(max_new_tokens=400, check=Extent.ALL, repeats=12)
 
 
 def found_with(*drafters: Simulated, settings: PlanSettings = LONG, count: int = 12) -> PlanResults:
-    candidates = Candidates(plain(), drafters, {drafter.name: 0.1 for drafter in drafters})
-    return make_plan(candidates, prompts(count), settings, Silent())
+    return make_plan(plain(), drafters, prompts(count), settings, Silent(), lambda results: results)
 
 
 def errors(plan: DrafterPlan) -> dict[int, float]:
@@ -126,12 +125,10 @@ def test_a_wrong_c_is_caught(factor: float, held: bool) -> None:
     predictions = subject.predictions()
     top = best(predictions)
     checked = run_lengths(plain(), subject.dear, prompt_batches(prompts(12), 1, 400, 9, 0.0, 1), range(9))
-    verdict = judge(top, checked)
+    verdict = compare_with_runs(top, checked)
     assert (verdict.speed_held, verdict.length_held) == (held, held)
-    record: Any = type(
-        "Record", (), {"plans": [DrafterPlan("d", 1, 0.0, tuple(predictions), top.length, tuple(checked), verdict)]}
-    )
-    (sentence, good), = verdicts(record)  # fmt: skip
+    plan = DrafterPlan("d", 1, 0.0, tuple(predictions), top.length, tuple(checked), verdict)
+    (sentence, good), = verdicts(PlanResults({"d": 0.1}, plans=[plan]))  # fmt: skip
     assert good is held
     assert ("MISSED" in sentence) is not held
 
@@ -157,7 +154,7 @@ class TestJudging:
     def verdict(self, predicted: int, factors: dict[int, float], error: float = 0.0) -> Any:
         checked = [LengthRun(n, 100, 100, 1.0, factor, error) for n, factor in factors.items()]
         top: Any = type("P", (), {"length": predicted, "factor": factors[predicted], "tokens_per_second": 100.0})
-        return judge(top, checked)
+        return compare_with_runs(top, checked)
 
     def test_within_one(self) -> None:
         assert self.verdict(4, {0: 1.0, 4: 1.5, 5: 2.0}).length_held
@@ -197,9 +194,16 @@ def test_an_interrupt_leaves_what_there_is() -> None:
             return super().rounds(batch, choose)
 
     settings = PlanSettings(batch_sizes=(1, 2), check=Extent.NONE)
-    candidates = Candidates(plain(), [Impatient("d")], {"d": 0.0})
-    found = make_plan(candidates, prompts(4), replace(settings, batch_sizes=(2,)), Silent())
-    assert (found.complete, found.plans) == (False, [])
+    saved: list[tuple[bool, int, int]] = []
+
+    def save(results: PlanResults) -> PlanResults:
+        saved.append((results.complete, len(results.acceptance), len(results.plans)))
+        return results
+
+    make_plan(plain(), [Impatient("d")], prompts(4), settings, Silent(), save)
+    assert saved == [(False, 0, 0), (False, 0, 0)], "acceptance is counted in the largest batch, which interrupts"
+    make_plan(plain(), [Simulated("d")], prompts(4), settings, Silent(), save)
+    assert saved[2:] == [(False, 0, 0), (False, 1, 0), (False, 1, 1), (True, 1, 2)]
 
 
 @pytest.mark.parametrize(

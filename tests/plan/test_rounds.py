@@ -9,9 +9,8 @@ import pytest
 
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.plan.acceptance import measure_acceptance
-from forerun.plan.candidates import operations_ratio
 from forerun.plan.costs import Curve, measure_costs, steady
-from forerun.plan.rounds import EngineRunner, engine_runner, full_rounds, prompt_batches
+from forerun.plan.rounds import EngineRunner, full_rounds, operations_ratio, prompt_batches
 from plan.simulation import Simulated, even, plain, prompts
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -19,7 +18,7 @@ PROMPTS = [tuple(prompt) for prompt in ragged_prompts(4, 97, seed=3, longest=12)
 
 
 def drafting() -> EngineRunner:
-    return engine_runner("draft", tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), noise=0.05)))
+    return EngineRunner("draft", tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), noise=0.05)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -69,7 +68,7 @@ def test_acceptance_of_greedy_text_does_not_depend_on_the_batch() -> None:
 
 
 def test_copies_are_told_from_what_is_drawn() -> None:
-    runner = engine_runner("lookup", tiny_model("llama"), PromptLookup())
+    runner = EngineRunner("lookup", tiny_model("llama"), PromptLookup())
     repeated = [prompt * 3 for prompt in PROMPTS[1:]]
     batches = prompt_batches(repeated, 3, 16, 5, 0.0, 0)
     found = [entry for batch in batches for entry in runner.rounds(batch, lambda: 4)]

@@ -106,9 +106,8 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
         check_output(output)
     err = err_console()
     with plain_warnings(err):
-        record = _measure(target, options, err)
+        record = _measure(target, options, output, err)
     if output is not None:
-        record.save(output)
         err.print(f"Record: {output}", markup=False, soft_wrap=True)
     if as_json:
         click.echo(record.text(), nl=False)
@@ -131,14 +130,15 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def _measure(target: str, options: dict[str, Any], err: Console) -> Record:
+def _measure(target: str, options: dict[str, Any], output: Path | None, err: Console) -> Record:
+    """Saved after every part, so that a run that is killed leaves what it had."""
     from forerun.config import Kernels
     from forerun.measure.progress import Bar
     from forerun.measure.provenance import busy_note, provenance, without_folders
-    from forerun.plan.candidates import operations_ratio
     from forerun.plan.report import plan_record
-    from forerun.plan.rounds import engine_runner
-    from forerun.plan.run import Candidates, make_plan
+    from forerun.plan.results import PlanResults
+    from forerun.plan.rounds import EngineRunner
+    from forerun.plan.run import make_plan
 
     settings = _settings(target, options)
     with Bar(err) as bar:
@@ -148,14 +148,27 @@ def _measure(target: str, options: dict[str, Any], err: Console) -> Record:
         prompts, source = _prompts(loaded, settings, options)
         origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
         use = None if options["kernels"] is None else Kernels(options["kernels"])
-        plain = engine_runner("plain", loaded.model, None, use)
-        runners = [engine_runner(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
-        operations = {runner.name: operations_ratio(runner.drafter, loaded.model) for runner in runners}
-        results = make_plan(Candidates(plain, runners, operations), prompts, settings, bar)
-    shown: dict[str, Any] = {"target": without_folders(target), "drafts": list(operations), "prompts": source}
-    shown |= {"num_prompts": len(prompts), "prompt_tokens": sum(map(len, prompts)), "dtype": str(loaded.model.dtype)}
-    notes = [note for note in (*loaded.notes, busy, busy_note("ended")) if note]
-    return plan_record(origin, shown | asdict(settings), operations, results, notes)
+        plain = EngineRunner("plain", loaded.model, None, use)
+        runners = [EngineRunner(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
+        shown = {
+            "target": without_folders(target),
+            "drafts": list(loaded.drafters),
+            "prompts": source,
+            "num_prompts": len(prompts),
+            "prompt_tokens": sum(map(len, prompts)),
+            "dtype": str(loaded.model.dtype),
+            **asdict(settings),
+        }
+
+        def save(results: PlanResults) -> Record:
+            disturbed = busy_note("ended") if results.complete else None
+            notes = [note for note in (*loaded.notes, busy, disturbed) if note]
+            record = plan_record(origin, shown, results, notes)
+            if output is not None:
+                record.save(output)
+            return record
+
+        return make_plan(plain, runners, prompts, settings, bar, save)
 
 
 def _settings(target: str, options: dict[str, Any]) -> PlanSettings:

@@ -7,8 +7,9 @@ easy in parts. Acceptance is counted at each of several lengths, and used at tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from forerun.plan.rounds import PromptBatch, RoundRunner
 
@@ -32,81 +33,79 @@ class Trace:
     def cut(self, length: int) -> Trace:
         """The same rounds, had they drafted less: right for each of them, but shorter drafts begin elsewhere."""
         rows = {
-            row: tuple(RowRound(min(t.drafted, length), min(t.accepted, length), t.copied) for t in turns)
-            for row, turns in self.rows.items()
+            row: tuple(RowRound(min(r.drafted, length), min(r.accepted, length), r.copied) for r in rounds)
+            for row, rounds in self.rows.items()
         }
         return Trace(length, rows)
 
     @property
-    def turns(self) -> Iterator[RowRound]:
-        return (turn for row in self.rows.values() for turn in row)
-
-    @property
-    def accepted(self) -> int:
-        return sum(turn.accepted for turn in self.turns)
-
-    @property
-    def reached(self) -> int:
-        """Draft tokens that were judged: those kept, and the first that was not."""
-        return sum(min(turn.accepted + 1, turn.drafted) for turn in self.turns)
+    def rounds(self) -> Iterator[RowRound]:
+        return (r for rounds in self.rows.values() for r in rounds)
 
     def by_position(self) -> list[tuple[int, int]]:
         """(kept, reached) of every place in the draft."""
-        turns = list(self.turns)
         return [
             (
-                sum(turn.accepted > place for turn in turns),
-                sum(turn.drafted > place and turn.accepted >= place for turn in turns),
+                sum(r.accepted > place for r in self.rounds),
+                sum(r.drafted > place and r.accepted >= place for r in self.rounds),
             )
             for place in range(self.length)
         ]
 
     def survival(self) -> list[float]:
-        """Chance that each token of a round and all before it were kept; rounds with nothing to say count."""
-        turns = list(self.turns)
-        return [sum(turn.accepted > place for turn in turns) / max(len(turns), 1) for place in range(self.length)]
+        """Chance that each token of a round and all before it were kept; rounds without a draft count."""
+        rounds = list(self.rounds)
+        return [sum(r.accepted > place for r in rounds) / max(len(rounds), 1) for place in range(self.length)]
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """One drafter at one temperature."""
 
+    drafter: str
+    temperature: float
     traces: Mapping[int, Trace]  # by draft length, the shortest first
 
     @property
     def alpha(self) -> float:
         """Leviathan's: the chance that a draft token is kept where it was reached, over all lengths counted."""
-        reached = sum(trace.reached for trace in self.traces.values())
-        return sum(trace.accepted for trace in self.traces.values()) / reached if reached else 0.0
+        rounds = [r for trace in self.traces.values() for r in trace.rounds]
+        reached = sum(min(r.accepted + 1, r.drafted) for r in rounds)
+        return sum(r.accepted for r in rounds) / reached if reached else 0.0
 
     @property
     def longest(self) -> Trace:
         return self.traces[max(self.traces)]
 
-    @property
-    def spoken(self) -> float:
-        """Share of the rounds in which there was a draft at all."""
-        turns = list(self.longest.turns)
-        return sum(turn.drafted > 0 for turn in turns) / max(len(turns), 1)
+    def facts(self) -> dict[str, Any]:
+        """What a record keeps of it."""
+        places, rounds = self.longest.by_position(), list(self.longest.rounds)
+        every = [r for trace in self.traces.values() for r in trace.rounds]
+        return {
+            "drafter": self.drafter,
+            "temperature": self.temperature,
+            "alpha": self.alpha,
+            # of each place of the longest drafts, and how many tokens that rests on
+            "by_position": [kept / reached if reached else None for kept, reached in places],
+            "reached": [reached for _, reached in places],
+            "survival": {length: trace.survival() for length, trace in self.traces.items()},
+            "spoken": sum(r.drafted > 0 for r in rounds) / max(len(rounds), 1),  # share of rounds with a draft at all
+            "tokens": sum(r.accepted + 1 for r in every),  # decoded to find this out
+        }
 
 
-def measure_acceptance(
-    runner: RoundRunner,
-    batches: Sequence[PromptBatch],
-    lengths: Sequence[int],
-    advance: Callable[[], None] = lambda: None,
-) -> Acceptance:
+def measure_acceptance(runner: RoundRunner, batches: Sequence[PromptBatch], lengths: Sequence[int]) -> Acceptance:
     """Decode all prompts with each of `lengths`; only counts are kept, no times."""
-    return Acceptance({length: _trace(runner, batches, length, advance) for length in sorted(lengths)})
+    traces = {length: _trace(runner, batches, length) for length in sorted(lengths)}
+    return Acceptance(runner.name, batches[0].temperature, traces)
 
 
-def _trace(runner: RoundRunner, batches: Sequence[PromptBatch], length: int, advance: Callable[[], None]) -> Trace:
+def _trace(runner: RoundRunner, batches: Sequence[PromptBatch], length: int) -> Trace:
     rows: dict[int, list[RowRound]] = {}
     for batch in batches:
-        for found in runner.rounds(batch, lambda: length):
-            turns = zip(found.rows, found.before, found.drafted, found.accepted, found.copied, strict=True)
-            for row, before, drafted, accepted, copied in turns:
+        for timed in runner.rounds(batch, lambda: length):
+            columns = zip(timed.rows, timed.before, timed.drafted, timed.accepted, timed.copied, strict=True)
+            for row, before, drafted, accepted, copied in columns:
                 if before < batch.new_tokens:
                     rows.setdefault(row, []).append(RowRound(drafted, accepted, copied))
-        advance()
-    return Trace(length, {row: tuple(turns) for row, turns in rows.items()})
+    return Trace(length, {row: tuple(rounds) for row, rounds in rows.items()})

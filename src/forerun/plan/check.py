@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
@@ -85,64 +85,66 @@ def run_lengths(
     batches: Sequence[PromptBatch],
     lengths: Sequence[int],
     seed: int = 0,
-    advance: Callable[[], None] = lambda: None,
 ) -> list[LengthRun]:
     """Every length on a batch of prompts, in random order, before the next batch: drift hits all alike."""
     rng = random.Random(seed)
-    found: dict[int, list[TimedRound]] = {length: [] for length in lengths}
+    rounds: dict[int, list[TimedRound]] = {length: [] for length in lengths}
     for batch in batches:
         for length in rng.sample(list(lengths), len(lengths)):
-            found[length] += _run(runner if length else plain, batch, length)
-            advance()
-    rates = {length: _rate(rounds) for length, rounds in found.items()}
+            rounds[length] += _run(runner if length else plain, batch, length)
+    plain_rate = _rate(rounds[0])
     error = _luck if any(batch.temperature for batch in batches) else _jitter
-    return [_checked(length, rounds, rates[length] / rates[0], error(rounds)) for length, rounds in found.items()]
+    return [
+        LengthRun(
+            length,
+            rounds=len(timed),
+            tokens=sum(r.tokens for r in timed),
+            seconds=sum(r.seconds for r in timed),
+            factor=_rate(timed) / plain_rate,
+            error=error(timed),
+        )
+        for length, timed in rounds.items()
+    ]
 
 
-def judge(best: Prediction, checked: Sequence[LengthRun]) -> PlanVerdict:
+def compare_with_runs(best: Prediction, checked: Sequence[LengthRun]) -> PlanVerdict:
     """`checked` holds plain decoding and the predicted best."""
-    measured = {entry.length: entry for entry in checked}
+    predicted = next(entry for entry in checked if entry.length == best.length)
     fastest = max(checked, key=lambda entry: (entry.factor, -entry.length))
-    own = measured[best.length]
-    noise = (own.error**2 + fastest.error**2) ** 0.5 if own is not fastest else 0.0
+    noise = (predicted.error**2 + fastest.error**2) ** 0.5 if predicted is not fastest else 0.0
     return PlanVerdict(
         predicted_length=best.length,
         measured_length=fastest.length,
         predicted_factor=best.factor,
-        measured_factor=own.factor,
+        measured_factor=predicted.factor,
         best_factor=fastest.factor,
         tie=max(TIE, SURE * noise),
         predicted_speed=best.tokens_per_second,
-        measured_speed=own.tokens_per_second,
+        measured_speed=predicted.tokens_per_second,
     )
 
 
 def _run(runner: RoundRunner, batch: PromptBatch, length: int) -> list[TimedRound]:
     """Plain rounds are all alike, and so slow that a few of them must do."""
     rounds = full_rounds(runner, batch, lambda: length)
-    found = list(rounds if length else islice(rounds, PLAIN_ROUNDS))
+    timed = list(rounds if length else islice(rounds, PLAIN_ROUNDS))
     rounds.close()
-    return found
+    return timed
 
 
 def _rate(rounds: Sequence[TimedRound]) -> float:
-    return sum(found.tokens for found in rounds) / sum(found.seconds for found in rounds)
-
-
-def _checked(length: int, rounds: Sequence[TimedRound], factor: float, error: float) -> LengthRun:
-    tokens, seconds = sum(found.tokens for found in rounds), sum(found.seconds for found in rounds)
-    return LengthRun(length, len(rounds), tokens, seconds, factor, error)
+    return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
 
 
 def _luck(rounds: Sequence[TimedRound]) -> float:
     """Sampled text: the error of a ratio of sums over rounds that are taken to be independent."""
     rate = _rate(rounds)
-    spread: float = sum((found.tokens - rate * found.seconds) ** 2 for found in rounds) ** 0.5
-    return spread / sum(found.tokens for found in rounds)
+    spread: float = sum((r.tokens - rate * r.seconds) ** 2 for r in rounds) ** 0.5
+    return spread / sum(r.tokens for r in rounds)
 
 
 def _jitter(rounds: Sequence[TimedRound]) -> float:
     """Greedy text is the same in every run: only its times differ."""
-    mean = fmean(found.seconds for found in rounds)
-    spread: float = sum((found.seconds - mean) ** 2 for found in rounds) ** 0.5
+    mean = fmean(r.seconds for r in rounds)
+    spread: float = sum((r.seconds - mean) ** 2 for r in rounds) ** 0.5
     return spread / (mean * len(rounds))

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from forerun.plan.rounds import PromptBatch, RoundRunner, TimedRound, full_rounds
 
@@ -23,10 +24,10 @@ class Curve:
     @classmethod
     def through(cls, samples: Sequence[tuple[float, float]]) -> Curve:
         """Means of the samples with the same x, or of neighbours where there are many different ones."""
-        found: dict[float, list[float]] = {}
+        by_x: dict[float, list[float]] = {}
         for x, seconds in samples:
-            found.setdefault(x, []).append(seconds)
-        return cls(tuple(_rising(_merged([(x, found[x]) for x in sorted(found)]))))
+            by_x.setdefault(x, []).append(seconds)
+        return cls(tuple(_rising(_merged([(x, by_x[x]) for x in sorted(by_x)]))))
 
     def __call__(self, x: float) -> float:
         if len(self.points) < 2:
@@ -40,7 +41,11 @@ class Curve:
 class RoundCosts:
     """Of one drafter at one batch size, temperature and range of contexts."""
 
+    drafter: str
     batch: int
+    temperature: float
+    context: int  # keys of a row, on average
+    own_prompts: bool  # whether these are the prompts' own lengths, which predictions are made for
     plain: float  # seconds of a round without a drafter
     draft: Curve  # seconds to draft, by the longest draft that was drawn rather than copied
     rest: Curve  # seconds of everything else, by the tokens drafted in all rows together
@@ -54,8 +59,22 @@ class RoundCosts:
         return self.draft(length) / length / self.plain
 
     def score_ratio(self, length: int) -> float:
-        """Scoring and judging full drafts over a plain step; 1 is what Leviathan's formula assumes."""
+        """Scoring and verifying full drafts over a plain step; 1 is what Leviathan's formula assumes."""
         return self.rest(length * self.batch) / self.plain
+
+    def facts(self) -> dict[str, Any]:
+        """What a record keeps of it; ratios and seconds of a round by draft length."""
+        return {
+            "drafter": self.drafter,
+            "batch": self.batch,
+            "temperature": self.temperature,
+            "context": self.context,
+            "own_prompts": self.own_prompts,
+            "plain_seconds": self.plain,
+            "round_seconds": dict(self.whole),
+            "draft_ratio": {length: self.draft_ratio(length) for length in self.whole},
+            "score_ratio": {length: self.score_ratio(length) for length in self.whole},
+        }
 
 
 def measure_costs(
@@ -65,7 +84,7 @@ def measure_costs(
     lengths: Sequence[int],
     repeats: int,
     seed: int = 0,
-    advance: Callable[[], None] = lambda: None,
+    own_prompts: bool = True,
 ) -> dict[str, RoundCosts]:
     """By drafter. One plain round, one of every drafter, and again: a machine that slows down slows all alike.
 
@@ -74,21 +93,19 @@ def measure_costs(
     rng = random.Random(seed)
     streams = {runner.name: _Stream(runner, batches, lengths, rng) for runner in runners}
     steps = _endless(plain, batches, lambda: 0)
-    plains: list[float] = []
+    plain_seconds: list[float] = []
     rounds: dict[str, list[tuple[int, TimedRound]]] = {name: [] for name in streams}
-    for turn in range((1 + repeats) * len(lengths)):
-        warm = turn >= len(lengths)
-        found = next(steps)
-        if warm:
-            plains.append(found.seconds)
-        for name, stream in streams.items():
-            sample = stream.next()
-            if warm:
+    for number in range((1 + repeats) * len(lengths)):
+        plain_round = next(steps)
+        samples = {name: stream.next() for name, stream in streams.items()}
+        if number >= len(lengths):
+            plain_seconds.append(plain_round.seconds)
+            for name, sample in samples.items():
                 rounds[name].append(sample)
-        advance()
     for source in (steps, *(stream.steps for stream in streams.values())):
         source.close()
-    return {name: _costs(batches[0].size, steady(plains), found) for name, found in rounds.items()}
+    plain_mean = steady(plain_seconds)
+    return {name: _costs(name, batches, plain_mean, timed, own_prompts) for name, timed in rounds.items()}
 
 
 def steady(values: Sequence[float]) -> float:
@@ -97,15 +114,26 @@ def steady(values: Sequence[float]) -> float:
     return fmean(sorted(values)[quarter : len(values) - quarter])
 
 
-def _costs(batch: int, plain: float, rounds: Sequence[tuple[int, TimedRound]]) -> RoundCosts:
+def _costs(
+    drafter: str,
+    batches: Sequence[PromptBatch],
+    plain: float,
+    rounds: Sequence[tuple[int, TimedRound]],
+    own_prompts: bool,
+) -> RoundCosts:
     by_length: dict[int, list[float]] = {}
-    for length, found in rounds:
-        by_length.setdefault(length, []).append(found.seconds)
+    for length, timed in rounds:
+        by_length.setdefault(length, []).append(timed.seconds)
+    mean_prompt = fmean(len(prompt) for batch in batches for prompt in batch.prompts)
     return RoundCosts(
-        batch=batch,
+        drafter=drafter,
+        batch=batches[0].size,
+        temperature=batches[0].temperature,
+        context=round(mean_prompt + batches[0].new_tokens / 2),
+        own_prompts=own_prompts,
         plain=plain,
-        draft=Curve.through([(found.longest_drawn, found.draft_seconds) for _, found in rounds]),
-        rest=Curve.through([(found.total_drafted, found.seconds - found.draft_seconds) for _, found in rounds]),
+        draft=Curve.through([(timed.longest_drawn, timed.draft_seconds) for _, timed in rounds]),
+        rest=Curve.through([(timed.total_drafted, timed.seconds - timed.draft_seconds) for _, timed in rounds]),
         whole={length: steady(seconds) for length, seconds in sorted(by_length.items())},
     )
 
@@ -125,8 +153,8 @@ class _Stream:
         return self.length
 
     def next(self) -> tuple[int, TimedRound]:
-        found = next(self.steps)
-        return self.length, found
+        timed = next(self.steps)
+        return self.length, timed
 
 
 def _endless(
@@ -147,14 +175,14 @@ def _merged(groups: Sequence[tuple[float, list[float]]]) -> list[tuple[float, li
     if len(groups) <= BINS:
         return list(groups)
     size = sum(len(values) for _, values in groups) / BINS
-    found: list[tuple[float, list[float]]] = []
+    merged: list[tuple[float, list[float]]] = []
     for x, values in groups:
-        if not found or len(found[-1][1]) >= size:
-            found.append((x, values))
+        if not merged or len(merged[-1][1]) >= size:
+            merged.append((x, values))
             continue
-        before, kept = found.pop()
-        found.append(((before * len(kept) + x * len(values)) / (len(kept) + len(values)), kept + values))
-    return found
+        before, kept = merged.pop()
+        merged.append(((before * len(kept) + x * len(values)) / (len(kept) + len(values)), kept + values))
+    return merged
 
 
 def _rising(groups: Sequence[tuple[float, list[float]]]) -> list[tuple[float, float]]:

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from forerun.math.theory import best_draft_length, expected_tokens
 from forerun.measure.plot import BLACK, COLOURS, GREY, Figure, Panel, Series
-from forerun.plan.results import AcceptanceFacts, DrafterPlan, PlanResults
+from forerun.plan.acceptance import Acceptance
+from forerun.plan.results import DrafterPlan, PlanResults
 
 T = TypeVar("T")
 LENGTHS = (1, 3, 5, 7, 10)  # of figure 2, as published
@@ -18,11 +19,11 @@ GREYS = ("#c9c9c9", "#adadad", "#8f8f8f", "#707070", "#505050")
 ALPHAS = tuple(i / 100 for i in range(100))
 
 
-def figure(title: str, drafters: list[str], results: PlanResults) -> Figure | None:
+def figure(title: str, results: PlanResults) -> Figure | None:
     """The theory above, one panel for every drafter, batch size and temperature below; None while nothing is known."""
     if not results.plans:
         return None
-    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(drafters)}
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(results.operations)}
     curves = [_drafter_curve(plan, colours[plan.drafter]) for plan in results.plans]
     return Figure(title, (_figure_2(results, colours), _figure_3(results, colours), *curves), columns=2)
 
@@ -39,16 +40,16 @@ def _figure_2(results: PlanResults, colours: Mapping[str, str]) -> Panel:
         )
         for n, grey in zip(LENGTHS, GREYS, strict=True)
     ]
-    counted = [_counted(facts, colours[facts.drafter], mark) for mark, facts in _marked(results.acceptance)]
+    counted = [_counted(entry, colours[entry.drafter], mark) for mark, entry in _marked(results.acceptance)]
     title = "Tokens a round (Leviathan, figure 2); numbers are draft lengths"
     return Panel(title, "alpha: chance that a drafted token is kept", "tokens a round", (*theory, *counted))
 
 
-def _counted(facts: AcceptanceFacts, colour: str, marker: str) -> Series:
-    tokens = {length: 1 + sum(survival) for length, survival in facts.survival.items()}
+def _counted(acceptance: Acceptance, colour: str, marker: str) -> Series:
+    tokens = {length: 1 + sum(trace.survival()) for length, trace in acceptance.traces.items()}
     return Series(
-        f"{facts.drafter}, temperature {facts.temperature:g}: counted",
-        (facts.alpha,) * len(tokens),
+        f"{acceptance.drafter}, temperature {acceptance.temperature:g}: counted",
+        (acceptance.alpha,) * len(tokens),
         tuple(tokens.values()),
         colour=colour,
         marker=marker,
@@ -79,7 +80,7 @@ def _figure_3(results: PlanResults, colours: Mapping[str, str]) -> Panel:
         )
         for c, grey in zip(COSTS, GREYS[1:], strict=True)
     ]
-    alphas = {(facts.drafter, facts.temperature): facts.alpha for facts in results.acceptance}
+    alphas = {(entry.drafter, entry.temperature): entry.alpha for entry in results.acceptance}
     for marker, plan in _marked(results.plans):
         x, colour = (alphas[plan.drafter, plan.temperature],), colours[plan.drafter]
         series.append(Series(f"{_title(plan)}: predicted best", x, (plan.best,), "points", colour, marker=marker))

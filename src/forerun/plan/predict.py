@@ -38,9 +38,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
-    """Rounds of a batch, added up."""
+    """The mean round of a batch."""
 
-    rounds: float
     tokens: float
     seconds: float
     scored: float
@@ -51,19 +50,19 @@ def predict(
     acceptance: Acceptance, costs: RoundCosts, lengths: Sequence[int], operations_ratio: float
 ) -> list[Prediction]:
     """For plain decoding (length 0) and each of `lengths`. `operations_ratio`: a draft step over a target step."""
-    known = {length: _per_round(_replay(trace, costs)) for length, trace in acceptance.traces.items()}
     alpha = acceptance.alpha
     plain_rate = costs.batch / costs.plain
-    found = [_plain(costs, plain_rate)]
+    predictions = [Prediction(0, 1.0, costs.plain, plain_rate, 1.0, 1.0, True, Formula(1.0, 1.0, 1.0))]
     for length in lengths:
-        replay = known.get(length) or _between(acceptance, costs, length)
+        trace = acceptance.traces.get(length)
+        replay = _between(acceptance, costs, length) if trace is None else _replay(trace, costs)
         rate = replay.tokens / replay.seconds
         formula = Formula(
             tokens_per_round=expected_tokens(alpha, length),
             factor=walltime_factor(alpha, length, costs.draft_ratio(length)),
             operations=operations_factor(alpha, length, operations_ratio),
         )
-        found.append(
+        predictions.append(
             Prediction(
                 length=length,
                 tokens_per_round=replay.tokens / costs.batch,
@@ -71,11 +70,11 @@ def predict(
                 tokens_per_second=rate,
                 factor=rate / plain_rate,
                 operations=(replay.scored + operations_ratio * replay.drawn) / replay.tokens,
-                counted=length in known,
+                counted=trace is not None,
                 formula=formula,
             )
         )
-    return found
+    return predictions
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:
@@ -84,29 +83,22 @@ def best(predictions: Sequence[Prediction]) -> Prediction:
     return top if top.factor > NOTHING_GAINED else predictions[0]
 
 
-def _plain(costs: RoundCosts, rate: float) -> Prediction:
-    return Prediction(0, 1.0, costs.plain, rate, 1.0, 1.0, True, Formula(1.0, 1.0, 1.0))
-
-
 def _replay(trace: Trace, costs: RoundCosts) -> _Replay:
     """The counted rounds again, put together into batches and priced; a batch is over when its first row is."""
     rows = list(trace.rows.values())
-    rounds = tokens = seconds = scored = drawn = 0.0
+    num_rounds = tokens = scored = drawn = 0
+    seconds = 0.0
     for start in range(0, len(rows) - costs.batch + 1, costs.batch):
-        for turns in zip(*rows[start : start + costs.batch], strict=False):
-            drafted = sum(turn.drafted for turn in turns)
-            drafts = [turn.drafted for turn in turns if not turn.copied]
-            rounds += 1
-            tokens += len(turns) + sum(turn.accepted for turn in turns)
-            scored += len(turns) + drafted
-            drawn += sum(drafts)
-            seconds += costs.of_round(drafted, max(drafts, default=0))
-    return _Replay(rounds, tokens, seconds, scored, drawn)
-
-
-def _per_round(total: _Replay) -> _Replay:
-    n = max(total.rounds, 1.0)
-    return _Replay(1.0, total.tokens / n, total.seconds / n, total.scored / n, total.drawn / n)
+        for rounds in zip(*rows[start : start + costs.batch], strict=False):
+            drafted = sum(r.drafted for r in rounds)
+            drawn_lengths = [r.drafted for r in rounds if not r.copied]
+            num_rounds += 1
+            tokens += len(rounds) + sum(r.accepted for r in rounds)
+            scored += len(rounds) + drafted
+            drawn += sum(drawn_lengths)
+            seconds += costs.of_round(drafted, max(drawn_lengths, default=0))
+    n = max(num_rounds, 1)
+    return _Replay(tokens / n, seconds / n, scored / n, drawn / n)
 
 
 def _between(acceptance: Acceptance, costs: RoundCosts, length: int) -> _Replay:
@@ -114,10 +106,6 @@ def _between(acceptance: Acceptance, costs: RoundCosts, length: int) -> _Replay:
     taken off in proportion."""
     low, high = next((a, b) for a, b in pairwise(sorted(acceptance.traces)) if a < length < b)
     longer = acceptance.traces[high]
-
-    def rate(trace: Trace) -> float:
-        return _per_round(_replay(trace, costs)).tokens
-
-    found = _per_round(_replay(longer.cut(length), costs))
-    error = rate(acceptance.traces[low]) / rate(longer.cut(low)) - 1
-    return replace(found, tokens=found.tokens * (1 + error * (high - length) / (high - low)))
+    replay = _replay(longer.cut(length), costs)
+    error = _replay(acceptance.traces[low], costs).tokens / _replay(longer.cut(low), costs).tokens - 1
+    return replace(replay, tokens=replay.tokens * (1 + error * (high - length) / (high - low)))

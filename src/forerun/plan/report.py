@@ -12,7 +12,7 @@ from forerun.measure.table import NOTHING, Table
 from forerun.plan.check import SPEED_TOLERANCE, LengthRun
 from forerun.plan.plot import figure
 from forerun.plan.predict import Prediction
-from forerun.plan.results import Advice, CostFacts, DrafterPlan, PlanResults
+from forerun.plan.results import Advice, DrafterPlan, PlanResults, advise
 
 SHOWN = (1, 2, 4, 8, 16, 32)  # draft lengths and places that get a column
 BEST = " *"
@@ -21,27 +21,28 @@ BEST = " *"
 def plan_record(
     provenance: Provenance,
     settings: Mapping[str, Any],
-    operations: Mapping[str, float],
     results: PlanResults,
     notes: Sequence[str] = (),
 ) -> Record:
-    """`operations`: of each drafter, the arithmetic of a draft step over that of a target step."""
+    advice = advise(results.plans)
+    acceptance = [entry.facts() for entry in results.acceptance]
+    costs = [entry.facts() for entry in results.costs]
     return Record(
         kind="plan",
         provenance=provenance,
         settings=settings,
         rows=[_row(plan) for plan in results.plans],
         details={
-            "operations": operations,
-            "acceptance": results.acceptance,
-            "costs": results.costs,
-            "advice": results.advice,
+            "operations": results.operations,
+            "acceptance": acceptance,
+            "costs": costs,
+            "advice": advice,
             "notes": tuple(notes),
         },
-        tables=(*_acceptance(results), *_costs(results), *(_plan(plan) for plan in results.plans)),
+        tables=(*_acceptance(acceptance), *_costs(costs), *(_plan(plan) for plan in results.plans)),
         remarks=tuple(_remarks(results, notes)),
-        headline=(*(line for line, _ in verdicts(results)), *(_advice(entry) for entry in results.advice)),
-        figure=figure(f"{settings['target']} on {provenance.machine.name}", list(operations), results),
+        headline=(*(line for line, _ in verdicts(results)), *(_advice(entry) for entry in advice)),
+        figure=figure(f"{settings['target']} on {provenance.machine.name}", results),
         complete=results.complete,
     )
 
@@ -105,50 +106,42 @@ def _where(plan: DrafterPlan) -> str:
     return f"Batch {plan.batch}, temperature {plan.temperature:g}"
 
 
-def _acceptance(results: PlanResults) -> list[Table]:
-    if not results.acceptance:
+def _acceptance(entries: Sequence[Mapping[str, Any]]) -> list[Table]:
+    if not entries:
         return []
-    longest = max(len(facts.by_position) for facts in results.acceptance)
+    longest = max(len(entry["by_position"]) for entry in entries)
     places = [place for place in range(1, longest + 1) if place <= 4 or place in SHOWN or place == longest]
     rows = [
         (
-            f"{facts.drafter}, temperature {facts.temperature:g}",
-            f"{facts.alpha:.2f}",
-            *(_share(facts.by_position, place) for place in places),
-            f"{facts.spoken:.0%}",
-            str(facts.tokens),
+            f"{entry['drafter']}, temperature {entry['temperature']:g}",
+            f"{entry['alpha']:.2f}",
+            *(NOTHING if (kept := entry["by_position"][place - 1]) is None else f"{kept:.2f}" for place in places),
+            f"{entry['spoken']:.0%}",
+            str(entry["tokens"]),
         )
-        for facts in results.acceptance
+        for entry in entries
     ]
     headings = ("", "alpha", *(f"token {place}" for place in places), "drafts in", "tokens")
     return [Table("Chance that a drafted token is kept where it is reached", headings, tuple(rows))]
 
 
-def _share(shares: Sequence[float | None], place: int) -> str:
-    value = shares[place - 1] if place <= len(shares) else None
-    return NOTHING if value is None else f"{value:.2f}"
-
-
-def _costs(results: PlanResults) -> list[Table]:
-    if not results.costs:
+def _costs(entries: Sequence[Mapping[str, Any]]) -> list[Table]:
+    if not entries:
         return []
-    lengths = [n for n in SHOWN if n in results.costs[0].round_seconds]
+    lengths = [n for n in SHOWN if n in entries[0]["round_seconds"]]
     rows = [
         (
-            f"{facts.drafter}, batch {facts.batch}, temperature {facts.temperature:g}, {_context(facts)}",
-            f"{1000 * facts.plain_seconds:.1f}",
-            *(f"{facts.draft_ratio[n]:.3f}" for n in lengths),
-            *(f"{facts.score_ratio[n]:.2f}" for n in lengths),
+            f"{entry['drafter']}, batch {entry['batch']}, temperature {entry['temperature']:g}, "
+            f"{entry['context']} keys" + ("" if entry["own_prompts"] else " (stretched prompts)"),
+            f"{1000 * entry['plain_seconds']:.1f}",
+            *(f"{entry['draft_ratio'][n]:.3f}" for n in lengths),
+            *(f"{entry['score_ratio'][n]:.2f}" for n in lengths),
         )
-        for facts in results.costs
+        for entry in entries
     ]
     headings = ("", "plain ms", *(f"c at {n}" for n in lengths), *(f"score {n}" for n in lengths))
-    title = "Costs over a plain step: c of one draft step, by draft length; scoring and judging the whole draft"
+    title = "Costs over a plain step: c of one draft step, by draft length; scoring and verifying the whole draft"
     return [Table(title, headings, tuple(rows))]
-
-
-def _context(facts: CostFacts) -> str:
-    return f"{facts.context} keys" + ("" if facts.own_prompts else " (stretched prompts)")
 
 
 def _plan(plan: DrafterPlan) -> Table:

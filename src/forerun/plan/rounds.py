@@ -6,13 +6,15 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
+from torch import nn
 
 from forerun.config import Kernels, SamplingParams
+from forerun.drafters import Chain, DraftModel, EarlyExit, FeatureHead, ParallelHeads
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine
 from forerun.engine.request import Request
 from forerun.errors import ForerunError
+from forerun.measure.timing import synchronize
 from forerun.models.scorer import Scorer
 from forerun.policy.base import Policy
 from forerun.types import BatchView, RoundOutcome
@@ -41,7 +43,7 @@ class TimedRound:
     """One round of a batch. Every row gains what it accepted and one token."""
 
     rows: tuple[int, ...]  # ids of the prompts
-    before: tuple[int, ...]  # tokens each row had made until then
+    before: tuple[int, ...]  # tokens each row had until then
     drafted: tuple[int, ...]
     accepted: tuple[int, ...]
     copied: tuple[bool, ...]  # rows whose draft was copied rather than drawn
@@ -65,6 +67,7 @@ class RoundRunner(Protocol):
     """A way to decode that can be watched."""
 
     name: str
+    operations_ratio: float  # Leviathan's c-hat: the arithmetic of a draft step over that of a target step
 
     def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:
         """Every round after the first, which reads the prompts, until all rows have their tokens.
@@ -89,40 +92,41 @@ class SettableLength(Policy):
 
 
 class EngineRunner:
-    """An engine of its own around the shared target; without a drafter it decodes plainly."""
+    """An engine of its own around the model; without a drafter it decodes plainly."""
 
-    def __init__(self, name: str, target: Scorer, drafter: Drafter | None) -> None:
+    def __init__(self, name: str, model: Any, drafter: Drafter | None, use: Kernels | None = None) -> None:
         self.name = name
         self.policy = SettableLength()
-        self.engine = Engine(target, drafter, self.policy, ahead=False)  # the length is set between steps
-        self.drafter = self.engine.drafter  # bound, and its own
+        # Not ahead: the length is set between steps.
+        self.engine = Engine(Scorer(model, use=use), drafter, self.policy, ahead=False)
+        self.operations_ratio = operations_ratio(self.engine.drafter, model)
 
     def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:
-        made = dict.fromkeys(batch.ids, 0)
+        decoded = dict.fromkeys(batch.ids, 0)
         numbers = [self.engine.add(request) for request in _requests(batch)]
         try:
-            self._step(1, made)  # a draft model reads the prompts when it is first asked
-            while not self.engine.is_idle and min(made.values()) < batch.new_tokens:
-                yield self._step(choose(), made)
+            self._step(1, decoded)  # a draft model reads the prompts when it is first asked
+            while not self.engine.is_idle and min(decoded.values()) < batch.new_tokens:
+                yield self._step(choose(), decoded)
         finally:
             for number in numbers:
                 self.engine.abort(number)
             self._refuse_errors()
 
-    def _step(self, length: int, made: dict[int, int]) -> TimedRound:
-        """One round; `made` is brought up to date."""
+    def _step(self, length: int, decoded: dict[int, int]) -> TimedRound:
+        """One round; `decoded`, tokens by prompt, is brought up to date."""
         self.policy.length = length
-        self._wait()
+        synchronize(self.engine.target.device)
         started, recording = self.engine.clock(), self.engine.seconds.capture
         self.engine.step()
-        self._wait()
+        synchronize(self.engine.target.device)
         recording -= self.engine.seconds.capture  # paid once a shape, not once a round
         seconds = self.engine.clock() - started + recording
         outcome = self.policy.outcome
         assert outcome is not None
-        before = tuple(made[row] for row in outcome.request_ids)
+        before = tuple(decoded[row] for row in outcome.request_ids)
         for row, accepted in zip(outcome.request_ids, outcome.accepted, strict=True):
-            made[row] += accepted + 1
+            decoded[row] += accepted + 1
         return TimedRound(
             rows=outcome.request_ids,
             before=before,
@@ -133,10 +137,6 @@ class EngineRunner:
             draft_seconds=outcome.draft_seconds,
         )
 
-    def _wait(self) -> None:
-        if self.engine.target.device.type == "cuda":
-            torch.cuda.synchronize(self.engine.target.device)
-
     def _refuse_errors(self) -> None:
         """A row that broke off would count as a fast one."""
         for result in self.engine.take_results():
@@ -144,8 +144,9 @@ class EngineRunner:
                 raise ForerunError(f"{self.name}: {result.error}; nothing can be planned on it")
 
 
-def engine_runner(name: str, model: Any, drafter: Drafter | None, use: Kernels | None = None) -> EngineRunner:
-    return EngineRunner(name, Scorer(model, use=use), drafter)
+def operations_ratio(drafter: Drafter | None, target: Any) -> float:
+    """Leviathan's c-hat: multiplications of one draft step over one target step; copies and tables take none."""
+    return _products_of(drafter, target) / _products(target)
 
 
 def prompt_batches(
@@ -165,10 +166,10 @@ def full_rounds(
     """Rounds until the first row has its tokens: then a batch of generate would be a smaller one."""
     rounds = runner.rounds(batch, choose)
     try:
-        for found in rounds:
-            if max(found.before) >= batch.new_tokens:
+        for timed in rounds:
+            if max(timed.before) >= batch.new_tokens:
                 return
-            yield found
+            yield timed
     finally:
         rounds.close()
 
@@ -185,3 +186,22 @@ def _requests(batch: PromptBatch) -> list[Request]:
         )
         for prompt, number in zip(batch.prompts, batch.ids, strict=True)
     ]
+
+
+def _products(module: nn.Module) -> int:
+    """Multiplications per token in linear layers; attention's own, which grow with the context, are left out."""
+    return sum(layer.weight.numel() for layer in module.modules() if isinstance(layer, nn.Linear))
+
+
+def _products_of(drafter: Drafter | None, target: Any) -> int:
+    """Of a bound drafter."""
+    if isinstance(drafter, Chain):  # in a draft that is drawn only the dearest of them takes part, most of the time
+        return max(_products_of(part, target) for part in drafter.parts)
+    if isinstance(drafter, DraftModel | EarlyExit):
+        assert drafter.scorer is not None
+        return _products(drafter.scorer.model)
+    if isinstance(drafter, FeatureHead | ParallelHeads):
+        head = target.get_output_embeddings().weight
+        words = len(head) if drafter.trunk.ids is None else len(drafter.trunk.ids)
+        return _products(drafter.trunk.head) + words * int(head.shape[1])
+    return 0

@@ -2,149 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
+from forerun.measure.turns import Outcome, Turn, take_turns
 from forerun.plan.acceptance import Acceptance, measure_acceptance
-from forerun.plan.check import judge, lengths_to_run, run_lengths
+from forerun.plan.check import compare_with_runs, lengths_to_run, run_lengths
 from forerun.plan.costs import RoundCosts, measure_costs
 from forerun.plan.predict import best, predict
-from forerun.plan.results import DrafterPlan, PlanResults, acceptance_facts, cost_facts
+from forerun.plan.results import DrafterPlan, PlanResults
 from forerun.plan.rounds import Prompt, PromptBatch, RoundRunner, prompt_batches
 from forerun.plan.settings import Extent, PlanSettings
 
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Plain decoding, and the drafters that are compared."""
-
-    plain: RoundRunner
-    drafters: Sequence[RoundRunner]
-    operations: Mapping[str, float]  # by drafter: a draft step over a target step
+R = TypeVar("R")
 
 
 def make_plan(
-    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, reporter: Reporter
-) -> PlanResults:
-    """Ctrl-C ends it with what there is."""
-    check_prompts(prompts, settings)
-    found = PlanResults()
-    try:
-        _fill(found, candidates, prompts, settings, reporter)
-        found.complete = True
-    except KeyboardInterrupt:
-        pass
-    return found
-
-
-def check_prompts(prompts: Sequence[Prompt], settings: PlanSettings) -> None:
+    plain: RoundRunner,
+    drafters: Sequence[RoundRunner],
+    prompts: Sequence[Prompt],
+    settings: PlanSettings,
+    reporter: Reporter,
+    save: Callable[[PlanResults], R],
+) -> R:
+    """Give `save` what there is after every part; returns what it returned last. Ctrl-C ends it with what there is."""
     most = max(settings.batch_sizes)
     if len(prompts) < most:
         raise InvalidArgument(f"a batch of {most} needs as many prompts and there are {len(prompts)}; give more")
+    parts = _Parts(plain, drafters, prompts, settings)
+
+    def save_results(outcome: Outcome) -> R:
+        parts.results.complete = outcome.complete
+        return save(parts.results)
+
+    return take_turns(parts.turns(), reporter, save_results)
 
 
-def _fill(
-    found: PlanResults, candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, reporter: Reporter
-) -> None:
-    for temperature in settings.temperatures:
-        accepted = _count(candidates, prompts, settings, temperature, reporter)
-        found.acceptance += [acceptance_facts(name, temperature, entry) for name, entry in accepted.items()]
-        for batch in settings.batch_sizes:
-            _cell(found, candidates, prompts, settings, batch, temperature, accepted, reporter)
-    for context in settings.contexts:
-        stretched = [stretch(prompt, context) for prompt in prompts]
-        _price(
-            found, candidates, stretched, settings, settings.batch_sizes[0], settings.temperatures[0], reporter, False
+class _Parts:
+    """What is measured, one turn each; each adds to `results` what the next ones need."""
+
+    def __init__(
+        self, plain: RoundRunner, drafters: Sequence[RoundRunner], prompts: Sequence[Prompt], settings: PlanSettings
+    ) -> None:
+        self.plain, self.drafters, self.prompts, self.settings = plain, drafters, prompts, settings
+        self.results = PlanResults({runner.name: runner.operations_ratio for runner in drafters})
+        self.acceptance: dict[tuple[str, float], Acceptance] = {}
+
+    def turns(self) -> Iterator[Turn]:
+        """Their costs are about the texts that are decoded."""
+        settings = self.settings
+        counting = len(self.prompts) * len(settings.counted)
+        timing = (1 + settings.repeats) * settings.max_length * (1 + len(self.drafters)) / settings.max_new_tokens
+        checking = len(self._prompts_to_check) * len(lengths_to_run(1, settings.max_length, settings.check))
+        for temperature in settings.temperatures:
+            for runner in self.drafters:
+                title = f"counting what {runner.name} gets accepted at temperature {temperature:g}"
+                yield Turn(title, partial(self.count, runner, temperature), counting)
+            for batch in settings.batch_sizes:
+                yield Turn(f"timing rounds at batch {batch}", partial(self.predict, batch, temperature), timing * batch)
+                if settings.check is Extent.NONE:
+                    continue
+                for runner in self.drafters:
+                    title = f"checking {runner.name} at batch {batch}"
+                    yield Turn(title, partial(self.check, runner, batch, temperature), checking)
+        for context in settings.contexts:
+            batch = settings.batch_sizes[0]
+            title = f"timing rounds at batch {batch}, {context} tokens of context"
+            yield Turn(title, partial(self.time_context, context), timing * batch)
+
+    def count(self, runner: RoundRunner, temperature: float) -> None:
+        """Acceptance does not depend on the batch, so it is counted in the largest: that is the cheapest."""
+        batches = self._batches(self.prompts, max(self.settings.batch_sizes), temperature)
+        acceptance = measure_acceptance(runner, batches, self.settings.counted)
+        self.acceptance[runner.name, temperature] = acceptance
+        self.results.acceptance.append(acceptance)
+
+    def predict(self, batch: int, temperature: float) -> None:
+        """Time the rounds of all drafters, and predict the speed of each."""
+        costs = self._time(self.prompts, batch, temperature)
+        for runner in self.drafters:
+            acceptance = self.acceptance[runner.name, temperature]
+            predictions = predict(acceptance, costs[runner.name], self.settings.lengths, runner.operations_ratio)
+            plan = DrafterPlan(runner.name, batch, temperature, tuple(predictions), best(predictions).length)
+            self.results.plans.append(plan)
+
+    def check(self, runner: RoundRunner, batch: int, temperature: float) -> None:
+        """Run lengths around the predicted best, with other random numbers."""
+        plans, settings = self.results.plans, self.settings
+        cells = [(plan.drafter, plan.batch, plan.temperature) for plan in plans]
+        place = cells.index((runner.name, batch, temperature))
+        batches = self._batches(self._prompts_to_check, batch, temperature, settings.seed + 1)
+        lengths = lengths_to_run(plans[place].best, settings.max_length, settings.check)
+        checked = run_lengths(self.plain, runner, batches, lengths, settings.seed)
+        verdict = compare_with_runs(plans[place].predicted, checked)
+        plans[place] = replace(plans[place], checked=tuple(checked), verdict=verdict)
+
+    def time_context(self, context: int) -> None:
+        stretched = [stretch(prompt, context) for prompt in self.prompts]
+        self._time(stretched, self.settings.batch_sizes[0], self.settings.temperatures[0], own_prompts=False)
+
+    def _time(
+        self, prompts: Sequence[Prompt], batch: int, temperature: float, own_prompts: bool = True
+    ) -> dict[str, RoundCosts]:
+        settings, batches = self.settings, self._batches(prompts, batch, temperature)
+        costs = measure_costs(
+            self.plain, self.drafters, batches, settings.lengths, settings.repeats, settings.seed, own_prompts
         )
+        self.results.costs += costs.values()
+        return costs
+
+    @property
+    def _prompts_to_check(self) -> Sequence[Prompt]:
+        return self.prompts[: self.settings.check_prompts]
+
+    def _batches(
+        self, prompts: Sequence[Prompt], batch: int, temperature: float, seed: int | None = None
+    ) -> list[PromptBatch]:
+        settings = self.settings
+        seed = settings.seed if seed is None else seed
+        return prompt_batches(prompts, batch, settings.max_new_tokens, settings.max_length + 1, temperature, seed)
 
 
 def stretch(prompt: Prompt, context: int) -> Prompt:
     """The prompt cut or repeated to a length: costs hardly depend on what it says."""
     return (prompt * -(-context // len(prompt)))[:context]
-
-
-def _count(
-    candidates: Candidates, prompts: Sequence[Prompt], settings: PlanSettings, temperature: float, reporter: Reporter
-) -> dict[str, Acceptance]:
-    """Acceptance does not depend on the batch, so it is counted in the largest: that is the cheapest."""
-    batches = _batches(prompts, settings, max(settings.batch_sizes), temperature, settings.seed)
-    accepted = {}
-    for runner in candidates.drafters:
-        what = f"counting what {runner.name} gets accepted at temperature {temperature:g}"
-        reporter.start(what, len(batches) * len(settings.counted))
-        accepted[runner.name] = measure_acceptance(runner, batches, settings.counted, reporter.advance)
-    return accepted
-
-
-def _price(
-    found: PlanResults,
-    candidates: Candidates,
-    prompts: Sequence[Prompt],
-    settings: PlanSettings,
-    batch: int,
-    temperature: float,
-    reporter: Reporter,
-    own_prompts: bool = True,
-) -> dict[str, RoundCosts]:
-    batches = _batches(prompts, settings, batch, temperature, settings.seed)
-    context = round(fmean(map(len, prompts)) + settings.max_new_tokens / 2)
-    reporter.start(
-        f"timing rounds at batch {batch}, {context} tokens of context", (1 + settings.repeats) * settings.max_length
-    )
-    costs = measure_costs(
-        candidates.plain,
-        candidates.drafters,
-        batches,
-        settings.lengths,
-        settings.repeats,
-        settings.seed,
-        reporter.advance,
-    )
-    found.costs += [cost_facts(name, temperature, context, own_prompts, entry) for name, entry in costs.items()]
-    return costs
-
-
-def _cell(
-    found: PlanResults,
-    candidates: Candidates,
-    prompts: Sequence[Prompt],
-    settings: PlanSettings,
-    batch: int,
-    temperature: float,
-    accepted: Mapping[str, Acceptance],
-    reporter: Reporter,
-) -> None:
-    """Price, predict and check all drafters at one batch size and temperature."""
-    costs = _price(found, candidates, prompts, settings, batch, temperature, reporter)
-    batches = _batches(prompts[: settings.check_prompts], settings, batch, temperature, settings.seed + 1)
-    for runner in candidates.drafters:
-        name = runner.name
-        predictions = predict(accepted[name], costs[name], settings.lengths, candidates.operations[name])
-        plan = DrafterPlan(name, batch, temperature, tuple(predictions), best(predictions).length)
-        found.plans.append(plan)
-        if settings.check is not Extent.NONE:
-            found.plans[-1] = _checked(plan, candidates.plain, runner, batches, settings, reporter)
-
-
-def _checked(
-    plan: DrafterPlan,
-    plain: RoundRunner,
-    runner: RoundRunner,
-    batches: Sequence[PromptBatch],
-    settings: PlanSettings,
-    reporter: Reporter,
-) -> DrafterPlan:
-    lengths = lengths_to_run(plan.best, settings.max_length, settings.check)
-    reporter.start(f"checking {plan.drafter} at batch {plan.batch}", len(lengths) * len(batches))
-    checked = run_lengths(plain, runner, batches, lengths, settings.seed, reporter.advance)
-    verdict = judge(plan.predicted, checked)
-    return DrafterPlan(plan.drafter, plan.batch, plan.temperature, plan.predictions, plan.best, tuple(checked), verdict)
-
-
-def _batches(
-    prompts: Sequence[Prompt], settings: PlanSettings, batch: int, temperature: float, seed: int
-) -> list[PromptBatch]:
-    return prompt_batches(prompts, batch, settings.max_new_tokens, settings.max_length + 1, temperature, seed)
