@@ -126,7 +126,7 @@ class SpeculationSettings:
     """How drafts are verified. Lossless: 'token' one by one; 'block' accepts at least as much; 'coupled' gives the same
     tokens for a seed whatever the drafter, policy and batch. LOSSY, for studies: sampled text no longer follows the
     model, and the output says so: 'lenient:0.5', 'ensemble:0.5', 'sigmoid:alpha=-1e3,beta=1e3[,as_published]',
-    'topk_importance:50'; see docs/exactness.md."""
+    'topk_importance:50'; see docs/lossy.md."""
     attention: Literal["auto", "pad", "split", "keys"] = "auto"
     """Rows of different lengths in one pass: padded to the longest, or one by one; 'keys' cuts long rows over several
     programs of a GPU."""
