@@ -6,15 +6,13 @@ python examples/generate.py [MODEL]     a Hub name, a folder or a GGUF file; def
 import sys
 
 import forerun
-from forerun.loading import load
 
-model, tokenizer = load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
+model, tokenizer = forerun.load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
 decoder = forerun.SpeculativeDecoder(model, tokenizer=tokenizer)
 
 prompts = ["The capital of France is", "To be or not to be, that is", "1, 2, 3, 4,"]
-inputs = tokenizer(prompts, return_tensors="pt", padding=True).to(model.device)
-out = decoder.generate(**inputs, max_new_tokens=24)
+out = decoder.generate(prompts, max_new_tokens=24)
 
-for prompt, tokens in zip(prompts, out.new_tokens, strict=True):
-    print(prompt, "|", tokenizer.decode(tokens, skip_special_tokens=True))
+for prompt, text in zip(prompts, out.texts, strict=True):
+    print(prompt, "|", text)
 print(f"{out.stats.tokens_per_round:.2f} tokens a round, {out.stats.acceptance_rate:.0%} of the drafts accepted")

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import torch
 
 import forerun
-from forerun.loading import load
-from forerun.math.laws import PointMass
 
 
 class Remember(forerun.Drafter):
@@ -34,7 +32,7 @@ class Remember(forerun.Drafter):
         return forerun.Draft(
             tokens=tokens.reshape(len(drafts), width).to(context.device),
             lengths=torch.tensor([len(draft) for draft in drafts], device=context.device),
-            law=PointMass(tokens.reshape(len(drafts), width).to(context.device), context.vocab_size),
+            law=forerun.PointMass(tokens.reshape(len(drafts), width).to(context.device), context.vocab_size),
             deterministic=True,  # a function of the history: a policy may cut it short
         )
 
@@ -42,13 +40,12 @@ class Remember(forerun.Drafter):
         """Nothing is kept between rounds, so there is nothing to take back."""
 
 
-model, tokenizer = load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
+model, tokenizer = forerun.load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
 drafter = Remember()
-decoder = forerun.SpeculativeDecoder(model, drafter, policy=6, strict=True)
-inputs = tokenizer("The first ten prime numbers are", return_tensors="pt").to(model.device)
+decoder = forerun.SpeculativeDecoder(model, drafter, policy=6, strict=True, tokenizer=tokenizer)
 
 for attempt in ("first", "second"):
-    out = decoder.generate(**inputs, max_new_tokens=24)
+    out = decoder.generate("The first ten prime numbers are", max_new_tokens=24)
     drafter.texts = out.sequences.tolist()
     print(f"{attempt} call: {out.stats.tokens_per_round:.2f} tokens a round")
-print(tokenizer.decode(out.new_tokens[0], skip_special_tokens=True))
+print(out.texts[0])

@@ -6,13 +6,11 @@ python examples/stream.py [MODEL]
 import sys
 
 import forerun
-from forerun.loading import load
 
-model, tokenizer = load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
+model, tokenizer = forerun.load(sys.argv[1] if len(sys.argv) > 1 else "embedded")
 decoder = forerun.SpeculativeDecoder(model, tokenizer=tokenizer)
-inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)
 
-with decoder.stream(**inputs, max_new_tokens=48, temperature=0.8, seed=1) as stream:
+with decoder.stream("Once upon a time", max_new_tokens=48, temperature=0.8, seed=1) as stream:
     for rows in stream:
         for progress in rows:  # one prompt, so one row
             print(tokenizer.decode(progress.tokens), end="|", flush=True)

@@ -11,21 +11,19 @@ from pathlib import Path
 import torch
 
 import forerun
-from forerun.loading import load
 from forerun.loading.drafter_folder import describe_target
 from forerun.train.loop import train_draft
 from forerun.train.options import TrainOptions
 from forerun.train.shards import Manifest, Shards, ShardWriter, TrainingText
 
 output = Path(sys.argv[1])
-model, tokenizer = load(sys.argv[2] if len(sys.argv) > 2 else "embedded")
+model, tokenizer = forerun.load(sys.argv[2] if len(sys.argv) > 2 else "embedded")
 steps = int(sys.argv[3]) if len(sys.argv) > 3 else 20
 
 # 1. Text in the model's own words: twelve answers to each prompt, at temperature 1.
 prompts = ["Tell me about rivers.", "Write a short poem.", "What is a prime number?", "Describe a village."]
-inputs = tokenizer(prompts, return_tensors="pt", padding=True).to(model.device)
-plain = forerun.SpeculativeDecoder(model, None)
-out = plain.generate(**inputs, max_new_tokens=32, temperature=1.0, seed=0, num_return_sequences=12)
+plain = forerun.SpeculativeDecoder(model, None, tokenizer=tokenizer)
+out = plain.generate(prompts, max_new_tokens=32, temperature=1.0, seed=0, num_return_sequences=12)
 writer = ShardWriter(output / "data", Manifest(describe_target(model), top_k=0, arguments={}))
 for number, row in enumerate(out.rows):
     writer.add(number, TrainingText(torch.tensor([*row.request.prompt, *row.tokens]), len(row.request.prompt)))
@@ -43,6 +41,6 @@ trained = train_draft(
 print(f"trained {trained.num_parameters:,} weights in {trained.seconds:.0f} s")
 
 # 3. Draft with it.
-decoder = forerun.SpeculativeDecoder(model, output / "head", policy=2)
-out = decoder.generate(**tokenizer(prompts[0], return_tensors="pt").to(model.device), max_new_tokens=32)
+decoder = forerun.SpeculativeDecoder(model, output / "head", policy=2, tokenizer=tokenizer)
+out = decoder.generate(prompts[0], max_new_tokens=32)
 print(f"{out.stats.tokens_per_round:.2f} tokens a round")
