@@ -92,7 +92,7 @@ $(DOCS)/.done: requirements/docs.txt
 	@touch $@
 
 docs: $(DOCS)/.done  ## Build the documentation with an API reference in build/site, links checked
-	$(DOCS)/bin/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
 bench: $(VENV)/.run  ## Measure speed on this machine
 	$(BIN)/forerun bench

@@ -1,7 +1,8 @@
 """What the site needs beyond the pages: README.md as its first page, and links that stay inside the site.
 
 Pages link to sources and records of the repository, which the site does not hold: there such a link is its text.
-Pictures from outside of docs/ are taken along.
+A link that is named after its file, which is what a reader of the files looks for, gets the page's title.
+Pictures from outside of docs/ are copied into the site.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     folder = (DOCS / page.file.src_uri).parent
+
+    def title(resolved: Path) -> str | None:
+        linked = files.get_file_from_path(resolved.relative_to(DOCS).as_posix())
+        return None if linked is None or linked.page is None else linked.page.title
 
     def inside(match: re.Match[str]) -> str:
         picture, text, target = match.groups()
@@ -39,6 +44,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         resolved = (folder / path).resolve()
         if picture:
             return match[0] if resolved.is_relative_to(DOCS) else f"![{text}](pictures/{resolved.name})"
-        return match[0] if resolved.is_file() and resolved.is_relative_to(DOCS) else text
+        if not resolved.is_file() or not resolved.is_relative_to(DOCS):
+            return text
+        return f"[{title(resolved) or text}]({target})" if text.endswith(".md") else match[0]
 
     return LINK.sub(inside, markdown)
