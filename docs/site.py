@@ -1,6 +1,7 @@
 """What the site needs beyond the pages: README.md as its first page, and links that stay inside the site.
 
 Pages link to sources and records of the repository, which the site does not hold: there such a link is its text.
+A list may follow its paragraph without an empty line, as on GitHub; the site's Markdown needs one.
 A link that is named after its file, which is what a reader of the files looks for, gets the page's title.
 Pictures from outside of docs/ are copied into the site.
 """
@@ -16,6 +17,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+LIST = re.compile(r"^(?![-|\s])(.+)\n(?=- )", flags=re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -48,4 +50,4 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
             return text
         return f"[{title(resolved) or text}]({target})" if text.endswith(".md") else match[0]
 
-    return LINK.sub(inside, markdown)
+    return LINK.sub(inside, LIST.sub(r"\1\n\n", markdown))
