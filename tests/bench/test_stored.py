@@ -18,7 +18,6 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 RECORDS = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.json"))
 ELSEWHERE = {
     "train-losses.json": "benchmarks/train_losses.py",
-    "spec-bench-draft.json": "forerun train compare",
     **{name: "python -m benchmarks.papers page" for name in RECORDS if name.startswith("papers/")},
 }
 del ELSEWHERE["papers/kernels.json"]

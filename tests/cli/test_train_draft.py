@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from forerun.cli.main import cli
 from forerun.loading.drafter_folder import load_drafter
+from forerun.measure.record import load
 from forerun.train import evaluate
-from forerun.train.compare import read_run
 from forerun.train.costs import StepCosts, survival_of, weigh
 from forerun.train.loop import train_draft
 from forerun.train.processes import Processes
+from forerun.train.report import read_run
 from forerun.train.shards import Manifest, ShardWriter, TrainingText
 from support.folders import VOCAB, byte_tokenizer
 from train.texts import markov_target, memory, small, written_by
@@ -90,15 +91,17 @@ def test_a_run_leaves_drafter_diary_and_curves(runs: dict[str, Path]) -> None:
 
 @pytest.mark.slow
 def test_the_evaluation_tells_categories_costs_and_verdict(runs: dict[str, Path]) -> None:
-    found = json.loads((runs["feature"] / "eval.json").read_text(encoding="utf-8"))
-    greedy = found["temperatures"]["0"]
-    assert greedy["categories"].keys() == {"a", "b"}
-    assert greedy["tokens"] == sum(part["tokens"] for part in greedy["categories"].values())
+    record = load(runs["feature"] / "eval.json", "train eval")
+    greedy, *categories = (row for row in record.rows if row["temperature"] == 0)
+    assert greedy["category"] == "all" and [row["category"] for row in categories] == ["a", "b"]
+    assert greedy["tokens"] == sum(row["tokens"] for row in categories)
     assert greedy["tokens_per_round"] == pytest.approx(greedy["tokens"] / greedy["rounds"])
     assert len(greedy["acceptance_by_position"]) == 4
     assert 0 <= greedy["repeated_4grams"] <= 1
-    assert found["costs"]["draft_step_over_target_step"] > 0
-    assert "pay" in found["verdict"]["text"]
+    assert record.details["costs"]["draft_step_over_target_step"] > 0
+    assert "pay" in record.details["verdict"]["text"]
+    assert record.headline == (record.details["verdict"]["text"],)
+    assert [len(table.rows) for table in record.tables] == [3, 3]  # two categories and all, at two temperatures
 
 
 def test_runs_are_compared(place: Path, runs: dict[str, Path]) -> None:
@@ -106,9 +109,10 @@ def test_runs_are_compared(place: Path, runs: dict[str, Path]) -> None:
     missing = invoke("train", "compare", runs["feature"], runs["causal"])
     assert missing.exit_code == 2 and "forerun train eval" in missing.stderr
     more = ("--prompts", place / "prompts.jsonl", "--max-new-tokens", "12", "--timed", "0", "--device", "cpu")
-    judged = invoke("train", "eval", place / "target", runs["causal"], *more)
-    assert judged.exit_code == 0, judged.output
-    assert json.loads(judged.stdout)["prompts"] == 4
+    evaluated = invoke("train", "eval", place / "target", runs["causal"], *more, "--json")
+    assert evaluated.exit_code == 0, evaluated.output
+    assert json.loads(evaluated.stdout)["settings"]["prompts"] == 4
+    assert "tokens/round" in invoke("bench", "show", runs["causal"] / "eval.json").stdout
     result = invoke("train", "compare", runs["feature"], runs["causal"], "--plot", place / "compared.png")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("tv+kl") == 2

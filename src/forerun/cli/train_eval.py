@@ -42,20 +42,21 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     show_default="eval.json in FOLDER",
-    help="Where the JSON is kept.",
+    help="Where the record is kept.",
 )
+@option(DECODING, "--json", "as_json", is_flag=True, help="Print the record as JSON instead of tables.")
 @place_options(MACHINE)
-def evaluate(target: str, folder: Path, prompts: Path, output: Path | None, **options: Any) -> None:
+def evaluate(target: str, folder: Path, prompts: Path, output: Path | None, as_json: bool, **options: Any) -> None:
     """Decode held-out prompts with the draft in FOLDER and say what it is worth.
 
-    Prints JSON and keeps it as eval.json in the folder: tokens per round, acceptance by position and the share of
-    repeated 4-grams (text that goes in circles is easy to draft), overall and by category; the cost of a draft step
-    over that of a target step; and whether the draft will pay on this machine.
+    Prints tables and keeps the record as eval.json in the folder: tokens per round, acceptance by position and the
+    share of repeated 4-grams (text that goes in circles is easy to draft), overall and by category; the cost of a draft
+    step over that of a target step; and whether the draft will pay on this machine.
     """
     from forerun.cli.console import busy, err_console
     from forerun.files import check_output
     from forerun.loading import load_model
-    from forerun.train.evaluate import NAME
+    from forerun.train.report import NAME
 
     console = err_console()
     settings = settings_from(EvaluateOptions, options)
@@ -63,7 +64,7 @@ def evaluate(target: str, folder: Path, prompts: Path, output: Path | None, **op
     check_output(output, "-o")
     with busy(console, f"loading {target}"):
         model, tokenizer = load_model(target, **place_of(options))
-    run_evaluation(model, tokenizer, folder, prompts, settings, console, output)
+    run_evaluation(model, tokenizer, folder, prompts, settings, console, output, as_json)
 
 
 def run_evaluation(
@@ -74,22 +75,25 @@ def run_evaluation(
     settings: EvaluateOptions,
     console: Console,
     output: Path | None = None,
+    as_json: bool = False,
 ) -> None:
-    """Decode, keep the findings (as eval.json in the folder, if nothing else is said), print them."""
+    """Decode, keep the record (as eval.json in the folder, if nothing else is said), print it."""
     from forerun.measure.progress import Bar
     from forerun.measure.provenance import provenance
-    from forerun.train.evaluate import NAME, evaluate, read_prompts_by_category, save_evaluation
+    from forerun.measure.show import show
+    from forerun.train.evaluate import evaluate, read_prompts_by_category
+    from forerun.train.report import NAME
 
-    asked = read_prompts_by_category(prompts, tokenizer, settings.limit)
+    held_out = read_prompts_by_category(prompts, tokenizer, settings.limit)
+    origin = provenance(target.device, ["forerun", *sys.argv[1:]])
     with Bar(console) as bar:
-        bar.start("decoding", total=len(asked) * len(settings.temperatures))
-        found = evaluate(target, tokenizer, folder, asked, settings, bar.advance)
-    found["source"] = prompts.name
-    found["provenance"] = asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
-    save_evaluation(output or folder / NAME, found)
-    click.echo(json.dumps(found, indent=1))
-    if "verdict" in found:
-        console.print(found["verdict"]["text"], markup=False, soft_wrap=True)
+        bar.start("decoding", total=len(held_out) * len(settings.temperatures))
+        record = evaluate(target, tokenizer, folder, held_out, settings, origin, prompts.name, bar.advance)
+    record.save(output or folder / NAME)
+    if as_json:
+        click.echo(record.text(), nl=False)
+    else:
+        show(record)
 
 
 @click.command(cls=GroupedCommand)
@@ -106,14 +110,14 @@ def run_evaluation(
 def compare(runs: tuple[Path, ...], plot: Path | None, as_json: bool) -> None:  # fmt: skip
     """Put trained drafts side by side: RUNS are their folders, each with the eval.json of the same prompts."""
     from forerun.measure.plot import check_plot, draw
-    from forerun.train.compare import comparison_figure, comparison_table, read_run
+    from forerun.train.report import comparison_figure, comparison_table, read_run
 
     if plot is not None:
         check_plot(plot)
-    found = [read_run(folder) for folder in runs]
+    compared = [read_run(folder) for folder in runs]
     if as_json:
-        click.echo(json.dumps([asdict(run) for run in found], indent=1))
+        click.echo(json.dumps([asdict(run) for run in compared], indent=1))
     else:
-        click.echo(comparison_table(found).markdown())
+        click.echo(comparison_table(compared).markdown())
     if plot is not None:
-        draw(comparison_figure(found), plot)
+        draw(comparison_figure(compared), plot)

@@ -24,8 +24,6 @@ from forerun.measure.table import Table
 FORMAT = 2
 """Raise it when an older reader would misunderstand a new record."""
 OTHER_FILES = {
-    frozenset({"draft", "temperatures"}): "`forerun train eval` wrote it; `forerun train compare FOLDER` shows it "
-    "where it lies as eval.json in the drafter's folder",
     frozenset({"what", "runs"}): "`python benchmarks/train_losses.py` in a checkout draws it",
 }
 """Files one may take for records, by what they hold, and the commands that show them."""
