@@ -97,7 +97,7 @@ def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
 
 
 def test_what_is_recorded_is_said_in_words() -> None:
-    for drafter, words in (("model", "whole rounds"), ("lookup", "target's pass: PromptLookup drafts on the host")):
+    for drafter, words in (("model", "whole rounds"), ("random", "target's pass: RandomDraft drafts on the host")):
         made = engine(True, drafter=drafter)
         assert words in describe(made.runner, made.target, made.drafter, made.rule)
     assert made.runner is not None

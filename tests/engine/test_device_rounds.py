@@ -31,6 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     "window": {"family": "gemma3"},
     "learned positions": {"family": "gpt2"},
     "not ahead": {"ahead": False},
+    "lookup": {"drafter": "lookup"},
+    "lookup by blocks": {"drafter": "lookup", "rule": Rule.BLOCK, "policy": 7},
 }
 
 
@@ -38,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     ("case", "params", "number"),
     [
         *[(case, SAMPLED, 3) for case in CASES],
-        *[(case, GREEDY, 1) for case in ("token", "plain")],
+        *[(case, GREEDY, 1) for case in ("token", "plain", "lookup")],
         *[(case, SAMPLED, 8) for case in ("token", "block")],
     ],
 )
@@ -53,15 +55,12 @@ def test_same_tokens_as_step_by_step(case: str, params: SamplingParams, number: 
 
 
 @pytest.mark.quick(every=2)
-@pytest.mark.parametrize(
-    ("drafter", "rule"),
-    [("lookup", Rule.TOKEN), ("random", Rule.TOKEN), ("doubting", Rule.BLOCK)],
-)
+@pytest.mark.parametrize(("drafter", "rule"), [("random", Rule.TOKEN), ("doubting", Rule.BLOCK)])
 def test_the_target_alone_is_recorded_where_the_draft_cannot_be(drafter: str, rule: Rule) -> None:
     settings: dict[str, Any] = {"drafter": drafter, "rule": rule, "policy": 3}
     want = texts(engine(False, **settings), requests(3))
     made = engine(True, **settings)
-    assert made.runner is not None and not made.runner.whole_rounds
+    assert made.runner is not None and not made.runner.drafts
     scored, score = [], made.runner.score
 
     def counted(rows: Any, blocks: Any) -> Any:

@@ -25,6 +25,7 @@ class Shape:
     scored: int  # T
     key_bound: int  # no row has more keys than this
     first: int = 0  # tokens of each row that the first step of a draft takes in
+    is_given: bool = False  # whether the draft was found by the host
 
 
 @dataclass(frozen=True, slots=True)

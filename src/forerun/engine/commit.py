@@ -32,6 +32,7 @@ class VerifiedRound:
     trees: list[list[int]] | None = None  # each row's parents, where drafts are trees
     evidence: tuple[int, ...] | None = None
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic
+    guesses: tuple[int | None, ...] | None = None  # first tokens of deterministic drafts, kept by the policy or not
     steps: int | None = None  # of a round on the device: the draft length that all its rows were run with
 
     @property

@@ -7,18 +7,22 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
+from torch import Tensor
 
 from forerun.drafters.base import Drafter, empty_draft, shares_rows
 from forerun.engine.branching import depths_of
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.draft_check import checked, is_ours
 from forerun.engine.faults import Faults
+from forerun.engine.given import GivenDraft, first_tokens
+from forerun.engine.laws import tokens_of
 from forerun.engine.row import Row
 from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.math.laws import PointMass
 from forerun.math.random import draft_uniforms
 from forerun.models.scorer import Scorer
 from forerun.policy.base import Policy, kept_whole, wrapped
@@ -28,6 +32,13 @@ from forerun.types import BatchView, Draft, DraftContext, Keys, LawParams, Round
 PLAIN = "such rounds decode plainly"
 # Attribute of a drafter that has no clone of its own: a weak reference to the engine side that admitted a row last.
 LAST_USER = "_forerun_last_user"
+
+
+class Drafted(NamedTuple):
+    """A draft as it is verified."""
+
+    draft: Draft
+    guesses: tuple[int | None, ...]  # the first token of each deterministic draft before the policy cut it
 
 
 class Drafting:
@@ -42,6 +53,7 @@ class Drafting:
         self.passes: DraftPasses | None = None  # of a draft model, where they can be recorded
         self._is_ours = drafter is not None and is_ours(drafter)
         self._warned_of_sharing = False
+        self._breaks_word = False  # said that it copies, and then gave a draft with a law of its own
         self._rows: set[int] = set()  # that a drafter without a clone of its own holds for this engine
         if drafter is not None and drafter.makes_trees:
             _check_trees(target, rule)
@@ -71,24 +83,77 @@ class Drafting:
             self.faults.report(self.policy.unwrapped, error, PLAIN)
             return (0,) * len(view.rows)
 
-    def draft(self, batch: Sequence[Row], view: BatchView, params: LawParams, keys: Keys) -> Draft:
+    @property
+    def finds_copies(self) -> bool:
+        """Whether all drafts are copies that the host finds: a recorded round is given their tokens."""
+        return self.drafter is not None and self._flag(self.drafter, "copies") and not self._breaks_word
+
+    def given(self, batch: Sequence[Row], view: BatchView) -> GivenDraft | None:
+        """What a drafter that copies finds behind each row's text, cut to what the policy wants verified.
+
+        None where it found no copies after all, but drafts with a law of their own: they are for rounds step by step.
+        """
+        rows, lengths = tuple(batch), self.lengths(view)
+        if not any(lengths):
+            return GivenDraft.nothing(rows)
+        # Copies follow from the text alone, so any uniforms do. A drafter of ours finds them where the text is.
+        device = torch.device("cpu") if self._is_ours else self.target.device
+        uniforms = torch.zeros(len(rows), max(lengths), dtype=torch.float64, device=device)
+        params = LawParams.stack([row.request.params for row in rows], device)
+        found = self._propose(rows, view, lengths, None, params, uniforms)
+        if found is None:
+            return GivenDraft.nothing(rows)
+        if found.tree is not None or not found.deterministic or type(found.law) is not PointMass:
+            self._breaks_word = True
+            return None
+        kept = self._trimmed(found, view)
+        return GivenDraft(rows, tokens_of(kept), found.evidence or (0,) * len(rows), first_tokens(found))
+
+    def draft(self, batch: Sequence[Row], view: BatchView, params: LawParams, keys: Keys) -> Drafted:
         """One draft for every row of the round, perhaps of no token."""
         lengths = self.lengths(view)
         copies = self._copy_lengths(view)
         if not any(lengths) and not any(copies or ()):
             return self._nothing(batch)
         assert self.drafter is not None
+        uniforms = draft_uniforms(keys, self._num_draws(max(lengths)), self.rule)
+        with self.passes.lent(batch) if self.passes is not None else nullcontext():
+            draft = self._propose(batch, view, lengths, copies, params, uniforms)
+        if draft is None:
+            return self._nothing(batch)
+        guesses = first_tokens(draft)
+        if draft.deterministic or draft.cuttable is not None:
+            draft = self._trimmed(draft, view)
+        return Drafted(draft, guesses)
+
+    def _propose(
+        self,
+        batch: Sequence[Row],
+        view: BatchView,
+        lengths: tuple[int, ...],
+        copies: tuple[int, ...] | None,
+        params: LawParams,
+        uniforms: Tensor,
+    ) -> Draft | None:
+        """The drafter's answer, where it is one."""
+        assert self.drafter is not None
+        context = DraftContext(
+            rows=view.rows,
+            histories=tuple(row.history for row in batch),
+            max_lengths=lengths,
+            params=params,
+            uniforms=uniforms,
+            adjusters=tuple(row.adjuster for row in batch),
+            vocab_size=self.target.vocab_size,
+            device=uniforms.device,
+            copy_lengths=copies,
+            kernels=self.target.kernels,
+        )
         try:
-            context = self._context(batch, view, lengths, copies, params, keys)
-            with self.passes.lent(batch) if self.passes is not None else nullcontext():
-                draft = self.drafter.propose(context)
-            draft = checked(draft, context, self.rule, self.target, self._is_ours)
+            return checked(self.drafter.propose(context), context, self.rule, self.target, self._is_ours)
         except Exception as error:
             self.faults.report(self._given, error, PLAIN)
-            return self._nothing(batch)
-        if draft.deterministic or draft.cuttable is not None:
-            return self._trimmed(draft, view)
-        return draft
+            return None
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Let the policy know what became of a round."""
@@ -115,30 +180,9 @@ class Drafting:
         except Exception as error:
             self.faults.report(self._given, error, PLAIN)
 
-    def _nothing(self, batch: Sequence[Row]) -> Draft:
-        return empty_draft(len(batch), self.target.vocab_size, self.target.device)
-
-    def _context(
-        self,
-        batch: Sequence[Row],
-        view: BatchView,
-        lengths: tuple[int, ...],
-        copies: tuple[int, ...] | None,
-        params: LawParams,
-        keys: Keys,
-    ) -> DraftContext:
-        return DraftContext(
-            rows=view.rows,
-            histories=tuple(row.history for row in batch),
-            max_lengths=lengths,
-            params=params,
-            uniforms=draft_uniforms(keys, self._num_draws(max(lengths)), self.rule),
-            adjusters=tuple(row.adjuster for row in batch),
-            vocab_size=self.target.vocab_size,
-            device=self.target.device,
-            copy_lengths=copies,
-            kernels=self.target.kernels,
-        )
+    def _nothing(self, batch: Sequence[Row]) -> Drafted:
+        draft = empty_draft(len(batch), self.target.vocab_size, self.target.device)
+        return Drafted(draft, (None,) * len(batch))
 
     def _trimmed(self, draft: Draft, view: BatchView) -> Draft:
         seen = draft if draft.tree is None else replace(draft, lengths=depths_of(draft))
@@ -177,7 +221,11 @@ class Drafting:
 
     def _num_draws(self, longest: int) -> int:
         assert self.drafter is not None
-        return self.drafter.num_draws(longest)
+        try:
+            return self.drafter.num_draws(longest)
+        except Exception as error:
+            self.faults.report(self._given, error, PLAIN)
+            return longest
 
     def _copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
         """Room for copies beside drawn drafts; a policy that says nothing of it treats both alike."""

@@ -211,6 +211,9 @@ class Engine:
         if done.on_device:
             assert self.runner is not None
             self.runner.sync_lengths(done, progress)
+            if not self.runner.drafts:
+                numbers = [row.number for row in done.rows]
+                self.drafting.notify("rewind", numbers, [len(row.history) - 1 for row in done.rows])
             return progress
         if done.trees is not None:
             self._keep_paths(done.rows, done.trees, done.kept)
@@ -251,8 +254,16 @@ class Engine:
         """Send a round to the device, if it is one that the device can run by itself."""
         if not runner.can_run(batch):
             return False
-        view = self._view(batch, SIZES)
-        lengths = self.drafting.lengths(view)
+        view, given = self._view(batch, SIZES), None
+        if self.drafting.finds_copies and not runner.has_pending:
+            given = self.drafting.given(batch, view)
+            if given is None:
+                return False
+            lengths = given.lengths
+        else:
+            lengths = self.drafting.lengths(view)
+            if any(lengths) and not runner.drafts:
+                return False
         if runner.may_reach_forced_token(batch, lengths):
             return False
         if runner.needs_new_table(batch, lengths):
@@ -262,7 +273,7 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths, view, self.drafting.is_fixed)
+            runner.launch(batch, lengths, view, self.drafting.is_fixed, given)
         except Exception as error:
             runner.disable(error)
             return False

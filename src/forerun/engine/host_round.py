@@ -37,7 +37,7 @@ def run(
     keys = keys_of(batch, target.device)
 
     started = clock()
-    draft = drafting.draft(batch, view, params, keys)
+    draft, guesses = drafting.draft(batch, view, params, keys)
     drafted = clock()
     blocks = [[row.history[-1], *tokens] for row, tokens in zip(batch, tokens_of(draft), strict=True)]
     unseen = [row.history[target.length(row.number) : -1] for row in batch]  # of a prompt that came along
@@ -65,6 +65,7 @@ def run(
         trees=trees,
         evidence=draft.evidence,
         copied=draft.cuttable or (draft.deterministic,) * len(batch),
+        guesses=guesses,
     )
 
 

@@ -19,10 +19,10 @@ from forerun.types import Rule
 
 
 def why_not(target: Scorer, drafter: Drafter | None, rule: AnyRule) -> str | None:
-    """What keeps whole rounds of an engine from being recorded, in words; None where nothing does."""
+    """What keeps rounds with a draft from being recorded whole, in words; None where nothing does."""
     if not isinstance(rule, Rule):
         return f"rule {rule.name!r} is judged step by step"
-    if drafter is None:
+    if drafter is None or drafter.copies:  # what the host finds is given to a recorded round
         return None
     draft = drafter.device_draft()
     return f"{type(drafter.unwrapped).__name__} drafts on the host" if draft is None else draft.why_not(target)
@@ -35,7 +35,10 @@ def describe(runner: Runner | None, target: Scorer, drafter: Drafter | None, rul
     if runner.is_disabled:
         return "nothing: recording failed"
     reason = why_not(target, drafter, rule)
-    return "whole rounds" if reason is None else f"the target's pass: {reason}"
+    if reason is None:
+        return "whole rounds"
+    without_draft = "rounds without a draft, of others " if runner.whole_rounds else ""
+    return f"{without_draft}the target's pass: {reason}"
 
 
 def runner_for(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner | None:
@@ -65,7 +68,7 @@ def draft_passes_of(drafter: Drafter | None, target: Scorer, clock: Callable[[],
 
 def runner_of(target: Scorer, drafter: Drafter | None, rule: AnyRule, clock: Callable[[], float]) -> Runner:
     """The same without asking where it runs: elsewhere the work itself stands in for its recording."""
-    if why_not(target, drafter, rule) is not None:
+    if not isinstance(rule, Rule):
         return Runner(target, None, Rule.TOKEN, clock, whole_rounds=False)
-    assert isinstance(rule, Rule)
-    return Runner(target, None if drafter is None else drafter.device_draft(), rule, clock)
+    draft = None if drafter is None else drafter.device_draft()
+    return Runner(target, draft if why_not(target, drafter, rule) is None else None, rule, clock)

@@ -49,7 +49,10 @@ class DeviceRound:
             self._places = ReducedLaw(PointMass(ids[:0, None], 1), ids, self.vocab_size).places
 
     def draft(self, shape: Shape) -> None:
-        """K tokens for every row, and the logits they were drawn from."""
+        """K tokens for every row: those that the host found, or else drawn here, with the logits they come from."""
+        if shape.is_given:
+            self.table.take_given(shape.drafted)
+            return
         assert self.drafter is not None
         uniforms = None
         if not self.table.params.all_greedy:  # turned, because kernels read a step's numbers side by side
@@ -82,7 +85,7 @@ class DeviceRound:
         table, number = self.table, shape.drafted
         lengths = ops.draft_lengths(table.asked, table.budget, table.row_state.position, number, self.use)
         tokens = table.row_state.block[:, 2 : 2 + number]
-        draft = Draft(tokens, lengths, self._law(tokens))
+        draft = Draft(tokens, lengths, self._law(tokens, shape))
         order = self._order(table.size, shape.scored)
         logits = self.logits.rows[: table.size * shape.scored]
         self._forbid(logits, logits[:: shape.scored])
@@ -136,11 +139,10 @@ class DeviceRound:
         else:
             place.copy_(self.ids[drawn.clamp(0, most)])
 
-    def _law(self, tokens: Tensor) -> Law:
+    def _law(self, tokens: Tensor, shape: Shape) -> Law:
         """What the draft was drawn from: step i of row b lies in row i * R + b."""
-        number = tokens.shape[1]
-        params = self.table.params
-        if not number or params.all_greedy:
+        number, params = shape.drafted, self.table.params
+        if not number or params.all_greedy or shape.is_given:
             return PointMass(tokens, self.vocab_size)
         size = self.table.size
         order = self._order(number, size)

@@ -42,6 +42,8 @@ class RowTable:
         zeros = {"dtype": torch.int64, "device": device}
         self.values = torch.zeros(len(NUMBERS) + len(SETTINGS), size, **zeros)  # type: ignore[call-overload]
         self.asked = torch.zeros(size, **zeros)  # type: ignore[call-overload]
+        # A draft that the host found: its length, then its tokens. `take_given` moves it to where a draft belongs.
+        self.given = torch.zeros(size, width, **zeros)  # type: ignore[call-overload]
         block = torch.zeros(size, 1 + width, **zeros)  # type: ignore[call-overload]
         result = torch.zeros(size, HEAD + width - 1, **zeros)  # type: ignore[call-overload]
         column = dict(zip(NUMBERS, self.values, strict=False))
@@ -125,6 +127,20 @@ class RowTable:
         if asked != self._last_asked:
             self._send(self.asked, torch.tensor(asked))
             self._last_asked = asked  # last: what an interrupt kept from being sent has to be sent again
+
+    def send_given(self, drafts: Sequence[Sequence[int]]) -> None:
+        """Drafts of running rows for the coming round, lengths and tokens in one copy."""
+        self._last_asked = ()  # `asked` will hold other lengths
+        left = iter(drafts)
+        of_rows = [next(left) if row.finish_reason is None else () for row in self.rows]
+        of_rows += [()] * (self.size - len(of_rows))
+        numbers = [[len(tokens), *tokens, *[0] * (self.width - 1 - len(tokens))] for tokens in of_rows]
+        self._send(self.given, torch.tensor(numbers))
+
+    def take_given(self, number: int) -> None:
+        """Of what was sent, lengths and the first `number` tokens: work of a recorded round."""
+        self.asked.copy_(self.given[:, 0])
+        self.row_state.block[:, 2 : 2 + number].copy_(self.given[:, 1 : 1 + number])
 
     def _send(self, place: Tensor, numbers: Tensor) -> None:
         """Without waiting. New page-locked memory each time: its allocator keeps it until the copy has happened."""

@@ -36,6 +36,7 @@ from forerun.engine.device.shapes import (
     round_up_draft,
     table_width,
 )
+from forerun.engine.given import GivenDraft
 from forerun.engine.row import Progress, Row
 from forerun.engine.stats import Seconds
 from forerun.errors import ForerunWarning
@@ -67,6 +68,7 @@ class PendingRound:
     shape: Shape
     buffer: ReadBuffer
     round_number: int  # of the view its lengths were asked with
+    given: GivenDraft | None  # what the host found for it
 
 
 class Runner:
@@ -98,6 +100,11 @@ class Runner:
         self._drafts, self._sizes = ShapeChooser(patience=64), ShapeChooser(patience=512)
         self._size = 0  # entries that the table of the coming rounds should have
         self._oversized = 0  # consecutive rounds for which a smaller table would have done
+
+    @property
+    def drafts(self) -> bool:
+        """Whether recorded rounds draft by themselves; if not, the host gives them drafts, or they have none."""
+        return self.drafter is not None
 
     @property
     def has_pending(self) -> bool:
@@ -146,8 +153,15 @@ class Runner:
         most = sum(pending.shape.drafted + 1 for pending in self.pending)
         return len(self.pending) < READ_BUFFERS - 1 and any(row.remaining > most for row in rows)
 
-    def launch(self, rows: Sequence[Row], lengths: Sequence[int], view: BatchView, is_fixed: bool = False) -> None:
-        """Start a round without waiting for anything.
+    def launch(
+        self,
+        rows: Sequence[Row],
+        lengths: Sequence[int],
+        view: BatchView,
+        is_fixed: bool = False,
+        given: GivenDraft | None = None,
+    ) -> None:
+        """Start a round without waiting for anything; `given` are drafts that the host found behind all its tokens.
 
         Lengths that are fixed, or among those offered, are recorded at once; but near the end of all budgets every
         round has another length, and none of them is.
@@ -161,9 +175,14 @@ class Runner:
         number = self._drafts.pick(kind, longest, size, force)
         count = bucket(number + 1)
         table.deactivate_finished()
-        table.set_draft_lengths(lengths)
-        first = self._num_first(number)
-        shape = Shape(number, count, key_bound(self._reserve(table, number, count, first)), first)
+        is_given = given is not None and number > 0
+        if given is not None and is_given:
+            assert not self.pending, "a draft needs the tokens of the round before"
+            table.send_given(given.tokens)
+        else:
+            table.set_draft_lengths(lengths)
+        first = 0 if is_given else self._num_first(number)
+        shape = Shape(number, count, key_bound(self._reserve(table, number, count, first)), first, is_given)
         draft, score, verify = self._work(device_round, shape)
         buffer = next(self._buffers[table.size, table.width])
         for index, work in enumerate((draft, score, verify)):
@@ -173,7 +192,7 @@ class Runner:
         if table.wants_logprobs:
             buffer.logprobs.copy_(table.logprobs, non_blocking=True)
         buffer.marks.set(3)
-        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number))
+        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number, given))
 
     def collect(self) -> VerifiedRound:
         """Wait for the oldest pending round and read what became of its rows that are still running."""
@@ -185,6 +204,7 @@ class Runner:
         blocks = [[row.history[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
         verdict = Verdict(result[:, 0], result[:, 1], result[:, 2].bool())
         wants_logprobs = any(row.request.logprobs is not None for row in rows)
+        given = None if pending.given is None else pending.given.of_running()
         return VerifiedRound(
             rows,
             blocks,
@@ -195,6 +215,9 @@ class Runner:
             seconds=Seconds(*pending.buffer.marks.seconds()),
             logprobs=pending.buffer.logprobs[running].tolist() if wants_logprobs else [],
             steps=pending.shape.drafted,
+            evidence=None if given is None else given.evidence,
+            copied=None if given is None else (True,) * len(rows),
+            guesses=None if given is None else given.guesses,
         )
 
     def sync_lengths(self, done: VerifiedRound, progress: Sequence[Progress]) -> None:
@@ -319,15 +342,18 @@ class Runner:
         table, get = device_round.table, self.recordings.get
         draft: Work = _no_draft
         if shape.drafted:
+            kind: tuple[Hashable, ...] = ("draft", table.size, table.width, shape.drafted)
+            if not shape.is_given:
+                kind = (*kind, shape.first, shape.key_bound, table.flags)
             draft = get(
-                ("draft", table.size, table.width, shape.drafted, shape.first, shape.key_bound, table.flags),
-                lambda: (self._draft_version, self._draft_scratch.version),
+                kind,
+                lambda: None if shape.is_given else (self._draft_version, self._draft_scratch.version),
                 partial(device_round.draft, shape),
                 table.state,
             )
         score = self._recorded_score(device_round, shape)
         verify = get(
-            ("verify", table.size, table.width, shape.drafted, shape.scored, table.flags),
+            ("verify", table.size, table.width, shape.drafted, shape.scored, shape.is_given, table.flags),
             lambda: (self._scratch.version, self._draft_scratch.version),
             partial(device_round.verify, shape),
             table.state,
