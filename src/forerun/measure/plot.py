@@ -21,6 +21,8 @@ COLOURS = (RED, BLUE, ORANGE, GREEN, PURPLE, PALE_BLUE, GREY, BLACK)
 """In the order they are taken where nobody chooses; red is for what is proposed, greys for what it is held against."""
 KINDS = ("line", "points", "rings", "bars", "below", "level", "place")
 SCALES = ("linear", "log", "log10")
+LETTERS_AN_INCH = 12
+"""Names at the ticks that would run into each other are turned."""
 LARGEST_PANEL = 50
 """Inches; pixels are held in memory while drawing."""
 
@@ -181,7 +183,9 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
             change("log", **({"base": 2} if scale == "log" else {}))
     if panel.x_ticks:
         names = panel.x_names or tuple(f"{tick:g}" for tick in panel.x_ticks)
-        axes.set_xticks(panel.x_ticks, names, fontsize=8)
+        width = axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols
+        crowded = sum(map(len, names)) > LETTERS_AN_INCH * width
+        axes.set_xticks(panel.x_ticks, names, fontsize=8, **({"rotation": 60, "ha": "right"} if crowded else {}))
         axes.minorticks_off()
     if panel.y_whole:
         axes.yaxis.get_major_locator().set_params(integer=True)

@@ -17,7 +17,7 @@ from forerun.measure.table import print_tables
 if TYPE_CHECKING:
     from rich.console import Console
 
-MISTAKEN, INTERRUPTED = 2, 130
+FAILED, MISTAKEN, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 
 
@@ -38,14 +38,14 @@ def measure(name: str, output: Path | None, picture: Path | None, run: Callable[
         with Bar(err) as reporter:
             record = run(output, reporter)
     if not record.tables:
-        reporter.say("Stopped before anything was measured.")
+        reporter.say("\n".join(["Stopped before anything was measured.", *record.remarks]))
     else:
         show(record)  # first: whatever is wrong with the picture, these numbers took long
         reporter.say(f"Record: {output}")
         if picture is not None:
             _draw_picture(record, picture)
             reporter.say(f"Picture: {picture}")
-    return 0 if record.complete else INTERRUPTED
+    return INTERRUPTED if not record.complete else 0 if record.tables else FAILED
 
 
 def main(run: Callable[[], int]) -> int:

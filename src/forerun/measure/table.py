@@ -25,6 +25,7 @@ class Table:
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     last_is_total: bool = False  # the last row sums the others up
+    alarming: tuple[int, ...] = ()  # places of rows that are drawn in red
 
     def text(self, width: int | None = None) -> str:
         """For anything that prints characters. Headings are broken where the table would be wider than `width`."""
@@ -78,7 +79,7 @@ def _draw(table: Table, console: Console) -> None:
         is_total = table.last_is_total and place == len(table.rows) - 1
         if is_total:
             drawn.add_section()
-        drawn.add_row(*row, style="bold" if is_total else None)
+        drawn.add_row(*row, style="bold" if is_total else "red" if place in table.alarming else None)
     console.print(drawn, markup=False)
 
 

@@ -1,0 +1,47 @@
+"""`python -m benchmarks.arrivals`: requests that come and go, with drafts and without."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.arrivals.run import METHODS, Settings, run
+from forerun.bench.decode.pair import LARGE, SMALL
+from forerun.loading.load import choose_device
+from forerun.measure.show import main, measure
+
+
+def command(arguments: list[str]) -> int:
+    default = Settings()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.arrivals", description=__doc__)
+    parser.add_argument("--model", help=f"a target, or a pair [default: {LARGE} on a GPU, {SMALL} elsewhere]")
+    parser.add_argument("--draft", help="its draft model, where --model is no pair")
+    parser.add_argument("--methods", nargs="+", default=list(default.methods), help=f"of {', '.join(METHODS)}")
+    parser.add_argument("--rates", nargs="+", type=float, default=list(default.rates), help="requests a second")
+    parser.add_argument("--seconds", type=float, default=default.seconds, help="during which requests arrive")
+    parser.add_argument("--prompt", nargs=2, type=int, default=list(default.prompt), help="tokens, from and to")
+    parser.add_argument("--output-tokens", nargs=2, type=int, default=list(default.output), help="from and to")
+    parser.add_argument(
+        "--penalised", nargs="+", type=float, default=list(default.penalised), help="shares of requests with a penalty"
+    )
+    parser.add_argument("--shared", type=int, default=default.shared, help="tokens with which all prompts begin")
+    parser.add_argument("--max-rows", type=int, default=default.max_rows, help="rows that decode at once, at most")
+    parser.add_argument("--cold", action="store_true", help="begin without warming up")
+    parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
+    parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
+    parser.add_argument("--plot", type=Path, help="draw the waits, too")
+    chosen = parser.parse_args(arguments)
+    asked = Settings(
+        chosen.model, chosen.draft, tuple(chosen.methods), tuple(chosen.rates), chosen.seconds, tuple(chosen.prompt),
+        tuple(chosen.output_tokens), tuple(chosen.penalised), chosen.shared, chosen.max_rows, not chosen.cold,
+    )  # fmt: skip
+
+    device, words = choose_device(chosen.device), ["python", "-m", "benchmarks.arrivals", *arguments]
+    return measure(
+        "arrivals", chosen.output, chosen.plot, lambda path, reporter: run(asked, device, path, reporter, words)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))

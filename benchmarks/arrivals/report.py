@@ -1,0 +1,115 @@
+"""The record of loads and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.arrivals.results import GOOD_FIRST, GOOD_TOKEN, Measurement
+from forerun.measure.plot import Figure, Panel, Series
+from forerun.measure.provenance import Provenance
+from forerun.measure.record import Record
+from forerun.measure.table import Table
+from forerun.measure.turns import Outcome
+
+KIND = "arrivals"
+WAITS = ("what, requests a second", "first ms", "99 %", "token ms", "99 %", "tokens/s", "needed", "goodput/s")
+MEMORY = ("what, requests a second", "rows", "keys", "GB", "rounds", "recording s")
+
+
+def make_record(
+    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: Outcome
+) -> Record:
+    return Record(
+        KIND,
+        origin,
+        settings=settings,
+        rows=[asdict(each) for each in measured],
+        tables=(_waits(measured), _memory(measured)) if measured else (),
+        remarks=_remarks(origin, settings, measured, outcome),
+        figure=_figure(measured, origin) if measured else None,
+        complete=outcome.complete,
+    )
+
+
+def _name(each: Measurement) -> str:
+    more = [f"{each.penalised:.0%} with a penalty"] if each.penalised else []
+    more += [f"{each.shared} shared tokens"] if each.shared else []
+    return ", ".join([each.method, f"{each.rate:g}", *more])
+
+
+def _waits(measured: Sequence[Measurement]) -> Table:
+    rows = tuple(
+        (
+            _name(each),
+            f"{1e3 * each.first_median:.0f}",
+            f"{1e3 * each.first_99:.0f}",
+            f"{1e3 * each.token_median:.2f}",
+            f"{1e3 * each.token_99:.2f}",
+            f"{each.throughput:.0f}",
+            f"{each.needed:.0f}",
+            f"{each.goodput:.1f}",
+        )
+        for each in measured
+    )
+    return Table("Waiting for tokens", WAITS, rows)
+
+
+def _memory(measured: Sequence[Measurement]) -> Table:
+    rows = tuple(
+        (
+            _name(each),
+            f"{each.most_rows}",
+            f"{each.most_keys}",
+            f"{each.key_bytes / 1e9:.2f}",
+            f"{each.rounds}",
+            f"{each.captured:.1f}",
+        )
+        for each in measured
+    )
+    return Table("Memory for keys and values, and rounds", MEMORY, rows)
+
+
+def _remarks(
+    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: Outcome
+) -> tuple[str, ...]:
+    lines = [
+        f"{origin.machine.name}; {settings['model']}, Poisson arrivals for {settings['seconds']:g} s, prompts of "
+        f"{settings['prompt'][0]} to {settings['prompt'][1]} tokens, outputs of {settings['output'][0]} to "
+        f"{settings['output'][1]}, at most {settings['max_rows']} at once",
+        "first: from arrival to the first token; token: after it, the mean of a request; needed: tokens that arrive a "
+        f"second; goodput: requests whose first token came within {1e3 * GOOD_FIRST:.0f} ms and the others every "
+        f"{1e3 * GOOD_TOKEN:.0f} ms; keys: held at once at most, all rows together",
+        *(
+            f"{_name(each)}: {each.shortfall} requests got another number of tokens"
+            for each in measured
+            if each.shortfall
+        ),
+        *outcome.problems,
+    ]
+    if not outcome.complete:
+        lines.append("Not complete: these are the loads until then.")
+    return tuple(lines)
+
+
+def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure:
+    """Waits over the rate, a line a method."""
+    methods = dict.fromkeys(each.method for each in measured)
+    panels = []
+    for title, value in (
+        ("first token", lambda each: (each.first_median, each.first_99)),
+        ("each following token", lambda each: (each.token_median, each.token_99)),
+    ):
+        series = []
+        for method in methods:
+            ours = [each for each in measured if each.method == method and not each.penalised and not each.shared]
+            rates = tuple(each.rate for each in ours)
+            for place, (what, dashes) in enumerate((("median", "-"), ("99 %", ":"))):
+                times = tuple(1e3 * value(each)[place] for each in ours)
+                series.append(Series(f"{method}, {what}", rates, times, dashes=dashes))
+        ticks = tuple(sorted({each.rate for each in measured}))
+        panels.append(
+            Panel(title, "requests a second", "ms", tuple(series), x_ticks=ticks, x_scale="log", y_scale="log10")
+        )
+    return Figure(f"Requests that come and go, {origin.machine.name}", tuple(panels), columns=2)

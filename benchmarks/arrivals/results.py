@@ -1,0 +1,81 @@
+"""What a load came to: percentiles, throughput, and the share of requests that were answered in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.arrivals.serve import Outcome, Served
+
+GOOD_FIRST, GOOD_TOKEN = 0.2, 0.05
+"""Seconds until the first token, and a token after it, that goodput counts as in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One method under one load. Seconds, apart from the rates."""
+
+    method: str
+    rate: float  # requests a second
+    penalised: float
+    shared: int
+    requests: int
+    seconds: float
+    tokens: int
+    first_median: float
+    first_99: float
+    token_median: float
+    token_99: float
+    goodput: float  # requests answered in time, a second
+    rounds: int
+    captured: float
+    most_rows: int
+    most_keys: int
+    key_bytes: int
+    shortfall: int  # requests that did not get the tokens they asked for: 0, or something is wrong
+
+    @property
+    def throughput(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    @property
+    def needed(self) -> float:
+        """Tokens a second that arrive; an engine that makes fewer falls behind."""
+        return self.tokens / self.requests * self.rate
+
+
+def summarize(method: str, rate: float, penalised: float, shared: int, outcome: Outcome) -> Measurement:
+    served = [each for each in outcome.served if each.gains]
+    first = [each.first for each in served]
+    later = [each.per_token for each in served if each.per_token is not None]
+    return Measurement(
+        method=method,
+        rate=rate,
+        penalised=penalised,
+        shared=shared,
+        requests=len(outcome.served),
+        seconds=outcome.seconds,
+        tokens=sum(each.tokens for each in served),
+        first_median=percentile(first, 0.5),
+        first_99=percentile(first, 0.99),
+        token_median=percentile(later, 0.5),
+        token_99=percentile(later, 0.99),
+        goodput=sum(map(in_time, served)) / outcome.seconds,
+        rounds=outcome.rounds,
+        captured=outcome.captured,
+        most_rows=outcome.most_rows,
+        most_keys=outcome.most_keys,
+        key_bytes=outcome.key_bytes,
+        shortfall=sum(each.tokens != each.asked for each in outcome.served),
+    )
+
+
+def in_time(each: Served) -> bool:
+    return each.first <= GOOD_FIRST and (each.per_token or 0.0) <= GOOD_TOKEN
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else float("nan")

@@ -1,0 +1,55 @@
+"""Requests with random lengths at random times, the same for everyone who is measured."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.config import SamplingParams
+from forerun.engine import Request
+
+PENALTY = 1.1  # repetition penalty of those who have one
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A Poisson stream of requests."""
+
+    rate: float  # requests a second
+    seconds: float  # during which they arrive
+    prompt: tuple[int, int] = (32, 512)  # tokens, from and to
+    output: tuple[int, int] = (32, 256)
+    penalised: float = 0.0  # share of requests with a penalty
+    shared: int = 0  # tokens with which all prompts begin
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at: float  # seconds after the beginning
+    request: Request
+
+
+def arrivals(load: Load, vocabulary: int) -> list[Arrival]:
+    """In the order of their times. Texts end by their length alone."""
+    numbers = random.Random(load.seed)
+    beginning = _tokens(numbers, load.shared, vocabulary)
+    made: list[Arrival] = []
+    at = numbers.expovariate(load.rate)
+    while at < load.seconds:
+        settings: dict[str, Any] = {"temperature": 1.0}
+        if numbers.random() < load.penalised:
+            settings["repetition_penalty"] = PENALTY
+        prompt = beginning + _tokens(numbers, numbers.randint(*load.prompt), vocabulary)
+        request = Request(
+            prompt=prompt, max_new_tokens=numbers.randint(*load.output), params=SamplingParams(**settings),
+            seed=load.seed, request_id=len(made),
+        )  # fmt: skip
+        made.append(Arrival(at, request))
+        at += numbers.expovariate(load.rate)
+    return made
+
+
+def _tokens(numbers: random.Random, count: int, vocabulary: int) -> tuple[int, ...]:
+    return tuple(numbers.randrange(1, vocabulary) for _ in range(count))

@@ -1,0 +1,1 @@
+"""Options, drafters, rules, batches and contexts, each against decoding without it, in one run."""

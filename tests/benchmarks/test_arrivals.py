@@ -1,0 +1,76 @@
+"""Requests that come and go: the traffic is what was asked for, and every token is counted once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks.arrivals.__main__ import command
+from benchmarks.arrivals.results import percentile, summarize
+from benchmarks.arrivals.serve import Outcome, Served, serve
+from benchmarks.arrivals.traffic import Load, arrivals
+from forerun import SpeculativeDecoder
+from forerun.measure.record import load
+from support.tiny import tiny_model
+
+LOAD = Load(rate=200, seconds=0.1, prompt=(2, 9), output=(1, 6), penalised=0.3, shared=3)
+
+
+def test_traffic_is_what_was_asked_for() -> None:
+    many = Load(rate=50, seconds=40, prompt=(4, 12), output=(2, 5), penalised=0.25, shared=3)
+    traffic = arrivals(many, vocabulary=90)
+    assert abs(len(traffic) / many.seconds - many.rate) < 4  # three standard deviations of 2000 arrivals
+    assert all(a.at < b.at for a, b in pairwise(traffic))
+    assert {len(each.request.prompt) for each in traffic} == set(range(7, 16))
+    assert {each.request.max_new_tokens for each in traffic} == set(range(2, 6))
+    assert len({each.request.prompt[:3] for each in traffic}) == 1
+    penalised = sum(each.request.params.has_penalties for each in traffic) / len(traffic)
+    assert abs(penalised - 0.25) < 0.03
+    assert traffic == arrivals(many, vocabulary=90)
+
+
+@pytest.mark.parametrize("max_rows", (2, 64))
+def test_every_request_gets_its_tokens(max_rows: int) -> None:
+    engine = SpeculativeDecoder(tiny_model("llama"), None).engine
+    traffic = arrivals(LOAD, vocabulary=97)
+    outcome = serve(engine, traffic, max_rows)
+    assert [each.tokens for each in outcome.served] == [each.request.max_new_tokens for each in traffic]
+    assert outcome.most_rows <= max_rows and engine.is_idle
+    summary = summarize("plain", LOAD.rate, LOAD.penalised, LOAD.shared, outcome)
+    assert summary.requests == len(traffic) and summary.shortfall == 0
+    assert 0 < summary.first_median <= summary.first_99
+
+
+def test_waits_are_counted_from_the_arrival() -> None:
+    quick = Served(1.0, 4, [(1.1, 1), (1.12, 3)])
+    late = Served(1.0, 2, [(2.0, 1), (2.5, 1)])
+    outcome = Outcome([quick, late], seconds=2.5)
+    found = summarize("plain", 2, 0.0, 0, outcome)
+    assert found.first_99 == 1.0 and abs(quick.first - 0.1) < 1e-9
+    assert abs((quick.per_token or 0) - 0.02 / 3) < 1e-9 and late.per_token == 0.5
+    assert found.goodput == 1 / 2.5  # the late one is not in time
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+
+
+def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "arrivals.json"
+    asked = [
+        "--rates",
+        "20",
+        "--seconds",
+        "0.3",
+        "--prompt",
+        "2",
+        "8",
+        "--output-tokens",
+        "2",
+        "6",
+        "--penalised",
+        "0.5",
+    ]
+    assert command([*asked, "--device", "cpu", "--output", str(output)]) == 0
+    record = load(output)
+    assert record.complete and [row["method"] for row in record.rows] == ["plain", "draft model"]
+    assert "50% with a penalty" in capsys.readouterr().out
