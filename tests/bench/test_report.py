@@ -45,8 +45,6 @@ def test_too_few_tokens_gain_nothing() -> None:
 
 def test_categories_count_the_same(results: Results) -> None:
     assert report.overall(results, "forerun", 1) == pytest.approx(1.0)  # 2x and 0.5x cancel out
-    assert report.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
-    assert report.geometric_mean([]) is None
 
 
 def test_refusals_are_shown(results: Results) -> None:

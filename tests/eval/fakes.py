@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.eval.methods import PLAIN, SPECULATIVE, Call, DecodedSequence, IndexedPrompt
+from forerun.eval.methods import PLAIN, SPECULATIVE, Call, IndexedPrompt
+from forerun.eval.tasks import Answer
 
 # (way, index of the example, copy) -> answer
 Script = Callable[[str, int, int], str]
@@ -23,9 +24,6 @@ class Letters:
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) % 256 for letter in text]}
 
-    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return "".join(map(chr, tokens))
-
 
 class FakeWay:
     """Answers by script; may be told to fail at a call."""
@@ -39,12 +37,13 @@ class FakeWay:
             raise self.error("killed")
         self.calls.append([one.index for one in asked])
         copies = keywords.get("num_return_sequences", 1)
-        prompts = tuple(tuple(self._written(one.index, copy) for copy in range(copies)) for one in asked)
+        prompts = tuple(tuple(self._answer(one.index, copy) for copy in range(copies)) for one in asked)
         return Call(float(len(asked)), prompts)
 
-    def _written(self, index: int, copy: int) -> DecodedSequence:
-        tokens = tuple(map(ord, self.script(self.name, index, copy)))
-        return DecodedSequence(tokens, "stop", 1.0 + copy, -0.1 * (copy + 1), max(len(tokens), 1), 4, 2)
+    def _answer(self, index: int, copy: int) -> Answer:
+        text = self.script(self.name, index, copy)
+        tokens = tuple(map(ord, text))
+        return Answer(text, tokens, "stop", 1.0 + copy, -0.1 * (copy + 1), max(len(tokens), 1), 4, 2)
 
 
 def fake_ways(script: Script, **more: Any) -> tuple[FakeWay, FakeWay]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def go(
     settings = settings or EvalSettings(batch_size=2)
     prepared = ready(folder, name, settings)
     journal = Journal(folder / JOURNAL, settings.identity)
-    answer_all([prepared], ways, settings, Letters().decode, journal, **more)
+    answer_all([prepared], ways, settings, journal, **more)
     return summarise(prepared, journal, settings, tasks=1)
 
 
@@ -40,7 +41,7 @@ def right(way: str, index: int, copy: int) -> str:
     return f"#### {index}"
 
 
-def judge(prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]) -> str:
+def compare(prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]) -> str:
     return "identical" if list(plain) == list(drafted) else "different"
 
 
@@ -53,7 +54,7 @@ def test_ways_take_turns_at_going_first_and_every_example_is_answered(tmp_path: 
         return right(way, index, copy)
 
     ways = fake_ways(script)
-    finding = go(tmp_path, "gsm8k", ways, judge=judge)
+    finding = go(tmp_path, "gsm8k", ways, compare=compare)
     assert [way.calls for way in ways] == [[[0], [0, 1], [2, 3], [4]]] * 2  # the first is the warm-up
     assert order[2:] == [PLAIN] * 2 + [SPECULATIVE] * 4 + [PLAIN] * 2 + [PLAIN, SPECULATIVE]
     assert finding is not None and finding.examples == finding.total == 5 and finding.verdict == SAME
@@ -66,18 +67,18 @@ def test_ways_take_turns_at_going_first_and_every_example_is_answered(tmp_path: 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path, error: type[BaseException]) -> None:
     sums(tmp_path, 6)
-    whole = go(tmp_path, "gsm8k", fake_ways(right), judge=judge)
+    whole = go(tmp_path, "gsm8k", fake_ways(right), compare=compare)
     (tmp_path / JOURNAL).unlink()
-    with pytest.raises(error):
-        go(tmp_path, "gsm8k", fake_ways(right, fail_at=3, error=error), judge=judge)
+    with nullcontext() if error is KeyboardInterrupt else pytest.raises(error):
+        go(tmp_path, "gsm8k", fake_ways(right, fail_at=3, error=error), compare=compare)
     with (tmp_path / JOURNAL).open("ab") as file:
         file.write(b'{"task": "gsm8k", "call": 2, "way": "pl')  # a kill in the middle of a line
     again = fake_ways(right)
-    resumed = go(tmp_path, "gsm8k", again, judge=judge)
+    resumed = go(tmp_path, "gsm8k", again, compare=compare)
     assert [way.calls[1:] for way in again] == [[], [[4, 5]]]  # besides the warm-up, only what was missing
     assert resumed == whole
     idle = fake_ways(right)
-    assert go(tmp_path, "gsm8k", idle, judge=judge) == whole and idle[0].calls == []
+    assert go(tmp_path, "gsm8k", idle, compare=compare) == whole and idle[0].calls == []
 
 
 def test_answers_of_other_settings_or_data_are_not_mixed(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_single_wrong_word_in_greedy_text_is_seen(tmp_path: Path) -> None:
     def script(way: str, index: int, copy: int) -> str:
         return right(way, index, copy) + ("!" if way == SPECULATIVE and index == 2 else "")
 
-    finding = go(tmp_path, "gsm8k", fake_ways(script), judge=judge)
+    finding = go(tmp_path, "gsm8k", fake_ways(script), compare=compare)
     assert finding is not None and finding.agreement is not None
     assert (finding.agreement.identical, finding.agreement.different) == (3, 1) and finding.verdict == AGREE
 
@@ -169,7 +170,7 @@ def test_programs_that_were_stopped_are_noted(tmp_path: Path) -> None:
 
 def test_spec_bench_is_told_by_category(tmp_path: Path) -> None:
     small_data(tmp_path)
-    finding = go(tmp_path, "spec_bench", fake_ways(lambda way, index, copy: "abcd" * (index + 1)), judge=judge)
+    finding = go(tmp_path, "spec_bench", fake_ways(lambda way, index, copy: "abcd" * (index + 1)), compare=compare)
     assert finding is not None and [part.category for part in finding.parts] == ["qa", "rag", "mt_bench"]
     assert finding.parts[0].repeated[PLAIN] == 0 and finding.parts[1].repeated[PLAIN] == pytest.approx(1 / 5)
     assert finding.parts[2].agreement is not None and finding.verdict == SAME

@@ -10,7 +10,7 @@ import pytest
 from forerun.errors import InvalidArgument
 from forerun.eval.passes import Candidate, pass_at_k, service
 from forerun.eval.sandbox.run import Limits
-from forerun.eval.tasks import TASKS, Example, Made, chosen
+from forerun.eval.tasks import TASKS, Answer, Example, chosen
 from forerun.eval.tasks.code import code_blocks, humaneval_program, mbpp_program
 from forerun.eval.tasks.gsm8k import last_number
 
@@ -21,15 +21,15 @@ def test_rouge_by_hand() -> None:
     pytest.importorskip("rouge_score")
     score = TASKS["xsum"].score
     example = Example("1", "", "the cat sat on the mat")
-    found = score(example, Made("the cat lay on the mat", ()), LIMITS).values
+    found = score(example, Answer("the cat lay on the mat", ()), LIMITS).values
     # 5 of 6 words; pairs "the cat", "on the", "the mat" of 5; the longest common subsequence leaves out one word
     assert found["rouge1"] == pytest.approx(5 / 6)
     assert found["rouge2"] == pytest.approx(3 / 5)
     assert found["rougeL"] == pytest.approx(5 / 6)
-    short = score(example, Made("mat", ()), LIMITS).values
+    short = score(example, Answer("mat", ()), LIMITS).values
     assert short["rouge1"] == pytest.approx(2 * (1 / 1) * (1 / 6) / (1 + 1 / 6)) and short["rouge2"] == 0
-    assert set(score(example, Made("", ()), LIMITS).values.values()) == {0.0}
-    assert score(example, Made("The CATS sat on the mats.", ()), LIMITS).values["rouge1"] == 1  # stemmed, lower case
+    assert set(score(example, Answer("", ()), LIMITS).values.values()) == {0.0}
+    assert score(example, Answer("The CATS sat on the mats.", ()), LIMITS).values["rouge1"] == 1  # stemmed, lower case
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_last_number(answer: str, number: str | None) -> None:
 def test_exact_match_compares_values_not_letters() -> None:
     example = Example("1", "", "18")
     match = TASKS["gsm8k"].score
-    assert match(example, Made("#### 18.0", ()), LIMITS).values["exact_match"] == 1
-    assert match(example, Made("#### 180", ()), LIMITS).values["exact_match"] == 0
-    assert match(example, Made("", ()), LIMITS).values["exact_match"] == 0
+    assert match(example, Answer("#### 18.0", ()), LIMITS).values["exact_match"] == 1
+    assert match(example, Answer("#### 180", ()), LIMITS).values["exact_match"] == 0
+    assert match(example, Answer("", ()), LIMITS).values["exact_match"] == 0
 
 
 def test_code_is_taken_from_fences() -> None:
@@ -86,7 +86,7 @@ HUMANEVAL = Example(
     ],
 )
 def test_humaneval(answer: str, passes: bool) -> None:
-    found = TASKS["humaneval"].score(HUMANEVAL, Made(answer, ()), Limits(seconds=0.6))
+    found = TASKS["humaneval"].score(HUMANEVAL, Answer(answer, ()), Limits(seconds=0.6))
     assert found.values["pass"] == passes, humaneval_program(HUMANEVAL, answer)
     assert found.note
 
@@ -94,9 +94,9 @@ def test_humaneval(answer: str, passes: bool) -> None:
 def test_mbpp() -> None:
     example = Example("11", "", {"tests": ["assert root(9) == 3"], "setup": ["import math"]})
     good = "```python\ndef root(x):\n    return math.isqrt(x)\n```"
-    assert TASKS["mbpp"].score(example, Made(good, ()), LIMITS).values["pass"] == 1
+    assert TASKS["mbpp"].score(example, Answer(good, ()), LIMITS).values["pass"] == 1
     assert "[DONE]" not in mbpp_program(example, "def root(x): return 3\n[DONE]\nmore")
-    assert TASKS["mbpp"].score(example, Made("def root(x): return 2", ()), LIMITS).values["pass"] == 0
+    assert TASKS["mbpp"].score(example, Answer("def root(x): return 2", ()), LIMITS).values["pass"] == 0
 
 
 def test_pass_at_k_is_the_share_of_choices_that_hold_a_pass() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from statistics import median, stdev
+from statistics import fmean, geometric_mean, median, stdev
 
 from forerun.bench.results import Measurement, Results
 from forerun.measure.plot import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_BLUE, RED, Figure, Panel, Series
@@ -47,18 +47,15 @@ def ratio(results: Results, method: str, batch: int, category: str, baseline: st
 def ratios(results: Results, method: str, batch: int, category: str, baseline: str | None = None) -> list[float]:
     """One a group that both decoded. Tokens per second are compared, so that emitting too few gains nothing."""
     theirs = results.by_group(baseline or results.baseline, batch, category)
-    own = results.by_group(method, batch, category)
-    return [own[key].tokens_per_second / theirs[key].tokens_per_second for key in own if key in theirs]
+    ours = results.by_group(method, batch, category)
+    return [ours[key].tokens_per_second / theirs[key].tokens_per_second for key in ours if key in theirs]
 
 
 def overall(results: Results, method: str, batch: int, baseline: str | None = None) -> float | None:
     """Geometric mean of the categories' ratios: each counts the same, and 2x and 0.5x cancel out."""
-    found = [ratio(results, method, batch, category, baseline) for category in results.categories()]
-    return geometric_mean([value for value in found if value is not None])
-
-
-def geometric_mean(values: Sequence[float]) -> float | None:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else None
+    every = [ratio(results, method, batch, category, baseline) for category in results.categories()]
+    known = [value for value in every if value is not None]
+    return geometric_mean(known) if known else None
 
 
 def tables(results: Results) -> tuple[Table, ...]:
@@ -70,8 +67,8 @@ def figure(results: Results) -> Figure:
     """The overall ratios, one cluster of bars a batch size; the baseline is the line at 1."""
     series = []
     for method, title in results.titles.items():
-        found = [(float(i), overall(results, method, b), b) for i, b in enumerate(results.batches())]
-        drawn = [(x, value, _error(results, method, b) * value) for x, value, b in found if value is not None]
+        heights = [(float(i), overall(results, method, b), b) for i, b in enumerate(results.batches())]
+        drawn = [(x, value, _error(results, method, b) * value) for x, value, b in heights if value is not None]
         if method != results.baseline and drawn:
             x, y, error = zip(*drawn, strict=True)
             series.append(Series(title, x, y, "bars", COLOURS.get(method), error=error, values="%.2f"))
@@ -90,8 +87,8 @@ def figure(results: Results) -> Figure:
 
 def _error(results: Results, method: str, batch: int) -> float:
     """Two standard errors of the mean log ratio over all groups: the relative error of a geometric mean."""
-    found = [math.log(r) for category in results.categories() for r in ratios(results, method, batch, category)]
-    return 2 * stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0
+    logs = [math.log(r) for category in results.categories() for r in ratios(results, method, batch, category)]
+    return 2 * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
 
 
 def headline(results: Results) -> tuple[str, ...]:
@@ -99,14 +96,14 @@ def headline(results: Results) -> tuple[str, ...]:
     lines = []
     if DEFAULT in results.titles:
         speeds = [(batch, overall(results, DEFAULT, batch)) for batch in results.batches()]
-        found = [f"{_times(speed)} at batch {batch}" for batch, speed in speeds if speed is not None]
-        if found:
-            lines.append(f"Forerun against {results.titles[results.baseline]}: {', '.join(found)}")
+        parts = [f"{_times(speed)} at batch {batch}" for batch, speed in speeds if speed is not None]
+        if parts:
+            lines.append(f"Forerun against {results.titles[results.baseline]}: {', '.join(parts)}")
     if RANDOM in results.titles and PLAIN in results.titles:
         costs = [(batch, overall(results, RANDOM, batch, baseline=PLAIN)) for batch in results.batches()]
-        found = [f"{1 / value - 1:+.1%} at batch {batch}" for batch, value in costs if value]
-        if found:
-            lines.append(f"Time lost to useless drafts, against Forerun plain: {', '.join(found)}")
+        parts = [f"{1 / value - 1:+.1%} at batch {batch}" for batch, value in costs if value]
+        if parts:
+            lines.append(f"Time lost to useless drafts, against Forerun plain: {', '.join(parts)}")
     return tuple(lines)
 
 
@@ -151,38 +148,29 @@ def _facts_table(results: Results) -> Table:
     return Table("What stands behind it", headings, tuple(rows))
 
 
-def _facts(results: Results, method: str, batch: int) -> tuple[str, str, str, str, str]:
-    own = results.of(method, batch)
-    if not own:
-        return (REFUSES if results.refuses(method, batch) else NOTHING, *([NOTHING] * 4))  # type: ignore[return-value]
+def _facts(results: Results, method: str, batch: int) -> tuple[str, ...]:
+    calls = results.of(method, batch)
+    if not calls:
+        return (REFUSES if results.refuses(method, batch) else NOTHING, *([NOTHING] * 4))
+    agreements = [call.agreement for call in calls if call.agreement is not None]
     return (
-        f"{median(m.tokens_per_second for m in own):.1f}",
-        f"{tokens_per_round(own):.2f}",
-        NOTHING if (rate := acceptance(own)) is None else f"{rate:.0%}",
-        f"{_mean(m.repeated for m in own):.0%}",
-        _sameness([m.agreement for m in own if m.agreement is not None]),
+        f"{median(call.tokens_per_second for call in calls):.1f}",
+        f"{tokens_per_round(calls):.2f}",
+        NOTHING if (rate := acceptance(calls)) is None else f"{rate:.0%}",
+        f"{fmean(call.repeated for call in calls):.0%}",
+        str(sum(agreements, Agreement(0, 0, 0))) if agreements else NOTHING,
     )
 
 
-def tokens_per_round(own: Sequence[Measurement]) -> float:
-    rounds = sum(m.rounds for m in own)
-    return sum(m.new_tokens for m in own) / rounds if rounds else 0.0
+def tokens_per_round(calls: Sequence[Measurement]) -> float:
+    rounds = sum(m.rounds for m in calls)
+    return sum(m.new_tokens for m in calls) / rounds if rounds else 0.0
 
 
-def acceptance(own: Sequence[Measurement]) -> float | None:
+def acceptance(calls: Sequence[Measurement]) -> float | None:
     """Accepted / drafted; None where nothing is known or nothing was drafted."""
-    drafted = sum(m.drafted or 0 for m in own)
-    return sum(m.accepted or 0 for m in own) / drafted if drafted else None
-
-
-def _sameness(found: Sequence[Agreement]) -> str:
-    """Rows with the baseline's text; the others part at a tie, or differ, which should not happen."""
-    if not found:
-        return NOTHING
-    identical, ties, different = (sum(getattr(a, name) for a in found) for name in ("identical", "ties", "different"))
-    parts = [f"{identical} of {identical + ties + different}"]
-    parts += [f"{count} {name}" for name, count in (("ties", ties), ("DIFFERENT", different)) if count]
-    return ", ".join(parts)
+    drafted = sum(m.drafted or 0 for m in calls)
+    return sum(m.accepted or 0 for m in calls) / drafted if drafted else None
 
 
 def _cell(results: Results, method: str, batch: int, value: float | None) -> str:
@@ -193,8 +181,3 @@ def _cell(results: Results, method: str, batch: int, value: float | None) -> str
 
 def _times(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}x"
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)

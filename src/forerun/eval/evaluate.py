@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.eval.journal import Journal, journal_path
 from forerun.eval.methods import DecoderMethod
 from forerun.eval.prepare import MissingTask, Prepared, TaskData, prepare
 from forerun.eval.report import eval_record
-from forerun.eval.run import Judge, answer_all
+from forerun.eval.run import CompareTexts, answer_all
 from forerun.eval.sandbox.run import run_program
 from forerun.eval.settings import EvalSettings
 from forerun.eval.summary import TaskResult, summarise
 from forerun.eval.tasks import TASKS, Task
-from forerun.eval.windows import Window, read, tolerance
+from forerun.eval.windows import read, tolerance
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record
@@ -73,24 +74,21 @@ def evaluate(
         notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
     prefix = _prefix(target, tasks) if target.config.is_encoder_decoder else None
     prepared = [prepare(task, tokenizer, scorer.context_length, settings, prefix) for task in found]
+    reads_text = any(task.windows for task in prepared)
     complete = False
     try:
-        answer_all(
+        complete = answer_all(
             prepared,
             methods,
             settings,
-            lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
             journal,
-            judge=_judge(target, prepared, settings),
-            reader=_Reader(target, scorer.kernels),
+            compare=_text_comparison(target, settings),
+            reader=partial(read, Scorer(target, use=scorer.kernels)) if reads_text else None,
             reporter=reporter,
         )
-        complete = True
-    except KeyboardInterrupt:
-        pass
     finally:
         results = _results(prepared, journal, settings, target.dtype)
-        record = eval_record(origin, settings.as_dict(), results, missing, notes, complete)
+        record = eval_record(origin, asdict(settings), results, missing, notes, complete)
         if results:
             record.save(output)
     return record
@@ -117,29 +115,16 @@ def _results(
     return tuple(result for result in every if result is not None)
 
 
-def _judge(target: Any, prepared: Sequence[Prepared], settings: EvalSettings) -> Judge | None:
+def _text_comparison(target: Any, settings: EvalSettings) -> CompareTexts | None:
     """Greedy texts are compared token for token; a time budget cuts them at different places."""
     if settings.temperature > 0 or settings.max_time is not None:
         return None
 
-    def judge(prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]) -> str:
+    def compare(prompt: Sequence[int], plain: Sequence[int], drafted: Sequence[int]) -> str:
         if target.config.is_encoder_decoder:
-            found = difference(Reading(target, prompt), [decoder_start(target)], drafted, plain)
+            parting = difference(Reading(target, prompt), [decoder_start(target)], drafted, plain)
         else:
-            found = difference(target, prompt, drafted, plain)
-        return "identical" if found is None else "ties" if found.is_tie else "different"
+            parting = difference(target, prompt, drafted, plain)
+        return "identical" if parting is None else "ties" if parting.is_tie else "different"
 
-    return judge
-
-
-class _Reader:
-    """Reads windows of text with a scorer of its own, made when the first one comes."""
-
-    def __init__(self, target: Any, kernels: Kernels) -> None:
-        self.target, self.kernels = target, kernels
-        self.scorer: Scorer | None = None
-
-    def __call__(self, window: Window, way: str) -> tuple[float, float]:
-        if self.scorer is None:
-            self.scorer = Scorer(self.target, use=self.kernels)
-        return read(self.scorer, window, way)
+    return compare

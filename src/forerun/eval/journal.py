@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import ForerunError, InvalidArgument
+from forerun.eval.tasks import Answer
 from forerun.files import parse_json
+from forerun.measure.record import as_json
+from forerun.measure.stored import read
 
 FORMAT = 1
 REMEDY = "give another --output, or delete it"
@@ -19,22 +22,6 @@ REMEDY = "give another --output, or delete it"
 def journal_path(output: Path) -> Path:
     """Where the answers stand, beside the record."""
     return output.with_name(output.stem + ".answers.jsonl")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One sequence, scored."""
-
-    text: str
-    tokens: tuple[int, ...]
-    finish: str
-    seconds: float  # from the beginning of the call to the end of this sequence
-    mean_logprob: float | None
-    rounds: int
-    drafted: int
-    accepted: int
-    scores: Mapping[str, float]
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +60,13 @@ class Journal:
         self.path = path
         self.entries: dict[tuple[str, int, str], Entry] = {}
         self.sources: dict[str, str] = {}
-        head = {"format": FORMAT, "settings": json.loads(json.dumps(dict(identity)))}
-        lines = self._take_over(head)
-        self.resumed = len(self.entries)
-        if not lines:
+        head = {"format": FORMAT, "settings": as_json(identity)}
+        if lines := self._read():
+            self._check_settings(lines[0], head["settings"])
+            self._take_over(lines[1:])
+        else:
             self._append(head)
+        self.resumed = len(self.entries)
 
     def begin(self, task: str, source: str) -> None:
         """Note what a task is read from; other data than before cannot be mixed in."""
@@ -95,8 +84,8 @@ class Journal:
 
     def of(self, task: str, way: str) -> list[Entry]:
         """In the order of the calls."""
-        found = [entry for entry in self.entries.values() if (entry.task, entry.way) == (task, way)]
-        return sorted(found, key=lambda entry: entry.call)
+        entries = [entry for entry in self.entries.values() if (entry.task, entry.way) == (task, way)]
+        return sorted(entries, key=lambda entry: entry.call)
 
     def _append(self, content: Mapping[str, Any]) -> None:
         try:
@@ -107,54 +96,39 @@ class Journal:
         except OSError as error:
             raise ForerunError(f"cannot write {str(self.path)!r} ({error.strerror}); give another --output") from error
 
-    def _take_over(self, head: Mapping[str, Any]) -> int:
-        """Read what is there. A last line that was cut off by a kill is dropped, from the file as well."""
+    def _read(self) -> list[Any]:
+        """The lines that are there. A last one that was cut off by a kill is dropped, from the file as well."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return 0
+            return []
         whole, _, torn = self.path.read_bytes().rpartition(b"\n")
         if torn:
             os.truncate(self.path, len(whole) + (1 if whole else 0))
-        lines = whole.split(b"\n") if whole else []
         try:
-            for number, line in enumerate(lines):
-                self._take(parse_json(line.decode("utf-8")), head if number == 0 else None)
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
-            raise InvalidArgument(
-                f"{str(self.path)!r} is damaged ({type(error).__name__}: {error}); {REMEDY}"
-            ) from error
-        return len(lines)
+            return [parse_json(line.decode("utf-8")) for line in whole.split(b"\n")] if whole else []
+        except ValueError as error:
+            raise self._damaged(error) from error
 
-    def _take(self, content: dict[str, Any], head: Mapping[str, Any] | None) -> None:
-        if head is not None:
-            self._compare(content, head)
-        elif "call" in content:
-            entry = _entry(content)
-            self.entries[entry.key] = entry
-        else:
-            self.sources[content["task"]] = content["source"]
-
-    def _compare(self, content: Mapping[str, Any], head: Mapping[str, Any]) -> None:
-        if content.get("format") != FORMAT:
+    def _check_settings(self, head: Any, settings: Mapping[str, Any]) -> None:
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
             raise InvalidArgument(f"{str(self.path)!r} is not a journal of answers of format {FORMAT}; {REMEDY}")
-        before, now = content["settings"], head["settings"]
-        for name in now:
-            if before.get(name) != now[name]:
+        before = head.get("settings", {})
+        for name, now in settings.items():
+            if before.get(name) != now:
                 raise InvalidArgument(
-                    f"{self.path.name} holds answers with {name}={before.get(name)!r}, and now it is {now[name]!r}; "
-                    f"{REMEDY}"
+                    f"{self.path.name} holds answers with {name}={before.get(name)!r}, and now it is {now!r}; {REMEDY}"
                 )
 
+    def _take_over(self, lines: Sequence[Any]) -> None:
+        try:
+            for content in lines:
+                if "call" in content:
+                    entry: Entry = read(Entry, content, "answers")
+                    self.entries[entry.key] = entry
+                else:
+                    self.sources[content["task"]] = content["source"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._damaged(error) from error
 
-def _entry(content: dict[str, Any]) -> Entry:
-    return Entry(**content | {"examples": tuple(map(_answered, content["examples"]))})
-
-
-def _answered(content: dict[str, Any]) -> Answered:
-    return Answered(**content | {"answers": tuple(map(_answer, content["answers"]))})
-
-
-def _answer(content: dict[str, Any]) -> Answer:
-    return Answer(**content | {"tokens": tuple(content["tokens"])})
+    def _damaged(self, error: Exception) -> InvalidArgument:
+        return InvalidArgument(f"{str(self.path)!r} is damaged ({type(error).__name__}: {error}); {REMEDY}")

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters.base import Drafter
 from forerun.engine import FinishReason, RowResult
+from forerun.eval.tasks import Answer
 from forerun.measure.timing import timed
 from forerun.policy.base import Policy
 
@@ -28,24 +27,11 @@ class IndexedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodedSequence:
-    """One sequence as it came out of a decoder."""
-
-    tokens: tuple[int, ...]
-    finish: str
-    seconds: float
-    mean_logprob: float | None
-    rounds: int
-    drafted: int
-    accepted: int
-
-
-@dataclass(frozen=True, slots=True)
 class Call:
-    """What one call made: for each prompt its sequences."""
+    """What came of one call: for each prompt its sequences, not yet scored."""
 
     seconds: float
-    prompts: tuple[tuple[DecodedSequence, ...], ...]
+    prompts: tuple[tuple[Answer, ...], ...]
 
 
 class Method(Protocol):
@@ -66,17 +52,13 @@ class DecoderMethod:
 
     def answer(self, asked: Sequence[IndexedPrompt], keywords: dict[str, Any]) -> Call:
         copies = keywords.get("num_return_sequences", 1)
-        width = max(len(prompt.tokens) for prompt in asked)
-        pads = [width - len(prompt.tokens) for prompt in asked]
-        ids = torch.tensor([[0] * pad + list(prompt.tokens) for pad, prompt in zip(pads, asked, strict=True)])
-        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads])
+        prompts = [list(prompt.tokens) for prompt in asked]
         numbers = [prompt.index * copies + copy for prompt in asked for copy in range(copies)]
-        device = self.decoder.target.device
         begun = self.decoder.engine.clock()
         result, seconds = timed(
-            device, lambda: self.decoder.generate(ids.to(device), mask, request_ids=numbers, **keywords)
+            self.decoder.target.device, lambda: self.decoder.generate(prompts, request_ids=numbers, **keywords)
         )
-        rows = [_written(row, begun) for row in result.rows]
+        rows = [_answer(row, text, begun) for row, text in zip(result.rows, result.texts, strict=True)]
         groups = range(0, len(rows), copies)
         return Call(seconds, tuple(tuple(rows[start : start + copies]) for start in groups))
 
@@ -97,8 +79,9 @@ def both(
     return DecoderMethod(PLAIN, plain), DecoderMethod(SPECULATIVE, drafted)
 
 
-def _written(row: RowResult, begun: float) -> DecodedSequence:
-    return DecodedSequence(
+def _answer(row: RowResult, text: str, begun: float) -> Answer:
+    return Answer(
+        text=text,
         tokens=row.tokens,
         finish=str(row.finish_reason),
         seconds=row.finished_at - begun,

@@ -49,13 +49,9 @@ class Service:
     last_latency: float | None
     all_latency: float | None
 
-    @property
-    def answered(self) -> bool:
-        return self.first_latency is not None
-
 
 def service(prompts: Sequence[Sequence[Candidate]]) -> Service:
-    """Judge each prompt's candidates. A prompt without a finished answer has failed, and has no latency."""
+    """Each prompt's candidates together. A prompt without a finished answer has failed, and has no latency."""
     finished = [[c for c in candidates if c.finished] for candidates in prompts]
     ordered = [sorted(done, key=lambda c: c.seconds) for done in finished if done]
     return Service(

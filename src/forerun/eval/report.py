@@ -13,7 +13,6 @@ from forerun.eval.summary import DIFFER, Comparison, TaskResult
 from forerun.eval.tasks import TASKS
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
-from forerun.measure.reference import Agreement
 from forerun.measure.table import NOTHING, Table
 
 TEXT_NOTE = (
@@ -31,7 +30,6 @@ def eval_record(
     notes: Sequence[str] = (),
     complete: bool = True,
 ) -> Record:
-    """`settings` are those of `EvalSettings.as_dict`."""
     return Record(
         kind="eval",
         provenance=provenance,
@@ -149,7 +147,7 @@ def _speeds(results: Sequence[TaskResult]) -> Table:
                 NOTHING if ratio is None else f"{ratio:.2f}x",
                 f"{drafted.tokens_per_round:.2f}" if decodes else NOTHING,
                 NOTHING if rate is None else f"{rate:.0%}",
-                _sameness(result.agreement),
+                NOTHING if result.agreement is None else str(result.agreement),
             )
         )
     return Table("Speed beside it, reading prompts included", headings, tuple(rows))
@@ -164,7 +162,7 @@ def _parts(result: TaskResult) -> Table:
             f"{part.tokens_per_round[SPECULATIVE]:.2f}",
             f"{part.repeated[PLAIN]:.1%}",
             f"{part.repeated[SPECULATIVE]:.1%}",
-            _sameness(part.agreement),
+            NOTHING if part.agreement is None else str(part.agreement),
         )
         for part in result.parts
     ]
@@ -180,19 +178,10 @@ def _services(results: Sequence[TaskResult], settings: Mapping[str, Any]) -> Tab
     )  # fmt: skip
     rows = []
     for result in results:
-        for way, found in (result.services or {}).items():
-            passes = (found.pass_first, found.pass_finished, found.pass_all)
-            judged = [f"{share:.1%}" if TASKS[result.task].is_pass else NOTHING for share in passes]
-            latencies = (found.first_latency, found.last_latency, found.all_latency)
-            shown = [NOTHING if value is None else f"{1000 * value:.1f}" for value in latencies]
-            rows.append((result.title, way, f"{found.finished:.0%}", *judged, *shown))
+        for way, service in (result.services or {}).items():
+            shares = (service.pass_first, service.pass_finished, service.pass_all)
+            passes = [f"{share:.1%}" if TASKS[result.task].is_pass else NOTHING for share in shares]
+            seconds = (service.first_latency, service.last_latency, service.all_latency)
+            latencies = [NOTHING if value is None else f"{1000 * value:.1f}" for value in seconds]
+            rows.append((result.title, way, f"{service.finished:.0%}", *passes, *latencies))
     return Table(title, headings, tuple(rows))
-
-
-def _sameness(found: Agreement | None) -> str:
-    if found is None:
-        return NOTHING
-    parts = [f"{found.identical} of {found.identical + found.ties + found.different}"]
-    parts += [f"{found.ties} ties"] if found.ties else []
-    parts += [f"{found.different} DIFFERENT"] if found.different else []
-    return ", ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forerun.errors import InvalidArgument
@@ -92,12 +92,4 @@ class EvalSettings:
     @property
     def identity(self) -> dict[str, Any]:
         """What two runs must share for their answers to belong together."""
-        return {name: value for name, value in self.as_dict().items() if name not in REPORTING}
-
-    def as_dict(self) -> dict[str, Any]:
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, content: dict[str, Any]) -> EvalSettings:
-        known = {field.name: content[field.name] for field in fields(cls)}
-        return cls(**known | {"k": tuple(known["k"])})
+        return {name: value for name, value in asdict(self).items() if name not in REPORTING}

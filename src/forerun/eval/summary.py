@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from forerun.engine import FinishReason
 from forerun.eval.estimate import Estimate, compare
-from forerun.eval.journal import Answer, Answered, Entry, Journal
-from forerun.eval.methods import METHODS, PLAIN, SPECULATIVE, UNFINISHED
+from forerun.eval.journal import Answered, Entry, Journal
+from forerun.eval.methods import METHODS, PLAIN, UNFINISHED
 from forerun.eval.passes import Candidate, Service, pass_at_k, service
 from forerun.eval.prepare import Prepared
 from forerun.eval.settings import EvalSettings
-from forerun.eval.tasks import Metric, Task
+from forerun.eval.tasks import Answer, Metric, Task
 from forerun.measure.reference import Agreement
 from forerun.measure.repetition import repeated_share
 
@@ -85,8 +86,8 @@ class TaskResult:
     total: int  # examples there are
     examples: int  # of them answered both ways
     confidence: float  # of each score's interval
-    difference_confidence: float  # of each difference: all tasks' judged differences hold together as often
-    comparisons: tuple[Comparison, ...]  # the first is judged
+    difference_confidence: float  # of each difference: the first differences of all tasks hold together as often
+    comparisons: tuple[Comparison, ...]  # the first decides the verdict
     speeds: Mapping[str, Speed]
     agreement: Agreement | None  # of greedy texts
     parts: tuple[CategoryResult, ...] = ()
@@ -113,16 +114,14 @@ def summarise(
     tasks: int,
     tolerance: Callable[[float], float] = lambda perplexity: 0.0,
 ) -> TaskResult | None:
-    """Of the calls that both ways have made; None where there are none. `tasks` are judged in the same run."""
+    """Of the calls that both ways have made; None where there are none. `tasks` are compared in the same run."""
     entries = _paired(journal, prepared.task.name)
     if not entries[PLAIN]:
         return None
     wider = 1 - (1 - settings.confidence) / tasks
     rows = {way: [row for entry in entries[way] for row in entry.examples] for way in METHODS}
     if prepared.windows:
-        comparisons: tuple[Comparison, ...] = (
-            _perplexity(prepared.task.primary, entries, settings.confidence, wider, tolerance),
-        )
+        comparisons = [_perplexity(prepared.task.primary, entries, settings, wider, tolerance)]
     else:
         comparisons = _comparisons(prepared.task, rows, settings, wider)
     is_service = not prepared.windows and (settings.num_sequences > 1 or settings.max_time is not None)
@@ -134,7 +133,7 @@ def summarise(
         examples=len(entries[PLAIN]) if prepared.windows else len(rows[PLAIN]),
         confidence=settings.confidence,
         difference_confidence=wider,
-        comparisons=comparisons,
+        comparisons=tuple(comparisons),
         speeds={way: _speed(entries[way]) for way in METHODS},
         agreement=_agreement([row for way in METHODS for row in rows[way]]),
         parts=_parts(rows),
@@ -151,23 +150,23 @@ def _paired(journal: Journal, task: str) -> dict[str, list[Entry]]:
 
 def _comparisons(
     task: Task, rows: Mapping[str, Sequence[Answered]], settings: EvalSettings, wider: float
-) -> tuple[Comparison, ...]:
-    metrics = _passes(settings) if task.is_pass and settings.num_sequences > 1 else task.metrics
-    found = []
-    for metric in metrics:
-        values = {way: [_value(task, metric, row) for row in rows[way]] for way in METHODS}
-        paired = compare(
-            values[PLAIN], values[SPECULATIVE], confidence=settings.confidence, difference_confidence=wider
-        )
-        found.append(
-            Comparison(metric.name, metric.title, metric.is_share, paired.plain, paired.speculative, paired.difference,
-                       paired.p_value)
-        )  # fmt: skip
-    return tuple(found)
+) -> list[Comparison]:
+    metrics = task.metrics
+    if task.is_pass and settings.num_sequences > 1:
+        metrics = tuple(Metric(f"pass@{k}", f"pass@{k}") for k in settings.ks)
+    return [
+        _comparison(metric, [[_value(task, metric, row) for row in rows[way]] for way in METHODS], settings, wider)
+        for metric in metrics
+    ]
 
 
-def _passes(settings: EvalSettings) -> tuple[Metric, ...]:
-    return tuple(Metric(f"pass@{k}", f"pass@{k}") for k in settings.ks)
+def _comparison(
+    metric: Metric, values: Sequence[Sequence[float]], settings: EvalSettings, wider: float, **shape: Any
+) -> Comparison:
+    """`values` of plain and of speculative decoding, example by example."""
+    paired = compare(*values, confidence=settings.confidence, difference_confidence=wider, **shape)
+    figures = (paired.plain, paired.speculative, paired.difference, paired.p_value)
+    return Comparison(metric.name, metric.title, metric.is_share, *figures)
 
 
 def _value(task: Task, metric: Metric, row: Answered) -> float:
@@ -185,20 +184,14 @@ def _passed(task: Task, answer: Answer) -> bool:
 def _perplexity(
     metric: Metric,
     entries: Mapping[str, Sequence[Entry]],
-    confidence: float,
+    settings: EvalSettings,
     wider: float,
     tolerance: Callable[[float], float],
 ) -> Comparison:
-    paired = compare(
-        *([entry.nll / entry.tokens for entry in entries[way]] for way in METHODS),
-        weights=[float(entry.tokens) for entry in entries[PLAIN]],
-        exponential=True,
-        confidence=confidence,
-        difference_confidence=wider,
-    )
-    slack = tolerance(paired.plain.value)
-    return Comparison(metric.name, metric.title, metric.is_share, paired.plain, paired.speculative, paired.difference,
-                      paired.p_value, slack)  # fmt: skip
+    values = [[entry.nll / entry.tokens for entry in entries[way]] for way in METHODS]
+    weights = [float(entry.tokens) for entry in entries[PLAIN]]
+    comparison = _comparison(metric, values, settings, wider, weights=weights, exponential=True)
+    return replace(comparison, tolerance=tolerance(comparison.plain.value))
 
 
 def _speed(entries: Sequence[Entry]) -> Speed:
@@ -239,22 +232,25 @@ def _part(name: str, rows: Mapping[str, Sequence[Answered]]) -> CategoryResult:
 
 
 def _service(task: Task, rows: Sequence[Answered]) -> Service:
-    return service([[_candidate(task, answer) for answer in row.answers] for row in rows])
-
-
-def _candidate(task: Task, answer: Answer) -> Candidate:
-    finished = answer.finish not in UNFINISHED
-    return Candidate(_passed(task, answer), finished, answer.mean_logprob, answer.seconds, len(answer.tokens))
+    return service(
+        [
+            [
+                Candidate(_passed(task, a), a.finish not in UNFINISHED, a.mean_logprob, a.seconds, len(a.tokens))
+                for a in row.answers
+            ]
+            for row in rows
+        ]
+    )
 
 
 def _endings(task: Task, way: str, rows: Sequence[Answered]) -> list[str]:
     """Answers that broke off, and programs that had to be stopped."""
-    broken = sum(answer.finish == FinishReason.ERROR for row in rows for answer in row.answers)
+    answers = [answer for row in rows for answer in row.answers]
+    broken = sum(answer.finish == FinishReason.ERROR for answer in answers)
     notes = [f"{task.title}, {way}: {broken} answers broke off, because logits were not finite"] if broken else []
-    return notes + (_stopped(task, way, rows) if task.runs_code else [])
-
-
-def _stopped(task: Task, way: str, rows: Sequence[Answered]) -> list[str]:
-    endings = Counter(answer.note.partition(":")[0] for row in rows for answer in row.answers)
+    endings = Counter(answer.note.partition(":")[0] for answer in answers) if task.runs_code else {}
     stopped = [f"{count} {ending}" for ending, count in endings.items() if ending not in SILENT_ENDINGS]
-    return [f"{task.title}, {way}: programs stopped by the sandbox: {', '.join(stopped)}"] if stopped else []
+    return [
+        *notes,
+        *([f"{task.title}, {way}: programs stopped by the sandbox: {', '.join(stopped)}"] if stopped else []),
+    ]

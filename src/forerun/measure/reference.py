@@ -185,6 +185,16 @@ class Agreement:
     ties: int
     different: int
 
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(self.identical + other.identical, self.ties + other.ties, self.different + other.different)
+
+    def __str__(self) -> str:
+        """For tables. Rows that are not identical part at a tie, or differ, which should not happen."""
+        parts = [f"{self.identical} of {self.identical + self.ties + self.different}"]
+        parts += [f"{self.ties} ties"] if self.ties else []
+        parts += [f"{self.different} DIFFERENT"] if self.different else []
+        return ", ".join(parts)
+
 
 Rows = Sequence[Sequence[int]]
 

@@ -44,7 +44,7 @@ def take_turns(
     """
     planned = list(turns)
     reporter.start("measuring", total=sum(turn.cost for turn in planned))
-    outcome, started, left_out = Outcome(), perf_counter(), False
+    outcome, started, left_out = Outcome(complete=not planned), perf_counter(), False
     saved = save(outcome)
     for turn in planned:
         reporter.start(turn.title)

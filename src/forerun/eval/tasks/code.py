@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forerun.eval.sandbox.run import Limits, run_program
 from forerun.eval.tasks.rows import identity, json_rows, text
-from forerun.eval.tasks.task import Example, Made, Metric, Rows, Score, Task
+from forerun.eval.tasks.task import Answer, Example, Metric, Rows, Score, Task
 
 FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL | re.IGNORECASE)
 # What begins at the margin after a function's body does not belong to it.
@@ -50,18 +50,15 @@ def _cut(body: str, stops: tuple[str, ...]) -> str:
     return body[: min(places)] if places else body
 
 
-def _passes(program: str, limits: Limits) -> Score:
-    outcome = run_program(program, limits)
-    note = outcome.ending + (f": {outcome.message}" if outcome.message else "")
-    return Score({"pass": float(outcome.passed)}, note)
+def _passing(program: Callable[[Example, str], str]) -> Callable[[Example, Answer, Limits], Score]:
+    """A scorer that runs the program made of an answer."""
 
+    def score(example: Example, answer: Answer, limits: Limits) -> Score:
+        outcome = run_program(program(example, answer.text), limits)
+        note = outcome.ending + (f": {outcome.message}" if outcome.message else "")
+        return Score({"pass": float(outcome.passed)}, note)
 
-def _score_humaneval(example: Example, made: Made, limits: Limits) -> Score:
-    return _passes(humaneval_program(example, made.text), limits)
-
-
-def _score_mbpp(example: Example, made: Made, limits: Limits) -> Score:
-    return _passes(mbpp_program(example, made.text), limits)
+    return score
 
 
 def _humaneval(row: Mapping[str, Any]) -> Example:
@@ -110,7 +107,7 @@ HUMANEVAL = Task(
     parse=json_rows(_humaneval),
     give="HumanEval.jsonl.gz",
     ask=_ask_humaneval,
-    score=_score_humaneval,
+    score=_passing(humaneval_program),
     max_new_tokens=256,
     stops=AFTER_FUNCTION,
     is_pass=True,
@@ -124,7 +121,7 @@ MBPP = Task(
     parse=_parse_mbpp,
     give="sanitized-mbpp.json or mbpp.jsonl",
     ask=_ask_mbpp,
-    score=_score_mbpp,
+    score=_passing(mbpp_program),
     max_new_tokens=256,
     stops=(MBPP_END,),
     is_pass=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.eval.sandbox.run import Limits
 from forerun.eval.tasks.rows import identity, json_rows, text
-from forerun.eval.tasks.task import Example, Made, Metric, Score, Task
+from forerun.eval.tasks.task import Answer, Example, Metric, Score, Task
 
 MARK = "####"
 NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
@@ -18,19 +18,19 @@ NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
 def last_number(answer: str) -> Decimal | None:
     """The number after the last `####` where there is one, else the last number of the text."""
     marked = NUMBER.search(answer.rpartition(MARK)[2]) if MARK in answer else None
-    found = marked.group() if marked else next(reversed(NUMBER.findall(answer)), None)
-    if found is None:
+    digits = marked.group() if marked else next(reversed(NUMBER.findall(answer)), None)
+    if digits is None:
         return None
     try:
-        return Decimal(found.replace(",", ""))
+        return Decimal(digits.replace(",", ""))
     except InvalidOperation:
         return None
 
 
-def exact_match(example: Example, made: Made, limits: Limits) -> Score:
-    found = last_number(made.text)
-    right = found is not None and found == Decimal(example.reference)
-    return Score({"exact_match": float(right)}, "no number" if found is None else f"said {found}")
+def exact_match(example: Example, answer: Answer, limits: Limits) -> Score:
+    said = last_number(answer.text)
+    right = said is not None and said == Decimal(example.reference)
+    return Score({"exact_match": float(right)}, "no number" if said is None else f"said {said}")
 
 
 def _example(row: Mapping[str, Any]) -> Example:

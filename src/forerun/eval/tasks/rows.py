@@ -18,7 +18,7 @@ def json_rows(make: Callable[[Mapping[str, Any]], Example]) -> Callable[[tuple[P
     def parse(paths: tuple[Path, ...]) -> Rows:
         for path in paths:
             for where, row in _values(path):
-                yield where, row if isinstance(row, ValueError) else _made(make, row)
+                yield where, row if isinstance(row, ValueError) else _example(make, row)
 
     return parse
 
@@ -71,10 +71,10 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
     content = read_text(path)
     if content.lstrip().startswith("["):
         try:
-            found = parse_json(content)
+            values = parse_json(content)
         except ValueError as error:
             raise InvalidArgument(f"{path.name}: {error}; fetch it again") from error
-        for number, row in enumerate(found, 1):
+        for number, row in enumerate(values, 1):
             yield f"{path.name}, entry {number}", row
         return
     for number, line in enumerate(content.split("\n"), 1):
@@ -89,7 +89,7 @@ def _json(line: str) -> Any:
         return error
 
 
-def _made(make: Callable[[Mapping[str, Any]], Example], row: Any) -> Example | ValueError:
+def _example(make: Callable[[Mapping[str, Any]], Example], row: Any) -> Example | ValueError:
     if not isinstance(row, dict):
         return ValueError(f"a {type(row).__name__} where an object was expected")
     try:

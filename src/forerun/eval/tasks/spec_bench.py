@@ -8,7 +8,7 @@ from typing import Any
 from forerun.bench.prompts import whole
 from forerun.eval.sandbox.run import Limits
 from forerun.eval.tasks.rows import identity, json_rows, text
-from forerun.eval.tasks.task import Example, Made, Metric, Score, Task
+from forerun.eval.tasks.task import Answer, Example, Metric, Score, Task
 from forerun.measure.repetition import repeated_share
 
 
@@ -20,15 +20,15 @@ def _example(row: Mapping[str, Any]) -> Example:
     return Example(name, turns[0], None, whole(text(row, "category")))
 
 
-def _facts(example: Example, made: Made, limits: Limits) -> Score:
-    return Score({"repeated": repeated_share([made.tokens]), "tokens": float(len(made.tokens))})
+def _facts(example: Example, answer: Answer, limits: Limits) -> Score:
+    return Score({"repeated": repeated_share([answer.tokens]), "tokens": float(len(answer.tokens))})
 
 
 SPEC_BENCH = Task(
     name="spec_bench",
     title="Spec-Bench",
     metrics=(
-        Metric("repeated", "repeated 4-grams", higher_is_better=False),
+        Metric("repeated", "repeated 4-grams"),
         Metric("tokens", "tokens", is_share=False),
     ),
     places=(("spec_bench/question.jsonl",), ("question.jsonl",)),

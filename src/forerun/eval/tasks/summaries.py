@@ -10,15 +10,15 @@ from typing import Any
 
 from forerun.eval.sandbox.run import Limits
 from forerun.eval.tasks.rows import identity, json_rows, line_pairs, text
-from forerun.eval.tasks.task import Example, Made, Metric, Rows, Score, Task
+from forerun.eval.tasks.task import Answer, Example, Metric, Rows, Score, Task
 
 ROUGES = {"rouge2": "ROUGE-2", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
 METRICS = tuple(Metric(name, title) for name, title in ROUGES.items())
 SENTENCE_TAGS = re.compile(r"\s*</?t>\s*")
 
 
-def rouge(example: Example, made: Made, limits: Limits) -> Score:
-    scores = _scorer().score(str(example.reference), made.text)
+def rouge(example: Example, answer: Answer, limits: Limits) -> Score:
+    scores = _scorer().score(str(example.reference), answer.text)
     return Score({name: float(scores[name].fmeasure) for name in ROUGES})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ class Metric:
     name: str
     title: str
     is_share: bool = True  # between 0 and 1, shown as percent
-    higher_is_better: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,19 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a decoder answered."""
+class Answer:
+    """One sequence that a decoder answered; its scores once it is scored."""
 
     text: str
     tokens: tuple[int, ...]
+    finish: str = ""
+    seconds: float = 0.0  # from the beginning of the call to the end of this sequence
+    mean_logprob: float | None = None
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    scores: Mapping[str, float] = field(default_factory=dict)  # by metric
+    note: str = ""  # of the scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +81,13 @@ class Task:
 
     name: str
     title: str
-    metrics: tuple[Metric, ...]  # the first is the one that is judged
+    metrics: tuple[Metric, ...]  # the first decides whether decoders differ
     places: tuple[tuple[str, ...], ...]  # files in the data folder; the first alternative that is there is read
     parse: Callable[[tuple[Path, ...]], Rows]
     give: str  # what to give where no file was found
     ask: Callable[[Example, bool], str] = lambda example, chat: example.text
     """The prompt, for a model with a chat template or without."""
-    score: Callable[[Example, Made, Limits], Score] = lambda example, made, limits: Score({})
+    score: Callable[[Example, Answer, Limits], Score] = lambda example, answer, limits: Score({})
     max_new_tokens: int = 128
     stops: tuple[str, ...] = ()
     """Where an answer without a chat template ends."""

@@ -19,7 +19,7 @@ def _parse(paths: tuple[Path, ...]) -> Rows:
 WIKITEXT2 = Task(
     name="wikitext2",
     title="WikiText-2",
-    metrics=(Metric("perplexity", "perplexity", is_share=False, higher_is_better=False),),
+    metrics=(Metric("perplexity", "perplexity", is_share=False),),
     places=(("wikitext2/test.txt",), ("wikitext2.txt",)),
     parse=_parse,
     give="test.txt of WikiText-2",
