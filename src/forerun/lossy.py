@@ -9,9 +9,8 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from forerun.errors import InvalidArgument
-from forerun.math.ensemble import Ensemble
-from forerun.math.lenient import Lenient
 from forerun.math.lossy import LossyRule
+from forerun.math.ratio import Ensemble, Lenient
 from forerun.math.sigmoid import Sigmoid
 from forerun.math.topk_importance import TopKImportance
 

@@ -76,7 +76,7 @@ def claim(settings: SamplingParams) -> Any:
     def report(draft: Draft, context: DraftContext) -> LogitLaw:
         true = draft.law
         assert isinstance(true, LogitLaw)
-        return LogitLaw(true._logits, true._index, LawParams.stack([settings] * len(context.rows)), true._owner)
+        return LogitLaw(true.logits, true._index, LawParams.stack([settings] * len(context.rows)), true.owner)
 
     return report
 

@@ -8,7 +8,6 @@ from forerun.math.theory import (
     acceptance,
     best_draft_length,
     best_length,
-    common_stop_rate,
     expected_tokens,
     operations_factor,
     walltime_factor,
@@ -66,7 +65,7 @@ def test_acceptance_is_one_minus_total_variation():
 
 
 def test_stopping_all_rows_together_wastes_most_of_the_draft():
-    common = common_stop_rate(0.8, 5)
+    common = 0.8**5
     assert common == pytest.approx(0.33, abs=0.01)
     assert expected_tokens(common, 100) == pytest.approx(1.5, abs=0.02)
     assert expected_tokens(0.8, 100) == pytest.approx(5)

@@ -203,7 +203,7 @@ def test_every_row_of_a_motley_batch_keeps_its_own_law(rule: Rule):
 
 def take(target: LogitLaw, draft: Draft, keys: Keys, rows: Tensor) -> tuple[LogitLaw, Draft, Keys]:
     def some(law: LogitLaw) -> LogitLaw:
-        return LogitLaw(law._logits, law._index[rows], law._params, law._owner)
+        return LogitLaw(law.logits, law._index[rows], law.params, law.owner)
 
     assert isinstance(draft.law, LogitLaw)
     part = Draft(draft.tokens[rows], draft.lengths[rows], some(draft.law))

@@ -52,8 +52,8 @@ def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict) -> Tensor:
     kept, last = verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1).clamp(0, logits.shape[-1] - 1)
     tokens = block[:, 2 : 3 + number].scatter(1, kept, last)
     weights = logits.float()
-    own = weights.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return (own - weights.logsumexp(-1)).double()
+    of_tokens = weights.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return (of_tokens - weights.logsumexp(-1)).double()
 
 
 def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:

@@ -202,11 +202,11 @@ def _softmax_product(
         return out
     if causal:
         seen = torch.ones(query.shape[2], keys.shape[2], dtype=torch.bool, device=query.device).tril()
-    return _softmax_by_hand(query, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), seen, scale)
+    return attend_by_hand(query, keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1), seen, scale)
 
 
-def _softmax_by_hand(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale) -> Tensor:
-    """For the two things the library's attention cannot do: capped scores and sinks."""
+def attend_by_hand(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: Scale) -> Tensor:
+    """[B, H, M, D] over [B, H, S, D]: also what torch's attention cannot do, capped scores and sinks."""
     scores = query @ keys.transpose(-1, -2) * scale.factor
     if scale.softcap is not None:
         scores = torch.tanh(scores / scale.softcap) * scale.softcap

@@ -126,6 +126,12 @@ def _in_range(tokens: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return ids, ids == tokens
 
 
+def normalised(weights: Tensor) -> Tensor:
+    """Weights [B, V] >= 0 with a sum of 1; a row without any weight stays zero."""
+    mass = tile_sums(weights).sum(dim=-1, keepdim=True)
+    return torch.where(mass > 0, weights / mass.to(weights.dtype), 0.0)
+
+
 def draw(weights: Tensor, u: Tensor) -> Tensor:
     """Inverse CDF: from unnormalised weights [B, V] >= 0 and uniforms [B] in [0, 1), token ids [B] int64.
 
@@ -169,25 +175,11 @@ class LogitLaw:
         kept: Tensor | None = None,  # [N, 5] float32, see KEPT
     ) -> None:
         self.vocab_size = logits.shape[-1] if vocab_size is None else vocab_size
-        self._logits = logits[:, : self.vocab_size]
+        self.logits = logits[:, : self.vocab_size]  # as the model gave them
         self.index = index
-        self._params = params
-        self._owner = owner
+        self.params = params
+        self.owner = owner
         self.kept = kept
-
-    @property
-    def logits(self) -> Tensor:
-        """[N, V] as the model gave them."""
-        return self._logits
-
-    @property
-    def params(self) -> LawParams:
-        return self._params
-
-    @property
-    def owner(self) -> Tensor:
-        """[N] int64"""
-        return self._owner
 
     @classmethod
     def dense(cls, logits: Tensor, params: LawParams, vocab_size: int | None = None) -> LogitLaw:
@@ -198,43 +190,39 @@ class LogitLaw:
         return cls(logits.reshape(rows * width, vocab), index.reshape(rows, width), params, owner, vocab_size)
 
     def of(self, tokens: Tensor) -> Tensor:
-        if self._params.all_greedy:
+        if self.params.all_greedy:
             return self._best.of(tokens)
         rows = self._index[:, : tokens.shape[1]]
-        ids, known = _in_range(tokens, self._logits.shape[-1])
+        ids, known = _in_range(tokens, self.logits.shape[-1])
         weights = self._log_weights[rows, ids]
         return (weights - self._log_mass[rows]).exp() * known
 
     def at(self, position: Tensor) -> Tensor:
-        if self._params.all_greedy:
+        if self.params.all_greedy:
             return self._best.at(position)
         rows = self._row(position)
-        law = (self._log_weights[rows] - self._log_mass[rows].unsqueeze(-1)).exp()
-        missing = self.vocab_size - law.shape[-1]
-        return pad(law, (0, missing)) if missing else law
+        return self._widened((self._log_weights[rows] - self._log_mass[rows].unsqueeze(-1)).exp(), 0.0)
 
     def draw(self, position: Tensor, u: Tensor) -> Tensor:
         """One token a row from the law at `position`: [B] int64 and [B] uniforms -> [B] int64."""
-        if self._params.all_greedy:
+        if self.params.all_greedy:
             return self._best.draw(position, u)
         return draw(self.at(position), u)
 
     def logits_of(self, tokens: Tensor) -> Tensor:
         """One token a position, before anything is normalised: logits over the temperature, -inf where cut. [B, K]"""
         rows = self._index[:, : tokens.shape[1]]
-        ids, known = _in_range(tokens, self._logits.shape[-1])
+        ids, known = _in_range(tokens, self.logits.shape[-1])
         return self._cut_logits[rows, ids].masked_fill(~known, -torch.inf)
 
     def logits_at(self, position: Tensor) -> Tensor:
         """The same for the whole vocabulary at one position a row: [B] int64 -> [B, V]."""
-        logits = self._cut_logits[self._row(position)]
-        missing = self.vocab_size - logits.shape[-1]
-        return pad(logits, (0, missing), value=-torch.inf) if missing else logits
+        return self._widened(self._cut_logits[self._row(position)], -torch.inf)
 
     @property
     def greedy(self) -> Tensor:
         """Rows whose law is one-hot by their temperature: [B] bool."""
-        return self._params.temperature == 0
+        return self.params.temperature == 0
 
     def finite(self, counts: Tensor) -> Tensor:
         """Whether the first `counts[b]` positions of each row hold no NaN or +inf and offer some token: [B] bool."""
@@ -245,20 +233,25 @@ class LogitLaw:
         last = self._index.shape[1] - 1
         return self._index.gather(1, position.clamp(0, last).unsqueeze(-1)).squeeze(-1)
 
+    def _widened(self, values: Tensor, fill: float) -> Tensor:
+        """[B, ids of the logits] -> [B, V]"""
+        missing = self.vocab_size - values.shape[-1]
+        return pad(values, (0, missing), value=fill) if missing else values
+
     @cached_property
     def _index(self) -> Tensor:  # [B, K] what is past a row's length may be read, and then not used
-        return self.index.clamp(0, max(self._logits.shape[0] - 1, 0))
+        return self.index.clamp(0, max(self.logits.shape[0] - 1, 0))
 
     @cached_property
     def _log_weights(self) -> Tensor:  # [N, V]
-        return warp(self._logits, self._params.select(self._owner))
+        return warp(self.logits, self.params.select(self.owner))
 
     @cached_property
     def _cut_logits(self) -> Tensor:  # [N, V]; a greedy row keeps its best logit
-        if not self._params.any_scaled and not self._params.any_greedy:
+        if not self.params.any_scaled and not self.params.any_greedy:
             return self._log_weights
-        divisor, _ = divisor_of(self._params.temperature[self._owner], self._log_weights.dtype)
-        scaled = working(self._logits) / divisor.unsqueeze(-1)
+        divisor, _ = divisor_of(self.params.temperature[self.owner], self._log_weights.dtype)
+        scaled = working(self.logits) / divisor.unsqueeze(-1)
         return scaled.masked_fill(self._log_weights == -torch.inf, -torch.inf)
 
     @cached_property
@@ -267,12 +260,12 @@ class LogitLaw:
 
     @cached_property
     def _usable(self) -> Tensor:  # [N] bool; the peak is NaN, +inf or -inf exactly where the row is unusable
-        return self._logits.amax(dim=-1).isfinite()
+        return self.logits.amax(dim=-1).isfinite()
 
     @cached_property
     def _best(self) -> PointMass:  # the law where all rows are greedy, without a tensor of size [N, V]
-        best = self._logits.argmax(dim=-1)[self._index]
-        return PointMass(best, self.vocab_size, working(self._logits[:0]).dtype)
+        best = self.logits.argmax(dim=-1)[self._index]
+        return PointMass(best, self.vocab_size, working(self.logits[:0]).dtype)
 
 
 class SparseLaw:

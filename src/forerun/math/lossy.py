@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.math.laws import draw, tile_sums
+from forerun.math.laws import draw, normalised
 from forerun.math.verify import Decision, Noise, TargetLaw, count_accepted, residual
 from forerun.types import Draft, Law
 
@@ -77,16 +77,10 @@ def outside(emitted: Tensor, target: Tensor) -> Tensor:
     return (emitted.double() * (target == 0)).sum(dim=-1)
 
 
-def normalised(weights: Tensor) -> Tensor:
-    """Weights [B, V] >= 0 as laws, float64; a row without any weight stays zero."""
-    mass = tile_sums(weights).sum(dim=-1, keepdim=True)
-    return torch.where(mass > 0, weights.double() / mass, 0.0)
-
-
 def with_rest(kept: Tensor, rest: Tensor) -> Tensor:
     """The whole law [B, V]: what was kept, and what was not spread over `rest` (need not be normalised)."""
     missing = (1 - kept.sum(dim=-1, keepdim=True)).clamp(min=0.0)
-    return kept + missing * normalised(rest)
+    return kept + missing * normalised(rest.double())
 
 
 def draw_next(num_accepted: Tensor, draft: Draft, bonus: Tensor, rest: Tensor, noise: Noise) -> Tensor:

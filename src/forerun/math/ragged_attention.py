@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.math.attention import Form, Scale
+from forerun.math.attention import Form, Scale, attend_by_hand
 from forerun.types import RaggedRows
 
 EVEN = 0.8  # live keys over padded ones from which on rows count as equally long
@@ -127,19 +127,9 @@ def _bias(by_distance: Tensor, length: int, count: int) -> Tensor:
     return by_distance[:, distance.clamp(0, by_distance.shape[1] - 1)]
 
 
-def _attend_row(
-    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: Scale, bias: Tensor | None = None
-) -> Tensor:
+def _attend_row(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: Scale, bias: Tensor | None) -> Tensor:
     """[T, Hq, D] over [Hk, S, D], in float32."""
     group = query.shape[1] // keys.shape[0]
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    scores = torch.einsum("thd,hsd->hts", query, keys) * scale.factor
-    if scale.softcap is not None:
-        scores = torch.tanh(scores / scale.softcap) * scale.softcap
-    if bias is not None:
-        scores = scores + bias
-    scores = scores.masked_fill(~seen, -torch.inf)
-    if scale.sinks is not None:
-        sink = scale.sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)
-        scores = torch.cat([scores, sink], dim=-1)
-    return torch.einsum("hts,hsd->thd", torch.softmax(scores, dim=-1)[..., : keys.shape[1]], values)
+    mask = seen if bias is None else bias.masked_fill(~seen, -torch.inf)
+    return attend_by_hand(query.transpose(0, 1)[None], keys[None], values[None], mask, scale)[0].transpose(0, 1)

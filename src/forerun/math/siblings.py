@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.math.laws import draw, tile_sums
+from forerun.math.laws import draw, normalised
 from forerun.math.verify import claimed, residual
 
 HALVINGS = 54  # of [1, K], for K-SEQ's ratio
@@ -59,7 +59,7 @@ def with_replacement(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, f
 
 
 def _recursive(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: Tensor, replaced: bool) -> Choice:
-    kept = torch.full_like(candidates[:, 0], -1) if candidates.shape[1] else torch.full(p.shape[:1], -1).to(p.device)
+    kept = torch.full(p.shape[:1], -1, device=p.device)
     q = claimed(q)
     for j in range(candidates.shape[1]):
         there = (candidates[:, j] >= 0) & (kept < 0)
@@ -111,12 +111,6 @@ def k_seq_ratio(p: Tensor, q: Tensor, count: Tensor) -> Tensor:
         good = fits(middle)
         low, high = torch.where(good, low, middle), torch.where(good, middle, high)
     return torch.where(first, 1.0, high)
-
-
-def normalised(weights: Tensor) -> Tensor:
-    """Weights [B, V] with a sum of 1; nothing stays nothing."""
-    mass = tile_sums(weights).sum(dim=-1, keepdim=True)
-    return torch.where(mass > 0, weights / mass.to(weights.dtype), 0.0)
 
 
 def _chosen(kept: Tensor, candidates: Tensor, otherwise: Tensor) -> Choice:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.math.laws import logits_at, logits_of, tile_sums
-from forerun.math.lossy import LossyRule, draw_next, normalised, with_rest
+from forerun.math.laws import logits_at, logits_of, normalised, tile_sums
+from forerun.math.lossy import LossyRule, draw_next, with_rest
 from forerun.math.verify import Decision, Noise, TargetLaw, claimed, kept_prefix, or_else
 from forerun.types import Draft, Law
 

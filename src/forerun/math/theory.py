@@ -21,8 +21,10 @@ def acceptance(p: Tensor, q: Tensor) -> Tensor:
 
 def expected_tokens(alpha: float, gamma: int) -> float:
     """Tokens gained per round: (1 - alpha^(gamma + 1)) / (1 - alpha), gamma + 1 at alpha = 1."""
-    _check_rate(alpha)
-    _check_length(gamma)
+    if not 0 <= alpha <= 1:
+        raise InvalidArgument(f"alpha={alpha!r}: an acceptance rate must be in [0, 1]")
+    if gamma < 0:
+        raise InvalidArgument(f"gamma={gamma!r}: a draft length must be >= 0; 0 is plain decoding")
     return sum(alpha**i for i in range(gamma + 1))  # the sum has no hole at alpha = 1
 
 
@@ -49,22 +51,3 @@ def best_length(survival: Sequence[float], cost: Callable[[int], float]) -> int:
     gains = list(accumulate(survival, initial=1.0))
     rates = [gain / cost(length) for length, gain in enumerate(gains)]
     return rates.index(max(rates))
-
-
-def common_stop_rate(alpha: float, batch: int) -> float:
-    """Chance that a position survives if the whole batch stops at its first rejection: alpha^batch.
-
-    Why rows need their own pace (BASS): 0.8 in a batch of 5 leaves 0.33, 1.5 tokens a round where a row alone gets 5.
-    """
-    _check_rate(alpha)
-    return float(alpha**batch)
-
-
-def _check_rate(alpha: float) -> None:
-    if not 0 <= alpha <= 1:
-        raise InvalidArgument(f"alpha={alpha!r}: an acceptance rate must be in [0, 1]")
-
-
-def _check_length(gamma: int) -> None:
-    if gamma < 0:
-        raise InvalidArgument(f"gamma={gamma!r}: a draft length must be >= 0; 0 is plain decoding")

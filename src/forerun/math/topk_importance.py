@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
-from forerun.math.laws import draw
-from forerun.math.lossy import LossyRule, draw_ordinary, normalised, with_rest
+from forerun.math.laws import draw, normalised
+from forerun.math.lossy import LossyRule, draw_ordinary, with_rest
 from forerun.math.verify import Decision, Noise, TargetLaw, kept_prefix, residual
 from forerun.types import Draft, Law
 

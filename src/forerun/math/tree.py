@@ -35,7 +35,7 @@ def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Te
     path = []
     for depth in range(draft.width + 1):
         children = table.gather(1, (node + 1).view(-1, 1, 1).expand(-1, 1, table.shape[2])).squeeze(1)
-        choice = _judge(target, draft, noise, node, children, depth)
+        choice = _choose_child(target, draft, noise, node, children, depth)
         kept = alive & (choice.kept >= 0)
         next_token = torch.where(alive & ~kept, choice.token, next_token)
         child = children.gather(1, choice.kept.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -47,7 +47,7 @@ def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Te
     return (passed >= 0).sum(dim=-1), next_token, passed
 
 
-def _judge(target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, children: Tensor, depth: int) -> Choice:
+def _choose_child(target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, children: Tensor, depth: int) -> Choice:
     """The children [B, W] of each row's node against the target's law there."""
     assert draft.tree is not None
     place, u = children.clamp(min=0), noise.final[:, depth]
@@ -60,8 +60,8 @@ def _judge(target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, children
     sampled = without_replacement(p, q, candidates, noise.accept.gather(1, place), u)
     if not any(is_top):
         return sampled
-    own, rows = foreseen(draw(p, u), candidates), torch.tensor(is_top, device=node.device)
-    return Choice(torch.where(rows, own.kept, sampled.kept), torch.where(rows, own.token, sampled.token))
+    drawn, rows = foreseen(draw(p, u), candidates), torch.tensor(is_top, device=node.device)
+    return Choice(torch.where(rows, drawn.kept, sampled.kept), torch.where(rows, drawn.token, sampled.token))
 
 
 def children_of(draft: Draft) -> Tensor:

@@ -34,14 +34,21 @@ def evaluation_record(
         rows=rows,
         details=details,
         tables=tuple(_evaluation_table(rows, row["temperature"]) for row in overall),
-        remarks=(
-            f"{settings['draft']} on {settings['source']}: drafts of {settings['draft_length']}, at most "
-            f"{settings['max_new_tokens']} new tokens a prompt{', behind prompt lookup' * settings['lookup']}",
-            provenance.sentence(),
-        ),
+        remarks=_remarks(provenance, settings, details),
         headline=(details["verdict"]["text"],) if "verdict" in details else (),
         figure=Figure("Acceptance of a trained draft by position", (_acceptance_panel("all prompts", rates),)),
     )
+
+
+def _remarks(provenance: Provenance, settings: Mapping[str, Any], details: Mapping[str, Any]) -> tuple[str, ...]:
+    lookup = ", behind prompt lookup" if settings["lookup"] else ""
+    remarks = [
+        f"{settings['draft']} on {settings['source']}: drafts of {settings['draft_length']}, at most "
+        f"{settings['max_new_tokens']} new tokens a prompt{lookup}"
+    ]
+    if "costs" in details:
+        remarks.append(f"a draft step takes {details['costs']['draft_step_over_target_step']:.3f} of a target step")
+    return (*remarks, provenance.sentence())
 
 
 def _evaluation_table(rows: Sequence[Mapping[str, Any]], temperature: float) -> Table:
