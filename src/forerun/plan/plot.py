@@ -59,7 +59,7 @@ def _counted(acceptance: Acceptance, colour: str, marker: str) -> Series:
 
 def _spread_labels(tokens: Mapping[int, float]) -> tuple[str, ...]:
     """The draft length beside each mark, unless it would lie on the one before."""
-    least = (max(tokens.values()) + 1) / 30
+    least = expected_tokens(ALPHAS[-1], LENGTHS[-1]) / 30  # of the whole axis
     labels, last = [], float("-inf")
     for length, y in tokens.items():
         shown = y - last > least
