@@ -15,6 +15,7 @@ from benchmarks.papers.pairs import OWN, PAIRS, Pair, open_pair
 from benchmarks.papers.tables import TABLES, Table
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import check_output
+from forerun.measure import plot
 from forerun.measure.record import default_path
 
 
@@ -93,8 +94,7 @@ def draw(table: Table, record: Path, picture: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         print("no picture: matplotlib is not installed. Where it is, run: python -m benchmarks.papers page")
         return
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    table.draw(read(record), picture)
+    plot.draw(table.figure(read(record)), picture)
     print(f"picture: {picture}")
 
 

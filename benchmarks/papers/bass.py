@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-
-import numpy as np
 
 from benchmarks.papers.common import (
     Setup,
@@ -15,6 +14,7 @@ from benchmarks.papers.common import (
     listed,
     markdown,
     ms,
+    paper_figure,
     record_path,
     sentences,
     store,
@@ -23,6 +23,7 @@ from benchmarks.papers.common import (
 from benchmarks.papers.pairs import EMBEDDED, Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.decode.methods import AUTO, BASS, FIXED, PLAIN, policy_of
+from forerun.measure.plot import BLACK, BLUE, RED, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.rounds import Trace, decode
 from forerun.policy import CostModel
@@ -150,36 +151,38 @@ def drafters_of(record: Record) -> list[str]:
     return list(dict.fromkeys(row["drafter"] for row in record.details["rows"]))
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    lines, bars = figure.subplots(1, 2)
+def figure(record: Record) -> Figure:
     batches = batches_of(record)
-    lines.plot(batches, _ms(record, "all", PLAIN, batches), color="black", marker="s", label="plain")
-    for key, style in zip(LATENCIES, (":", "--", "-"), strict=True):
-        lines.plot(batches, _ms(record, key, BASS, batches), style, color="#c0392b", marker="o", label=f"BASS, {key}")
-    lines.plot(batches, _ms(record, "all", AUTO, batches), color="#2f6fb0", marker="o", label="auto, all")
-    lines.set(xlabel="batch", ylabel="ms a token of a row", xticks=batches, title="latency by batch")
-    lines.set_ylim(bottom=0)
-    many = [batch for batch in batches if batch > 1]
-    width = 0.8 / (len(ABLATION) + 1)
-    for place, method in enumerate((PLAIN, *ABLATION)):
-        x = np.arange(len(many)) + (place - len(ABLATION) / 2) * width
-        bars.bar(x, _ms(record, "first", method, many), width, label=method)
-    bars.set_xticks(range(len(many)), [f"batch {batch}" for batch in many])
-    bars.set(ylabel="ms a token of the first row", title="how drafts are sized, how attention is done")
-    for axes in (lines, bars):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.25)
-    lines.legend(fontsize=8, frameon=False)
-    bars.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.savefig(path, dpi=130)
+    x, many = tuple(map(float, batches)), [batch for batch in batches if batch > 1]
+    places = tuple(map(float, range(len(many))))
+    lines = [
+        Series("plain", x, _ms(record, "all", PLAIN, batches), colour=BLACK, marker="s"),
+        *(
+            Series(f"BASS, {key}", x, _ms(record, key, BASS, batches), colour=RED, dashes=dashes)
+            for key, dashes in zip(LATENCIES, (":", "--", "-"), strict=True)
+        ),
+        Series("auto, all", x, _ms(record, "all", AUTO, batches), colour=BLUE),
+    ]
+    bars = [Series(method, places, _ms(record, "first", method, many), "bars") for method in (PLAIN, *ABLATION)]
+    return paper_figure(
+        "Latency of rows",
+        record,
+        Panel("latency by batch; first, last, all: rows to finish", "batch", "ms a token of a row", tuple(lines), x),
+        Panel(
+            "how drafts are sized, how attention is done",
+            "",
+            "ms a token of the first row",
+            tuple(bars),
+            places,
+            tuple(f"batch {batch}" for batch in many),
+        ),
+    )
 
 
-def _ms(record: Record, key: str, method: str, batches: Sequence[int]) -> list[float]:
-    found = [mean(record, key, method, batch) for batch in batches]
-    return [np.nan if value is None else 1000 * value for value in found]
+def _ms(record: Record, key: str, method: str, batches: Sequence[int]) -> tuple[float, ...]:
+    """NaN, a gap, where a method was not run."""
+    means = [mean(record, key, method, batch) for batch in batches]
+    return tuple(math.nan if value is None else 1000 * value for value in means)
 
 
 def render(record: Record) -> list[str]:

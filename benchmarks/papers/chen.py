@@ -16,6 +16,7 @@ from benchmarks.papers.common import (
     listed,
     markdown,
     ms,
+    paper_figure,
     rate,
     record_path,
     sentences,
@@ -28,6 +29,7 @@ from benchmarks.papers.scores import rouge2
 from benchmarks.papers.tasks import Task
 from forerun import SpeculativeDecoder
 from forerun.engine import Stats
+from forerun.measure.plot import COLOURS, PALE_BLUE, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.rounds import PHASES, Trace, decode
 from forerun.policy import Constant
@@ -37,6 +39,7 @@ LENGTHS = tuple(range(8))
 TABLE_LENGTH = 4
 TOKENS = 128
 DRAWS = 2000
+PALE = ("#f4d9a8", PALE_BLUE, "#ecc0b8")  # of the phases
 TASKS: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "XSum, nucleus": ("xsum", {"temperature": 1.0, "top_p": 0.8}),
     "HumanEval, nucleus": ("humaneval", {"temperature": 0.8, "top_p": 0.95}),
@@ -142,38 +145,35 @@ def best(found: Mapping[str, Any]) -> int:
     return int(min(found, key=lambda length: found[length]["seconds_per_token"]))
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    whole, accepted, loop = figure.subplots(1, 3)
-    swept = swept_of(record)
-    for name in swept:
-        found = record.details[name]
-        lengths = [int(length) for length in found]
-        each = list(found.values())
-        mean = [1000 * e["resampled"]["mean"] for e in each]
-        whole.errorbar(lengths, mean, [1000 * e["resampled"]["sd"] for e in each], marker="o", capsize=3, label=name)
-        rates = [e["acceptance_rate_chen"] for e in each[1:]]
-        accepted.plot(lengths[1:], rates, marker="o", label=name)
-        loop.plot(lengths, [1000 * e["loop"]["mean"] for e in each], marker="o", label=name)
-    _stack(loop, record.details[swept[0]])
-    whole.set(title=f"time for {TOKENS} tokens, standard deviation", ylabel="ms")
-    accepted.set(title="accepted / (draft length + 1)", ylim=(0, 1))
-    loop.set(title="one loop: draft, score, verify", ylabel="ms")
-    for axes in (whole, accepted, loop):
-        axes.set(xlabel="draft length", xticks=LENGTHS)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+def figure(record: Record) -> Figure:
+    swept, ticks = swept_of(record), tuple(map(float, LENGTHS))
+    whole, accepted, loop = [], [], _phases(record.details[swept[0]])
+    for name, colour in zip(swept, COLOURS, strict=False):
+        by_length = record.details[name]
+        x, entries = tuple(float(length) for length in by_length), list(by_length.values())
+        mean, sd = (tuple(1000 * entry["resampled"][key] for entry in entries) for key in ("mean", "sd"))
+        rates = tuple(entry["acceptance_rate_chen"] for entry in entries[1:])
+        whole.append(Series(name, x, mean, colour=colour, error=sd))
+        accepted.append(Series(name, x[1:], rates, colour=colour))
+        loop.append(Series(name, x, tuple(1000 * entry["loop"]["mean"] for entry in entries), colour=colour))
+    return paper_figure(
+        "Draft length",
+        record,
+        Panel(f"time for {TOKENS} tokens; bars: one standard deviation", "draft length", "ms", tuple(whole), ticks),
+        Panel("accepted / (draft length + 1)", "draft length", "share", tuple(accepted), ticks),
+        Panel(f"one loop, and its phases of {swept[0]}", "draft length", "ms", tuple(loop), ticks),
+    )
 
 
-def _stack(axes: Any, found: Mapping[str, Any]) -> None:
-    lengths = [int(length) for length in found]
-    parts = [[1000 * entry["phases"][phase] for entry in found.values()] for phase in PHASES]
-    axes.stackplot(lengths, *parts, labels=PHASES, alpha=0.35, colors=("#e0a030", "#2f6fb0", "#c0392b"))
+def _phases(by_length: Mapping[str, Any]) -> list[Series]:
+    """One on top of the other: the whole height first, so that the lower ones are drawn over it."""
+    x = tuple(float(length) for length in by_length)
+    heights = [
+        tuple(1000 * sum(entry["phases"][phase] for phase in PHASES[: place + 1]) for entry in by_length.values())
+        for place in range(len(PHASES))
+    ]
+    layers = zip(PHASES, heights, PALE, strict=True)
+    return [Series(phase, x, height, "below", colour) for phase, height, colour in reversed(list(layers))]
 
 
 def render(record: Record) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.measure.plot import Figure, Panel
 from forerun.measure.progress import Bar
 from forerun.measure.provenance import Provenance, busy_note, provenance
 from forerun.measure.record import Record, load
@@ -76,6 +77,11 @@ def store(
 def command() -> list[str]:
     """As one would type it again."""
     return ["python", "-m", "benchmarks.papers", *sys.argv[1:]]
+
+
+def paper_figure(title: str, record: Record, *panels: Panel) -> Figure:
+    """Panels side by side under what they show and where it was measured."""
+    return Figure(f"{title}; {place_of(record)}", panels, columns=len(panels), panel_size=(4.4, 3.6))
 
 
 def read(path: Path) -> Record:

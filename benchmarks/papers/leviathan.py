@@ -15,6 +15,7 @@ from benchmarks.papers.common import (
     Steps,
     listed,
     markdown,
+    paper_figure,
     rate,
     record_path,
     sentences,
@@ -25,6 +26,7 @@ from benchmarks.papers.pairs import Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.engine import Stats
 from forerun.math.theory import best_draft_length, expected_tokens
+from forerun.measure.plot import BLUE, GREY, RED, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.rounds import Trace, decode
 from forerun.policy import Constant
@@ -168,33 +170,43 @@ def rows_of(record: Record) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    bars, scatter = figure.subplots(1, 2)
+def figure(record: Record) -> Figure:
     cells = record.details["cells"]
     drafters = list(cells[0]["alpha"])
-    width = 0.8 / len(cells)
-    for place, cell in enumerate(cells):
-        x = np.arange(len(drafters)) + (place - (len(cells) - 1) / 2) * width
-        means = [cell["alpha"][d]["mean"] for d in drafters]
-        errors = [cell["alpha"][d]["error"] for d in drafters]
-        bars.bar(x, means, width, yerr=errors, label=f"{cell['task']}, T = {cell['temperature']:g}")
-    bars.set_xticks(range(len(drafters)), [d.replace(" ", "\n", 1) for d in drafters], fontsize=8)
-    bars.set(ylabel="alpha", ylim=(0, 1), title="alpha of the first draft token")
-    bars.legend(fontsize=8, frameon=False)
+    places = tuple(map(float, range(len(drafters))))
+    bars = [
+        Series(
+            f"{cell['task']}, T = {cell['temperature']:g}",
+            places,
+            tuple(cell["alpha"][drafter]["mean"] for drafter in drafters),
+            "bars",
+            error=tuple(cell["alpha"][drafter]["error"] for drafter in drafters),
+        )
+        for cell in cells
+    ]
     rows = rows_of(record)
-    for marker, key, label in (("o", "foretold", "Theorem 3.8"), ("x", "foretold_with_scoring", "with scoring's cost")):
-        scatter.scatter([r[key] for r in rows], [r["measured"] for r in rows], marker=marker, label=label)
-    most = max(max(r["foretold"], r["measured"]) for r in rows) * 1.1
-    scatter.plot([0, most], [0, most], color="grey", linewidth=1)
-    scatter.set(xlabel="speed foretold", ylabel="speed measured", title="against plain decoding")
-    scatter.legend(fontsize=8, frameon=False)
-    for axes in (bars, scatter):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.savefig(path, dpi=130)
+    measured = tuple(row["measured"] for row in rows)
+    most = 1.1 * max(*measured, *(row["foretold"] for row in rows))
+    points = [
+        Series(label, tuple(row[key] for row in rows), measured, "points", colour, marker=marker)
+        for key, label, colour, marker in (
+            ("foretold", "Theorem 3.8", BLUE, "o"), ("foretold_with_scoring", "with scoring's cost", RED, "x"),
+        )
+    ]  # fmt: skip
+    points.append(Series("as foretold", (0.0, most), (0.0, most), colour=GREY, marker=""))
+    return paper_figure(
+        "Alpha, and the speed that follows from it",
+        record,
+        Panel(
+            "alpha of the first draft token; bars: one standard error",
+            "",
+            "alpha",
+            tuple(bars),
+            places,
+            tuple(drafters),
+        ),
+        Panel("times as fast as plain decoding", "foretold", "measured", tuple(points)),
+    )
 
 
 def render(record: Record) -> list[str]:

@@ -23,6 +23,7 @@ from benchmarks.papers.common import (
 from benchmarks.papers.pairs import EMBEDDED, SYNTHETIC
 from benchmarks.papers.tables import TABLES
 from forerun.errors import InvalidArgument
+from forerun.measure.plot import draw
 from forerun.measure.record import Record
 
 PAGE = ROOT / "docs" / "papers.md"
@@ -60,17 +61,17 @@ class Place:
     is_extra: bool = False  # a second pair of models: shown where it was measured, not missed where it was not
 
 
-def own(table: str, pair: str | None, where: str = "") -> Place:
+def measured(table: str, pair: str | None, where: str = "") -> Place:
     """A table of this folder."""
-    made = TABLES[table]
+    paper_table = TABLES[table]
     options = "" if pair in (None, EMBEDDED) else f" --pair {pair} --device cuda"
     return Place(
-        f"{made.title}{where}",
+        f"{paper_table.title}{where}",
         f"python -m benchmarks.papers {table}{options} --update",
         record_path(table, pair),
         picture_path(table, pair),
-        lambda path: _own_lines(read(path), made.render),
-        lambda path, picture: made.draw(read(path), picture),
+        lambda path: _with_origin(read(path), paper_table.render),
+        lambda path, picture: draw(paper_table.figure(read(path)), picture),
         is_extra=pair == SYNTHETIC,
     )
 
@@ -91,31 +92,31 @@ def places() -> dict[str, list[Place]]:
     gpu = ", large models on a GPU"
     papers = {
         "Wagner et al., Optimized Speculative Sampling for GPU Hardware Accelerators": [
-            own("verify", EMBEDDED),
-            own("verify", SYNTHETIC, ", on a GPU"),
+            measured("verify", EMBEDDED),
+            measured("verify", SYNTHETIC, ", on a GPU"),
             other("Verification kernels against transformers (Tables 1 and 3, Figures 3 and 4)",
                   "python -m benchmarks.kernels --output benchmarks/results/papers/kernels.json", "kernels",
                   others.kernel_lines, others.draw_kernels),
-            own("sigmoid", EMBEDDED),
+            measured("sigmoid", EMBEDDED),
         ],
         "Chen et al., Accelerating Large Language Model Decoding with Speculative Sampling": [
-            own("chen", EMBEDDED),
-            own("chen", SYNTHETIC, gpu),
+            measured("chen", EMBEDDED),
+            measured("chen", SYNTHETIC, gpu),
         ],
         "Leviathan et al., Fast Inference from Transformers via Speculative Decoding": [
-            own("theory", None),
-            own("leviathan", EMBEDDED),
+            measured("theory", None),
+            measured("leviathan", EMBEDDED),
         ],
         "TopK-ImpSpecDec": [
-            own("topk", EMBEDDED),
+            measured("topk", EMBEDDED),
             other("Trees against chains of as many scored positions",
                   "python -m benchmarks.papers.trees --output benchmarks/results/papers/trees.json", "trees",
                   others.tree_lines),
         ],
         "Qian et al., BASS: Batched Attention-optimized Speculative Sampling": [
-            own("bass", EMBEDDED),
-            own("bass", SYNTHETIC, gpu),
-            own("service", EMBEDDED),
+            measured("bass", EMBEDDED),
+            measured("bass", SYNTHETIC, gpu),
+            measured("service", EMBEDDED),
         ],
     }  # fmt: skip
     return {
@@ -165,21 +166,20 @@ def draw_all(chosen: Mapping[str, Sequence[Place]]) -> None:
     for tables in chosen.values():
         for place in tables:
             if place.draw is not None and place.record.is_file():
-                place.picture.parent.mkdir(parents=True, exist_ok=True)
                 place.draw(place.record, place.picture)
 
 
-def _own_lines(record: Record, render: Callable[[Record], Sequence[str]]) -> list[str]:
+def _with_origin(record: Record, render: Callable[[Record], Sequence[str]]) -> list[str]:
     return [*render(record), "", *origin(record)]
 
 
 def origin(record: Record) -> list[str]:
     """What one must know before quoting a figure."""
-    made = record.provenance
+    source = record.provenance
     libraries = ", ".join(
-        f"{name} {made.versions[name]}" for name in ("torch", "transformers") if name in made.versions
+        f"{name} {source.versions[name]}" for name in ("torch", "transformers") if name in source.versions
     )
-    lines = [f"<sub>{place_of(record)}; {libraries}; commit {made.commit or 'unknown'}; {made.date[:10]}.</sub>"]
+    lines = [f"<sub>{place_of(record)}; {libraries}; commit {source.commit or 'unknown'}; {source.date[:10]}.</sub>"]
     if record.settings.get("quick"):
         lines += ["", "*A quick run that shows that the command works: its figures say nothing yet.*"]
     return lines + [line for note in record.remarks for line in ("", f"*Note: {note}.*")]

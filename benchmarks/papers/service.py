@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, paper_figure, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import SpeculativeDecoder
 from forerun.bench.prompts import Question, encode
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
+from forerun.measure.plot import BLACK, RED, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.rounds import decode
 from forerun.result import GenerateResult
@@ -118,28 +119,23 @@ def batches_of(record: Record) -> list[int]:
     return sorted({row["batch"] for row in record.details["rows"]})
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    passes, finished = figure.subplots(1, 2)
+def figure(record: Record) -> Figure:
     batches = batches_of(record)
-    for method, colour in zip(METHODS, ("black", "#c0392b"), strict=True):
-        found = [shares(record, method, batch) for batch in batches]
-        passes.plot(batches, [f["first"] for f in found], "--o", color=colour, label=f"{method}, shown first")
-        passes.plot(batches, [f["any"] for f in found], "-o", color=colour, label=f"{method}, any finished")
-        finished.plot(batches, [f["finished"] / b for f, b in zip(found, batches, strict=True)], "-o", color=colour,
-                      label=method)  # fmt: skip
-    passes.set(
-        ylabel="share of questions answered rightly", title=f"within {record.settings['seconds']} s", ylim=(0, 1)
+    x = tuple(map(float, batches))
+    passes, finished = [], []
+    for method, colour, marker in zip(METHODS, (BLACK, RED), "so", strict=True):
+        by_batch = [shares(record, method, batch) for batch in batches]
+        first, any_, ended = (tuple(share[key] for share in by_batch) for key in ("first", "any", "finished"))
+        passes.append(Series(f"{method}, shown first", x, first, colour=colour, dashes="--", marker=marker))
+        passes.append(Series(f"{method}, any finished", x, any_, colour=colour, marker=marker))
+        finished.append(Series(method, x, tuple(n / b for n, b in zip(ended, batches, strict=True)), colour=colour))
+    within = f"within {record.settings['seconds']} s"
+    return paper_figure(
+        "As a service",
+        record,
+        Panel(within, "sequences a question", "share of questions answered rightly", tuple(passes), x),
+        Panel("in time", "sequences a question", "share of rows that finished", tuple(finished), x),
     )
-    finished.set(ylabel="share of rows that finished", title="in time", ylim=(0, 1.05))
-    for axes in (passes, finished):
-        axes.set(xlabel="sequences a question", xticks=batches)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
 
 
 def render(record: Record) -> list[str]:

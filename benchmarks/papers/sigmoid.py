@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, paper_figure, record_path, sentences, store
 from benchmarks.papers.lossy import Work, divergences, number, percent, run
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun.lossy import Ensemble, Lenient, Sigmoid
 from forerun.math.lossy import LossyRule
+from forerun.measure.plot import BLACK, BLUE, GREEN, ORANGE, RED, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.rules import Rule
 
@@ -20,8 +21,8 @@ SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 LENGTH = 5
 SAMPLING = {"temperature": 1.0, "top_k": 50}
 """transformers samples so unless told otherwise, and the paper's figures were made with it."""
-FAMILIES = {"sigmoid, as published": "#c0392b", "sigmoid, repaired": "#e0a030", "lenient": "#2f6fb0",
-            "ensemble": "#4a9a60", "token (lossless)": "#333333"}  # fmt: skip
+FAMILIES = {"sigmoid, as published": RED, "sigmoid, repaired": ORANGE, "lenient": BLUE, "ensemble": GREEN,
+            "token (lossless)": BLACK}  # fmt: skip
 
 
 def rules(setup: Setup) -> dict[str, LossyRule]:
@@ -65,27 +66,21 @@ def short(name: str) -> str:
     return name.partition(":")[2] or "-"
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    calls, reads = figure.subplots(1, 2)
-    for axes, key in ((calls, "tokens_per_call"), (reads, "surprise")):
+def figure(record: Record) -> Figure:
+    labels = {"tokens_per_call": "tokens a target call", "surprise": "surprise of the text to the target, nats a token"}
+    panels = []
+    for key, label in labels.items():
+        series = []
         for title, colour in FAMILIES.items():
-            own = [(n, e) for n, e in record.details.items() if family(n) == title]
-            x = [e["divergence"]["total_variation"] for _, e in own]
-            axes.plot(x, [e[key] for _, e in own], "o-" if "sigmoid" not in title else "o", color=colour, label=title)
-        axes.set(xlabel="total variation of the emitted law to the target's", xlim=(-0.02, 1))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    for name, entry in record.details.items():
-        if family(name) in ("lenient", "ensemble"):
-            place = (entry["divergence"]["total_variation"], entry["tokens_per_call"])
-            calls.annotate(short(name), place, textcoords="offset points", xytext=(5, -9), fontsize=7)
-    calls.set(ylabel="tokens a target call")
-    reads.set(ylabel="surprise of the text to the target, nats a token")
-    calls.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+            rules = [(name, entry) for name, entry in record.details.items() if family(name) == title]
+            x = tuple(entry["divergence"]["total_variation"] for _, entry in rules)
+            named = key == "tokens_per_call" and title in ("lenient", "ensemble")
+            names = tuple(short(name) for name, _ in rules) if named else ()
+            kind = "points" if "sigmoid" in title else "line"
+            y = tuple(entry[key] for _, entry in rules)
+            series.append(Series(title, x, y, kind, colour, names=names))
+        panels.append(Panel(label, "total variation of the emitted law to the target's", label, tuple(series)))
+    return paper_figure("What lossy rules buy", record, *panels)
 
 
 def render(record: Record) -> list[str]:

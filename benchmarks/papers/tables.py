@@ -10,6 +10,7 @@ from types import ModuleType
 from benchmarks.papers import bass, chen, leviathan, service, sigmoid, theory, topk, verify
 from benchmarks.papers.common import Setup
 from benchmarks.papers.pairs import Pair
+from forerun.measure.plot import Figure
 from forerun.measure.record import Record
 
 
@@ -21,13 +22,13 @@ class Table:
     title: str
     minutes: float  # on two quiet cores
     measure: Callable[[Setup, Path | None, Pair | None], Record]
-    draw: Callable[[Record, Path], None]
+    figure: Callable[[Record], Figure]
     render: Callable[[Record], Sequence[str]]
     has_pair: bool = True
 
 
 def _table(name: str, module: ModuleType, minutes: float, has_pair: bool = True) -> Table:
-    return Table(name, module.TITLE, minutes, module.measure, module.draw, module.render, has_pair)
+    return Table(name, module.TITLE, minutes, module.measure, module.figure, module.render, has_pair)
 
 
 TABLES = {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.common import Setup, markdown, record_path, store, times
 from forerun.math.theory import best_draft_length, expected_tokens, operations_factor, walltime_factor
+from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.record import Record
 
 TITLE = "Expected tokens and the best draft length (Leviathan et al., Table 1, Figures 2 and 3)"
@@ -14,6 +16,7 @@ ALPHAS = tuple(i / 50 for i in range(50))
 GAMMAS = (1, 3, 5, 7, 10)
 COSTS = (0.01, 0.02, 0.05, 0.1, 0.2)
 LONGEST = 128
+MOST_SHOWN = 30  # of the best draft lengths in the picture
 PRINTED = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 """Rows of Table 1: alpha and gamma, with drafts that cost nothing."""
 
@@ -37,23 +40,27 @@ def _row(alpha: float, gamma: int) -> dict[str, Any]:
     }
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.8), layout="constrained")
-    tokens, lengths = figure.subplots(1, 2)
-    alphas = record.details["alphas"]
-    for gamma, curve in record.details["figure2"].items():
-        tokens.plot(alphas, curve, label=f"draft length {gamma}")
-    tokens.set(xlabel="alpha", ylabel="expected tokens a round", ylim=(1, 11))
-    for cost, curve in record.details["figure3"].items():
-        lengths.step(alphas, curve, where="mid", label=f"c = {cost}")
-    lengths.set(xlabel="alpha", ylabel="best draft length", ylim=(0, 30))
-    for axes in (tokens, lengths):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+def figure(record: Record) -> Figure:
+    alphas = tuple(record.details["alphas"])
+    tokens = [
+        Series(f"draft length {gamma}", alphas, tuple(curve), marker="")
+        for gamma, curve in record.details["figure2"].items()
+    ]
+    lengths = [
+        Series(
+            f"c = {cost}", alphas, tuple(length if length <= MOST_SHOWN else math.nan for length in curve), marker=""
+        )
+        for cost, curve in record.details["figure3"].items()
+    ]
+    return Figure(
+        "Leviathan's formulas",
+        (
+            Panel("figure 2", "alpha", "expected tokens a round", tuple(tokens), y_from=1.0),
+            Panel("figure 3", "alpha", "best draft length", tuple(lengths), y_whole=True),
+        ),
+        columns=2,
+        panel_size=(4.8, 3.6),
+    )
 
 
 def render(record: Record) -> list[str]:

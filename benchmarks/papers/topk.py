@@ -7,10 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.papers.common import Setup, Steps, markdown, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, paper_figure, record_path, sentences, store
 from benchmarks.papers.lossy import Work, divergences, number, percent, run
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun.lossy import TopKImportance
+from forerun.measure.plot import BLACK, ORANGE, RED, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.rules import AnyRule, Rule
 
@@ -66,25 +67,23 @@ def mean(entries: list[Mapping[str, Any]], key: str) -> float:
     return fmean(entry[key] for entry in entries)
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
+def figure(record: Record) -> Figure:
     sampled = chosen(record, temperature=1.0, k=MOST)
     lengths = sorted({entry["length"] for entry in sampled})
-    colours = {TOKEN: "#333333", PUBLISHED: "#c0392b", COHERENT: "#e0a030"}
+    colours = {TOKEN: BLACK, PUBLISHED: RED, COHERENT: ORANGE}
     titles = {"acceptance_rate": "accepted / drafted", "tokens_per_call": "tokens a target call",
               "surprise": "surprise to the target, nats a token"}  # fmt: skip
-    for axes, (key, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for kind, colour in colours.items():
-            values = [mean([e for e in sampled if e["kind"] == kind and e["length"] == n], key) for n in lengths]
-            axes.plot(lengths, values, "o-", color=colour, label=f"{kind}{'' if kind == TOKEN else f', K = {MOST}'}")
-        axes.set(title=title, xlabel="draft length, T = 1", xticks=lengths)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[-1].legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+
+    def series(kind: str, key: str) -> Series:
+        values = [mean([e for e in sampled if e["kind"] == kind and e["length"] == n], key) for n in lengths]
+        label = kind if kind == TOKEN else f"{kind}, K = {MOST}"
+        return Series(label, tuple(map(float, lengths)), tuple(values), colour=colours[kind])
+
+    panels = [
+        Panel(title, "draft length, T = 1", title, tuple(series(kind, key) for kind in colours), tuple(lengths))
+        for key, title in titles.items()
+    ]
+    return paper_figure("One rule of siblings and the lossless rule", record, *panels)
 
 
 def render(record: Record) -> list[str]:

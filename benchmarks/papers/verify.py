@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.papers.common import Setup, Steps, markdown, ms, record_path, sentences, store
+from benchmarks.papers.common import Setup, Steps, markdown, ms, paper_figure, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from forerun import ops
 from forerun.config import SamplingParams
 from forerun.engine import Stats
 from forerun.lossy import Sigmoid
 from forerun.math.laws import LogitLaw
+from forerun.measure.plot import BLACK, BLUE, GREY, RED, Figure, Panel, Series
 from forerun.measure.provenance import versions
 from forerun.measure.record import Record
 from forerun.measure.rounds import decode
@@ -204,28 +205,24 @@ def cost(record: Record, method: str) -> list[Mapping[str, Any]]:
     return [row for row in record.details["cost"] if row["method"] == method]
 
 
-def draw(record: Record, path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    spent, held = figure.subplots(1, 2)
-    for method, colour in zip(methods_of(record), ("#7f8c8d", "#2f6fb0", "#c0392b"), strict=True):
+def figure(record: Record) -> Figure:
+    spent, held = [], []
+    for method, colour in zip(methods_of(record), (GREY, BLUE, RED), strict=True):
         rows = cost(record, method)
-        lengths = [row["draft_length"] for row in rows]
-        spent.plot(lengths, [1000 * row["seconds"] for row in rows], marker="o", color=colour, label=method)
-        held.plot(lengths, [row["peak_bytes"] / 2**20 for row in rows], marker="o", color=colour, label=method)
+        x = tuple(float(row["draft_length"]) for row in rows)
+        spent.append(Series(method, x, tuple(1000 * row["seconds"] for row in rows), colour=colour))
+        held.append(Series(method, x, tuple(row["peak_bytes"] / 2**20 for row in rows), colour=colour))
     rows = cost(record, EXACT)
-    floor = [1000 * row["must_read_bytes"] / record.details["copy_bytes_per_second"] for row in rows]
-    spent.plot([row["draft_length"] for row in rows], floor, "--", color="black", label="reading the logits once")
-    spent.set(ylabel="ms a verification", title=f"one sequence, {record.settings['vocabulary']} tokens, float32")
-    held.set(ylabel="MiB beside the logits", title="peak memory")
-    for axes in (spent, held):
-        axes.set(xlabel="draft length")
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130)
+    x = tuple(float(row["draft_length"]) for row in rows)
+    floor = tuple(1000 * row["must_read_bytes"] / record.details["copy_bytes_per_second"] for row in rows)
+    spent.append(Series("reading the logits once", x, floor, colour=BLACK, dashes="--"))
+    title = f"one sequence, {record.settings['vocabulary']} tokens, float32"
+    return paper_figure(
+        "Verification",
+        record,
+        Panel(title, "draft length", "ms a verification", tuple(spent), x),
+        Panel("peak memory", "draft length", "MiB beside the logits", tuple(held), x),
+    )
 
 
 def render(record: Record) -> list[str]:

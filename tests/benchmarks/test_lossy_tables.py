@@ -12,6 +12,7 @@ from benchmarks.papers import pairs, sigmoid, topk
 from benchmarks.papers.common import Setup, read
 from benchmarks.papers.lossy import surprise
 from forerun.measure import provenance
+from forerun.measure.plot import draw
 
 TINY = Setup(pair=pairs.TINY, device="cpu", quick=True)
 
@@ -32,7 +33,7 @@ def test_a_record_becomes_a_table_and_a_picture(
     text = "\n".join(module.render(record))
     assert "lossy" in text and "token (lossless)" in text and "nan" not in text
     if importlib.util.find_spec("matplotlib") is not None:
-        module.draw(record, tmp_path / "picture.png")
+        draw(module.figure(record), tmp_path / "picture.png")
         assert (tmp_path / "picture.png").stat().st_size > 5000
     found = laws_of(name, record.details)
     exact = found.pop("token")

@@ -23,6 +23,7 @@ from benchmarks.papers.tables import TABLES
 from forerun.engine import FinishReason
 from forerun.errors import InvalidArgument
 from forerun.measure import provenance
+from forerun.measure.plot import draw
 from forerun.measure.record import Record
 from forerun.measure.table import Table
 from support.bench import ORIGIN
@@ -56,7 +57,7 @@ def test_a_record_becomes_a_table_and_a_picture(name: str, pair: pairs.Pair, tmp
     assert len(tables) > 3 and all(line.count("|") > 2 for line in tables)
     assert not any("nan" in line.lower() for line in tables)
     if importlib.util.find_spec("matplotlib"):
-        module.draw(record, tmp_path / "picture.png")
+        draw(module.figure(record), tmp_path / "picture.png")
         assert (tmp_path / "picture.png").stat().st_size > 10_000
 
 

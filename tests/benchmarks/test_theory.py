@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.papers import theory
 from benchmarks.papers.common import Setup, read
+from forerun.measure.plot import draw
 from forerun.measure.record import Record
 
 PRINTED = {  # alpha, gamma: operations, speed; Table 1 of the paper, drafts for nothing
@@ -54,5 +55,5 @@ def test_figure_3_no_drafts_below_c_and_longer_ones_where_they_are_cheap(record:
 
 def test_the_picture_is_drawn(record: Record, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    theory.draw(record, tmp_path / "theory.png")
+    draw(theory.figure(record), tmp_path / "theory.png")
     assert (tmp_path / "theory.png").stat().st_size > 10_000
