@@ -22,6 +22,7 @@ from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
 from forerun.math import random as random_reference
+from forerun.math import row_options as row_options_reference
 from forerun.math import sample as sample_reference
 from forerun.math import skinny as skinny_reference
 from forerun.math import tree as tree_reference
@@ -29,6 +30,7 @@ from forerun.math import verify as verify_reference
 from forerun.math.advance import DeviceRowState, Layout
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
+from forerun.math.row_options import RowOptions
 from forerun.math.sample import Sample
 from forerun.math.skinny import Heads, LayerNorm, Norm
 from forerun.math.verify import CustomRule, TargetLaw
@@ -277,14 +279,19 @@ def lay_out(
 
 
 def advance(
-    state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int, use: Kernels | None = None
+    state: DeviceRowState,
+    drafted: Tensor,
+    verdict: Verdict,
+    vocab_size: int,
+    counts: Tensor | None = None,
+    use: Kernels | None = None,
 ) -> None:
     """Rows to the end of what they gained; see `forerun.math.advance.advance`."""
     if _on_gpu(drafted, use):
         from forerun.kernels import advance as kernel
 
-        return kernel.advance(state, drafted, verdict, vocab_size)
-    return advance_reference.advance(state, drafted, verdict, vocab_size)
+        return kernel.advance(state, drafted, verdict, vocab_size, counts)
+    return advance_reference.advance(state, drafted, verdict, vocab_size, counts)
 
 
 def adjust(
@@ -304,6 +311,24 @@ def adjust(
         if kernel.why_not(logits) is None:
             return kernel.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
     return penalties_reference.adjust(logits, prompt, output, drafted, params, forbid, min_new_tokens)
+
+
+def adjust_rows(
+    logits: Tensor,  # [R * n, V] n consecutive positions of every row
+    options: RowOptions,
+    position: Tensor,
+    drafted: Tensor,
+    first: int = 0,
+    ids: Tensor | None = None,
+    use: Kernels | None = None,
+) -> Tensor:
+    """Bias, penalties and bans of rows that the device knows; see `forerun.math.row_options.adjust_rows`."""
+    if _on_gpu(logits, use):
+        from forerun.kernels import penalties as kernel
+
+        if kernel.why_not(logits) is None:
+            return kernel.adjust_rows(logits, options, position, drafted, first, ids)
+    return row_options_reference.adjust_rows(logits, options, position, drafted, first, ids)
 
 
 def _on_gpu(tensor: Tensor, use: Kernels | None) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -74,6 +75,13 @@ def requests(number: int, params: SamplingParams | Sequence[SamplingParams] = SA
         Request(prompt=tuple(prompt), max_new_tokens=new + 5 * (i % 3), params=each[i], seed=3, request_id=i)
         for i, prompt in enumerate(ragged_prompts(number, 97, 0))
     ]
+
+
+class InPython:
+    """A processor that only Python can call."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores - 0.5 * (torch.arange(scores.shape[-1]) == input_ids[0, -1])
 
 
 def finish(made: Engine) -> Texts:

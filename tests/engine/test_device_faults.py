@@ -117,18 +117,18 @@ def test_sizes_asked_for_now_and_then_are_stood_in_for() -> None:
 # Controls: each breaks one promise of a device round, and a comparison with rounds step by step must notice.
 
 
-def _forgets_round(state: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(state, drafted, verdict, vocab_size)
+def _forgets_round(state: Any, *given: Any) -> None:
+    _advance(state, *given)
     state.round.sub_(state.active)
 
 
-def _wrong_previous(state: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(state, drafted, verdict, vocab_size)
+def _wrong_previous(state: Any, *given: Any) -> None:
+    _advance(state, *given)
     state.block[:, 0] = state.block[:, 1]
 
 
-def _one_key_too_many(state: Any, drafted: Any, verdict: Any, vocab_size: int) -> None:
-    _advance(state, drafted, verdict, vocab_size)
+def _one_key_too_many(state: Any, *given: Any) -> None:
+    _advance(state, *given)
     state.past.add_(state.active)
 
 

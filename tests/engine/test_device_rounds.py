@@ -13,7 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.device_engines import CUT, GREEDY, SAMPLED, Texts, engine, finish, flown, rehearsing, requests, texts
+from engine.device_engines import (
+    CUT,
+    GREEDY,
+    SAMPLED,
+    InPython,
+    Texts,
+    engine,
+    finish,
+    flown,
+    rehearsing,
+    requests,
+    texts,
+)
 from forerun import ops
 from forerun.config import SamplingParams
 from forerun.engine import Request, RowResult
@@ -128,12 +140,12 @@ def test_rows_that_come_later() -> None:
 
 
 def test_rounds_of_both_kinds_take_turns() -> None:
-    """A row with a penalty is decoded step by step, and so is everybody while it is there."""
+    """A row with a processor of Python's is decoded step by step, and so is everybody while it is there."""
 
     def found(on_device: bool, seen: list[int]) -> Texts:
         made, asked = engine(on_device), requests(4, new=30)
         rounds = flown(made) if on_device else []
-        asked[1] = replace(asked[1], params=replace(SAMPLED, presence_penalty=0.5), max_new_tokens=9)
+        asked[1] = replace(asked[1], processors=(InPython(),), max_new_tokens=9)
         made.add(asked[0])
         made.step()
         made.add(asked[1])
@@ -147,13 +159,13 @@ def test_rounds_of_both_kinds_take_turns() -> None:
 
     seen: list[int] = []
     assert found(True, seen) == found(False, [])
-    assert 1 in seen and 3 in seen, "the device had rounds before and after the row with a penalty"
+    assert 1 in seen and 3 in seen, "the device had rounds before and after that row"
 
 
 def test_nothing_is_recorded_twice_where_rounds_take_turns() -> None:
     made = rehearsing(engine(True, policy=3))
     asked = [replace(request, prompt=(9, 8), max_new_tokens=12) for request in requests(4)]
-    asked[2] = replace(asked[2], params=replace(SAMPLED, presence_penalty=0.5))
+    asked[2] = replace(asked[2], processors=(InPython(),))
     for request in asked:
         texts(made, [request])
     assert made.runner is not None and made.runner.recordings.num_moved == 0
@@ -166,7 +178,7 @@ def test_a_rehearsal_leaves_no_trace() -> None:
 
 
 def test_log_probabilities_of_what_was_emitted() -> None:
-    """Of the model's own distribution; alternatives are only looked up step by step."""
+    """Of the model's own distribution."""
 
     def found(on_device: bool) -> list[RowResult]:
         made, (first, second, third) = engine(on_device), requests(3, [SAMPLED, CUT, SAMPLED])

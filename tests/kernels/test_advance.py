@@ -53,6 +53,20 @@ def test_advance(rows: int) -> None:
     assert rows == 1 or ours.past[-1] == state(rows).past[-1], "a place without a row stays where it is"
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_what_is_emitted_is_counted(rows: int) -> None:
+    """The whole draft of one row is kept, as wide as the block."""
+    ours, theirs, drafted, found = state(rows), state(rows), numbers(rows, WIDTH, 8), verdict(rows)
+    found.num_accepted[0] = WIDTH - 1
+    counts = torch.randint(0, 5, (rows, 90), dtype=torch.int32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    got, want = counts.clone(), counts.clone()
+    kernel.advance(ours, drafted, found, 90, got)
+    reference.advance(theirs, drafted, found, 90, want)
+    assert torch.equal(got, want) and torch.equal(ours.position, theirs.position)
+    gained = theirs.position - state(rows).position
+    assert torch.equal((want - counts).sum(1), 2 * gained) and gained[0] == WIDTH
+
+
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_draft_lengths(rows: int) -> None:
     given = numbers(rows, 9, 1), numbers(rows, 12, 2), numbers(rows, 14, 3)

@@ -11,6 +11,8 @@ from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.kernels import penalties as kernel
 from forerun.math import penalties as reference
+from forerun.math import row_options
+from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
 from support.triton_cpu import DEVICE, INTERPRETED  # before any kernel
 
 pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
@@ -51,3 +53,63 @@ def test_one_position_and_nothing_to_do() -> None:
 def test_a_bias_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="vocabulary ends at 29"):
         kernel.adjust(torch.zeros(1, 30, device=DEVICE), [], [], [], CASES["bias"])
+
+
+def options_of(rows: list[tuple[list[int], list[int], SamplingParams]], vocab: int) -> RowOptions:
+    """Of rows (prompt, output, parameters)."""
+    counts = torch.zeros(len(rows), vocab, dtype=torch.int32)
+    bias = torch.zeros(len(rows), vocab)
+    for b, (prompt, output, params) in enumerate(rows):
+        counts[b, [token for token in prompt if token < vocab]] = 1
+        for token in output:
+            counts[b, token] += 2
+        for token, value in params.logit_bias.items():
+            bias[b, token] = value
+    numbers = [[p.repetition_penalty, p.presence_penalty, p.frequency_penalty] for _, _, p in rows]
+    columns = torch.tensor(numbers, dtype=torch.float64).T.contiguous().to(DEVICE)
+    bans = torch.zeros(len(rows), vocab, dtype=torch.uint8)
+    early = torch.zeros(len(rows), dtype=torch.int64)
+    return RowOptions(*(table.to(DEVICE) for table in (counts, bias, bans)), *columns, early.to(DEVICE))
+
+
+ROWS = [(PROMPT, OUTPUT, CASES["all"]), ([7], [3, 3], CASES["repetition"]), ([], [], SamplingParams())]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("first", [0, 2])
+def test_rows_of_a_table_are_adjusted_as_each_by_itself(first: int, dtype: torch.dtype) -> None:
+    """Reference and kernel of `adjust_rows` against `math.penalties.adjust`, row by row."""
+    positions, vocab = 3, 1100
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(len(ROWS) * positions, vocab, generator=generator).to(DEVICE, dtype)
+    drafted = torch.tensor([[40, 3, 5, 40], [3, 3, 9, 1], [1, 2, 3, 4]], device=DEVICE)
+    position = torch.tensor([len(output) for _, output, _ in ROWS], device=DEVICE)
+    given = (logits, options_of(ROWS, vocab), position, drafted, first)
+    parts = zip(ROWS, logits.split(positions), drafted.tolist(), strict=True)
+    want = torch.cat(
+        [
+            reference.adjust(part, prompt, [*output, *tokens[:first]], tokens[first:], params)
+            for (prompt, output, params), part, tokens in parts
+        ]
+    )
+    assert torch.equal(row_options.adjust_rows(*given), want) or not INTERPRETED
+    close = 0 if INTERPRETED else 1e-6
+    torch.testing.assert_close(kernel.adjust_rows(*given), want, atol=close, rtol=close)
+
+
+def test_bans_of_all_kinds_and_a_reduced_vocabulary() -> None:
+    options = options_of(ROWS, 700)
+    options.bans[:, 5], options.bans[:, 6], options.bans[:, 7] = NEVER, NOT_FIRST, NOT_EARLY | NOT_FIRST
+    options.min_new_tokens.copy_(torch.tensor([5, 2, 2]))
+    position, drafted = torch.tensor([4, 2, 0], device=DEVICE), torch.zeros(3, 2, dtype=torch.int64, device=DEVICE)
+    logits = torch.randn(9, 700, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    want = row_options.adjust_rows(logits, options, position, drafted)
+    torch.testing.assert_close(kernel.adjust_rows(logits, options, position, drafted), want)
+    found = want.view(3, 3, 700).isinf()
+    assert found[:, :, 5].all()
+    assert found[:, :, 6].tolist() == [[False] * 3, [False] * 3, [True, False, False]]
+    assert found[:, :, 7].tolist() == [[True, False, False], [False] * 3, [True, True, False]]
+    ids = torch.arange(1, 700, 2, device=DEVICE)
+    part = logits[:, ids].contiguous()
+    for adjust_rows in (kernel.adjust_rows, row_options.adjust_rows):
+        torch.testing.assert_close(adjust_rows(part, options, position, drafted, ids=ids), want[:, ids])

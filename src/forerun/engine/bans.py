@@ -1,4 +1,4 @@
-"""Ids a row must not emit, where that is all it asks for: a device can ban them by itself, round after round.
+"""Ids a row must not emit, where that is all its processors do: a device can ban them by itself, round after round.
 
 Encoder-decoder models come with such lists in their configuration, Whisper with two, so nearly every row of theirs has
 processors that say no more than this.
@@ -35,10 +35,6 @@ class Bans:
     since: int = 0
     until: int = FOREVER
 
-    @property
-    def ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self.never, self.not_first
-
     def and_also(self, other: Bans) -> Bans:
         return Bans(
             tuple(sorted({*self.never, *other.never})),
@@ -49,8 +45,8 @@ class Bans:
 
 
 def bans_of(request: Request) -> Bans | None:
-    """All that a request does to the logits; None where it does more than forbid ids."""
-    if request.params.has_penalties or request.min_new_tokens or request.biases:
+    """All that a request's processors do to the logits; None where they do more than forbid ids."""
+    if request.biases:
         return None
     bans = [_ban(processor, len(request.prompt)) for processor in request.processors]
     known = [ban for ban in bans if ban is not None]

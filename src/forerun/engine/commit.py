@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +29,9 @@ class VerifiedRound:
     seconds: Seconds
     # Of the model's law there are logits [N, V], or log-probabilities of what each row emits, or nothing.
     logits: Tensor | None = None
-    logprobs: list[list[float]] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    # A round without logits gives those [n, V] of one row and its block, for a message that says why the row failed.
+    score_again: Callable[[Row, Sequence[int]], Tensor] | None = None
     trees: list[list[int]] | None = None  # each row's parents, where drafts are trees
     evidence: tuple[int, ...] | None = None
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic
@@ -50,7 +53,7 @@ def commit(done: VerifiedRound) -> list[Progress]:
     start = 0
     progress = []
     for place, (row, block, kept) in enumerate(zip(done.rows, blocks, done.kept, strict=True)):
-        scores: Tensor | list[float] | None = done.logprobs[place] if done.logprobs else None
+        scores: Tensor | list[TokenLogprob] | None = done.logprobs[place] if done.logprobs else None
         # A view of a tensor costs more than all else here: it is made only for rows that read it.
         if logits is not None and row.request.logprobs is not None:
             scores = logits[start : start + len(block)]
@@ -58,13 +61,15 @@ def commit(done: VerifiedRound) -> list[Progress]:
             progress.append(_commit_row(row, block[1:], kept, following[place], scores))
         else:
             seen = None if logits is None else logits[start : start + len(block)]
+            if done.score_again is not None and row.adjuster is not None:
+                seen = done.score_again(row, block)
             progress.append(_fail(row, kept.depth, block[1:], seen))
         start += len(block)
     return progress
 
 
 def _commit_row(
-    row: Row, drafted: list[int], draft: Kept, following: int, scores: Tensor | list[float] | None
+    row: Row, drafted: list[int], draft: Kept, following: int, scores: Tensor | list[TokenLogprob] | None
 ) -> Progress:
     last = Origin.BONUS if draft.whole else Origin.CORRECTION
     accepted = len(draft.nodes)
@@ -72,7 +77,11 @@ def _commit_row(
     kept, row.finish_reason = row.stop.cut(row.output, tokens)
     tokens, origins = tokens[:kept], [*[Origin.ACCEPTED] * accepted, last][:kept]
     if row.request.logprobs is not None and scores is not None:
-        row.logprobs.extend(_logprobs(scores, draft.scored_at[:kept], tokens, row.request.logprobs))
+        row.logprobs.extend(
+            scores[:kept]
+            if isinstance(scores, list)
+            else _logprobs(scores, draft.scored_at[:kept], tokens, row.request.logprobs)
+        )
     row.gain(tokens, origins)
     row.counts = draft.depth, min(accepted, kept), kept, len(drafted)
     row.round += 1
@@ -97,12 +106,8 @@ def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None) -> Pr
     return Progress(row.handle, row.request.request_id, (), (), row.finish_reason)
 
 
-def _logprobs(
-    scores: Tensor | list[float], places: list[int], tokens: list[int], alternatives: int
-) -> list[TokenLogprob]:
+def _logprobs(scores: Tensor, places: list[int], tokens: list[int], alternatives: int) -> list[TokenLogprob]:
     """Under the model's distribution before any sampling setting, so that they compare across settings."""
-    if isinstance(scores, list):
-        return [TokenLogprob(token, scores[place]) for place, token in enumerate(tokens)]
     laws = torch.log_softmax(scores[places].float(), dim=-1)
     values = laws[torch.arange(len(tokens)), torch.tensor(tokens, device=laws.device)].tolist()
     if not alternatives:

@@ -64,7 +64,7 @@ class Row:
     output: list[int]
     stop: StopRule
     adjuster: Adjuster | None
-    bans: Bans | None  # all that the adjuster does; None where it does more
+    bans: Bans | None  # all that processors do; None where they do more
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)

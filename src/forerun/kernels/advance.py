@@ -13,15 +13,17 @@ from forerun.types import Verdict
 FIRST = tl.constexpr(HEAD)
 
 
-def advance(state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+def advance(
+    state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int, counts: Tensor | None = None
+) -> None:
     """Write down what became of `drafted` [R] tokens a row, and move every row to the end of what it gained."""
     block, result = state.block, state.result
     kept, following, finite = verdict.num_accepted, verdict.next_token, verdict.finite
     _advance_kernel[(block.shape[0],)](
         state.past, state.round, state.position, state.active, block, result, drafted,
         kept, following, finite, kept.stride(0), following.stride(0), finite.stride(0),
-        block.stride(0), result.stride(0), block.shape[1], vocab_size,
-        BLOCK=triton.next_power_of_2(block.shape[1]), num_warps=1,
+        block.stride(0), result.stride(0), block.shape[1], vocab_size, drafted if counts is None else counts,
+        COUNTED=counts is not None, BLOCK=triton.next_power_of_2(block.shape[1]), num_warps=1,
     )  # fmt: skip
 
 
@@ -54,7 +56,8 @@ def _advance_kernel(
     drafted_ptr, kept_ptr, following_ptr,  # [R] int64
     finite_ptr,  # [R] bool
     kept_stride, following_stride, finite_stride, block_stride, result_stride, width, vocab_size,
-    BLOCK: tl.constexpr,
+    counts_ptr,  # [R, V] int32, changed; where COUNTED
+    COUNTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a row."""
     row = tl.program_id(0).to(tl.int64)
@@ -74,6 +77,11 @@ def _advance_kernel(
     tl.store(block + 1, following)
     active = tl.load(active_ptr + row)
     gained = (kept + 1) * active
+    if COUNTED:
+        counts = counts_ptr + row * vocab_size
+        accepted = (i >= 2) & (i < kept + 2) & (active > 0)
+        tl.atomic_add(counts + tokens, tl.full(tokens.shape, 2, tl.int32), mask=accepted)
+        tl.atomic_add(counts + following, (2 * active).to(tl.int32))
     tl.store(past_ptr + row, tl.load(past_ptr + row) + gained)
     tl.store(position_ptr + row, tl.load(position_ptr + row) + gained)
     tl.store(round_ptr + row, tl.load(round_ptr + row) + active)

@@ -1,7 +1,8 @@
-"""Bias and penalties in one launch, at every position of a row; the reference is `math.penalties`.
+"""Bias and penalties in one launch, at every position of a row; references are `math.penalties`, `math.row_options`.
 
-The reference gathers and scatters once for each kind of change. Here one program takes one position and a block of ids,
-counts how often each was drafted before that position, and applies everything in the reference's order.
+The references gather and scatter once for each kind of change. Here one program takes one position and a block of ids,
+counts how often each was drafted before that position, and applies everything in the references' order: `adjust` for
+one row whose history the host knows, `adjust_rows` for all rows of a table that the device advances.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from torch import Tensor
 from forerun.config import SamplingParams
 from forerun.math.laws import working
 from forerun.math.penalties import check_bias
+from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
 
 BLOCK = 256  # ids a program
+ROWS_BLOCK = 1024  # the same where all ids are looked at
+BANNED = tl.constexpr(NEVER)
+BANNED_FIRST = tl.constexpr(NOT_FIRST)
+BANNED_EARLY = tl.constexpr(NOT_EARLY)
 
 
 def why_not(logits: Tensor) -> str | None:
@@ -92,8 +98,73 @@ def adjust_kernel(
         emitted += again
     place = logits + i.to(tl.int64) * vocab + token
     x = tl.load(place, mask=there, other=0.0) + tl.load(bias + u, mask=there, other=0.0)
-    factor = tl.zeros_like(x) + repetition
-    x = tl.where(met > 0, tl.where(x < 0, x * factor, tl.div_rn(x, factor)), x)
-    x -= tl.where(emitted > 0, presence, 0.0) + frequency * emitted.to(tl.float32)
+    x = penalised(x, met, emitted, repetition, presence, frequency)
     x = tl.where((may_forbid > 0) & (i < early), float("-inf"), x)
     tl.store(place, x, mask=there)
+
+
+def adjust_rows(
+    logits: Tensor,
+    options: RowOptions,
+    position: Tensor,
+    drafted: Tensor,
+    first: int = 0,
+    ids: Tensor | None = None,
+) -> Tensor:
+    """`math.row_options.adjust_rows`; a new float32 tensor."""
+    number, width = logits.shape
+    adjusted = torch.empty(number, width, dtype=torch.float32, device=logits.device)
+    adjust_rows_kernel[(number, triton.cdiv(width, ROWS_BLOCK))](
+        logits, logits.stride(0), adjusted, options.counts, options.bias, options.bans,
+        options.repetition, options.presence, options.frequency, options.min_new_tokens,
+        position, drafted, drafted.stride(0), position if ids is None else ids,
+        width, options.counts.shape[1], number // len(position), first,
+        REDUCED=ids is not None, SIZE=ROWS_BLOCK,
+    )  # fmt: skip
+    return adjusted
+
+
+@triton.jit
+def adjust_rows_kernel(
+    logits, logits_stride,  # [R * n, width]
+    adjusted,  # [R * n, width] float32, out
+    counts,  # [R, V] int32
+    bias,  # [R, V] float32
+    bans,  # [R, V] uint8
+    repetition, presence, frequency,  # [R] float64
+    min_new_tokens, position,  # [R] int64
+    drafted, drafted_stride,  # [R, ..] int64
+    ids,  # [width] int64, where REDUCED
+    width, vocab, num_positions, first,
+    REDUCED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """One program a position and SIZE ids."""
+    n = tl.program_id(0).to(tl.int64)
+    row, i = n // num_positions, n % num_positions + first
+    column = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    there = column < width
+    x = tl.load(logits + n * logits_stride + column, mask=there, other=0.0).to(tl.float32)
+    token = column.to(tl.int64)
+    if REDUCED:
+        token = tl.load(ids + column, mask=there, other=0)
+    place = row * vocab + token
+    count = tl.load(counts + place, mask=there, other=0)
+    for j in range(i):
+        count += 2 * (tl.load(drafted + row * drafted_stride + j) == token).to(tl.int32)
+    x += tl.load(bias + place, mask=there, other=0.0)
+    x = penalised(
+        x, count, count >> 1, tl.load(repetition + row).to(tl.float32), tl.load(presence + row).to(tl.float32),
+        tl.load(frequency + row).to(tl.float32),
+    )  # fmt: skip
+    at = tl.load(position + row) + i
+    bits = BANNED + tl.where(at == 0, BANNED_FIRST, 0) + tl.where(at < tl.load(min_new_tokens + row), BANNED_EARLY, 0)
+    banned = tl.load(bans + place, mask=there, other=0).to(tl.int32) & bits
+    tl.store(adjusted + n * width + column, tl.where(banned != 0, float("-inf"), x), mask=there)
+
+
+@triton.jit
+def penalised(x, met, emitted, repetition, presence, frequency):
+    """Logits of ids met and emitted so often."""
+    factor = tl.zeros_like(x) + repetition
+    x = tl.where(met > 0, tl.where(x < 0, x * factor, tl.div_rn(x, factor)), x)
+    return x - (tl.where(emitted > 0, presence, 0.0) + frequency * emitted.to(tl.float32))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.math.row_options import count_emitted
 from forerun.types import Verdict
 
 HEAD = 4  # numbers of a result before the drafted tokens: kept, next token, whether finite, drafted
@@ -24,8 +25,12 @@ class DeviceRowState:
     result: Tensor  # [R, HEAD + W - 1] int64, for the host: HEAD numbers and the drafted tokens
 
 
-def advance(state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int) -> None:
+def advance(
+    state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size: int, counts: Tensor | None = None
+) -> None:
     """Write down what became of `drafted` [R] tokens a row, and move every row to the end of what it gained.
+
+    What it gained is counted in `counts` (`math.row_options.RowOptions`), where there are any.
 
     A row whose logits were no numbers has no next token worth the name; whatever stands there is made one that can be
     looked up, because the next round may be under way before the host hears of it.
@@ -38,22 +43,30 @@ def advance(state: DeviceRowState, drafted: Tensor, verdict: Verdict, vocab_size
     block[:, 0] = block.gather(1, (kept + 1).unsqueeze(-1)).squeeze(-1)
     block[:, 1] = following
     gained = (kept + 1) * state.active
+    if counts is not None:
+        count_emitted(counts, block[:, 2:], kept * state.active)
+        count_emitted(counts, following.unsqueeze(-1), state.active)
     state.past.add_(gained)
     state.position.add_(gained)
     state.round.add_(state.active)
 
 
-def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict) -> Tensor:
-    """[R, K + 1] float64: how likely the model itself, as it came, finds what is emitted; past that anything.
+def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict, alternatives: int = 0) -> Tensor:
+    """[R, K + 1, 1 + 2 n] float64: how likely the model itself, as it came, finds what is emitted; past that anything.
 
+    Behind it the ids of the n most likely tokens at that position, best first, and how likely they are.
     `logits` [R, K + 1, V] follow the last token and each drafted one, `block` is as in `DeviceRowState`.
     """
     number = logits.shape[1] - 1
     kept, last = verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1).clamp(0, logits.shape[-1] - 1)
-    tokens = block[:, 2 : 3 + number].scatter(1, kept, last)
+    tokens = torch.cat([block[:, 2 : 2 + number], last], dim=1).scatter(1, kept, last)
     weights = logits.float()
-    of_tokens = weights.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return (of_tokens - weights.logsumexp(-1)).double()
+    log_mass = weights.logsumexp(-1, keepdim=True)
+    of_tokens = weights.gather(-1, tokens.unsqueeze(-1)) - log_mass
+    if not alternatives:
+        return of_tokens.double()
+    best = weights.topk(alternatives, dim=-1)
+    return torch.cat([of_tokens.double(), best.indices.double(), (best.values - log_mass).double()], dim=-1)
 
 
 def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) -> Tensor:

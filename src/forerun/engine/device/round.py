@@ -33,17 +33,16 @@ class DeviceRound:
         drafter: DeviceDrafter | None,
         rule: Rule,
         logits: Scratch,
-        draft_logits: Scratch,
+        draft_logits: tuple[Scratch, Scratch],  # as the draft gives them, and as options leave them
         hidden: Scratch,
     ) -> None:
         self.table, self.target, self.drafter, self.rule = table, target, drafter, rule
         self.ids = ids = None if drafter is None else drafter.ids
         self.vocab_size, self.use = target.scorer.vocab_size, target.scorer.kernels
-        self.logits, self.draft_logits, self.hidden = logits, draft_logits, hidden
+        self.logits, self._draft_scratches, self.hidden = logits, draft_logits, hidden
         self.kept = torch.zeros(table.width * table.size, KEPT, device=target.scorer.device)
         self._has_kept = False
         self._orders: dict[tuple[int, int], _Order] = {}
-        self._columns: dict[tuple[tuple[int, ...], bool], Tensor] = {}
         self._places: Tensor | None = None
         if ids is not None:  # made before anything is recorded
             self._places = ReducedLaw(PointMass(ids[:0, None], 1), ids, self.vocab_size).places
@@ -88,30 +87,27 @@ class DeviceRound:
         draft = Draft(tokens, lengths, self._law(tokens, shape))
         order = self._order(table.size, shape.scored)
         logits = self.logits.rows[: table.size * shape.scored]
-        self._forbid(logits, logits[:: shape.scored])
-        law = LogitLaw(logits, order.place[:, : number + 1], table.params, order.first)
+        law = LogitLaw(self._adjusted(logits), order.place[:, : number + 1], table.params, order.first)
         verdict = ops.verify(law, draft, self.rule, table.keys, table.params.all_greedy, self.use)
-        if table.wants_logprobs:
-            scored = logits.view(table.size, shape.scored, -1)[:, : number + 1]
-            table.logprobs[:, : number + 1] = emitted_logprobs(scored, table.row_state.block, verdict)
-        ops.advance(table.row_state, lengths, verdict, self.vocab_size, self.use)
+        if table.logprobs is not None:
+            scored, wanted = logits.view(table.size, shape.scored, -1)[:, : number + 1], table.alternatives or 0
+            table.logprobs[:, : number + 1] = emitted_logprobs(scored, table.row_state.block, verdict, wanted)
+        counts = table.options.counts if table.has_options else None
+        ops.advance(table.row_state, lengths, verdict, self.vocab_size, counts, self.use)
 
-    def _forbid(self, logits: Tensor, first: Tensor | None, ids: Tensor | None = None) -> None:
-        """Banned ids get no mass in `logits` [N, V]; `first` [R, V] are those of each row's next token."""
-        never, not_first = self.table.bans.ids
-        if never:
-            logits.index_fill_(1, self._banned(never, ids), -torch.inf)
-        if not_first and first is not None:
-            columns, begins = self._banned(not_first, ids), self.table.row_state.position[:, None] == 0
-            first.index_copy_(1, columns, first.index_select(1, columns).masked_fill(begins, -torch.inf))
+    @property
+    def draft_logits(self) -> Scratch:
+        """Where the logits of a draft are kept: options are applied in float32, whatever the model's dtype."""
+        plain, adjusted = self._draft_scratches
+        return adjusted if self.table.has_options else plain
 
-    def _banned(self, tokens: tuple[int, ...], ids: Tensor | None) -> Tensor:
-        """Columns of these ids in the vocabulary, or among the draft's `ids`; computed once, before a recording."""
-        if (key := (tokens, ids is None)) not in self._columns:
-            banned = torch.tensor(tokens, device=self.table.device)
-            columns = banned[banned < self.vocab_size] if ids is None else torch.isin(ids, banned).nonzero()[:, 0]
-            self._columns[key] = columns
-        return self._columns[key]
+    def _adjusted(self, logits: Tensor, first: int = 0, ids: Tensor | None = None) -> Tensor:
+        """What the rows' options make of logits behind the first `first` drafted tokens and those after them."""
+        table = self.table
+        if not table.has_options:
+            return logits
+        drafted = table.row_state.block[:, 2:]
+        return ops.adjust_rows(logits, table.options, table.row_state.position, drafted, first, ids, self.use)
 
     def _draw(self, number: int, uniforms: Tensor | None, step: int, logits: Tensor) -> None:
         """Token `step` of `number` for every row, written behind the others.
@@ -121,7 +117,7 @@ class DeviceRound:
         table, size = self.table, self.table.size
         if self.ids is None:
             logits = fitted(logits, self.vocab_size)
-        self._forbid(logits, logits if step == 0 else None, self.ids)
+        logits = self._adjusted(logits, step, self.ids)
         if uniforms is None:
             drawn = logits.argmax(dim=-1)
         else:

@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.device import DeviceRows
-from forerun.engine.bans import Bans
+from forerun.engine.device.row_options import make_options, wants_options, write_options
 from forerun.engine.row import Row
 from forerun.math.advance import HEAD, DeviceRowState
+from forerun.math.row_options import RowOptions
 from forerun.types import Keys, LawParams
 
 # Columns of the table; those of SETTINGS are the bits of float64.
 NUMBERS = (
     "slots", "draft_slots", "past", "active", "budget", "seed", "request_id", "round", "position", "previous", "last",
-    "top_k",
+    "min_new_tokens", "top_k",
 )  # fmt: skip
-SETTINGS = ("temperature", "top_p", "min_p")
+SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 FLAGS = ("any_greedy", "all_greedy", "any_scaled", "any_top_k", "any_top_p", "any_min_p")
 
 
@@ -37,8 +38,9 @@ class RowSlots:
 class RowTable:
     """`size` entries; those without a row are dummies that run along on spare cache slots."""
 
-    def __init__(self, size: int, width: int, device: torch.device) -> None:
+    def __init__(self, size: int, width: int, vocab_size: int, device: torch.device) -> None:
         self.size, self.width, self.device = size, width, device  # R, and W: the most positions a round scores
+        self.vocab_size = vocab_size
         zeros = {"dtype": torch.int64, "device": device}
         self.values = torch.zeros(len(NUMBERS) + len(SETTINGS), size, **zeros)  # type: ignore[call-overload]
         self.asked = torch.zeros(size, **zeros)  # type: ignore[call-overload]
@@ -56,9 +58,14 @@ class RowTable:
         settings = self.values[len(NUMBERS) :].view(torch.float64)
         flags = dict.fromkeys(FLAGS, False)
         self.params = LawParams(settings[0], column["top_k"], settings[1], settings[2], **flags)
-        self.logprobs = torch.zeros(size, width, dtype=torch.float64, device=device)
-        self.wants_logprobs = False
-        self.bans = Bans()  # the same for all rows
+        self.has_options = False  # whether some row changes its logits
+        self._options: RowOptions | None = None  # made when one first does
+        self._option_columns = {
+            "repetition": settings[3], "presence": settings[4], "frequency": settings[5],
+            "min_new_tokens": column["min_new_tokens"],
+        }  # fmt: skip
+        self.alternatives: int | None = None  # whose log-probabilities are wanted beside those of emitted tokens
+        self._logprobs: dict[int, Tensor] = {}  # by that number
         self.rows: tuple[Row, ...] = ()  # as they were assigned; some may have finished since
         self._inactive: set[int] = set()  # entries of those that have
         self._last_asked: tuple[int, ...] = ()
@@ -66,12 +73,29 @@ class RowTable:
     @property
     def state(self) -> list[Tensor]:
         """Everything a round changes that the next one starts from."""
-        return [self.values, self.row_state.block]
+        return [self.values, self.row_state.block, *([self.options.counts] if self.has_options else [])]
 
     @property
     def flags(self) -> tuple[object, ...]:
         """What kernels are chosen by, so that it is part of a recording's shape."""
-        return (*(getattr(self.params, name) for name in FLAGS), self.wants_logprobs, self.bans.ids)
+        return (*(getattr(self.params, name) for name in FLAGS), self.has_options, self.alternatives)
+
+    @property
+    def options(self) -> RowOptions:
+        """What the rows ask of their logits, where one of them asks for anything."""
+        if self._options is None:
+            self._options = make_options(self.size, self.vocab_size, self.device, **self._option_columns)
+        return self._options
+
+    @property
+    def logprobs(self) -> Tensor | None:
+        """[R, W, 1 + 2 n] float64, of each position: the emitted token's, n ids, theirs. None where nobody asks."""
+        if self.alternatives is None:
+            return None
+        if self.alternatives not in self._logprobs:
+            shape = self.size, self.width, 1 + 2 * self.alternatives
+            self._logprobs[self.alternatives] = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        return self._logprobs[self.alternatives]
 
     @property
     def device_rows(self) -> DeviceRows:
@@ -85,14 +109,15 @@ class RowTable:
     def assign(self, rows: Sequence[Row], slots: Sequence[RowSlots], dummy: RowSlots) -> None:
         """Write `rows` as the host knows them, and dummies at `dummy` behind them; no round may be pending."""
         self.rows, self._inactive = tuple(rows), set()
-        self.wants_logprobs = any(row.request.logprobs is not None for row in rows)
-        self.bans = rows[0].bans or Bans()
+        self.has_options = any(map(wants_options, rows))
+        self.alternatives = _alternatives(rows, self.vocab_size)
         law = LawParams.stack([row.request.params for row in rows])
         columns = [_numbers(row, own) for row, own in zip(rows, slots, strict=True)]
         columns += [_dummy_numbers(dummy)] * (self.size - len(rows))
         repeat = torch.arange(self.size).clamp(max=len(rows) - 1)  # a dummy has the last row's law: no flag changes
         numbers = torch.tensor(columns, dtype=torch.int64).T
-        settings = torch.stack([law.temperature, law.top_p, law.min_p])[:, repeat].view(torch.int64)
+        each = [[getattr(row.request.params, name) for name in SETTINGS] for row in rows]
+        settings = torch.tensor(each, dtype=torch.float64).T[:, repeat].contiguous().view(torch.int64)
         self._send(self.values, torch.cat([numbers, law.top_k[repeat][None], settings]))
         self.row_state.block[:, 0].copy_(self._last_two[0])
         self.row_state.block[:, 1].copy_(self._last_two[1])
@@ -100,6 +125,8 @@ class RowTable:
             self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p,
             **{name: getattr(law, name) for name in FLAGS},
         )  # fmt: skip
+        if self.has_options:
+            write_options(self.options, rows, self._on_device)
 
     def assign_blocks(
         self, slots: Sequence[RowSlots], past: Sequence[int], blocks: Sequence[Sequence[int]], dummy: RowSlots
@@ -146,15 +173,29 @@ class RowTable:
         """Without waiting. New page-locked memory each time: its allocator keeps it until the copy has happened."""
         place.copy_(numbers.pin_memory() if place.is_cuda else numbers, non_blocking=True)
 
+    def _on_device(self, numbers: Tensor) -> Tensor:
+        """The same for a tensor that has no place yet."""
+        return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
+
+
+def _alternatives(rows: Sequence[Row], vocab_size: int) -> int | None:
+    """How many alternatives a round looks up for every position: a power of two, because each is a recording."""
+    wanted = [row.request.logprobs for row in rows if row.request.logprobs is not None]
+    if not wanted:
+        return None
+    most = max(wanted)
+    return min(1 << (most - 1).bit_length(), vocab_size) if most else 0
+
 
 def _numbers(row: Row, slots: RowSlots) -> list[int]:
     request = row.request
     return [
         slots.slot, slots.draft_slot, len(row.history) - 1, 1, row.stop.budget, request.seed, request.request_id,
         row.round, len(row.output), row.history[-2] if len(row.history) > 1 else 0, row.history[-1],
+        request.min_new_tokens,
     ]  # fmt: skip
 
 
 def _dummy_numbers(slots: RowSlots) -> list[int]:
     """One key in the cache, so that a draft can begin with two tokens."""
-    return [slots.slot, slots.draft_slot, 1, 0, 1, 0, 0, 0, 0, 0, 0]
+    return [slots.slot, slots.draft_slot, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 
@@ -21,6 +21,7 @@ from forerun.cache.ragged import ranges
 from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.engine.branching import kept_of
 from forerun.engine.commit import VerifiedRound
+from forerun.engine.device import row_options
 from forerun.engine.device.capture import Work
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound
@@ -37,7 +38,7 @@ from forerun.engine.device.shapes import (
     table_width,
 )
 from forerun.engine.given import GivenDraft
-from forerun.engine.row import Progress, Row
+from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
 from forerun.errors import ForerunWarning
 from forerun.math.advance import HEAD
@@ -56,8 +57,17 @@ class ReadBuffer:
     """Where the result of one pending round arrives on the host."""
 
     result: Tensor  # [R, HEAD + W - 1] int64 on the host
-    logprobs: Tensor  # [R, W] float64 on the host, where a row wants them
     marks: Marks  # before drafting, after drafting, scoring, verifying
+    logprobs: dict[int, Tensor] = field(default_factory=dict)  # as `RowTable.logprobs`, by how many alternatives
+
+    def fetch(self, table: RowTable) -> None:
+        """Start copying what the host reads of a round; last of all, so that its mark is the round's end."""
+        self.result.copy_(table.row_state.result, non_blocking=True)
+        if table.logprobs is not None and table.alternatives is not None:
+            if table.alternatives not in self.logprobs:
+                self.logprobs[table.alternatives] = _on_host(table.logprobs)
+            self.logprobs[table.alternatives].copy_(table.logprobs, non_blocking=True)
+        self.marks.set(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,7 @@ class PendingRound:
     buffer: ReadBuffer
     round_number: int  # of the view its lengths were asked with
     given: GivenDraft | None  # what the host found for it
+    alternatives: int | None  # whose log-probabilities were looked up
 
 
 class Runner:
@@ -90,7 +101,8 @@ class Runner:
         self.pending: deque[PendingRound] = deque()
         self.is_disabled = False  # a recording has failed: nothing is launched any more
         self.whole_rounds = whole_rounds  # whether whole rounds can be recorded, not the target's pass alone
-        self._scratch, self._draft_scratch, self._hidden = Scratch(), Scratch(), Scratch()
+        self._scratch, self._hidden = Scratch(), Scratch()
+        self._draft_scratches = Scratch(), Scratch()  # as drafts give them, and as options leave them
         self._pass = StaticPass(target)
         self._rounds: dict[tuple[int, int], DeviceRound] = {}
         self._buffers: dict[tuple[int, int], cycle[ReadBuffer]] = {}
@@ -120,7 +132,7 @@ class Runner:
                 return False
         if self._are_in_table(rows):
             return True
-        return all(_why_not(row, self.target) is None for row in rows) and len(set(map(_banned_ids, rows))) == 1
+        return all(_why_not(row, self.target) is None for row in rows)
 
     def may_score(self) -> bool:
         """Whether the target's pass can be recorded work."""
@@ -188,11 +200,8 @@ class Runner:
         for index, work in enumerate((draft, score, verify)):
             buffer.marks.set(index)
             work()
-        buffer.result.copy_(table.row_state.result, non_blocking=True)
-        if table.wants_logprobs:
-            buffer.logprobs.copy_(table.logprobs, non_blocking=True)
-        buffer.marks.set(3)
-        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number, given))
+        buffer.fetch(table)
+        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number, given, table.alternatives))
 
     def collect(self) -> VerifiedRound:
         """Wait for the oldest pending round and read what became of its rows that are still running."""
@@ -203,7 +212,6 @@ class Runner:
         drafts = [numbers[HEAD : HEAD + numbers[3]] for numbers in result.tolist()]
         blocks = [[row.history[-1], *draft] for row, draft in zip(rows, drafts, strict=True)]
         verdict = Verdict(result[:, 0], result[:, 1], result[:, 2].bool())
-        wants_logprobs = any(row.request.logprobs is not None for row in rows)
         given = None if pending.given is None else pending.given.of_running()
         return VerifiedRound(
             rows,
@@ -213,12 +221,35 @@ class Runner:
             scored=sum(map(len, blocks)),
             round_number=pending.round_number,
             seconds=Seconds(*pending.buffer.marks.seconds()),
-            logprobs=pending.buffer.logprobs[running].tolist() if wants_logprobs else [],
+            logprobs=self._logprobs(pending, running, blocks, verdict),
+            score_again=self._score_again,
             steps=pending.shape.drafted,
             evidence=None if given is None else given.evidence,
             copied=None if given is None else (True,) * len(rows),
             guesses=None if given is None else given.guesses,
         )
+
+    def _logprobs(
+        self, pending: PendingRound, running: Sequence[int], blocks: Sequence[Sequence[int]], verdict: Verdict
+    ) -> list[list[TokenLogprob]]:
+        """Of what each running row emits; nothing where nobody asks."""
+        if pending.alternatives is None:
+            return []
+        number, numbers = pending.alternatives, pending.buffer.logprobs[pending.alternatives][running].tolist()
+        kept, following = verdict.num_accepted.tolist(), verdict.next_token.tolist()
+        found = []
+        for place, row, block, accepted, last in zip(running, numbers, blocks, kept, following, strict=True):
+            wanted = pending.rows[place].request.logprobs
+            tokens = () if wanted is None else (*block[1 : 1 + accepted], last)
+            found.append([_token_logprob(*pair, number, wanted or 0) for pair in zip(tokens, row, strict=False)])
+        return found
+
+    def _score_again(self, row: Row, block: Sequence[int]) -> Tensor:
+        """The target's logits [n, V] behind a row that failed, which no recording keeps; keys stay as they are."""
+        keys = self.target.length(row.number)
+        logits = self.target.score([row.number], [block])
+        _set_length(self.target, row, keys)
+        return logits
 
     def sync_lengths(self, done: VerifiedRound, progress: Sequence[Progress]) -> None:
         """Bring the host's lengths to the device's, once the rows have been given what they gained."""
@@ -347,14 +378,14 @@ class Runner:
                 kind = (*kind, shape.first, shape.key_bound, table.flags)
             draft = get(
                 kind,
-                lambda: None if shape.is_given else (self._draft_version, self._draft_scratch.version),
+                lambda: None if shape.is_given else (self._draft_version, device_round.draft_logits.version),
                 partial(device_round.draft, shape),
                 table.state,
             )
         score = self._recorded_score(device_round, shape)
         verify = get(
             ("verify", table.size, table.width, shape.drafted, shape.scored, shape.is_given, table.flags),
-            lambda: (self._scratch.version, self._draft_scratch.version),
+            lambda: (self._scratch.version, device_round.draft_logits.version),
             partial(device_round.verify, shape),
             table.state,
         )
@@ -376,36 +407,33 @@ class Runner:
 
     def _round_of(self, size: int, positions: int) -> DeviceRound:
         if (size, positions) not in self._rounds:
-            table = RowTable(size, positions, self.target.device)
+            table = RowTable(size, positions, self.target.vocab_size, self.target.device)
             self._rounds[size, positions] = DeviceRound(
-                table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratch, self._hidden
+                table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratches, self._hidden
             )
             self._buffers[size, positions] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
         return self._rounds[size, positions]
 
 
 def _read_buffer(table: RowTable, clock: Callable[[], float]) -> ReadBuffer:
-    sources = table.row_state.result, table.logprobs
-    here = [torch.zeros(s.shape, dtype=s.dtype, pin_memory=table.device.type == "cuda") for s in sources]
-    return ReadBuffer(here[0], here[1], Marks(table.device, clock, 4))
+    return ReadBuffer(_on_host(table.row_state.result), Marks(table.device, clock, 4))
+
+
+def _on_host(source: Tensor) -> Tensor:
+    return torch.zeros(source.shape, dtype=source.dtype, pin_memory=source.is_cuda)
+
+
+def _token_logprob(token: int, numbers: Sequence[float], looked_up: int, wanted: int) -> TokenLogprob:
+    """From the numbers of one position, see `RowTable.logprobs`."""
+    ids, chances = numbers[1 : 1 + wanted], numbers[1 + looked_up : 1 + looked_up + wanted]
+    return TokenLogprob(token, numbers[0], tuple(zip(map(int, ids), chances, strict=True)))
 
 
 def _why_not(row: Row, target: Scorer) -> str | None:
     """What a row asks for that a recorded round does not give; None where it asks for nothing of the kind."""
-    if row.adjuster is not None and (row.bans is None or len(row.output) < row.bans.since):
-        return "penalties, biases or processors"
-    if row.request.logprobs is not None and any(_banned_ids(row)):
-        return "log-probabilities beside banned ids"
-    if row.request.logprobs:
-        return "log-probabilities of alternatives"
     if target.length(row.number) != len(row.history) - 1:
         return "a prompt that comes along"
-    return None
-
-
-def _banned_ids(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids that are never emitted, and ids that are not emitted first."""
-    return ((), ()) if row.bans is None else row.bans.ids
+    return row_options.why_not(row, target.vocab_size)
 
 
 def _final_length(rows: Sequence[Row]) -> int:

@@ -1,0 +1,203 @@
+"""Penalties, biases, bans, a minimum length and alternatives' log-probabilities in rounds the device runs by itself.
+
+The host's form of a round is what they are compared with: the same tokens for the same keys, row by row.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+from transformers import SuppressTokensAtBeginLogitsProcessor, SuppressTokensLogitsProcessor
+
+from engine.device_engines import CUT, GREEDY, SAMPLED, engine, requests
+from forerun import ops
+from forerun.config import SamplingParams
+from forerun.engine import Engine, Request, RowResult
+from forerun.engine.device.row_table import RowTable
+from forerun.engine.row import Row
+from forerun.math.row_options import RowOptions
+from forerun.types import Rule
+
+VOCAB = 97
+Change = Callable[[Request], Request]
+
+
+def penalised(**numbers: Any) -> Change:
+    return lambda request: replace(request, params=replace(request.params, **numbers))
+
+
+def banned(request: Request) -> Request:
+    never, first = list(range(0, VOCAB, 3)), list(range(0, VOCAB, 2))
+    processors = (
+        SuppressTokensLogitsProcessor(never),
+        SuppressTokensAtBeginLogitsProcessor(first, len(request.prompt)),
+    )
+    return replace(request, processors=processors)
+
+
+OPTIONS: dict[str, Change] = {
+    "repetition": penalised(repetition_penalty=1.7),
+    "presence": penalised(presence_penalty=1.5),
+    "frequency": penalised(frequency_penalty=0.8),
+    "bias": penalised(logit_bias={5: 3.0, 11: -math.inf, 40: 1.5}),
+    "bans": banned,
+    "min_new_tokens": lambda request: replace(request, stop_ids=frozenset(range(0, VOCAB, 4)), min_new_tokens=9),
+    "alternatives": lambda request: replace(request, logprobs=3),
+    "logprobs": lambda request: replace(request, logprobs=0),
+}
+
+
+def results(made: Engine, asked: Sequence[Request]) -> list[RowResult]:
+    for request in asked:
+        made.add(request)
+    while not made.is_idle:
+        made.step()
+    return sorted(made.take_results(), key=lambda result: result.request.request_id)
+
+
+def compare(got: Sequence[RowResult], want: Sequence[RowResult]) -> None:
+    assert [row.tokens for row in got] == [row.tokens for row in want]
+    assert [row.finish_reason for row in got] == [row.finish_reason for row in want]
+    for ours, theirs in zip(got, want, strict=True):
+        assert (ours.logprobs is None) == (theirs.logprobs is None)
+        for one, other in zip(ours.logprobs or (), theirs.logprobs or (), strict=True):
+            assert one.token == other.token and one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+            assert [x for _, x in one.top] == pytest.approx([x for _, x in other.top], abs=1e-5)
+
+
+@pytest.fixture
+def whole_rounds(monkeypatch: MonkeyPatch) -> Callable[[], None]:
+    """Call it, and no round may be run step by step any more."""
+
+    def forbid() -> None:
+        fail = lambda *_, **__: pytest.fail("a round went step by step")  # noqa: E731
+        monkeypatch.setattr("forerun.engine.engine.run_on_host", fail)
+
+    return forbid
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_one_row_of_three_has_an_option(name: str, whole_rounds: Callable[[], None]) -> None:
+    asked = requests(3)
+    asked[1] = OPTIONS[name](asked[1])
+    want = results(engine(False), asked)
+    if name in ("repetition", "bias", "bans"):
+        assert want[1].tokens != results(engine(False), requests(3))[1].tokens, "the option does nothing"
+    whole_rounds()
+    compare(results(engine(True), asked), want)
+
+
+def drawn(seed: int) -> tuple[dict[str, Any], list[Request]]:
+    """An engine's settings and a batch in which every row has options of its own."""
+    rng = random.Random(seed)
+    settings = {
+        "rule": rng.choice(list(Rule)),
+        "drafter": rng.choice(("model", "model", "none")),
+        "policy": rng.randint(1, 6),
+        "family": rng.choice(("llama", "gpt2")),
+        "ahead": rng.random() < 0.8,
+    }
+    asked = []
+    for plain in requests(rng.randint(1, 5), rng.choice((SAMPLED, GREEDY, CUT)), new=12):
+        params = rng.choice((SAMPLED, GREEDY, CUT)) if rng.random() < 0.3 else plain.params
+        request = replace(plain, params=params, seed=seed)
+        for name in rng.sample(sorted(OPTIONS), rng.randint(0, 4)):
+            request = OPTIONS[name](request)
+        asked.append(request)
+    return settings, asked
+
+
+@pytest.mark.quick(*map(str, range(6)))
+@pytest.mark.parametrize("seed", range(60))
+def test_any_options_in_any_batch(seed: int, whole_rounds: Callable[[], None]) -> None:
+    settings, asked = drawn(seed)
+    want = results(engine(False, **settings), asked)
+    whole_rounds()
+    compare(results(engine(True, **settings), asked), want)
+
+
+@pytest.mark.parametrize("what", ["counts", "bias", "bans", "repetition", "min_new_tokens"])
+def test_control_an_option_that_is_dropped_is_noticed(what: str, monkeypatch: MonkeyPatch) -> None:
+    names = ("repetition", "bias", "bans", "min_new_tokens")
+    asked = [OPTIONS[name](r) for name, r in zip(names, requests(4), strict=True)]
+    want = results(engine(False), asked)
+    assign = RowTable.assign
+
+    def forgetful(self: RowTable, rows: Sequence[Row], *rest: Any) -> None:
+        assign(self, rows, *rest)
+        table: torch.Tensor = getattr(self.options, what)
+        table.fill_(1 if what == "repetition" else 0)
+
+    monkeypatch.setattr(RowTable, "assign", forgetful)
+    with pytest.raises(AssertionError):
+        compare(results(engine(True), asked), want)
+
+
+def test_control_what_is_emitted_must_be_counted(monkeypatch: MonkeyPatch) -> None:
+    asked = [OPTIONS["frequency"](request) for request in requests(2, new=40)]
+    want = results(engine(False), asked)
+    monkeypatch.setattr("forerun.math.advance.count_emitted", lambda *_: None)
+    with pytest.raises(AssertionError):
+        compare(results(engine(True), asked), want)
+
+
+def test_a_draft_without_the_options_is_another_draft_and_no_other_law(monkeypatch: MonkeyPatch) -> None:
+    """Greedy text does not depend on what is drafted, but how much of it is accepted does."""
+    asked = [OPTIONS["repetition"](OPTIONS["bans"](request)) for request in requests(3, GREEDY, new=40)]
+    want = results(engine(True), asked)
+    right = ops.adjust_rows
+
+    def verifying_alone(logits: Any, options: RowOptions, position: Any, *rest: Any) -> Any:
+        return logits if len(logits) == len(position) else right(logits, options, position, *rest)
+
+    monkeypatch.setattr(ops, "adjust_rows", verifying_alone)
+    got = results(engine(True), asked)
+    assert [row.tokens for row in got] == [row.tokens for row in want]
+    accepted, fewer = (sum(row.stats.num_accepted_tokens for row in rows) for rows in (want, got))
+    assert fewer < accepted
+
+
+def test_options_of_rows_that_come_and_go_do_not_linger() -> None:
+    def found(on_device: bool) -> list[RowResult]:
+        made, asked = engine(on_device, policy=2), requests(6, new=8)
+        first = [OPTIONS[name](r) for name, r in zip(("bias", "bans", "repetition"), asked[:3], strict=True)]
+        for request in first:
+            made.add(request)
+        for _ in range(3):
+            made.step()
+        return results(made, [asked[3], OPTIONS["presence"](asked[4]), asked[5]])
+
+    compare(found(True), found(False))
+
+
+def test_why_a_row_failed_is_told_as_on_the_host() -> None:
+    nothing = SamplingParams(temperature=1.0, logit_bias=dict.fromkeys(range(VOCAB), -math.inf), presence_penalty=0.1)
+    asked = requests(3, [SAMPLED, nothing, SAMPLED])
+    got, want = results(engine(True), asked), results(engine(False), asked)
+    compare(got, want)
+    assert got[1].error == want[1].error and "logit_bias" in (got[1].error or "")
+
+
+def test_through_the_kernels(monkeypatch: MonkeyPatch) -> None:
+    """Interpreted; every option in one batch of two rows."""
+    pytest.importorskip("support.triton_cpu")
+    first, second = (replace(request, prompt=(3, *request.prompt), max_new_tokens=6) for request in requests(2))
+    for name in ("repetition", "presence", "frequency", "bias", "alternatives"):
+        first = OPTIONS[name](first)
+    asked = [first, OPTIONS["bans"](replace(second, stop_ids=frozenset({1, 7}), min_new_tokens=4))]
+    want = results(engine(False, policy=2), asked)
+    monkeypatch.setattr(ops, "_on_gpu", lambda tensor, use: True)
+    compare(results(engine(True, policy=2), asked), want)
+
+
+def test_a_long_draft_with_log_probabilities() -> None:
+    asked = [OPTIONS["alternatives"](request) for request in requests(1, new=34)]
+    compare(results(engine(True, policy=32), asked), results(engine(False, policy=32), asked))
