@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +37,9 @@ from forerun.policy.base import Policy, wrapped
 from forerun.rules import AnyRule, warning
 from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
+# Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
+PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
+
 
 class Engine:
     """Rows in flight behind one target: `add` requests, `step` until `is_idle`, collect `take_results`.
@@ -45,6 +49,9 @@ class Engine:
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
     chat) starts from there. Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the
     others are encoded before it, which is better where a long prompt would be padding for hundreds of other rows.
+
+    Beside rows that decode, a step encodes at most `prompt_tokens` tokens of newcomers' prompts, so that nobody waits
+    for the whole prompt of another; None chooses by the device.
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
@@ -66,6 +73,7 @@ class Engine:
         tokenizer: Any = None,
         keep_rows: int = 0,
         join_tokens: int = PREFILL_TOKENS,
+        prompt_tokens: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         compile: bool = True,
         ahead: bool = True,
@@ -73,6 +81,7 @@ class Engine:
     ) -> None:
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
         self.join_tokens, self.prefixes = join_tokens, PrefixCache(keep_rows)
+        self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
         self.seconds = Seconds()
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
@@ -168,9 +177,8 @@ class Engine:
             if self.runner is None or not self.runner.has_pending:
                 self._admit()
             self._expire()
-            if not self._running:
+            if not (batch := self._batch()):
                 return []
-            batch = sorted(self._running.values(), key=lambda row: self.target.cache.slot(row.number))
             with _undone_if_it_fails(batch):
                 done = self._run(batch)
                 progress = self._commit(done)
@@ -185,11 +193,33 @@ class Engine:
             self._start_over()
             raise
 
+    def _batch(self) -> list[Row]:
+        """Rows that decode in the coming round: all whose prompts have been read."""
+        decoding = self._decoding
+        if not decoding and self._running:  # those that newcomers were to let through have ended meanwhile
+            self._read_prompts()
+            decoding = self._decoding
+        return sorted(decoding, key=lambda row: self.target.cache.slot(row.number))
+
+    @property
+    def _decoding(self) -> list[Row]:
+        return [row for row in self._running.values() if not row.is_reading]
+
+    @property
+    def _has_newcomers(self) -> bool:
+        """Whether the next round may be of other rows than this one."""
+        return bool(self._waiting) or any(row.is_reading for row in self._running.values())
+
     def _run(self, batch: list[Row]) -> VerifiedRound:
         """Draft, score and verify: on the device where it can run the round by itself, else step by step."""
         runner = self.runner
         if runner is not None and (runner.has_pending or self._launch(runner, batch)):
-            if self.ahead and self.drafting.runs_ahead and not self._waiting and runner.should_launch_another(batch):
+            if (
+                self.ahead
+                and self.drafting.runs_ahead
+                and not self._has_newcomers
+                and runner.should_launch_another(batch)
+            ):
                 self._launch(runner, batch)
             return runner.collect()
         if runner is not None:
@@ -245,7 +275,7 @@ class Engine:
     def _run_ahead(self, batch: list[Row], done: VerifiedRound) -> None:
         """Behind a round on the device, send the next one off before the caller looks at this one."""
         running = [row for row in batch if row.finish_reason is None]
-        if self.ahead and done.on_device and running and not self._waiting:
+        if self.ahead and done.on_device and running and not self._has_newcomers:
             assert self.runner is not None
             if not self.runner.has_pending:
                 self._launch(self.runner, running)
@@ -356,14 +386,14 @@ class Engine:
         if self._waiting and not self._running:
             self._evaluate()
         started = self.clock()
-        rows = list(self._waiting)
-        for row in rows:
+        for row in list(self._waiting):
             self._take_in(row)
+            row.is_reading = True
             self._running[row.number] = row
             self._waiting.remove(row)
         self.target.encode()
-        self._prefill(rows)
-        if rows:
+        if any(row.is_reading for row in self._running.values()):
+            self._read_prompts()
             self.seconds.prefill += self.clock() - started
 
     def _take_in(self, row: Row) -> None:
@@ -382,20 +412,31 @@ class Engine:
             self.target.read(row.number, row.request.source)
             self.drafting.notify("read", row.number, row.request.source)
 
-    def _prefill(self, rows: list[Row]) -> None:
+    def _read_prompts(self) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
+        reading = [row for row in self._running.values() if row.is_reading]
         # Equal beginnings are taken in once, before any of them runs.
-        copies = Counter((row.request.prompt, row.request.source) for row in rows)
+        copies = Counter((row.request.prompt, row.request.source) for row in reading)
         is_recorded = self.runner is not None and not self.runner.is_disabled
-        room, fed = 0 if is_recorded else self.join_tokens, []
-        for row in rows:
-            length = len(row.history) - self.target.length(row.number)
-            if copies[row.request.prompt, row.request.source] == 1 and length <= room:
-                room -= length
-            else:
-                fed.append(row)
-        parts = [row.history[self.target.length(row.number) : -1] for row in fed]
-        self.target.feed([row.number for row in fed], parts)
+        join = 0 if is_recorded else self.join_tokens
+        room = self.prompt_tokens if self._decoding else sys.maxsize
+        fed: list[tuple[Row, list[int]]] = []
+        begun = set()  # texts of several rows that are read in this step
+        for row in reading:
+            text, unread = (row.request.prompt, row.request.source), row.history[self.target.length(row.number) :]
+            if copies[text] == 1 and len(unread) <= join:
+                join -= len(unread)
+                row.is_reading = False
+            elif text in begun:
+                fed.append((row, unread[:-1]))
+            elif room > 0:
+                part = unread[:-1] if copies[text] > 1 else unread[:-1][:room]
+                room -= len(part)
+                fed.append((row, part))
+                begun.add(text)
+        self.target.feed([row.number for row, _ in fed], [part for _, part in fed])
+        for row, _ in fed:
+            row.is_reading = self.target.length(row.number) < len(row.history) - 1
 
     def _expire(self) -> None:
         now = self.clock()

@@ -1,0 +1,137 @@
+"""Prompts are read in chunks beside rows that decode: nobody waits for a whole one, and every text stays the same."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+
+from forerun import DraftModel, PromptLookup
+from forerun.config import SamplingParams
+from forerun.drafters.base import Drafter
+from forerun.engine import Engine, Request
+from forerun.models.scorer import Scorer
+from forerun.policy.heuristics import Constant
+from support.tiny import draft_of, ragged_prompts, tiny_model
+
+LONG = 70  # tokens of the newcomer's prompt
+CHUNK = 16
+
+
+def engine_of(drafter: Drafter | None = None, **settings: int) -> Engine:
+    return Engine(Scorer(tiny_model("llama")), drafter, Constant(2), **{"join_tokens": 0, **settings})
+
+
+def request(prompt: list[int], number: int, tokens: int = 12) -> Request:
+    return Request(
+        prompt=tuple(prompt), max_new_tokens=tokens, request_id=number, seed=3, params=SamplingParams(temperature=0.8)
+    )
+
+
+def prompts() -> list[list[int]]:
+    first, second = ragged_prompts(2, 97, 5, longest=9)
+    return [first, second, ragged_prompts(3, 97, 6, longest=LONG)[1]]
+
+
+def texts(engine: Engine) -> dict[int, tuple[int, ...]]:
+    while not engine.is_idle:
+        engine.step()
+    return {result.request.request_id: result.tokens for result in engine.take_results()}
+
+
+@pytest.mark.parametrize("drafter", ("none", "lookup", "model"))
+@pytest.mark.parametrize("join_tokens", (0, 24))
+def test_a_newcomer_is_read_in_chunks_and_changes_no_text(drafter: str, join_tokens: int) -> None:
+    def drafting() -> Drafter | None:
+        target = tiny_model("llama")
+        return {"none": None, "lookup": PromptLookup(), "model": DraftModel(draft_of(target))}[drafter]
+
+    alone = {}
+    for number, prompt in enumerate(prompts()):
+        engine = engine_of(drafting())
+        engine.add(request(prompt, number))
+        alone |= texts(engine)
+
+    engine = engine_of(drafting(), prompt_tokens=CHUNK, join_tokens=join_tokens)
+    for number, prompt in enumerate(prompts()[:2]):
+        engine.add(request(prompt, number))
+    engine.step()
+    handle = engine.add(request(prompts()[2], 2))
+    waited = 0
+    while handle not in {gained.row for gained in engine.step()}:
+        waited += 1
+        assert max(map(engine.target.length, engine.target.cache.rows)) <= max(CHUNK * (waited + 1), 9 + 12)
+    # the round takes the last tokens along where it may, else it follows the last chunk in the same step
+    assert waited == (ceil((LONG - join_tokens) / CHUNK) if join_tokens else ceil((LONG - 1) / CHUNK) - 1)
+    assert texts(engine) == alone
+
+
+def test_rows_that_decode_gain_tokens_meanwhile() -> None:
+    engine = engine_of(prompt_tokens=CHUNK)
+    first = engine.add(request(prompts()[0], 0, tokens=40))
+    engine.step()
+    engine.add(request(prompts()[2], 1))
+    for _ in range(3):
+        assert [gained.row for gained in engine.step()] == [first]
+
+
+def test_nobody_decodes_nobody_is_kept_waiting() -> None:
+    """Where all rows are new, the whole batch begins together."""
+    engine = engine_of(prompt_tokens=CHUNK)
+    for number, prompt in enumerate(prompts()):
+        engine.add(request(prompt, number))
+    assert len(engine.step()) == 3
+
+
+def test_the_others_end_while_a_prompt_is_read() -> None:
+    engine = engine_of(prompt_tokens=CHUNK)
+    first = engine.add(request(prompts()[0], 0, tokens=40))
+    engine.step()
+    engine.add(request(prompts()[2], 1, tokens=5))
+    engine.step()
+    engine.abort(first)
+    assert engine.step(), "the newcomer is read to the end at once"
+    assert len(texts(engine)[1]) == 5
+
+
+def test_a_row_that_is_being_read_can_be_aborted() -> None:
+    engine = engine_of(prompt_tokens=CHUNK, keep_rows=2)
+    engine.add(request(prompts()[0], 0, tokens=30))
+    engine.step()
+    handle = engine.add(request(prompts()[2], 1))
+    engine.step()
+    engine.abort(handle)
+    assert [result.tokens for result in engine.take_results()] == [()]
+    again = engine.add(request(prompts()[2], 1))
+    found = texts(engine)
+    fresh = engine_of()
+    fresh.add(request(prompts()[2], 1))
+    assert found[1] == texts(fresh)[1] and again != handle
+
+
+def test_copies_of_a_prompt_are_read_together() -> None:
+    engine = engine_of(prompt_tokens=CHUNK)
+    engine.add(request(prompts()[0], 0, tokens=30))
+    engine.step()
+    for number in (1, 2, 3):
+        engine.add(request(prompts()[2], number))
+    assert len(engine.step()) == 4
+    assert len(texts(engine)) == 4
+
+
+def test_a_failing_pass_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(prompt_tokens=CHUNK)
+    engine.add(request(prompts()[0], 0))
+    engine.step()
+    engine.add(request(prompts()[2], 1))
+    engine.step()
+    feed = engine.target.feed
+    monkeypatch.setattr(engine.target, "feed", lambda *_: (_ for _ in ()).throw(RuntimeError("no memory")))
+    with pytest.raises(RuntimeError, match="no memory"):
+        engine.step()
+    monkeypatch.setattr(engine.target, "feed", feed)
+    found = texts(engine)
+    for number in (0, 1):
+        alone = engine_of()
+        alone.add(request(prompts()[0 if number == 0 else 2], number))
+        assert found[number] == texts(alone)[number]
