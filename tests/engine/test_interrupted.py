@@ -18,6 +18,8 @@ from forerun.engine import Engine, Request
 from forerun.engine.device.row_table import RowTable
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
+# What an interruption leaves behind must not keep later rounds from being recorded, either.
+pytestmark = pytest.mark.filterwarnings("error::forerun.errors.ForerunWarning")
 NEW = 9
 PROMPTS = [tuple(prompt) for prompt in ragged_prompts(3, 97, seed=5, longest=7)]
 MAKERS: dict[str, Callable[[], Engine]] = {

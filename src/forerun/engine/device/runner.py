@@ -408,10 +408,11 @@ class Runner:
     def _round_of(self, size: int, positions: int) -> DeviceRound:
         if (size, positions) not in self._rounds:
             table = RowTable(size, positions, self.target.vocab_size, self.target.device)
+            # Buffers first: a Ctrl-C in between must not leave a round without them.
+            self._buffers[size, positions] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
             self._rounds[size, positions] = DeviceRound(
                 table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratches, self._hidden
             )
-            self._buffers[size, positions] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
         return self._rounds[size, positions]
 
 
