@@ -220,6 +220,11 @@ def parse_generate_kwargs(
     )
 
 
+def is_sampled(keywords: Mapping[str, Any]) -> bool:
+    """Whether a call draws its tokens: a sampling parameter is given, and the temperature is not 0."""
+    return any(name in keywords for name in SAMPLING) and keywords.get("temperature") != 0
+
+
 def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[str, Any]:
     """Keywords over the fields of `generation_config`, each of the right type. Neutral values of refused ones drop out.
 
@@ -327,12 +332,10 @@ def _budgets(kwargs: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> lis
 
 
 def _params(kwargs: Mapping[str, Any], count: int) -> list[SamplingParams]:
-    do_sample = kwargs.get("do_sample", any(name in kwargs for name in SAMPLING))
     asked = [name for name in SAMPLING if name in kwargs]
-    if not do_sample and asked and "do_sample" in kwargs:
-        if "generation_config" not in kwargs:
-            raise InvalidArgument(f"do_sample=False with {', '.join(asked)}: leave out one or the other")
-        asked = []
+    do_sample = kwargs.get("do_sample", bool(asked))
+    if not do_sample and asked and "generation_config" not in kwargs:
+        raise InvalidArgument(f"do_sample=False with {', '.join(asked)}: leave out one or the other")
     columns = {name: _spread(kwargs[name], count, name) for name in PER_ROW_PARAMS if name in kwargs}
     if not do_sample:
         columns = {name: values for name, values in columns.items() if name not in SAMPLING}

@@ -22,7 +22,7 @@ SHORT = ("--max-new-tokens", "8", "-d", "none")
 
 def session(keywords: dict[str, Any] | None = None, **config: Any) -> module.Session:
     model = tiny_model("llama", vocab=VOCAB, **config)
-    loaded = Loaded(model, byte_tokenizer(), None, "auto", "token", "auto")
+    loaded = Loaded(model, byte_tokenizer(), None)
     return module.Session(loaded, keywords or {"max_new_tokens": 8}, None, out_console(), err_console())
 
 

@@ -35,7 +35,7 @@ def compile_something() -> None:
 
 
 def loaded() -> Loaded:
-    return Loaded(tiny_model("llama", vocab=VOCAB), byte_tokenizer(), None, "auto", "token", "auto")
+    return Loaded(tiny_model("llama", vocab=VOCAB), byte_tokenizer(), None)
 
 
 def heard(terminal: bool) -> tuple[Console, io.StringIO]:

@@ -19,7 +19,6 @@ from forerun.config import SamplingParams
 from forerun.math.lossy import LossyRule, kl, outside, total_variation, with_rest
 from forerun.math.verify import Decision, Noise, TargetLaw, residual, token_rule
 from forerun.measure.progress import Reporter, Silent
-from forerun.measure.rounds import padded
 from forerun.types import Draft, Law
 
 NAME = "lossy rule"
@@ -143,7 +142,7 @@ def measure_divergence(
     reporter.start("divergence", total=len(prompts))
     for start in range(0, len(prompts), BATCH):
         decoder.generate(
-            *padded(prompts[start : start + BATCH], pair.model.device),
+            prompts[start : start + BATCH],
             request_ids=range(start, min(start + BATCH, len(prompts))),
             max_new_tokens=max_new_tokens, temperature=params.temperature, top_k=params.top_k or 0, top_p=params.top_p,
             min_p=params.min_p, seed=seed,

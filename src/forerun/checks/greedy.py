@@ -10,7 +10,6 @@ from forerun.checks.settings import CheckSettings
 from forerun.measure import reference
 from forerun.measure.progress import Reporter
 from forerun.measure.reference import Difference
-from forerun.measure.rounds import padded
 
 NAME = "greedy text"
 
@@ -20,7 +19,7 @@ def check_greedy(
 ) -> CheckResult:
     """All prompts in one batch against `model.generate` one by one; ties of the best logits are told, not failed."""
     reporter.start("greedy text, with drafts", total=len(prompts) + 1)
-    result = pair.decoder().generate(*padded(prompts, pair.model.device), max_new_tokens=settings.max_new_tokens)
+    result = pair.decoder().generate(prompts, max_new_tokens=settings.max_new_tokens)
     differences = []
     for row, (prompt, ours) in enumerate(zip(prompts, result.new_tokens, strict=True)):
         reporter.advance()

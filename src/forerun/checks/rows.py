@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +13,6 @@ from forerun.checks.settings import CheckSettings
 from forerun.math.random import Stream, span, uniforms
 from forerun.measure import reference
 from forerun.measure.progress import Reporter
-from forerun.measure.rounds import padded
 from forerun.types import Keys, Rule
 
 NAME = "rows apart"
@@ -33,7 +33,7 @@ def check_rows(
 ) -> CheckResult:
     """Sample every prompt alone and all of them together, with the same request ids."""
     length = max(2, settings.max_new_tokens // 2)
-    keywords = {
+    keywords: dict[str, Any] = {
         "max_new_tokens": length,
         "temperature": settings.temperature,
         "top_k": settings.top_k,
@@ -41,12 +41,12 @@ def check_rows(
     }
     decoder = pair.decoder(Rule.COUPLED)
     reporter.start("rows together", total=len(prompts) + 1)
-    together = decoder.generate(*padded(prompts, pair.model.device), **keywords).new_tokens  # type: ignore[arg-type]
+    together = decoder.generate(prompts, **keywords).new_tokens
     differences = []
     for row, prompt in enumerate(prompts):
         reporter.advance()
         reporter.start("rows alone")
-        alone = decoder.generate(*padded([prompt], pair.model.device), request_ids=[row], **keywords).new_tokens[0]  # type: ignore[arg-type]
+        alone = decoder.generate([prompt], request_ids=[row], **keywords).new_tokens[0]
         if (found := _row_difference(pair, prompt, alone, together[row], row, settings, rounding)) is not None:
             differences.append(found)
     faults = [p for p in differences if not p.is_rounding]

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from forerun.bench.settings import CompareSettings
-from forerun.cli.main import LazyCommand
+from forerun.cli.main import LazyCommand, LazyGroup
 from forerun.cli.options import RULE, comma_separated, option, options_from, place_of, place_options, stack
 from forerun.errors import InvalidArgument
 
@@ -28,18 +28,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-class BenchGroup(click.Group):
-    """Commands that are imported when they are called."""
+class BenchGroup(LazyGroup):
+    """Its commands are imported when they are called, as those of `forerun` itself."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(BENCHES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return BENCHES[cmd_name].load() if cmd_name in BENCHES else None
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in BENCHES.items()])
+    table = BENCHES
 
 
 def output_options(plot: str) -> Callable[[Function], Function]:

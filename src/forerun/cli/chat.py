@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from forerun.cli.pair import Loaded
     from forerun.decoder import GenerateResult
-    from forerun.engine import Progress
 
 COMMANDS = {
     "/help": "this list",
@@ -171,18 +170,9 @@ class Session:
 
     def _stream(self, prompt: list[int]) -> GenerateResult:
         from forerun.cli.run import run, stop_on_interrupt
-        from forerun.cli.text import StreamDecoder
 
-        decoder = StreamDecoder(self.conversation.tokenizer)
-
-        def show(index: int, progress: Progress) -> None:
-            for token, origin in zip(progress.tokens, progress.origins, strict=True):
-                self.text.write(decoder.push(token), origin)
-
-        with stop_on_interrupt() as stopped:
-            done = run(self.decoder, [prompt], self.keywords, show, stopped)
-        self.text.write(decoder.finish() + "\n")
-        return done
+        with stop_on_interrupt() as stopped, self.text.streamed(self.conversation.tokenizer) as show:
+            return run(self.decoder, [prompt], self.keywords, show, stopped)
 
     def _finish(self, done: GenerateResult) -> None:
         from forerun.cli.statistics import one_line

@@ -72,15 +72,11 @@ def check(file: Path | None, **options: Any) -> None:  # fmt: skip
         report = run_checks(
             loaded.model,
             loaded.drafter,
-            policy=loaded.policy,
-            rule=loaded.rule,
             tokenizer=loaded.tokenizer,
-            attention=loaded.attention,
-            kernels=loaded.kernels,
-            compile=loaded.compile,
             prompts=prompts,
             settings=settings,
             reporter=bar,
+            **loaded.settings,
         )
     _print(report, options)
     if not report.passed:

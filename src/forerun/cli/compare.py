@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from forerun.cli.run import run
 from forerun.config import SamplingParams
-from forerun.decoder import SpeculativeDecoder
-from forerun.drafters.base import Drafter
+from forerun.keywords import SAMPLING, is_sampled
 from forerun.measure import reference
+from forerun.measure.progress import Reporter
 from forerun.measure.reference import Difference, difference
 from forerun.measure.table import NOTHING, Table
+from forerun.measure.timing import timed
 
 if TYPE_CHECKING:
     from forerun.cli.pair import Loaded
@@ -61,47 +62,40 @@ class Comparison:
                  "speedup_of_drafts": last.rate / w.rate if w.rate else None}
                 for w in self.ways
             ],
-            "identical": {name: not found for name, found in self.differences.items()} if self.greedy else None,
-            "differences": {name: [asdict(d) for d in found] for name, found in self.differences.items()},
+            "identical": {name: not parted for name, parted in self.differences.items()} if self.greedy else None,
+            "differences": {name: [asdict(d) for d in parted] for name, parted in self.differences.items()},
             "lossy": self.speculative.lossy,
             "notes": list(self.notes),
         }  # fmt: skip
 
 
 def compare(
-    loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], stage: Callable[[str], None]
+    loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], reporter: Reporter
 ) -> Comparison:
     """Warm up and time each way in turn. Loading, tokenising and first calls are not in the times; prompts are."""
     ways: list[Timed] = []
     notes = []
+    reporter.start("comparing", total=3)
+    warm_up = keywords | {"max_new_tokens": WARM_UP}
     if missing := [name for name in OURS_ALONE if keywords.get(name)]:
         notes.append(f"transformers has no {' and no '.join(missing)}: its row is left out")
     else:
         if keywords.get("repetition_penalty") and len({len(prompt) for prompt in prompts}) > 1:
             notes.append("transformers counts the padding of shorter prompts as repeated tokens: its texts may differ")
-        stage(f"{TRANSFORMERS}: warm-up")
-        _transformers(loaded, prompts, keywords | {"max_new_tokens": WARM_UP})
-        stage(TRANSFORMERS)
+        reporter.start(TRANSFORMERS)
+        _transformers(loaded, prompts, warm_up)
         ways.append(_transformers(loaded, prompts, keywords))
+    reporter.advance()
     done = []
-    for name, drafter in ((PLAIN, None), (DRAFTS, loaded.drafter)):
-        decoder = decoder_with(loaded, drafter)
-        stage(f"{name}: warm-up")
-        run(decoder, prompts, keywords | {"max_new_tokens": WARM_UP})
-        stage(name)
+    for name, decoder in ((PLAIN, loaded.plain_decoder()), (DRAFTS, loaded.decoder())):
+        reporter.start(name)
+        run(decoder, prompts, warm_up)
         done.append(run(decoder, prompts, keywords))
         ways.append(_timed(name, done[-1]))
-    greedy = done[-1].rows[0].request.params.is_greedy
-    found = _differences(loaded, prompts, ways, done[-1].rows[0].request.params) if greedy else {}
-    return Comparison(tuple(ways), done[-1], greedy, found, tuple(notes))
-
-
-def decoder_with(loaded: Loaded, drafter: Drafter | None) -> SpeculativeDecoder:
-    names = ("policy", "rule", "attention", "kernels", "compile")
-    settings = {name: getattr(loaded, name) for name in names}
-    if drafter is None:
-        settings["policy"] = 0  # a policy object learns, and must not learn from this
-    return SpeculativeDecoder(loaded.model, drafter, tokenizer=loaded.tokenizer, **settings)
+        reporter.advance()
+    params = done[-1].rows[0].request.params
+    differences = _differences(loaded, prompts, ways, params) if params.is_greedy else {}
+    return Comparison(tuple(ways), done[-1], params.is_greedy, differences, tuple(notes))
 
 
 def _timed(name: str, done: GenerateResult) -> Timed:
@@ -112,51 +106,36 @@ def _transformers(loaded: Loaded, prompts: Sequence[Sequence[int]], keywords: di
     """One padded batch, with the settings the user gave and none of the model's own defaults."""
     model = loaded.model
     pad = loaded.tokenizer.pad_token_id or 0
-    ids, mask = padded(prompts, pad, left=not loaded.has_encoder)
-    ids, mask = ids.to(model.device), mask.to(model.device)
-    start = 1 if loaded.has_encoder else ids.shape[1]  # a decoder's text begins with its start token
-    settings = _their_words(keywords, loaded.tokenizer)
+    # A text to continue is padded on the left, one that an encoder reads on the right.
+    padded = partial(pad_sequence, batch_first=True, padding_side="right" if loaded.has_encoder else "left")
+    rows = [torch.tensor(prompt, device=model.device) for prompt in prompts]
+    ids, mask = padded(rows, padding_value=pad), padded([torch.ones_like(row) for row in rows])
     if (seed := keywords.get("seed")) is not None:
         torch.manual_seed(seed)
+    settings = _their_words(keywords, loaded.tokenizer)
     with reference.neutral_defaults(model):
-        started = time.perf_counter()
-        out = model.generate(ids, attention_mask=mask, pad_token_id=pad, **settings)
-        if out.is_cuda:
-            torch.cuda.synchronize(out.device)
-        seconds = time.perf_counter() - started
+        out, seconds = timed(
+            model.device, lambda: model.generate(ids, attention_mask=mask, pad_token_id=pad, **settings)
+        )
         ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends or ())
+    start = 1 if loaded.has_encoder else ids.shape[1]  # a decoder's text begins with its start token
     tokens = [_until_end(row, ends) for row in out[:, start:].tolist()]
     return Timed(TRANSFORMERS, seconds, sum(map(len, tokens)), tokens)
-
-
-def padded(prompts: Sequence[Sequence[int]], pad: int, left: bool) -> tuple[Tensor, Tensor]:
-    """Token ids and mask: a text to continue is padded on the left, one that an encoder reads on the right."""
-    width = max(map(len, prompts))
-    rows = [([pad] * (width - len(p)), list(p)) for p in prompts]
-    marks = [([0] * (width - len(p)), [1] * len(p)) for p in prompts]
-    ids, mask = (torch.tensor([a + b if left else b + a for a, b in pairs]) for pairs in (rows, marks))
-    return ids, mask
 
 
 def _their_words(keywords: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Our keywords in transformers' terms, its hidden defaults switched off."""
     settings = {name: value for name, value in keywords.items() if name not in ("seed", "logit_bias", *OURS_ALONE)}
-    sampled = (
-        any(name in keywords for name in ("temperature", "top_k", "top_p", "min_p"))
-        and keywords.get("temperature") != 0
-    )
-    if sampled:
-        settings = {"temperature": 1.0, "top_k": 0} | settings
+    if is_sampled(keywords):
+        settings = {"do_sample": True, "temperature": 1.0, "top_k": 0} | settings
     else:
-        settings = {
-            name: value for name, value in settings.items() if name not in ("temperature", "top_k", "top_p", "min_p")
-        }
+        settings = {name: value for name, value in settings.items() if name not in SAMPLING} | {"do_sample": False}
     if keywords.get("logit_bias"):
         settings["sequence_bias"] = [[[token], float(bias)] for token, bias in keywords["logit_bias"].items()]
     if keywords.get("stop_strings"):
         settings["tokenizer"] = tokenizer
-    return settings | {"do_sample": sampled}
+    return settings
 
 
 def _until_end(tokens: list[int], ends: set[int]) -> list[int]:
@@ -168,24 +147,19 @@ def _differences(
     loaded: Loaded, prompts: Sequence[Sequence[int]], ways: Sequence[Timed], params: SamplingParams
 ) -> dict[str, list[Difference]]:
     """Where the text with drafts parts from each plain one, ties of the logits told from faults."""
-    last, others = ways[-1], ways[:-1]
-    found: dict[str, list[Difference]] = {}
-    for way in others:
-        rows = range(len(prompts))
-        parted = [i for i in rows if last.tokens[i] != way.tokens[i]]
-        judges = {i: _judge(loaded, prompts[i]) for i in parted}
-        texts = {i: [*judges[i][1], *way.tokens[i]] if loaded.has_encoder else prompts[i] for i in parted}
-        rounding = max((reference.deviation(judges[i][0], texts[i]) for i in parted), default=0.0)
-        judged = (difference(*judges[i], last.tokens[i], way.tokens[i], rounding, i, params) for i in parted)
-        found[way.name] = [d for d in judged if d is not None]
-    return found
-
-
-def _judge(loaded: Loaded, prompt: Sequence[int]) -> tuple[Any, Sequence[int]]:
-    """Who says what plain logits are, and what the text begins with."""
-    if not loaded.has_encoder:
-        return loaded.model, prompt
-    return reference.Reading(loaded.model, prompt), [reference.decoder_start(loaded.model)]
+    *others, last = ways
+    differences: dict[str, list[Difference]] = {way.name: [] for way in others}
+    for row, prompt in enumerate(prompts):
+        if all(way.tokens[row] == last.tokens[row] for way in others):
+            continue
+        model, start = loaded.model, prompt
+        if loaded.has_encoder:
+            model, start = reference.Reading(loaded.model, prompt), [reference.decoder_start(loaded.model)]
+        for way in others:
+            parted = difference(model, start, last.tokens[row], way.tokens[row], row=row, params=params)
+            if parted is not None:
+                differences[way.name].append(parted)
+    return differences
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -210,18 +184,18 @@ def explanations(comparison: Comparison) -> list[str]:
         return [*lines, f"LOSSY: {comparison.speculative.lossy}. Speed bought so is no speed-up of the same text."]
     if not comparison.greedy:
         return [*lines, "Sampled texts follow the same law and are different draws; `forerun check` tests the law."]
-    return [*lines, *(_agreement(name, found) for name, found in comparison.differences.items())]
+    return [*lines, *(_agreement(name, differences) for name, differences in comparison.differences.items())]
 
 
-def _agreement(name: str, found: list[Difference]) -> str:
-    if not found:
+def _agreement(name: str, differences: list[Difference]) -> str:
+    if not differences:
         return f"Text with drafts and {name}: identical."
-    faults = [d for d in found if not d.is_tie]
-    first = (faults or found)[0]
+    faults = [d for d in differences if not d.is_tie]
+    first = (faults or differences)[0]
     where = f"prompt {first.row + 1}, token {first.position + 1}"
     if not faults:
         return (
-            f"Text with drafts and {name}: {len(found)} part at a numerical tie ({where}: the two best logits lie "
+            f"Text with drafts and {name}: {len(differences)} part at a numerical tie ({where}: the two best logits lie "
             f"{first.gap:.1g} apart, within the model's own rounding)."
         )
     return (

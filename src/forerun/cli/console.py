@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
+    from forerun.engine import Progress
     from forerun.types import Origin
 
 COLOURS = {"accepted": "green", "correction": "yellow", "bonus": "blue"}
@@ -56,6 +56,22 @@ class TextOut:
             text = click.style(text, fg=COLOURS[origin])
         click.echo(text, nl=False, color=self.is_terminal)
 
+    @contextmanager
+    def streamed(self, tokenizer: Any) -> Iterator[Callable[[Progress], None]]:
+        """For `run`: writes what a single row gains as it comes, and a line's end after it."""
+        from forerun.cli.text import StreamDecoder
+
+        text = StreamDecoder(tokenizer)
+
+        def show(progress: Progress) -> None:
+            for token, origin in zip(progress.tokens, progress.origins, strict=True):
+                self.write(text.push(token), origin)
+
+        try:
+            yield show
+        finally:
+            self.write(text.finish() + "\n")
+
 
 def legend(console: Console) -> None:
     """What the colours mean, where there are any."""
@@ -72,15 +88,6 @@ def busy(console: Console, what: str) -> Iterator[None]:
         return
     with console.status(what):
         yield
-
-
-def progress_bar(console: Console) -> Progress:
-    """A bar on stderr that leaves nothing behind; none where nobody watches."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    disabled = console.quiet or not console.is_terminal
-    return Progress(*columns, console=console, transient=True, disable=disabled, refresh_per_second=4)
 
 
 def note(console: Console, text: str) -> None:

@@ -169,16 +169,7 @@ def _evaluate(
     path = output or default_path(prefix="eval")
     check_output(path)
     loaded = load(options, console, encoder_decoder=True)
-    methods = both(
-        loaded.model,
-        loaded.drafter,
-        tokenizer=loaded.tokenizer,
-        policy=loaded.policy,
-        rule=loaded.rule,
-        attention=loaded.attention,
-        kernels=loaded.kernels,
-        compile=loaded.compile,
-    )
+    methods = both(loaded.model, loaded.drafter, tokenizer=loaded.tokenizer, **loaded.settings)
     with Bar(console) as bar:
         command = ["forerun", *sys.argv[1:]]
         return evaluate(methods, found, missing, settings, path, bar, command, loaded.tokenizer), path

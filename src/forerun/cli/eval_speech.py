@@ -78,7 +78,6 @@ def _check(tasks: tuple[str, ...]) -> None:
 
 
 def _measure(listed: Listed, source: str, path: Path, options: dict[str, Any], console: Console) -> Record:
-    from forerun.cli.compare import decoder_with
     from forerun.cli.transcribe import load_pair, total
     from forerun.eval.speech.recordings import spread
     from forerun.eval.speech.report import PLAIN, SPECULATIVE, TRANSFORMERS, speech_record
@@ -91,7 +90,7 @@ def _measure(listed: Listed, source: str, path: Path, options: dict[str, Any], c
     sizes = (options["batch_size"],) if options["batch_size"] else BATCH_SIZES
     loaded, processor = load_pair(options, console)
     drafting = loaded.decoder()
-    methods = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), SPECULATIVE: drafting}
+    methods = {TRANSFORMERS: None, PLAIN: loaded.plain_decoder(), SPECULATIVE: drafting}
     notes = () if drafting.engine.lossy is None else (drafting.engine.lossy,)
     origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
     work = total([recording.path for recording in recordings]) * len(sizes) * len(methods)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forerun.cli.console import TextOut
     from forerun.cli.pair import Loaded
     from forerun.cli.prompts import Prompt
-    from forerun.decoder import GenerateResult, SpeculativeDecoder
+    from forerun.decoder import GenerateResult
     from forerun.engine import Progress, RowResult
 
 PROMPT, OUTPUT = "Prompt", "Output"
@@ -118,7 +118,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
             done, comparison = show.decoded(encoded, keywords, live=not options["as_json"]), None
         if options["as_json"]:
             settings = {name: options[name] for name in SETTINGS}
-            document = settings | _document(loaded, given, done, comparison)
+            document = settings | _document(given, done, comparison)
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     _fail_on_errors(done)
     if any(row.finish_reason.value == "abort" for row in done.rows):
@@ -127,10 +127,13 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
 
 
 def _keywords(keywords: dict[str, Any], copies: int) -> dict[str, Any]:
-    sampled = any(name in keywords for name in ("temperature", "top_k", "top_p", "min_p"))
-    if copies > 1 and (not sampled or keywords.get("temperature") == 0):
+    from forerun.keywords import is_sampled
+
+    if copies == 1:
+        return keywords
+    if not is_sampled(keywords):
         raise InvalidArgument(f"--n {copies}: greedy texts are all the same; give a --temperature above 0")
-    return keywords | ({"num_return_sequences": copies} if copies > 1 else {})
+    return keywords | {"num_return_sequences": copies}
 
 
 class _Show:
@@ -144,18 +147,16 @@ class _Show:
 
     def decoded(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], live: bool) -> GenerateResult:
         """Run; one text on a terminal is shown as it comes, several after a progress bar."""
-        from forerun.cli.run import ready_decoder, stop_on_interrupt
+        from forerun.cli.run import ready_decoder, run, stop_on_interrupt
 
-        copies = keywords.get("num_return_sequences", 1)
         decoder = ready_decoder(self.loaded, self.err, prompts, keywords)
-        if live and self.text.is_terminal and len(prompts) * copies == 1:
-            with stop_on_interrupt() as stopped:
-                done = self._streamed(decoder, prompts, keywords, stopped)
-        else:
-            with stop_on_interrupt() as stopped:
-                done = self._waited(decoder, prompts, keywords, stopped)
-            if live:
-                self._print_texts(done)
+        rows = len(prompts) * keywords.get("num_return_sequences", 1)
+        is_streamed = live and self.text.is_terminal and rows == 1
+        watching = self.text.streamed(self.loaded.tokenizer) if is_streamed else self._bar(rows, keywords)
+        with stop_on_interrupt() as stopped, watching as show:
+            done = run(decoder, prompts, keywords, show, stopped)
+        if live and not is_streamed:
+            self._print_texts(done)
         if live:
             self._print_statistics(done)
         return done
@@ -164,17 +165,12 @@ class _Show:
         self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], as_json: bool
     ) -> tuple[GenerateResult, Comparison]:
         from forerun.cli.compare import compare, comparison_table, explanations
-        from forerun.cli.console import progress_bar
+        from forerun.measure.progress import Bar
         from forerun.measure.table import print_tables
 
-        with progress_bar(self.err) as bar:
-            task, done = bar.add_task("comparing", total=6), count()
-
-            def stage(name: str) -> None:
-                bar.update(task, description=name, completed=next(done), refresh=True)
-
+        with Bar(self.err) as bar:
             try:
-                comparison = compare(self.loaded, prompts, keywords, stage)
+                comparison = compare(self.loaded, prompts, keywords, bar)
             except KeyboardInterrupt:
                 self.err.print("Stopped by Ctrl-C: the comparison was not finished.", style="yellow")
                 raise click.exceptions.Exit(INTERRUPTED) from None
@@ -186,49 +182,22 @@ class _Show:
                 self.err.print(line, markup=False)
         return comparison.speculative, comparison
 
-    def _streamed(
-        self,
-        decoder: SpeculativeDecoder,
-        prompts: Sequence[Sequence[int]],
-        keywords: dict[str, Any],
-        stopped: Callable[[], bool],
-    ) -> GenerateResult:
-        from forerun.cli.run import run
-        from forerun.cli.text import StreamDecoder
+    @contextmanager
+    def _bar(self, rows: int, keywords: dict[str, Any]) -> Iterator[Callable[[Progress], None]]:
+        """For `run`: a bar over the tokens all rows may have; one that ends has none left."""
+        from forerun.measure.progress import Bar
 
-        text = StreamDecoder(self.loaded.tokenizer)
-
-        def show(index: int, progress: Progress) -> None:
-            for token, origin in zip(progress.tokens, progress.origins, strict=True):
-                self.text.write(text.push(token), origin)
-
-        try:
-            return run(decoder, prompts, keywords, show, stopped)
-        finally:
-            self.text.write(text.finish() + "\n")
-
-    def _waited(
-        self,
-        decoder: SpeculativeDecoder,
-        prompts: Sequence[Sequence[int]],
-        keywords: dict[str, Any],
-        stopped: Callable[[], bool],
-    ) -> GenerateResult:
-        from forerun.cli.console import progress_bar
-        from forerun.cli.run import run
-
-        budget = keywords["max_new_tokens"]
-        rows = len(prompts) * keywords.get("num_return_sequences", 1)
+        budget: int = keywords["max_new_tokens"]
         left = [budget] * rows
-        with progress_bar(self.err) as bar:
-            task = bar.add_task(f"{rows} text{'s' if rows > 1 else ''}, tokens", total=budget * rows)
+        with Bar(self.err) as bar:
+            bar.start(f"{rows} text{'s' * (rows > 1)}", total=budget * rows)
 
-            def show(index: int, progress: Progress) -> None:
-                gained = left[index] if progress.finish_reason is not None else len(progress.tokens)
-                left[index] -= gained
-                bar.advance(task, gained)
+            def show(progress: Progress) -> None:
+                gained = len(progress.tokens) if progress.finish_reason is None else left[progress.row]
+                left[progress.row] -= gained
+                bar.advance(gained)
 
-            return run(decoder, prompts, keywords, show, stopped)
+            yield show
 
     def _print_texts(self, done: GenerateResult) -> None:
         first = True
@@ -272,13 +241,12 @@ def _print_row(out: TextOut, tokenizer: Any, row: RowResult) -> None:
     out.write("\n")
 
 
-def _document(
-    loaded: Loaded, given: Sequence[Prompt], done: GenerateResult, comparison: Comparison | None
-) -> dict[str, Any]:
+def _document(given: Sequence[Prompt], done: GenerateResult, comparison: Comparison | None) -> dict[str, Any]:
     """Everything about a run, ready for JSON."""
+    entries = list(map(_entry, done.rows, done.texts, done.parameters))
     document = {
         "prompts": [
-            {"prompt": given[number], "texts": [_entry(loaded.tokenizer, done.rows[row]) for row in rows]}
+            {"prompt": given[number], "texts": [entries[row] for row in rows]}
             for number, rows in enumerate(done.ranking)
         ],
         "lossy": done.lossy,
@@ -288,30 +256,20 @@ def _document(
     return document | ({} if comparison is None else {"compare": comparison.as_dict()})
 
 
-def _entry(tokenizer: Any, row: RowResult) -> dict[str, Any]:
-    from forerun.result import decode_text
-
+def _entry(row: RowResult, text: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    biases = {
+        str(token): str(bias) if bias == float("-inf") else bias for token, bias in parameters["logit_bias"].items()
+    }
     return {
-        "text": decode_text(tokenizer, row.tokens),
+        "text": text,
         "token_ids": list(row.tokens),
         "origins": [origin.value for origin in row.origins],
         "finish_reason": row.finish_reason.value,
         "mean_logprob": row.mean_logprob,
         "error": row.error,
-        "parameters": _parameters(row),
+        "parameters": parameters | {"logit_bias": biases},
         "statistics": row.stats.as_dict(),
     }
-
-
-def _parameters(row: RowResult) -> dict[str, Any]:
-    """What the text was really decoded with, the drawn seed included."""
-    params, request = row.request.params, row.request
-    shown = {name: getattr(params, name) for name in params.__slots__}
-    shown["logit_bias"] = {
-        str(token): str(bias) if bias == float("-inf") else bias for token, bias in params.logit_bias.items()
-    }
-    shown |= {name: getattr(request, name) for name in ("max_new_tokens", "seed", "request_id")}
-    return shown | {"stop_ids": sorted(request.stop_ids), "stop_strings": list(request.stop_strings)}
 
 
 def _fail_on_errors(done: GenerateResult) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.console import busy
@@ -25,11 +27,8 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: Any
     drafter: Drafter | None
-    policy: str  # by name, so that every decoder gets a policy of its own
-    rule: str
-    attention: str
-    kernels: str | None = None
-    compile: bool = True
+    # Of `SpeculativeDecoder`: rule, attention, kernels, compile, and the policy by name, so that every decoder gets its own.
+    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def has_encoder(self) -> bool:
@@ -39,54 +38,46 @@ class Loaded:
         from forerun.decoder import SpeculativeDecoder
 
         return SpeculativeDecoder(
-            self.model,
-            self.drafter,
-            policy=self.policy,
-            rule=self.rule,
-            tokenizer=self.tokenizer,
-            attention=self.attention,
-            kernels=self.kernels,
-            compile=self.compile,
-            keep_rows=keep_rows,
+            self.model, self.drafter, tokenizer=self.tokenizer, keep_rows=keep_rows, **self.settings
         )
+
+    def plain_decoder(self) -> SpeculativeDecoder:
+        """The same without drafts."""
+        return replace(self, drafter=None, settings=self.settings | {"policy": 0}).decoder()
 
 
 def load(options: dict[str, Any], console: Console, encoder_decoder: bool = False) -> Loaded:
-    """Cheap mistakes first: policy and tree are read before anything large is."""
-    tree = check_speculation(options)
-    with busy(console, f"loading {options['model']}"):
+    """A text model with its drafter."""
+    with loading(options, console):
         from forerun.drafters import named_drafter
         from forerun.loading import load_model
 
-        where = place_of(options)
+        place = place_of(options)
         if options["draft"] == "auto":  # which one depends on the target
-            model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **where)
+            model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **place)
             drafter = named_drafter("auto", model)
         else:
-            drafter = named_drafter(options["draft"], option="--draft", **where)
-            model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **where)
-    return loaded_with(options, model, tokenizer, drafter, tree)
+            drafter = named_drafter(options["draft"], option="--draft", **place)
+            model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **place)
+    return loaded_with(options, model, tokenizer, drafter)
 
 
-def check_speculation(options: dict[str, Any]) -> dict[str, Any] | None:
-    """Refuse a policy or a tree that does not exist; returns the tree's settings."""
+@contextmanager
+def loading(options: dict[str, Any], console: Console) -> Iterator[None]:
+    """While the model is loaded. Cheap mistakes first: policy and tree are read before anything large is."""
     from forerun.policy import as_policy
 
     as_policy(options["policy"])
-    return make_tree(options.get("tree"))
+    make_tree(options["tree"])
+    with busy(console, f"loading {options['model']}"):
+        yield
 
 
-def loaded_with(
-    options: dict[str, Any],
-    model: PreTrainedModel,
-    tokenizer: Any,
-    drafter: Drafter | None,
-    tree: dict[str, Any] | None,
-) -> Loaded:
+def loaded_with(options: dict[str, Any], model: PreTrainedModel, tokenizer: Any, drafter: Drafter | None) -> Loaded:
     """The pair, drafted with as the options for speculation say."""
-    drafter = shaped(drafter, tree, options.get("draft_top_k"))
-    how = {name: options[name] for name in ("policy", "rule", "attention", "kernels", "compile")}
-    return Loaded(model, tokenizer, drafter, **how)
+    drafter = shaped(drafter, make_tree(options["tree"]), options["draft_top_k"])
+    settings = {name: options[name] for name in ("policy", "rule", "attention", "kernels", "compile")}
+    return Loaded(model, tokenizer, drafter, settings)
 
 
 def make_tree(text: str | None) -> dict[str, Any] | None:

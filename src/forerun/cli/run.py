@@ -20,25 +20,15 @@ if TYPE_CHECKING:
 WAITING = "compiling and timing kernels for this model: a minute or so, once on this machine"
 FEW = 8
 """Tokens of the decoding that compiles what the rounds use; enough for a draft or two."""
-# (index of the sequence in the call, what it gained)
-OnProgress = Callable[[int, Progress], None]
-
-
-def nothing(index: int, progress: Progress) -> None:
-    """For callers who only want the result."""
-
-
-def stay() -> bool:
-    """For callers who never stop early."""
-    return False
+OnProgress = Callable[[Progress], None]
 
 
 def run(
     decoder: SpeculativeDecoder,
     prompts: Sequence[Sequence[int]],
     keywords: dict[str, Any],
-    on_progress: OnProgress = nothing,
-    stopped: Callable[[], bool] = stay,
+    on_progress: OnProgress = lambda progress: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> GenerateResult:
     """Decode all prompts. When `stopped()` turns true, rows end after the round with what they have.
 
@@ -49,7 +39,7 @@ def run(
     with compile_timer() as compiling:
         for progress in stream:
             for gained in progress:
-                on_progress(gained.row, gained)
+                on_progress(gained)
             if stopped():
                 stream.close()
     done = stream.result

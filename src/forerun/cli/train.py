@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import click
 
 from forerun.cli.main import LazyCommand, LazyGroup
+
+COMMANDS = {
+    "data": LazyCommand("forerun.cli.train_data:data", "Let the target write the text a drafter learns from."),
+    "draft": LazyCommand("forerun.cli.train_draft:draft", "Train a drafter for a target."),
+    "eval": LazyCommand("forerun.cli.train_eval:evaluate", "Decode held-out prompts with a trained drafter."),
+    "compare": LazyCommand("forerun.cli.train_eval:compare", "Put several trained drafters side by side."),
+    "ngram": LazyCommand("forerun.cli.train_ngram:ngram", "Count an n-gram table from text."),
+}
 
 
 class TrainGroup(LazyGroup):
     """Its commands are imported when they are called, as those of `forerun` itself."""
 
-    table: ClassVar[Mapping[str, LazyCommand]] = {
-        "data": LazyCommand("forerun.cli.train_data:data", "Let the target write the text a drafter learns from."),
-        "draft": LazyCommand("forerun.cli.train_draft:draft", "Train a drafter for a target."),
-        "eval": LazyCommand("forerun.cli.train_eval:evaluate", "Decode held-out prompts with a trained drafter."),
-        "compare": LazyCommand("forerun.cli.train_eval:compare", "Put several trained drafters side by side."),
-        "ngram": LazyCommand("forerun.cli.train_ngram:ngram", "Count an n-gram table from text."),
-    }
+    table = COMMANDS
 
 
 @click.group(cls=TrainGroup)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -171,31 +171,29 @@ def _once(files: Sequence[Path], console: Console) -> list[Path]:
 
 def load_pair(options: dict[str, Any], console: Console) -> tuple[Loaded, Any]:
     """The target with its drafter, and the processor."""
-    from forerun.cli.console import busy
-    from forerun.cli.pair import check_speculation, loaded_with
+    from forerun.cli.pair import loaded_with, loading
 
-    tree = check_speculation(options)
-    where = place_of(options)
-    with busy(console, f"loading {options['model']}"):
+    place = place_of(options)
+    with loading(options, console):
         from forerun.drafters import named_drafter
         from forerun.loading import load_speech_model
 
-        model, processor = load_speech_model(options["model"], **where)
-        load = partial(_draft_whisper, target=model, where=where)
+        model, processor = load_speech_model(options["model"], **place)
+        load = partial(_draft_whisper, target=model, place=place)
         drafter = named_drafter(options["draft"], model, load, option="--draft")
-    return loaded_with(options, model, processor.tokenizer, drafter, tree), processor
+    return loaded_with(options, model, processor.tokenizer, drafter), processor
 
 
-def _draft_whisper(name: str, shares_encoder: bool, target: Any, where: dict[str, Any]) -> Drafter:
+def _draft_whisper(name: str, shares_encoder: bool, target: Any, place: dict[str, Any]) -> Drafter:
     """A smaller Whisper. One whose encoder is the target's, such as a distilled one, reads what that has read."""
     import torch
 
     from forerun.drafters import DraftModel
     from forerun.loading import load_speech_model
 
-    model, processor = load_speech_model(name, **where)
-    own, theirs = (one.get_encoder().state_dict() for one in (model, target))
-    same = own.keys() == theirs.keys() and all(torch.equal(own[key], theirs[key]) for key in own)
+    model, processor = load_speech_model(name, **place)
+    ours, theirs = (one.get_encoder().state_dict() for one in (model, target))
+    same = ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
     return DraftModel(model, tokenizer=processor.tokenizer, shares_encoder=shares_encoder or same)
 
 
@@ -203,13 +201,15 @@ def _transcribed(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
     from forerun.cli.run import told_of_compiling
+    from forerun.measure.progress import Bar
     from forerun.speech.transcribe import Transcriber
 
     with told_of_compiling(writer.console):
         decoder = loaded.decoder()
     transcriber = Transcriber(loaded.model, processor, decoder, settings)
-    with seconds_bar(writer.console, "transcribing", total(writer.files)) as tell:
-        for outcome in transcriber.files(writer.files, batch_size, tell):
+    with Bar(writer.console) as bar:
+        bar.start("transcribing", total=total(writer.files))
+        for outcome in transcriber.files(writer.files, batch_size, bar.advance):
             writer.take(outcome)
     spent = transcriber.spent
     if spent.audio_seconds:
@@ -221,10 +221,12 @@ def _compared(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int
 ) -> dict[str, Any]:
     from forerun.cli.transcribe_compare import compare, comparison_table, explanations
+    from forerun.measure.progress import Bar
     from forerun.measure.table import print_tables
 
-    with seconds_bar(writer.console, "comparing", 3 * total(writer.files)) as tell:
-        comparison = compare(loaded, processor, settings, writer, batch_size, tell)
+    with Bar(writer.console) as bar:
+        bar.start("comparing", total=3 * total(writer.files))
+        comparison = compare(loaded, processor, settings, writer, batch_size, bar.advance)
     print_tables([comparison_table(comparison)], writer.console)
     for line in explanations(comparison):
         writer.console.print(line, markup=False)
@@ -245,20 +247,3 @@ def total(files: Sequence[Path]) -> float:
     from forerun.speech.audio import duration
 
     return sum(map(duration, files))
-
-
-@contextmanager
-def seconds_bar(console: Console, what: str, seconds: float) -> Iterator[Callable[[float], None]]:
-    """A bar over seconds of sound, and the function that moves it."""
-    from forerun.cli.console import progress_bar
-
-    with progress_bar(console) as bar:
-        task = bar.add_task(f"{what}, seconds of sound", total=round(seconds))
-        reached = 0.0
-
-        def tell(more: float) -> None:
-            nonlocal reached
-            reached += more
-            bar.update(task, completed=int(reached))
-
-        yield tell

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.compare import DRAFTS, PLAIN, TRANSFORMERS, decoder_with
+from forerun.cli.compare import DRAFTS, PLAIN, TRANSFORMERS
 from forerun.errors import UnreadableAudio
 from forerun.measure.table import NOTHING, Table
 from forerun.speech.audio import RATE, read
@@ -77,7 +77,7 @@ def compare(
     loaded: Loaded, processor: Any, settings: SpeechSettings, writer: Writer, batch_size: int, tell: OnAudio
 ) -> Comparison:
     """Each way in turn, after a warm-up; the transcripts with drafts are the ones that are written."""
-    decoders = {TRANSFORMERS: None, PLAIN: decoder_with(loaded, None), DRAFTS: loaded.decoder()}
+    decoders = {TRANSFORMERS: None, PLAIN: loaded.plain_decoder(), DRAFTS: loaded.decoder()}
     ways = []
     for name, decoder in decoders.items():
         transcriber = Transcriber(loaded.model, processor, decoder, settings)

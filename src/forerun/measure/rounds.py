@@ -73,8 +73,7 @@ def decode(
     Tokens are on the host when a round is over. With `wait` the device has nothing left to do then, either, which keeps
     phases apart and keeps a decoder from working ahead.
     """
-    ids, mask = padded(prompts, decoder.target.device)
-    return follow(decoder, decoder.stream(ids, mask, **{"eos_token_id": [], **keywords}), wait)
+    return follow(decoder, decoder.stream(prompts, **{"eos_token_id": [], **keywords}), wait)
 
 
 def follow(decoder: SpeculativeDecoder, stream: Stream, wait: bool) -> Trace:
@@ -86,14 +85,6 @@ def follow(decoder: SpeculativeDecoder, stream: Stream, wait: bool) -> Trace:
         rounds.append(_round(before, after, {p.row: len(p.tokens) for p in progress}))
         before = now(decoder, wait)
     return Trace(tuple(rounds[SKIP:]), stream.result)
-
-
-def padded(prompts: Sequence[Sequence[int]], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask, padded on the left."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    return ids, mask
 
 
 def now(decoder: SpeculativeDecoder, wait: bool) -> tuple[float, Seconds]:

@@ -12,7 +12,7 @@ import torch
 
 from forerun.bench.decode.calls import Prompt
 from forerun.bench.decode.methods import Decoders
-from forerun.measure.rounds import SKIP, padded
+from forerun.measure.rounds import SKIP
 from forerun.measure.timing import busy_seconds, device_spans
 
 ROUNDS = 8
@@ -62,7 +62,7 @@ def _rounds(
     A decoder that works a round ahead has then done one round before and does one more at the end: the number is right.
     """
     decoder, _ = decoders.watched(method)
-    stream = decoder.stream(*padded(prompts, decoder.target.device), eos_token_id=[], **keywords)
+    stream = decoder.stream(prompts, eos_token_id=[], **keywords)
 
     def run() -> None:
         for _ in range(ROUNDS):
