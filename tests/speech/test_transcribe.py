@@ -121,8 +121,8 @@ def test_other_models_are_refused() -> None:
 def real() -> tuple[Any, Any]:
     from forerun.loading import load_speech_model, whisper
 
-    if whisper.find_files() is None:
-        pytest.skip(f"whisper-tiny.en is not installed; run: {whisper.INSTALL}")
+    if whisper.WHEEL.find() is None:
+        pytest.skip(f"whisper-tiny.en is not installed; run: {whisper.WHEEL.install}")
     pytest.importorskip("soundfile")
     pytest.importorskip("soxr")
     return load_speech_model(device="cpu")

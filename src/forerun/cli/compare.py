@@ -195,8 +195,8 @@ def _agreement(name: str, differences: list[Difference]) -> str:
     where = f"prompt {first.row + 1}, token {first.position + 1}"
     if not faults:
         return (
-            f"Text with drafts and {name}: {len(differences)} part at a numerical tie ({where}: the two best logits lie "
-            f"{first.gap:.1g} apart, within the model's own rounding)."
+            f"Text with drafts and {name}: {len(differences)} part at a numerical tie ({where}: the two best logits "
+            f"lie {first.gap:.1g} apart, within the model's own rounding)."
         )
     return (
         f"Text with drafts and {name}: DIFFERENT in {len(faults)} prompts, no tie ({where}, {first.gap_in_words}). "

