@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from forerun.checks.suite import CheckReport
 
 TEST, OUTPUT = "Test", "Output"
-COLOURS = {"passed": "green", "FAILED": "red", "untested": "yellow"}
 
 
 @click.command(cls=GroupedCommand)
@@ -100,14 +99,11 @@ def _print(report: CheckReport, options: dict[str, Any]) -> None:
 
 
 def _print_table(report: CheckReport, console: Console, options: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from forerun.measure.table import Table, print_tables
 
     title = f"{options['model']}, drafts by {options['draft']}, rule {options['rule']}, policy {options['policy']}"
-    table = Table("Test", "Verdict", "What was seen", title=title, title_justify="left", box=box.SIMPLE)
-    for finding in report.findings:
-        table.add_row(finding.name, Text(finding.outcome, COLOURS[finding.outcome]), Text(finding.summary))
-        table.add_section()
-    console.print(table)
-    console.print(report.verdict, markup=False)
+    rows = [(finding.name, str(finding.outcome), finding.summary) for finding in report.findings]
+    failed = [place for place, row in enumerate(rows) if row[1] == "FAILED"]
+    table = Table(title, ("test", "verdict", "what was seen"), tuple(rows), alarming=tuple(failed), last_is_text=True)
+    print_tables([table], console)
+    console.print(report.verdict, style="green" if report.passed else "red", markup=False)

@@ -18,6 +18,8 @@ from forerun.version import __version__
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from forerun.measure.table import Table
+
 OPTIONAL = {
     "numba": "steps of few tokens on a CPU in a half to a quarter of the time: pip install 'forerun[cpu]'",
     "gguf": "reads any GGUF file: pip install 'forerun[gguf]'",
@@ -154,29 +156,28 @@ def _embedded_model() -> EmbeddedModel:
     return EmbeddedModel(installed, converted, str(WHEEL.converted_folder()), advice)
 
 
-def _print_tables(report: Report) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _table(report: Report) -> Table:
+    from forerun.measure.table import Table
 
-    console = Console()
-    facts = Table("What", "Here", title="Forerun", title_justify="left")
-    facts.columns[1].overflow = "fold"  # paths are to be copied whole
-    for name, version in report.versions.items():
-        facts.add_row(name, version)
-    for device in report.devices:
-        facts.add_row(f"device {device.name}", f"{device.what}: attention by {device.attention}, "
-                      f"verification by {device.verification}, rounds {device.rounds} ({device.why})")  # fmt: skip
-    facts.add_row("embedded model", f"{_yes(report.embedded_model.installed)}: {report.embedded_model.advice}")
-    facts.add_row("cache folder", report.cache_folder)
-    facts.add_row("offline", _yes(report.offline))
-    for package in report.optional_packages:
-        facts.add_row(f"{package.name} (optional)", package.version or f"missing ({package.brings})")
-    facts.add_section()
-    if report.self_check is not None:
-        facts.add_row("self-check", report.self_check)
-    for what, here in lines(report.cpu_kernels):
-        facts.add_row(what, here)
-    console.print(facts, markup=False)
+    embedded = report.embedded_model
+    rows = [
+        *report.versions.items(),
+        *((f"device {device.name}", _sentence(device)) for device in report.devices),
+        ("embedded model", f"{_yes(embedded.installed)}: {embedded.advice}"),
+        ("cache folder", report.cache_folder),
+        ("offline", _yes(report.offline)),
+        *((f"{p.name} (optional)", p.version or f"missing ({p.brings})") for p in report.optional_packages),
+        *([("self-check", report.self_check)] if report.self_check is not None else []),
+        *lines(report.cpu_kernels),
+    ]
+    return Table("Forerun", ("what", "here"), tuple(rows), last_is_text=True)
+
+
+def _sentence(device: Device) -> str:
+    return (
+        f"{device.what}: attention by {device.attention}, verification by {device.verification}, rounds "
+        f"{device.rounds} ({device.why})"
+    )
 
 
 def _yes(fact: bool) -> str:
@@ -197,4 +198,7 @@ def doctor(model: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(asdict(report), indent=2))
     else:
-        _print_tables(report)
+        from forerun.cli.console import out_console
+        from forerun.measure.table import print_tables
+
+        print_tables([_table(report)], out_console())
