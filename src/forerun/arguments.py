@@ -80,6 +80,27 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def at_least(settings: object, low: float, *names: str, remedy: str = "") -> None:
+    """Raise unless these fields of a settings object, numbers or tuples of them, are >= `low`; None is no choice."""
+    _check_fields(settings, names, lambda value: value >= low, f"must be at least {low}", remedy)
+
+
+def above(settings: object, low: float, *names: str, remedy: str = "") -> None:
+    """As `at_least`, where `low` itself is too little."""
+    _check_fields(settings, names, lambda value: value > low, f"must be above {low}", remedy)
+
+
+def _check_fields(
+    settings: object, names: Sequence[str], good: Callable[[float], bool], rule: str, remedy: str
+) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if isinstance(value, tuple) and not (value and all(map(good, value))):
+            refuse(name, value, f"needs one or more, and each {rule}{remedy and '; ' + remedy}")
+        if not isinstance(value, tuple) and value is not None and not good(value):
+            refuse(name, value, f"{rule}{remedy and '; ' + remedy}")
+
+
 def entries(value: Any) -> list[Any] | None:
     """What a list, tuple, range, or array or tensor of one dimension holds; None for anything else."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forerun.arguments import above, at_least
 from forerun.config import Kernels, kernels
-from forerun.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,9 @@ class CompareSettings:
     def __post_init__(self) -> None:
         from forerun.rules import parse
 
-        for name in ("max_new_tokens", "repeats", "prompts_per_category"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise InvalidArgument(f"{name}={value}: must be at least 1")
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise InvalidArgument(f"batch_sizes={self.batch_sizes}: give one or more sizes of at least 1")
-        if self.temperature < 0:
-            raise InvalidArgument(f"temperature={self.temperature}: must be >= 0; 0 is greedy")
-        if self.minutes <= 0:
-            raise InvalidArgument(f"minutes={self.minutes}: must be above 0")
+        at_least(self, 1, "max_new_tokens", "repeats", "prompts_per_category", "batch_sizes")
+        at_least(self, 0, "temperature", remedy="0 is greedy")
+        above(self, 0, "minutes")
         parse(self.rule)
 
 
@@ -81,9 +75,5 @@ class DecodeOptions:
     """float32, bfloat16 or float16."""
 
     def __post_init__(self) -> None:
-        if self.batch_sizes is not None and (not self.batch_sizes or min(self.batch_sizes) < 1):
-            raise InvalidArgument(f"batch_sizes={self.batch_sizes}: give one or more sizes of at least 1")
-        if self.prompt_length is not None and self.prompt_length < 1:
-            raise InvalidArgument(f"prompt_length={self.prompt_length}: must be at least 1")
-        if self.seconds is not None and self.seconds <= 0:
-            raise InvalidArgument(f"seconds={self.seconds}: must be above 0")
+        at_least(self, 1, "batch_sizes", "prompt_length")
+        above(self, 0, "seconds")

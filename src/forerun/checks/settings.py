@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.arguments import above, at_least
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 
@@ -32,13 +33,9 @@ class CheckSettings:
             raise InvalidArgument(f"samples={self.samples}: fewer than 100 show nothing; 512 is a good start")
         if not 0 < self.alpha < 1:
             raise InvalidArgument(f"alpha={self.alpha}: must be in (0, 1), the chance of a false alarm")
-        if self.max_new_tokens < 2:
-            raise InvalidArgument(f"max_new_tokens={self.max_new_tokens}: a draft needs room for at least 2 tokens")
-        if self.temperature <= 0:
-            raise InvalidArgument(f"temperature={self.temperature}: a distribution test needs a temperature above 0")
-        for name in ("top_k", "seed"):
-            if getattr(self, name) < 0:
-                raise InvalidArgument(f"{name}={getattr(self, name)}: must be at least 0")
+        at_least(self, 2, "max_new_tokens", remedy="a draft needs room")
+        above(self, 0, "temperature", remedy="a distribution is tested")
+        at_least(self, 0, "top_k", "seed")
 
     @property
     def params(self) -> SamplingParams:

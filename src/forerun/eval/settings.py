@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from forerun.arguments import above, at_least
 from forerun.errors import InvalidArgument
 from forerun.eval.sandbox.run import Limits
 
@@ -50,21 +51,13 @@ class EvalSettings:
     """Of the intervals."""
 
     def __post_init__(self) -> None:
-        for name in ("limit", "batch_size", "num_sequences", "max_new_tokens", "code_memory_mib"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgument(f"{name}={value}: must be at least 1")
-        for name in ("max_time", "code_seconds"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise InvalidArgument(f"{name}={value}: must be above 0")
-        if self.seed < 0:
-            raise InvalidArgument(f"seed={self.seed}: must be at least 0")
-        if self.temperature < 0:
-            raise InvalidArgument(f"temperature={self.temperature}: must be >= 0; use 0 for greedy decoding")
+        at_least(self, 1, "limit", "batch_size", "num_sequences", "max_new_tokens", "code_memory_mib")
+        above(self, 0, "max_time", "code_seconds")
+        at_least(self, 0, "seed")
+        at_least(self, 0, "temperature", remedy="use 0 for greedy decoding")
+        at_least(self, 4, "window")
         if not 0 < self.confidence < 1:
             raise InvalidArgument(f"confidence={self.confidence}: must be between 0 and 1, such as 0.95")
-        if self.window < 4:
-            raise InvalidArgument(f"window={self.window}: must be at least 4 tokens")
         if self.num_sequences > 1 and self.temperature == 0:
             raise InvalidArgument(
                 f"num_sequences={self.num_sequences} at temperature 0 would all be the same; give --temperature 0.8 "

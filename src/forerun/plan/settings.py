@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forerun.arguments import at_least
 from forerun.errors import InvalidArgument
 
 LADDER = (1, 2, 4, 8, 16, 32)  # lengths whose acceptance is counted; those between follow from their neighbours
@@ -42,9 +43,9 @@ class PlanSettings:
     """For sampling."""
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "repeats"):
-            if getattr(self, name) < 1:
-                raise InvalidArgument(f"{name}={getattr(self, name)}: must be at least 1")
+        at_least(self, 1, "max_length", "repeats", "batch_sizes")
+        at_least(self, 0, "temperatures", remedy="0 is greedy")
+        at_least(self, 0, "seed")
         if self.max_length > LADDER[-1]:
             raise InvalidArgument(f"max_length={self.max_length}: drafts beyond {LADDER[-1]} tokens are not planned")
         if self.max_new_tokens < 2 * self.max_length:
@@ -52,19 +53,10 @@ class PlanSettings:
                 f"max_new_tokens={self.max_new_tokens}: drafts of {self.max_length} need texts of at least "
                 f"{2 * self.max_length} tokens to be judged by"
             )
-        for name in ("batch_sizes", "temperatures"):
-            if not getattr(self, name):
-                raise InvalidArgument(f"{name} is empty: give at least one")
-        if min(self.batch_sizes) < 1:
-            raise InvalidArgument(f"batch_sizes={self.batch_sizes}: each must be at least 1")
-        if min(self.temperatures) < 0:
-            raise InvalidArgument(f"temperatures={self.temperatures}: each must be >= 0; 0 is greedy")
         if self.check_prompts is not None and self.check_prompts < max(self.batch_sizes, default=1):
             raise InvalidArgument(f"check_prompts={self.check_prompts}: must fill a batch of {max(self.batch_sizes)}")
         if self.contexts and min(self.contexts) < 2:
             raise InvalidArgument(f"contexts={self.contexts}: each must be at least 2 tokens")
-        if self.seed < 0:
-            raise InvalidArgument(f"seed={self.seed}: must be at least 0")
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from forerun.arguments import above, at_least
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ class WritingSettings:
     """Tokens that end a text."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_new_tokens"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        _check_temperatures(self.temperatures)
-        _check(self.seed >= 0, "seed", self.seed, "must be at least 0")
+        at_least(self, 1, "batch_size", "max_new_tokens")
+        at_least(self, 0, "temperatures", "seed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +69,9 @@ class DataOptions:
     """Tokens of one file: what a killed run loses at most."""
 
     def __post_init__(self) -> None:
-        for name in ("max_prompt_tokens", "samples_per_prompt", "shard_tokens"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in ("tokens", "max_minutes"):
-            value = getattr(self, name)
-            _check(value is None or value > 0, name, value, "must be above 0")
-        _check(self.top_k >= 0, "top_k", self.top_k, "must be at least 0")
+        at_least(self, 1, "max_prompt_tokens", "samples_per_prompt", "shard_tokens")
+        above(self, 0, "tokens", "max_minutes")
+        at_least(self, 0, "top_k")
         _ = self.slice_of_prompts, self.disk_bytes  # texts that cannot be read are refused now
 
     @property
@@ -117,12 +112,8 @@ class EvaluateOptions:
     """Of the sampled answers."""
 
     def __post_init__(self) -> None:
-        for name in ("draft_length", "max_new_tokens", "batch_size"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in ("timed", "seed"):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
-        _check(self.limit is None or self.limit >= 1, "limit", self.limit, "must be at least 1")
-        _check_temperatures(self.temperatures)
+        at_least(self, 1, "draft_length", "max_new_tokens", "batch_size", "limit")
+        at_least(self, 0, "timed", "seed", "temperatures")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,20 +184,15 @@ class TrainOptions:
     def __post_init__(self) -> None:
         _check(self.kind in KINDS, "kind", self.kind, f"must be one of {', '.join(KINDS)}")
         self._check_shape()
-        for name in ("num_layers", "heads", "unroll", "rollout_length", "log_every", "evaluate_every", "chunk"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "must be at least 1")
-        for name in ("steps", "epochs", "max_minutes", "draft_vocabulary", "checkpoint_every"):
-            value = getattr(self, name)
-            _check(value is None or value > 0, name, value, "must be above 0")
-        for name in ("learning_rate", "depth_decay", "clip", "checkpoint_minutes"):
-            _check(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
+        at_least(self, 1, "num_layers", "heads", "unroll", "rollout_length", "log_every", "evaluate_every", "chunk")
+        above(self, 0, "steps", "epochs", "max_minutes", "draft_vocabulary", "checkpoint_every")
+        above(self, 0, "learning_rate", "depth_decay", "clip", "checkpoint_minutes")
         for name in ("rollout_share", "warm_up"):
             _check(0 <= getattr(self, name) < 1, name, getattr(self, name), "must be in [0, 1)")
-        _check(self.max_length >= 4, "max_length", self.max_length, "must be at least 4")
+        at_least(self, 4, "max_length")
+        at_least(self, 0, "hold_out", "seed")
         _check(self.batch_tokens >= self.max_length, "batch_tokens", self.batch_tokens,
                f"must hold one sequence of max_length={self.max_length}")  # fmt: skip
-        for name in ("hold_out", "seed"):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "must be at least 0")
         _ = self.mixture  # a loss that cannot be read is refused now
 
     def _check_shape(self) -> None:
@@ -244,11 +230,6 @@ class TrainOptions:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _check_temperatures(temperatures: tuple[float, ...]) -> None:
-    good = bool(temperatures) and all(0 <= value < math.inf for value in temperatures)
-    _check(good, "temperatures", temperatures, "must be one or more numbers of at least 0, such as 0 and 1")
 
 
 def _check(good: bool, name: str, value: object, rule: str) -> None:
