@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, SuppressTokensLogitsProcessor
 
 from engine.following import Follows, Replayed
 from exactness.sampling import PLAIN, PROMPT, verdict
@@ -76,7 +78,7 @@ def texts(made: Engine, asked: list[Request]) -> dict[int, tuple[int, ...]]:
     return {result.request.request_id: result.tokens for result in made.take_results()}
 
 
-@pytest.mark.parametrize(("number", "rule"), [(1, Rule.TOKEN), (3, Rule.BLOCK), (8, Rule.TOKEN)])
+@pytest.mark.parametrize(("number", "rule"), [(1, Rule.TOKEN), (3, Rule.BLOCK), (8, Rule.TOKEN), (5, Rule.COUPLED)])
 def test_same_tokens_as_step_by_step(number: int, rule: Rule) -> None:
     made = engine(True, rule=rule)
     assert texts(made, requests(number)) == texts(engine(False, rule=rule), requests(number))
@@ -97,6 +99,34 @@ def test_same_tokens_where_each_row_is_cut_in_its_own_way() -> None:
     found = texts(engine(True), requests(4, *MIXED))
     assert found == texts(engine(False), requests(4, *MIXED))
     assert found[3] != texts(engine(False), requests(4))[3], "the comparison can fail"
+
+
+def with_options() -> list[Request]:
+    """Each row another option, and one row none."""
+    params = (
+        SamplingParams(temperature=1.0, repetition_penalty=1.5),
+        SamplingParams(temperature=1.0, presence_penalty=1.2, frequency_penalty=0.4),
+        SamplingParams(temperature=0.9, logit_bias={5: 3.0, 11: -math.inf}),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3),
+        SAMPLED,
+    )
+    asked = requests(5, *params)
+    asked[2] = replace(asked[2], logprobs=3)
+    never = SuppressTokensLogitsProcessor(list(range(0, 97, 3)))
+    asked[3] = replace(asked[3], processors=(never,), stop_ids=frozenset(range(1, 97, 4)), min_new_tokens=9)
+    return asked
+
+
+@pytest.mark.parametrize("drafter", [DraftModel, None])
+@pytest.mark.parametrize("rule", list(Rule))
+def test_options_of_every_kind_in_one_batch(rule: Rule, drafter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = engine(False, rule=rule, drafter=drafter)
+    want = texts(slow, with_options())
+    assert want != texts(slow, requests(5, SAMPLED)), "the options do something"
+    monkeypatch.setattr("forerun.engine.engine.run_on_host", lambda *_, **__: pytest.fail("went step by step"))
+    made = engine(True, rule=rule, drafter=drafter)
+    assert texts(made, with_options()) == want
+    assert texts(made, with_options()) == want, "a replayed graph"
 
 
 def test_the_target_alone_is_recorded_where_the_draft_cannot_be() -> None:
@@ -191,7 +221,7 @@ def law() -> torch.Tensor:
     return joint_law(toy_pair(VOCAB)[0], PROMPT, STEPS)
 
 
-@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+@pytest.mark.parametrize("rule", list(Rule))
 def test_the_law_of_the_whole_loop(rule: Rule) -> None:
     assert not verdict(samples(rule), law())
 
