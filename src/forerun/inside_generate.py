@@ -38,7 +38,7 @@ from forerun.engine.adjust import AfterPads
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument
 from forerun.inputs import FROM_MODEL
-from forerun.keywords import KNOWN, REFUSED
+from forerun.keywords import KNOWN, REFUSED, SAMPLING
 
 WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 # Made from fields that are refused, or of an encoder's input: never compared.
@@ -60,7 +60,6 @@ LOOP_STATE = frozenset({
 })  # fmt: skip
 # Of an encoder-decoder model, whose encoder has run by then.
 DECODER_STATE = frozenset({"encoder_outputs", "decoder_attention_mask"})
-SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def read_call(
     model_kwargs: Mapping[str, Any],
 ) -> SurroundingCall:
     """Honour or refuse all that transformers hands over, whether it comes from a configuration or from the caller."""
-    _refuse_strange(model_kwargs)
+    refuse_unknown_state(model_kwargs)
     refuse_by_row(processors, len(ids))
     config = GenerationConfig() if config is None else config
     limits = limits_of(criteria)
@@ -107,7 +106,8 @@ def _keeps(config: GenerationConfig, limits: Mapping[str, Any]) -> bool:
     return same_ends and limits.get("max_length", config.max_length) == config.max_length
 
 
-def _refuse_strange(model_kwargs: Mapping[str, Any]) -> None:
+def refuse_unknown_state(model_kwargs: Mapping[str, Any]) -> None:
+    """Of what transformers hands to its loop, whatever is neither read here nor unneeded."""
     known = LOOP_STATE | (DECODER_STATE if "encoder_outputs" in model_kwargs else frozenset())
     strange = [name for name, value in model_kwargs.items() if name not in known and value is not None]
     if strange:
@@ -126,7 +126,7 @@ def _keywords(
     if "max_length" in keywords:
         keywords["max_new_tokens"] = max(1, keywords.pop("max_length") - width)  # it is looked at after a token
     if not keywords.get("do_sample"):
-        leave_out |= SAMPLING
+        leave_out = leave_out.union(SAMPLING)
     return {name: value for name, value in keywords.items() if name not in leave_out}
 
 

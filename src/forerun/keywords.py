@@ -233,7 +233,7 @@ def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[
     found = {}
     for name, value in {**_fields(keywords.get("generation_config"), model_config), **keywords}.items():
         if name in REFUSED:
-            _refuse_unless_neutral(name, value)
+            refuse_unless_neutral(name, value)
         elif name not in KNOWN:
             raise UnknownArgument(_suggestion(name))
         elif value is not None:
@@ -261,10 +261,11 @@ def _fields(config: Any, model_config: GenerationConfig) -> dict[str, Any]:
     return {name: value for name, value in changed.items() if name not in ignored}
 
 
-def _refuse_unless_neutral(name: str, value: Any) -> None:
-    neutral, remedy = REFUSED[name]
+def refuse_unless_neutral(name: str, value: Any, remedy: str | None = None) -> None:
+    """A setting of `REFUSED` may be passed with a value that does nothing."""
+    neutral, usual = REFUSED[name]
     if not any(value is n or _equal(value, n) for n in neutral):
-        raise InvalidArgument(f"{name}={shown(value)} is not offered: {remedy}")
+        raise InvalidArgument(f"{name}={shown(value)} is not offered: {remedy or usual}")
 
 
 def _equal(value: Any, other: Any) -> bool:

@@ -259,7 +259,7 @@ def test_starts_with_plain_rounds_and_describes_what_it_learnt() -> None:
     assert costs[2] == pytest.approx(0.098, rel=0.1)
     assert belief["draft_seconds"][1][4] == pytest.approx(4 * 0.0047, rel=0.15)  # type: ignore[index]
     assert belief["acceptance"][0]["rate"] == pytest.approx(0.9, abs=0.1)  # type: ignore[index]
-    assert belief["drafts_are_judged"] is False
+    assert belief["drafts_are_trimmed"] is False
 
 
 def test_missing_clocks_are_survived() -> None:

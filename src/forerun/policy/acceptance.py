@@ -13,47 +13,58 @@ ROW_WEIGHT = 2.0  # kept and rejected tokens after which a row counts as much as
 SOFTENED = 4.0  # what is left of a class's trials when it is tried again after a pause
 
 
-class EvidenceClass:
-    """Counts of one class, old ones fading."""
+class Rate:
+    """Hits among trials, old ones fading."""
 
-    __slots__ = ("chances", "hits", "place_hits", "place_trials", "trials")
-
-    def __init__(self, places: int) -> None:
-        self.hits = 0.0
-        self.trials = 0.0
-        self.place_hits = [0.0] * places
-        self.place_trials = [0.0] * places
-        self.chances: list[float] = []  # of each place where it is reached; empty when out of date
-
-    def add(self, place: int, hit: bool) -> None:
-        fade = 1 - 1 / MEMORY
-        self.hits = self.hits * fade + hit
-        self.trials = self.trials * fade + 1
-        self.place_hits[place] = self.place_hits[place] * fade + hit
-        self.place_trials[place] = self.place_trials[place] * fade + 1
-
-    def soften(self) -> None:
-        """Keep the rates and forget most of their weight."""
-        self.hits, self.trials = _scaled(self.hits, self.trials)
-        for place, (hits, trials) in enumerate(zip(self.place_hits, self.place_trials, strict=True)):
-            self.place_hits[place], self.place_trials[place] = _scaled(hits, trials)
-
-
-class Row:
-    """How a request's draft tokens fared, beside what their classes promised."""
-
-    __slots__ = ("expected", "hits", "trials")
+    __slots__ = ("hits", "trials")
 
     def __init__(self) -> None:
         self.hits = 0.0
-        self.expected = 0.0  # hits promised
         self.trials = 0.0
 
-    def add(self, expected: float, hit: bool) -> None:
-        fade = 1 - 1 / ROW_MEMORY
+    def add(self, hit: bool, memory: float) -> None:
+        fade = 1 - 1 / memory
         self.hits = self.hits * fade + hit
-        self.expected = self.expected * fade + expected
         self.trials = self.trials * fade + 1
+
+    def soften(self) -> None:
+        """Keep the rate and forget most of its weight."""
+        if self.trials > SOFTENED:
+            self.hits, self.trials = self.hits * SOFTENED / self.trials, SOFTENED
+
+
+class EvidenceClass(Rate):
+    """Draft tokens of one class, all together and by their place in the draft."""
+
+    __slots__ = ("chances", "places")
+
+    def __init__(self, places: int) -> None:
+        super().__init__()
+        self.places = [Rate() for _ in range(places)]
+        self.chances: list[float] = []  # of each place where it is reached; empty when out of date
+
+    def count(self, place: int, hit: bool) -> None:
+        self.add(hit, MEMORY)
+        self.places[place].add(hit, MEMORY)
+
+    def soften_all(self) -> None:
+        for rate in (self, *self.places):
+            rate.soften()
+        self.chances = []
+
+
+class Row(Rate):
+    """How a request's draft tokens fared, beside what their classes promised."""
+
+    __slots__ = ("expected",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expected = 0.0  # hits promised
+
+    def count(self, expected: float, hit: bool) -> None:
+        self.add(hit, ROW_MEMORY)
+        self.expected = self.expected * (1 - 1 / ROW_MEMORY) + expected
 
     @property
     def odds(self) -> float:
@@ -70,7 +81,7 @@ class Acceptance:
         self._places = places
         self._classes: dict[int, EvidenceClass] = {}
         self._rows: dict[int, Row] = {}  # by request id
-        self._all = EvidenceClass(places)
+        self._all = Rate()
 
     def survival(self, request: int, evidence: int, length: int) -> list[float]:
         """Chance that tokens 1, 2, ..., `length` of a draft are all kept."""
@@ -85,9 +96,8 @@ class Acceptance:
 
     def rate(self, evidence: int) -> float:
         """Chance that one token of this class is kept where it is reached."""
-        known = self._classes.get(_clamp(evidence))
-        hits, trials = (known.hits, known.trials) if known else (0.0, 0.0)
-        return (hits + self._guess()) / (trials + 1)
+        known = self._classes.get(_clamp(evidence)) or Rate()
+        return (known.hits + self._guess()) / (known.trials + 1)
 
     def observe(self, request: int, evidence: int, drafted: int, accepted: int, ended: bool) -> None:
         """Count one verified draft. What a row that ended left unkept was cut off, not rejected."""
@@ -97,9 +107,9 @@ class Acceptance:
         tried = min(accepted if ended else min(accepted + 1, drafted), self._places)
         for place in range(tried):
             hit = place < accepted
-            row.add(chances[place], hit)
-            known.add(place, hit)
-            self._all.add(place, hit)
+            row.count(chances[place], hit)
+            known.count(place, hit)
+            self._all.add(hit, MEMORY)
         for other in self._classes.values():
             other.chances = []
 
@@ -107,8 +117,7 @@ class Acceptance:
         """Before a trial after a pause: let the new result count for more than the old ones."""
         self._rows.pop(request, None)
         if known := self._classes.get(_clamp(evidence)):
-            known.soften()
-            known.chances = []
+            known.soften_all()
 
     def forget(self, request: int) -> None:
         self._rows.pop(request, None)
@@ -141,14 +150,9 @@ class Acceptance:
         known = self._classes.get(_clamp(evidence)) or EvidenceClass(self._places)
         if not known.chances:
             prior = PLACE_WEIGHT * self.rate(evidence)
-            places = zip(known.place_hits, known.place_trials, strict=True)
-            rates = [(hits + prior) / (trials + PLACE_WEIGHT) for hits, trials in places]
+            rates = [(place.hits + prior) / (place.trials + PLACE_WEIGHT) for place in known.places]
             known.chances = [min(max(rate, 0.001), 0.995) for rate in rates]
         return known.chances
-
-
-def _scaled(hits: float, trials: float) -> tuple[float, float]:
-    return (hits, trials) if trials <= SOFTENED else (hits * SOFTENED / trials, SOFTENED)
 
 
 def _clamp(evidence: int) -> int:

@@ -22,7 +22,7 @@ CHEAP = 0.01  # of a plain round: drafts that cost no more are always looked at
 ASKING = -1  # trials of asking at all, told apart from those of an evidence class
 # Copies of earlier text come in bursts that are over when they are known: a bet on one must promise more than a draft
 # model's steady acceptance has to.
-JUDGED_MARGIN = 1.04
+COPY_MARGIN = 1.04
 # With both kinds of drafts in a batch some rows run ahead of others, and rows of one call end together: what drafts
 # promise on average is more than the batch gets. Per row beyond the first; drafters of one kind are even enough.
 STRAGGLERS = 0.006
@@ -59,7 +59,7 @@ class CostModel(Policy):
         self._trust = Trust(exploration)
         self._asking = AskingValue()
         self._spoken = 1.0  # how often a row that was asked had a draft
-        self._judges = False  # whether drafts come to `trim`, so that asking and verifying are two decisions
+        self._trims = False  # whether drafts come to `trim`, so that asking and verifying are two decisions
         self._ask = Ask()  # the last one
         self._asks: dict[int, Ask] = {}  # by round number: of rounds that are under way
         self._drafting: frozenset[int] = frozenset()  # requests asked in the round before
@@ -79,7 +79,7 @@ class CostModel(Policy):
         return chosen
 
     def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
-        self._judges = not view.is_mixed
+        self._trims = not view.is_mixed
         proposed = draft.lengths.tolist()
         if draft.cuttable is not None:
             return self._trim_some(view, draft, proposed, draft.cuttable)
@@ -92,7 +92,7 @@ class CostModel(Policy):
             return tuple(min(1, most) for most in room)
         evidence = draft.evidence or (0,) * len(room)
         free = [0.0] * (self.max_length + 1)  # the draft is there and paid for
-        return self._choose(view, room, evidence, free, spoken=1.0, judged=True)
+        return self._choose(view, room, evidence, free, spoken=1.0, copies=True)
 
     def _trim_some(
         self, view: BatchView, draft: Draft, proposed: Sequence[int], cuttable: Sequence[bool]
@@ -108,12 +108,12 @@ class CostModel(Policy):
             return tuple(min(1, most) for most in room)
         return best_lengths(survival, score, [0.0] * (self.max_length + 1), 1.0, self._margin(len(room), True))
 
-    def _margin(self, rows: int, judged: bool) -> float:
+    def _margin(self, rows: int, copies: bool) -> float:
         """By how much drafting must beat plain decoding."""
-        return (JUDGED_MARGIN if judged else MARGIN) + STRAGGLERS * (rows - 1) * self._mixed
+        return (COPY_MARGIN if copies else MARGIN) + STRAGGLERS * (rows - 1) * self._mixed
 
     def copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
-        """Room for copies beside drawn drafts: they are free, and `trim` judges them once they are there."""
+        """Room for copies beside drawn drafts: they are free, and `trim` cuts them once they are there."""
         if not self._score.knows_plain():
             return (0,) * len(view.rows)
         return tuple(min(room, self.max_length) for room in view.max_lengths)
@@ -147,7 +147,7 @@ class CostModel(Policy):
             "draft_seconds": {rows: self._draft.table(rows, self.max_length) for rows in known},
             "acceptance": self._acceptance.describe(),
             "spoken": self._spoken,
-            "drafts_are_judged": self._judges,
+            "drafts_are_trimmed": self._trims,
             "credit": self._trust.credit,
             "allowance": self._trust.allowance,
         }
@@ -160,11 +160,11 @@ class CostModel(Policy):
         if not self._score.knows_drafts():
             first = TRIAL_LENGTH if view.sizes else 1  # a recording takes as long as many rounds: none for this alone
             return tuple(min(first, most) for most in room) if self._begin_trial(FIRST_LOSS, 0) else none
-        if self._judges:
+        if self._trims:
             return room if self._worth_asking(len(room)) else none
         costs = self._draft.table(len(room), self.max_length)
         kinds = (self._drawn,) * len(room) if view.is_mixed else none
-        return self._choose(view, room, kinds, costs, self._spoken, judged=False)
+        return self._choose(view, room, kinds, costs, self._spoken, copies=False)
 
     def _worth_asking(self, rows: int) -> bool:
         cost = self._asking.seconds / self._score.plain(rows)
@@ -182,13 +182,13 @@ class CostModel(Policy):
         evidence: Sequence[int],
         draft: Sequence[float],
         spoken: float,
-        judged: bool,
+        copies: bool,
     ) -> tuple[int, ...]:
         """The lengths that pay; where none does, those of a trial if one may be paid, else none."""
         rows = zip(view.request_ids, evidence, room, strict=True)
         survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
         score = self._score.table(len(room), sum(room))
-        margin = self._margin(len(room), judged)
+        margin = self._margin(len(room), copies)
         if view.sizes:
             lengths = best_size(survival, score, draft, view.sizes, margin)
         else:
@@ -240,17 +240,16 @@ class CostModel(Policy):
         if not asked:
             return
         if self._mixed:
-            self._learn_drawn(outcome, asked)
+            self._learn_drawn(outcome)
             return
         self._asking.time(outcome.draft_seconds)
         proposed = max(longest, proposed, outcome.steps or 0)
         if proposed:
-            plain = self._score.plain(rows) if self._score.knows_plain() else math.inf
-            self._draft.add(rows, proposed, outcome.draft_seconds, asked <= self._drafting, plain)
+            self._learn_draft(outcome, proposed, asked)
         spoke = sum(map(bool, outcome.drafted)) / len(asked)
         self._spoken += (min(spoke, 1.0) - self._spoken) / SPOKEN_MEMORY
 
-    def _learn_drawn(self, outcome: RoundOutcome, asked: frozenset[int]) -> None:
+    def _learn_drawn(self, outcome: RoundOutcome) -> None:
         """What drawing cost and which class it is, from the rows that did not copy."""
         copied = outcome.copied or (False,) * len(outcome.rows)
         evidence = outcome.evidence or (0,) * len(outcome.rows)
@@ -259,9 +258,13 @@ class CostModel(Policy):
             return
         self._drawn = evidence[drawn[0]]
         longest = max(outcome.drafted[i] for i in drawn)
-        steady = {outcome.request_ids[i] for i in drawn} <= self._drafting
-        plain = self._score.plain(len(outcome.rows)) if self._score.knows_plain() else math.inf
-        self._draft.add(len(outcome.rows), longest, outcome.draft_seconds, steady, plain)
+        self._learn_draft(outcome, longest, frozenset(outcome.request_ids[i] for i in drawn))
+
+    def _learn_draft(self, outcome: RoundOutcome, longest: int, requests: frozenset[int]) -> None:
+        """What it took to draft up to `longest` tokens for `requests`."""
+        rows = len(outcome.rows)
+        plain = self._score.plain(rows) if self._score.knows_plain() else math.inf
+        self._draft.add(rows, longest, outcome.draft_seconds, requests <= self._drafting, plain)
 
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
         evidence = outcome.evidence or (0,) * len(outcome.rows)
@@ -315,7 +318,7 @@ def _run(outcome: RoundOutcome) -> int:
 
 
 class AskingValue:
-    """What asking a drafter whose drafts can be judged has been worth."""
+    """What asking a drafter whose drafts can be trimmed has been worth."""
 
     def __init__(self) -> None:
         self._times = Samples()

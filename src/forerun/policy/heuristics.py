@@ -50,7 +50,7 @@ class HfHeuristic(Policy):
     def observe(self, outcome: RoundOutcome) -> None:
         for row, request in enumerate(outcome.request_ids):
             if outcome.drafted[row]:  # no draft is neither success nor failure
-                # A stop token inside the draft leaves the rest unjudged: that is not a fully kept draft.
+                # A stop token inside the draft leaves the rest unverified: that is not a fully kept draft.
                 kept = outcome.accepted[row] == outcome.drafted[row] and not outcome.ended[row]
                 self._length[request] = self._next(self._length.get(request, self._opening), kept)
             if outcome.ended[row]:
@@ -72,6 +72,17 @@ class _Trust:
     length: int
     pause: int = 1  # rounds without a draft, the next time there is nothing left of the length
     waited: int = 0
+
+    def learn(self, kept: bool, limit: int) -> None:
+        if kept:
+            self.length, self.pause = min(self.length + 1, limit), 1
+        else:
+            self.length -= 1
+
+    def wait(self, patience: int) -> None:
+        self.waited += 1
+        if self.waited >= self.pause:
+            self.length, self.waited, self.pause = 1, 0, min(2 * self.pause, patience)
 
 
 class OwnAcceptance(Policy):
@@ -95,25 +106,14 @@ class OwnAcceptance(Policy):
         for row, request in enumerate(outcome.request_ids):
             trust = self._of(request)
             if outcome.drafted[row]:
-                self._judge(trust, outcome.accepted[row] == outcome.drafted[row])
+                trust.learn(outcome.accepted[row] == outcome.drafted[row], self.limit)
             elif not trust.length:
-                self._wait(trust)
+                trust.wait(self.patience)
             if outcome.ended[row]:
                 del self._trust[request]
 
     def _of(self, request: int) -> _Trust:
         return self._trust.setdefault(request, _Trust(min(self.start, self.limit)))
-
-    def _judge(self, trust: _Trust, kept: bool) -> None:
-        if kept:
-            trust.length, trust.pause = min(trust.length + 1, self.limit), 1
-        else:
-            trust.length -= 1
-
-    def _wait(self, trust: _Trust) -> None:
-        trust.waited += 1
-        if trust.waited >= trust.pause:
-            trust.length, trust.waited, trust.pause = 1, 0, min(2 * trust.pause, self.patience)
 
 
 class BassHeuristic(Policy):

@@ -70,12 +70,12 @@ class Rules:
     def of(cls, processors: Iterable[Any], device: torch.device) -> Rules | None:
         """The rules these processors stand for; None where one of them is not known here."""
         given = list(processors)
-        found: dict[type, Any] = {type(processor): processor for processor in given}
-        repeated = len(found) < len(given)
-        never = found.pop(SuppressTokensLogitsProcessor, None)
-        not_first = found.pop(SuppressTokensAtBeginLogitsProcessor, None)
-        times = found.pop(WhisperTimeStampLogitsProcessor, None)
-        if found or repeated:
+        by_kind: dict[type, Any] = {type(processor): processor for processor in given}
+        repeated = len(by_kind) < len(given)
+        never = by_kind.pop(SuppressTokensLogitsProcessor, None)
+        not_first = by_kind.pop(SuppressTokensAtBeginLogitsProcessor, None)
+        times = by_kind.pop(WhisperTimeStampLogitsProcessor, None)
+        if by_kind or repeated:
             return None
         return cls(
             _ids(getattr(never, "suppress_tokens", ()), device),

@@ -129,17 +129,20 @@ class Transcriber:
         if self.windows is not None:
             keywords["custom_generate"] = self.windows
         torch.manual_seed(self.settings.seed)  # for transformers' own draws, where it decodes
-        monitor = _Monitor(clips, on_audio)
+        progress = _AudioProgress(clips, on_audio)
         started, heard = time.perf_counter(), self.monitor.seconds
         features, mask = self._features(clips, is_long)
         ready = time.perf_counter()
         with self.monitor.of(self.model), torch.inference_mode():
-            made = self.model.generate(
-                features, attention_mask=mask, return_segments=True, monitor_progress=monitor, **keywords
+            output = self.model.generate(
+                features, attention_mask=mask, return_segments=True, monitor_progress=progress, **keywords
             )
         self._account(clips, started, ready, heard)
-        monitor.finish()
-        return [self._transcript(clip, segments) for clip, segments in zip(clips, made["segments"], strict=True)]
+        progress.finish()
+        return [
+            Transcript(clip.path, clip.seconds, tuple(self._segment(clip, each) for each in segments), clip.note)
+            for clip, segments in zip(clips, output["segments"], strict=True)
+        ]
 
     def _survived(self, clips: Sequence[Clip], on_audio: OnAudio) -> Iterator[Outcome]:
         """A batch that fails is tried one by one: a file that cannot be decoded takes nobody along."""
@@ -157,14 +160,14 @@ class Transcriber:
     def _features(self, clips: Sequence[Clip], is_long: bool) -> tuple[Tensor, Tensor]:
         """[B, mels, frames] and [B, frames]. Each file is read by itself: its neighbours' lengths change nothing."""
         how = {"truncation": False, "padding": "longest"} if is_long else {}
-        made = [
+        extracted = [
             self.processor.feature_extractor(
                 clip.samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True, **how
             )
             for clip in clips
         ]
-        features = [one.input_features[0].T for one in made]
-        masks = [one.attention_mask[0] for one in made]
+        features = [each.input_features[0].T for each in extracted]
+        masks = [each.attention_mask[0] for each in extracted]
         pad = torch.nn.utils.rnn.pad_sequence
         whole = pad(features, batch_first=True).transpose(1, 2)
         return whole.to(self.model.device, self.model.dtype), pad(masks, batch_first=True).to(self.model.device)
@@ -182,10 +185,6 @@ class Transcriber:
             self.windows.forget()
             spent.stats = self.windows.stats
 
-    def _transcript(self, clip: Clip, segments: Sequence[dict[str, Any]]) -> Transcript:
-        found = tuple(self._segment(clip, segment) for segment in segments)
-        return Transcript(clip.path, clip.seconds, found, clip.note)
-
     def _segment(self, clip: Clip, segment: dict[str, Any]) -> Segment:
         """Times beyond the end are the padding's: a window is always thirty seconds to the model."""
         tokens = [int(token) for token in segment["tokens"]]
@@ -199,7 +198,7 @@ class Transcriber:
         return none is not None and token > none
 
 
-class _Monitor:
+class _AudioProgress:
     """What transformers says of its progress through the windows, in seconds of sound."""
 
     def __init__(self, clips: Sequence[Clip], on_audio: OnAudio) -> None:

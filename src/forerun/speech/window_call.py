@@ -12,19 +12,15 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
-from forerun.inside_generate import Processors, limits_of, refuse_by_row
+from forerun.inside_generate import Processors, limits_of, refuse_by_row, refuse_unknown_state
+from forerun.keywords import SAMPLING, refuse_unless_neutral
 from forerun.speech.rules import Rules
 
-# What transformers prepares for its own loop: read here, or not needed.
-KNOWN = frozenset({
-    "encoder_outputs", "decoder_attention_mask", "attention_mask", "past_key_values", "use_cache",
-    "decoder_position_ids", "position_ids", "cache_position", "logits_to_keep",
-})  # fmt: skip
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "num_beams": ((1, None), "beam search is not sampling; leave it out"),
-    "output_attentions": ((False, None), "a draft has no attentions of single tokens; use return_timestamps"),
-    "output_hidden_states": ((False, None), "leave it out"),
-    "output_logits": ((False, None), "ask for output_scores"),
+REFUSED = {
+    "num_beams": "beam search is not sampling; leave it out",
+    "output_attentions": "a draft has no attentions of single tokens; use return_timestamps",
+    "output_hidden_states": "leave it out",
+    "output_logits": "ask for output_scores",
 }
 
 
@@ -64,19 +60,16 @@ class WindowCall:
         )
 
 
-def refuse_strange(
+def refuse_unsupported(
     config: GenerationConfig, criteria: Sequence[Any], model_kwargs: dict[str, Any], streamer: Any = None
 ) -> None:
     """Nothing is ignored: what cannot be honoured is named."""
     if streamer is not None:
         raise InvalidArgument("a streamer cannot follow windows that may be tried again; leave it out")
-    for name, (neutral, remedy) in REFUSED.items():
-        if (value := getattr(config, name, None)) not in neutral:
-            raise InvalidArgument(f"{name}={value!r} cannot be honoured by speculative decoding: {remedy}")
+    for name, remedy in REFUSED.items():
+        refuse_unless_neutral(name, getattr(config, name, None), remedy)
     _refuse_other_ends(config, criteria)
-    strange = [name for name, value in model_kwargs.items() if name not in KNOWN and value is not None]
-    if strange:
-        raise InvalidArgument(f"{', '.join(strange)} cannot be honoured by speculative decoding here; leave it out")
+    refuse_unknown_state(model_kwargs)
 
 
 def _refuse_other_ends(config: GenerationConfig, criteria: Sequence[Any]) -> None:
@@ -95,12 +88,8 @@ def _params(config: GenerationConfig) -> SamplingParams:
     """As in transformers, whose Whisper also keeps to the 50 likeliest tokens where it samples and nobody says else."""
     if not config.do_sample:
         return SamplingParams()
-    return SamplingParams(
-        temperature=float(config.temperature or 1.0),
-        top_k=config.top_k,
-        top_p=1.0 if config.top_p is None else float(config.top_p),
-        min_p=float(config.min_p or 0.0),
-    )
+    given = {name: getattr(config, name) for name in SAMPLING}
+    return SamplingParams(**{"temperature": 1.0} | {name: value for name, value in given.items() if value is not None})
 
 
 def _ids(value: int | Sequence[int] | None) -> frozenset[int]:

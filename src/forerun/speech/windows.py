@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from forerun.keywords import GenerateCall
 from forerun.result import GenerateResult
 from forerun.speech.encoder_monitor import EncoderMonitor, worth_reading
 from forerun.speech.rules import RowRules
-from forerun.speech.window_call import WindowCall, refuse_strange
+from forerun.speech.window_call import WindowCall, refuse_unsupported
 from forerun.stream import Stream
 from forerun.types import Source
 
@@ -50,9 +50,7 @@ class Windows:
     engine: Engine
     seed: int = field(default_factory=lambda: secrets.randbits(63))
     monitor: EncoderMonitor | None = None
-    on_tokens: Callable[[int], None] | None = None  # told how many tokens the rows gained in a round
     stats: Stats = field(default_factory=Stats)  # of all windows so far, their seconds included
-    seconds: float = 0.0  # spent in here
     num_sampled: int = 0  # windows that were not decoded greedily
     _scores: Tensor | None = None  # [n, B, V] of the last batch
 
@@ -70,7 +68,7 @@ class Windows:
         self.forget()
         config = model.generation_config if generation_config is None else generation_config
         with listening(model) as streamer:
-            refuse_strange(config, stopping_criteria, model_kwargs, streamer)
+            refuse_unsupported(config, stopping_criteria, model_kwargs, streamer)
         call = WindowCall.of(model, logits_processor, config, input_ids)
         prompts = _unpadded(input_ids, model_kwargs.get("decoder_attention_mask"))
         rows = [_row(call, prompt, input_ids.shape[1]) for prompt in prompts]
@@ -119,16 +117,14 @@ class Windows:
     def _decode(self, call: WindowCall, requests: list[Request], input_ids: Tensor) -> GenerateResult:
         job = GenerateCall(tuple(requests), 1, call.pad, None, None, self.engine.tokenizer, is_seeded=True)
         stream = Stream(self.engine, job, input_ids)
-        for progress in stream:
-            if self.on_tokens is not None:
-                self.on_tokens(sum(len(gained.tokens) for gained in progress))
+        for _ in stream:
+            pass
         done = stream.result
         if error := next((row.error for row in done.rows if row.error), None):
             raise InvalidArgument(error)
         spoken = [row.stats for row in done.rows if row.request.request_id < NUMBERS]
         self.stats = self.stats.plus(replace(Stats.total(spoken), seconds=done.stats.seconds))
         self.stats.lossy = done.lossy
-        self.seconds += done.seconds
         self.num_sampled += 0 if call.params.is_greedy else len(spoken)
         return done
 
@@ -149,14 +145,14 @@ def _row(call: WindowCall, prompt: list[int], width: int) -> RowRules:
 
 def _numbers(temperature: float, sources: Sequence[Source]) -> list[int]:
     """Different keys for the rows' random numbers, of sound and temperature: a second try must not repeat the first."""
-    found: list[int] = []
+    numbers: list[int] = []
     for place, source in enumerate(sources):
         heard = f"{place}".encode() if source.features is None else source.features.float().cpu().numpy().tobytes()
         number = zlib.crc32(f"{temperature}".encode(), zlib.crc32(heard)) % NUMBERS
-        while number in found:
+        while number in numbers:
             number = (number + 1) % NUMBERS
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers
 
 
 def _silence_probes(call: WindowCall, requests: Sequence[Request]) -> list[tuple[Request, RowRules]]:
