@@ -100,7 +100,7 @@ LIMITS = {"feature head": 5.2, "parallel heads": 4.5, "early exit": 7.5, "tree o
 NEVER_SLOWER = ("lookup", "random", "feature head")
 
 
-def cells(batches: Sequence[int] = (1, 8), contexts: Sequence[int] = (128, 4096)) -> list[Cell]:
+def cells(batches: Sequence[int] = (1, 8), contexts: Sequence[int] = (128, 3072)) -> list[Cell]:
     """All of them; those that others are held against come first."""
     return [*_drafters(batches), *_options(batches), *_rules(), *_mixed(), *_contexts(contexts)]
 

@@ -30,7 +30,7 @@ class Settings:
     model: str | None = None  # None: what suits the device
     draft: str | None = None
     batches: tuple[int, ...] = (1, 8)
-    contexts: tuple[int, ...] = (128, 4096)
+    contexts: tuple[int, ...] = (128, 3072)
     tokens: int = 96
     repeats: int = 2
     only: str = ""  # cells whose name holds this, and those they are held against

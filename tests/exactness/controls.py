@@ -112,7 +112,7 @@ def warm_kernel(patch: MonkeyPatch) -> None:
 
     def warm(target: LogitLaw, *others: Any, **named: Any) -> Tensor:
         logits = target.logits * 0.7
-        return right(LogitLaw(logits, target.index, target.params, target._owner), *others, **named)
+        return right(LogitLaw(logits, target.index, target.params, target.owner), *others, **named)
 
     right = _on_gpu("verify.verify").verify_packed
     patch.setattr(_on_gpu("verify.verify"), "verify_packed", warm)
