@@ -10,7 +10,7 @@ import pytest
 
 from eval.fakes import Letters, small_data, sums, write_jsonl
 from forerun.errors import InvalidArgument
-from forerun.eval.prepare import TaskData, bad_rows, find, prepare, spread
+from forerun.eval.prepare import bad_rows, find, prepare, spread
 from forerun.eval.settings import EvalSettings
 from forerun.eval.tasks import TASKS, chosen
 from support.data import data_folder, lack_of
@@ -22,13 +22,13 @@ ROWS = {
 
 def test_every_task_reads_its_small_file(tmp_path: Path) -> None:
     found, missing = find(chosen(("all",)), small_data(tmp_path))
-    assert not missing and all(not entry.reading.bad for entry in found)
-    sizes = {entry.task.name: len(entry.reading.examples) for entry in found}
+    assert not missing and all(not entry.bad for entry in found)
+    sizes = {entry.task.name: len(entry.examples) for entry in found}
     assert sizes == {
         "xsum": 3, "cnn_dailymail": 1, "humaneval": 1, "mbpp": 1, "gsm8k": 4, "wikitext2": 1, "spec_bench": 3,
     }  # fmt: skip
-    assert [e.category for e in found[-1].reading.examples] == ["qa", "rag", "mt_bench"]
-    assert str(tmp_path) not in found[0].reading.source and "sha256" in found[0].reading.source
+    assert [e.category for e in found[-1].examples] == ["qa", "rag", "mt_bench"]
+    assert str(tmp_path) not in found[0].source and "sha256" in found[0].source
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -72,7 +72,7 @@ def test_bad_rows_are_counted_named_and_skipped(tmp_path: Path) -> None:
         8: "id",
     }.items():
         assert words in told[line]
-    (note,) = bad_rows(TaskData(TASKS["gsm8k"], reading))
+    (note,) = bad_rows(reading)
     assert "8 bad rows skipped" in note and "line 1" in note and "5 more" in note
 
 
@@ -129,7 +129,7 @@ def test_unequal_pairs_of_lines_and_broken_archives(tmp_path: Path) -> None:
 def test_examples_are_spread_over_the_file_and_long_prompts_left_out(tmp_path: Path) -> None:
     assert spread(range(10), 4) == [0, 2, 5, 7] and spread(range(3), None) == [0, 1, 2]
     write_jsonl(tmp_path / "gsm8k.jsonl", [{"question": "x" * n, "answer": "#### 1"} for n in (5, 500, 6)])
-    found = TaskData(TASKS["gsm8k"], TASKS["gsm8k"].read(tmp_path))
+    found = TASKS["gsm8k"].read(tmp_path)
     prepared = prepare(found, Letters(), 100, EvalSettings(max_new_tokens=50))
     assert [one.index for one in prepared.asked] == [0, 2] and "1 prompts left out" in prepared.notes[0]
     assert prepared.keywords["stop_strings"] and prepared.keywords["max_new_tokens"] == 50

@@ -14,7 +14,7 @@ from eval.fakes import FakeWay, Letters, Script, fake_ways, small_data, sums
 from forerun.errors import InvalidArgument
 from forerun.eval.journal import Journal
 from forerun.eval.methods import PLAIN, SPECULATIVE
-from forerun.eval.prepare import Prepared, TaskData, prepare
+from forerun.eval.prepare import Prepared, prepare
 from forerun.eval.run import answer_all
 from forerun.eval.settings import EvalSettings
 from forerun.eval.summary import AGREE, DIFFER, SAME, TaskResult, summarise
@@ -24,7 +24,7 @@ JOURNAL = "a.answers.jsonl"
 
 
 def ready(folder: Path, name: str, settings: EvalSettings) -> Prepared:
-    return prepare(TaskData(TASKS[name], TASKS[name].read(folder)), Letters(), None, settings)
+    return prepare(TASKS[name].read(folder), Letters(), None, settings)
 
 
 def go(

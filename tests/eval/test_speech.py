@@ -17,11 +17,13 @@ from click.testing import CliRunner
 import forerun
 from forerun.cli.main import cli
 from forerun.errors import InvalidArgument
-from forerun.eval.speech.recordings import Recording, find, spread
+from forerun.eval.prepare import spread
+from forerun.eval.speech.recordings import Recording, find
 from forerun.eval.speech.report import PLAIN, SPECULATIVE, TRANSFORMERS, SpeechResult, speech_record
-from forerun.eval.speech.run import evaluate
+from forerun.eval.speech.run import evaluate as evaluate_turns
 from forerun.eval.speech.words import Words, count
 from forerun.loading import whisper
+from forerun.measure.progress import Silent
 from forerun.measure.provenance import provenance
 from forerun.measure.record import Record, load
 from forerun.speech.audio import RATE
@@ -87,7 +89,11 @@ def test_a_limit_takes_every_other_line() -> None:
     """Half of the lines are the even ones: those no shipped draft was trained on."""
     every = tuple(Recording(Path(str(i)), "", "") for i in range(120))
     assert [int(r.path.name) for r in spread(every, 60)] == list(range(0, 120, 2))
-    assert spread(every, None) == spread(every, 500) == every
+    assert spread(every, None) == spread(every, 500) == list(every)
+
+
+def evaluate(*arguments: Any) -> list[SpeechResult]:
+    return evaluate_turns(*arguments, Silent(), lambda results, complete: list(results))
 
 
 def ways(model: Any) -> dict[str, Any]:
@@ -101,7 +107,7 @@ def ways(model: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[SpeechResult]:
     model = tiny_whisper()
-    return list(evaluate(model, Processor(), ways(model), find(folder).recordings, (1, 3)))
+    return evaluate(model, Processor(), ways(model), find(folder).recordings, (1, 3))
 
 
 def test_every_way_hears_everything_and_says_the_same(found: list[SpeechResult]) -> None:
@@ -142,7 +148,7 @@ def test_short_and_long_recordings_are_no_batch(tmp_path: Path) -> None:
     rows = [{"audio": f"{name}.wav", "text": "some words"} for name in "abc"]
     (tmp_path / "speech/manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
     model = tiny_whisper()
-    found = list(evaluate(model, Processor(), ways(model), find(tmp_path).recordings, (3,)))
+    found = evaluate(model, Processor(), ways(model), find(tmp_path).recordings, (3,))
     assert [(one.identical, one.files) for one in found] == [(3, 3)] * 3
 
 

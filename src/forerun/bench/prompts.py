@@ -43,14 +43,14 @@ class Questions:
 
     def of(self, category: str) -> list[Question]:
         """All questions of a category, or of a part of MT-bench; MT-bench itself takes its parts in turn."""
-        found = [q for q in self.items if q.category == category]
-        if category == MT_BENCH and not found:
+        chosen = [q for q in self.items if q.category == category]
+        if category == MT_BENCH and not chosen:
             parts = ([q for q in self.items if q.category == part] for part in MT_BENCH_PARTS)
-            found = [q for row in zip_longest(*parts) for q in row if q is not None]
-        if not found:
+            chosen = [q for row in zip_longest(*parts) for q in row if q is not None]
+        if not chosen:
             names = ", ".join(dict.fromkeys((*self.categories, *(q.category for q in self.items))))
             raise InvalidArgument(f"no questions of category {category!r} in {self.source}; there are: {names}")
-        return found
+        return chosen
 
 
 def whole(category: str) -> str:
@@ -62,8 +62,8 @@ def find_questions(path: Path | None = None) -> Questions:
     if path is not None:
         return read_questions(_file_in(path) or path)
     folder = data_folder()
-    found = _file_in(folder) if folder else None
-    return read_questions(found) if found else built_in(folder)
+    file = _file_in(folder) if folder else None
+    return read_questions(file) if file else built_in(folder)
 
 
 def built_in(folder: Path | None = None) -> Questions:

@@ -31,7 +31,7 @@ class CompareSettings:
     seed: int = 0
     """For sampling."""
     rule: str = "token"
-    """How drafts are judged; see `forerun generate --help`. The output says so where a rule is lossy."""
+    """How drafts are verified; see `forerun generate --help`. The output says so where a rule is lossy."""
     repeats: int = 1
     """Measure everything that many times."""
     minutes: float = 15.0

@@ -91,10 +91,10 @@ def is_synthetic(name: str) -> bool:
 
 def parse(name: str) -> SyntheticName:
     """Take a name apart; the acceptance rate may be left out."""
-    found = re.fullmatch(r"synthetic:([^+@]+)\+([^+@]+)(?:@([0-9.]+))?", name)
-    if found is None:
+    parts = re.fullmatch(r"synthetic:([^+@]+)\+([^+@]+)(?:@([0-9.]+))?", name)
+    if parts is None:
         raise InvalidArgument(f"{name!r} is no synthetic pair: write it like {EXAMPLE}")
-    target, draft, alpha = found.groups()
+    target, draft, alpha = parts.groups()
     for size in (target, draft):
         if size not in SIZES:
             raise InvalidArgument(f"{name!r}: there is no size {size!r}; choose among {', '.join(SIZES)}")
@@ -198,12 +198,12 @@ def measure_alpha(
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randint(1, target.config.vocab_size, (rows, 4), generator=generator).to(target.device)
     decoder = SpeculativeDecoder(target, None) if plain is None else plain
-    made = decoder.generate(
+    result = decoder.generate(
         prompts, max_new_tokens=-(-num_tokens // rows), temperature=temperature, seed=seed, eos_token_id=[]
     )
     with torch.inference_mode():
         laws = [
-            (model(made.sequences).logits[:, prompts.shape[1] - 1 : -1].float() / temperature).softmax(-1)
+            (model(result.sequences).logits[:, prompts.shape[1] - 1 : -1].float() / temperature).softmax(-1)
             for model in (target, draft)
         ]
     return float(acceptance(*laws).mean())

@@ -181,7 +181,7 @@ def list_tasks(folder: Path | None) -> None:
     from forerun.eval.tasks import TASKS as EVERY
 
     found, missing = find(list(EVERY.values()), folder)
-    sources = {entry.task.name: entry.reading.source for entry in found}
+    sources = {entry.task.name: entry.source for entry in found}
     for name, task in EVERY.items():
         click.echo(f"{name:15}{', '.join(metric.title for metric in task.metrics)}")
         click.echo(" " * 15 + (f"found {sources[name]}" if name in sources else f"needs {task.give}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,6 @@ def evaluate_speech(
     """Cheap mistakes first; then the model, all ways in turn, the record and its tables."""
     from forerun.cli.console import note
     from forerun.eval.speech.recordings import find
-    from forerun.eval.tasks.task import fingerprint
     from forerun.files import check_output
     from forerun.measure.record import default_path
     from forerun.measure.show import show_as
@@ -49,8 +49,7 @@ def evaluate_speech(
         note(console, f"left out {bad.where}: {bad.why}")
     path = output or default_path(prefix="asr")
     check_output(path)
-    source = fingerprint([listed.manifest], len(listed.recordings))
-    record = _measure(listed, source, path, options, console)
+    record = _measure(listed, path, options, console)
     if record.rows:
         show_as(record, form)
         console.print(f"Record: {path}", markup=False, soft_wrap=True)
@@ -77,9 +76,9 @@ def _check(tasks: tuple[str, ...]) -> None:
             raise InvalidArgument(f"{TASK!r} needs {package}; run: pip install 'forerun[eval,speech]'")
 
 
-def _measure(listed: Listed, source: str, path: Path, options: dict[str, Any], console: Console) -> Record:
-    from forerun.cli.transcribe import load_pair, total
-    from forerun.eval.speech.recordings import spread
+def _measure(listed: Listed, path: Path, options: dict[str, Any], console: Console) -> Record:
+    from forerun.cli.transcribe import load_pair
+    from forerun.eval.prepare import spread
     from forerun.eval.speech.report import PLAIN, SPECULATIVE, TRANSFORMERS, speech_record
     from forerun.eval.speech.run import evaluate
     from forerun.measure.progress import Bar
@@ -93,25 +92,16 @@ def _measure(listed: Listed, source: str, path: Path, options: dict[str, Any], c
     methods = {TRANSFORMERS: None, PLAIN: loaded.plain_decoder(), SPECULATIVE: drafting}
     notes = () if drafting.engine.lossy is None else (drafting.engine.lossy,)
     origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
-    work = total([recording.path for recording in recordings]) * len(sizes) * len(methods)
-    results: list[SpeechResult] = []
+    settings = _settings(options, sizes, listed.source)
 
-    def stored(complete: bool) -> Record:
-        whole = results[: len(results) // len(methods) * len(methods)]
-        record = speech_record(origin, _settings(options, sizes, source), whole, notes, complete)
-        if whole:
+    def save(results: Sequence[SpeechResult], complete: bool) -> Record:
+        record = speech_record(origin, settings, results, notes, complete)
+        if results:
             record.save(path)
         return record
 
     with Bar(console) as bar:
-        bar.start(f"transcribing {len(recordings)} files {len(methods)} ways", total=work)
-        try:
-            for one in evaluate(loaded.model, processor, methods, recordings, sizes, bar.advance):
-                results.append(one)
-                stored(complete=False)
-        except KeyboardInterrupt:
-            return stored(complete=False)
-    return stored(complete=True)
+        return evaluate(loaded.model, processor, methods, recordings, sizes, bar, save)
 
 
 def _model(options: dict[str, Any]) -> str:

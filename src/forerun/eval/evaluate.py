@@ -1,4 +1,4 @@
-"""From a loaded pair and tasks that were found to a stored record."""
+"""From a loaded pair and the data of tasks to a stored record."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from forerun.errors import InvalidArgument
 from forerun.eval.journal import Journal, journal_path
 from forerun.eval.methods import DecoderMethod
-from forerun.eval.prepare import MissingTask, Prepared, TaskData, prepare
+from forerun.eval.prepare import MissingTask, Prepared, prepare
 from forerun.eval.report import eval_record
 from forerun.eval.run import CompareTexts, answer_all
 from forerun.eval.sandbox.run import run_program
 from forerun.eval.settings import EvalSettings
 from forerun.eval.summary import TaskResult, summarise
-from forerun.eval.tasks import TASKS, Task
+from forerun.eval.tasks import TASKS, Task, TaskData
 from forerun.eval.windows import read, tolerance
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
@@ -54,7 +54,7 @@ def sandbox_notes(tasks: Sequence[Task]) -> list[str]:
 
 def evaluate(
     methods: tuple[DecoderMethod, DecoderMethod],
-    found: Sequence[TaskData],
+    tasks: Sequence[TaskData],
     missing: Sequence[MissingTask],
     settings: EvalSettings,
     output: Path,
@@ -67,13 +67,12 @@ def evaluate(
     scorer = methods[0].decoder.engine.target
     journal = Journal(journal_path(output), settings.identity)
     origin = provenance(target.device, command)
-    tasks = [task.task for task in found]
-    notes = sandbox_notes(tasks)
+    notes = sandbox_notes([data.task for data in tasks])
     notes += [lossy for method in methods if (lossy := method.decoder.engine.lossy) is not None]
     if journal.resumed:
         notes.append(f"resumed after {journal.resumed} calls, so not all times are of one sitting")
-    prefix = _prefix(target, tasks) if target.config.is_encoder_decoder else None
-    prepared = [prepare(task, tokenizer, scorer.context_length, settings, prefix) for task in found]
+    prefix = _prefix(target, [data.task for data in tasks]) if target.config.is_encoder_decoder else None
+    prepared = [prepare(data, tokenizer, scorer.context_length, settings, prefix) for data in tasks]
     reads_text = any(task.windows for task in prepared)
     complete = False
     try:

@@ -11,20 +11,12 @@ from forerun.bench.prompts import Question, encode
 from forerun.errors import InvalidArgument
 from forerun.eval.methods import IndexedPrompt
 from forerun.eval.settings import EvalSettings
-from forerun.eval.tasks import Example, Reading, Task
+from forerun.eval.tasks import Example, Task, TaskData
 from forerun.eval.windows import Window, windows
 
 Item = TypeVar("Item")
 SOME = 3
 """Bad rows that are named; the others are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskData:
-    """A task whose data has been read."""
-
-    task: Task
-    reading: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +47,13 @@ class MissingTask:
 
 def find(tasks: Sequence[Task], folder: Path | None) -> tuple[list[TaskData], list[MissingTask]]:
     """Read every task's data; a task without any is named, not fatal."""
-    found, missing = [], []
+    present, missing = [], []
     for task in tasks:
         try:
-            found.append(TaskData(task, task.read(folder)))
+            present.append(task.read(folder))
         except InvalidArgument as error:
             missing.append(MissingTask(task.name, str(error)))
-    return found, missing
+    return present, missing
 
 
 def spread(items: Sequence[Item], limit: int | None) -> list[Item]:
@@ -72,18 +64,18 @@ def spread(items: Sequence[Item], limit: int | None) -> list[Item]:
 
 
 def prepare(
-    found: TaskData, tokenizer: Any, context: int | None, settings: EvalSettings, prefix: str | None = None
+    data: TaskData, tokenizer: Any, context: int | None, settings: EvalSettings, prefix: str | None = None
 ) -> Prepared:
     """`prefix` is what a model with an encoder reads before a document; None for a causal model."""
-    task = found.task
-    notes = bad_rows(found)
+    task = data.task
+    notes = bad_rows(data)
     if task.is_text:
-        return _text(found, tokenizer, context, settings, notes)
+        return _text(data, tokenizer, context, settings, notes)
     chat = getattr(tokenizer, "chat_template", None) is not None
     budget = settings.max_new_tokens or task.max_new_tokens
-    texts = [task.ask(one, chat) if prefix is None else prefix + one.text for one in found.reading.examples]
+    texts = [task.ask(one, chat) if prefix is None else prefix + one.text for one in data.examples]
     encoded = encode(tokenizer, [Question("", text) for text in texts])
-    pairs = [(index, *pair) for index, pair in enumerate(zip(found.reading.examples, encoded, strict=True))]
+    pairs = [(index, *pair) for index, pair in enumerate(zip(data.examples, encoded, strict=True))]
     beside = budget if prefix is None else 0  # an encoder's text is no part of the decoder's
     fitting = [pair for pair in pairs if context is None or max(len(pair[2]) + beside, budget + 1) <= context]
     if not fitting:
@@ -99,7 +91,7 @@ def prepare(
     kept = spread(fitting, settings.limit)
     return Prepared(
         task=task,
-        source=found.reading.source,
+        source=data.source,
         total=len(pairs),
         examples=tuple(example for _, example, _ in kept),
         asked=tuple(IndexedPrompt(index, tokens) for index, _, tokens in kept),
@@ -109,24 +101,24 @@ def prepare(
     )
 
 
-def bad_rows(found: TaskData) -> list[str]:
-    bad = found.reading.bad
+def bad_rows(data: TaskData) -> list[str]:
+    bad = data.bad
     if not bad:
         return []
     named = "; ".join(f"{row.where}: {row.why}" for row in bad[:SOME])
     more = f"; and {len(bad) - SOME} more" if len(bad) > SOME else ""
-    return [f"{found.task.title}: {len(bad)} bad row{'s' * (len(bad) > 1)} skipped ({named}{more})"]
+    return [f"{data.task.title}: {len(bad)} bad row{'s' * (len(bad) > 1)} skipped ({named}{more})"]
 
 
-def _text(found: TaskData, tokenizer: Any, context: int | None, settings: EvalSettings, notes: list[str]) -> Prepared:
+def _text(data: TaskData, tokenizer: Any, context: int | None, settings: EvalSettings, notes: list[str]) -> Prepared:
     """Nothing is asked: the text itself is read."""
     size = settings.window if context is None else min(settings.window, context)
-    tokens = tokenizer(found.reading.examples[0].text, add_special_tokens=False, verbose=False)["input_ids"]
+    tokens = tokenizer(data.examples[0].text, add_special_tokens=False, verbose=False)["input_ids"]
     every = windows(tokens, size)
     chosen = tuple(spread(every, settings.limit))
     if size < settings.window:
-        notes.append(f"{found.task.title}: windows of {size} tokens, which is all the context the model has")
-    return Prepared(found.task, found.reading.source, len(every), (), (), chosen, {}, tuple(notes))
+        notes.append(f"{data.task.title}: windows of {size} tokens, which is all the context the model has")
+    return Prepared(data.task, data.source, len(every), (), (), chosen, {}, tuple(notes))
 
 
 def _keywords(settings: EvalSettings, budget: int, stops: tuple[str, ...]) -> dict[str, Any]:

@@ -39,10 +39,10 @@ def windows(tokens: Sequence[int], size: int) -> list[Window]:
     half = size // 2
     if len(tokens) < size:
         raise InvalidArgument(f"the text has {len(tokens)} tokens and a window {size}; give more text or a smaller one")
-    found = [Window(tuple(tokens[:size]), 1)]
+    every = [Window(tuple(tokens[:size]), 1)]
     for start in range(half, len(tokens) - size + 1, half):
-        found.append(Window(tuple(tokens[start : start + size]), size - half))
-    return found
+        every.append(Window(tuple(tokens[start : start + size]), size - half))
+    return every
 
 
 @torch.inference_mode()

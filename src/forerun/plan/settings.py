@@ -51,7 +51,7 @@ class PlanSettings:
         if self.max_new_tokens < 2 * self.max_length:
             raise InvalidArgument(
                 f"max_new_tokens={self.max_new_tokens}: drafts of {self.max_length} need texts of at least "
-                f"{2 * self.max_length} tokens to be judged by"
+                f"{2 * self.max_length} tokens to be counted in"
             )
         if self.check_prompts is not None and self.check_prompts < max(self.batch_sizes, default=1):
             raise InvalidArgument(f"check_prompts={self.check_prompts}: must fill a batch of {max(self.batch_sizes)}")

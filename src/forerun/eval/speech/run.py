@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forerun.eval.speech.recordings import Recording
 from forerun.eval.speech.report import SpeechResult
 from forerun.eval.speech.words import Words, count
+from forerun.measure.progress import Reporter
+from forerun.measure.turns import Turn, take_turns
 from forerun.speech.audio import RATE, Clip, read
 from forerun.speech.settings import SpeechSettings
 from forerun.speech.transcribe import Transcriber
@@ -26,7 +29,7 @@ GREEDY = SpeechSettings(
 WARM_UP = 2  # seconds of sound that each method transcribes before it is timed
 
 Decoders = Mapping[str, "SpeculativeDecoder | None"]  # None: transformers decodes
-OnAudio = Callable[[float], None]
+R = TypeVar("R")
 
 
 @dataclass(slots=True)
@@ -37,8 +40,8 @@ class _Method:
     transcriber: Transcriber
     transcripts: dict[Any, Transcript] = field(default_factory=dict)  # by path
 
-    def take(self, clips: Sequence[Clip], on_audio: OnAudio) -> None:
-        for transcript in self.transcriber.batch(clips, on_audio):
+    def take(self, clips: Sequence[Clip]) -> None:
+        for transcript in self.transcriber.batch(clips):
             self.transcripts[transcript.path] = transcript
 
 
@@ -48,19 +51,35 @@ def evaluate(
     decoders: Decoders,
     recordings: Sequence[Recording],
     batch_sizes: Sequence[int],
-    on_audio: OnAudio = lambda seconds: None,
-) -> Iterator[SpeechResult]:
-    """For each batch size what every method found, the first method being the one the others are compared with."""
+    reporter: Reporter,
+    save: Callable[[Sequence[SpeechResult], bool], R],
+) -> R:
+    """Every method at every batch size, the first method being the one the others are compared with.
+
+    `save` gets what is known of whole batch sizes after every turn, and whether that is all; what it returned last is
+    returned. Ctrl-C ends it with what there is.
+    """
     clips = [read(recording.path) for recording in recordings]
-    for size in batch_sizes:
+    results: list[SpeechResult] = []
+
+    def turns(size: int) -> Iterator[Turn]:
         methods = [_Method(name, Transcriber(model, processor, decoder, GREEDY)) for name, decoder in decoders.items()]
+
+        def finish() -> None:
+            results.extend(_result(method, methods[0], size, recordings) for method in methods)
+
         for method in methods:
-            _warm_up(method.transcriber, clips[:size])
-        for turn, batch in enumerate(_batches(clips, size, methods[0].transcriber.is_long)):
+            warm_up = partial(_warm_up, method.transcriber, clips[:size])
+            yield Turn(f"warming up: batch {size}, {method.name}", warm_up, cost=0.0)
+        for number, batch in enumerate(_batches(clips, size, methods[0].transcriber.is_long)):
+            seconds = sum(len(clip.samples) for clip in batch) / RATE
             for place in range(len(methods)):
-                methods[(place + turn) % len(methods)].take(batch, on_audio)
-        for method in methods:
-            yield _found(method, methods[0], size, recordings)
+                method = methods[(place + number) % len(methods)]
+                yield Turn(f"batch {size}, {method.name}", partial(method.take, batch), seconds)
+        yield Turn("counting words", finish, cost=0.0)
+
+    every = [turn for size in batch_sizes for turn in turns(size)]
+    return take_turns(every, reporter, lambda outcome: save(results, outcome.complete))
 
 
 def _batches(clips: Sequence[Clip], size: int, is_long: Callable[[Clip], bool]) -> Iterator[Sequence[Clip]]:
@@ -77,7 +96,7 @@ def _warm_up(transcriber: Transcriber, clips: Sequence[Clip]) -> None:
     transcriber.restart()
 
 
-def _found(method: _Method, first: _Method, batch: int, recordings: Sequence[Recording]) -> SpeechResult:
+def _result(method: _Method, first: _Method, batch: int, recordings: Sequence[Recording]) -> SpeechResult:
     words: dict[str, Words] = defaultdict(Words)
     for recording in recordings:
         words[recording.source] += count(recording.text, method.transcripts[recording.path].text)

@@ -26,17 +26,12 @@ class Words:
 def count(reference: str, written: str) -> Words:
     import jiwer
 
-    said, made = normalised(reference), normalised(written)
+    said, heard = (str(_normaliser()(text)) for text in (reference, written))
     if not said:
-        return Words(0, len(made.split()))
-    found = jiwer.process_words(said, made)
-    return Words(found.hits + found.substitutions + found.deletions,
-                 found.substitutions + found.deletions + found.insertions)  # fmt: skip
-
-
-def normalised(text: str) -> str:
-    found: str = _normaliser()(text)
-    return found
+        return Words(0, len(heard.split()))
+    edits = jiwer.process_words(said, heard)
+    wrong = edits.substitutions + edits.deletions
+    return Words(edits.hits + wrong, wrong + edits.insertions)
 
 
 @lru_cache(maxsize=1)

@@ -40,15 +40,6 @@ class Bad:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What was found in a task's files."""
-
-    examples: tuple[Example, ...]
-    source: str  # for records: file names and a fingerprint, no folders
-    bad: tuple[Bad, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """One sequence that a decoder answered; its scores once it is scored."""
 
@@ -117,7 +108,7 @@ class Task:
         wanted = ", or ".join(" with ".join(names) for names in self.places)
         raise InvalidArgument(f"task {self.name!r}: {str(folder)!r} has no {wanted}; put {self.give} there")
 
-    def read(self, folder: Path | None) -> Reading:
+    def read(self, folder: Path | None) -> TaskData:
         paths = self.find(folder)
         examples: dict[str, Example] = {}
         bad = []
@@ -131,7 +122,17 @@ class Task:
         if not examples:
             reason = f"; the first bad row is {bad[0].where}: {bad[0].why}" if bad else ""
             raise InvalidArgument(f"task {self.name!r}: no good rows in {paths[0].name}{reason}. Give {self.give}")
-        return Reading(tuple(examples.values()), fingerprint(paths, len(examples)), tuple(bad))
+        return TaskData(self, tuple(examples.values()), fingerprint(paths, len(examples)), tuple(bad))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskData:
+    """A task, and what its files hold."""
+
+    task: Task
+    examples: tuple[Example, ...]
+    source: str  # for records: file names and a fingerprint, no folders
+    bad: tuple[Bad, ...] = ()
 
 
 def fingerprint(paths: Sequence[Path], rows: int) -> str:
