@@ -13,7 +13,7 @@ import hashlib
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from forerun.arguments import at_least, integer
 from forerun.errors import InvalidArgument
-from forerun.files import parse_json, write_whole
+from forerun.files import read_json, write_whole
+from forerun.measure.stored import read
 
 FORMAT = 1
 SMALL_VOCABULARY = 2**16  # up to this many tokens, an id fits two bytes
@@ -57,11 +59,9 @@ class ShardEntry:
     sha256: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.file, str) or Path(self.file).name != self.file:
-            raise ValueError(f"a shard is named {self.file!r}, which is no file of this folder")
-        for name in ("tokens", "sequences", "bytes"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                raise ValueError(f"{self.file} has {name}={getattr(self, name)!r}")
+        if Path(self.file).name != self.file:
+            raise InvalidArgument(f"a shard is named {self.file!r}, which is no file of this folder")
+        at_least(self, 0, "tokens", "sequences", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +75,24 @@ class Manifest:
     shards: tuple[ShardEntry, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.target, Mapping) or type(self.target.get("vocab_size")) is not int:
-            raise ValueError(f"its target is {self.target!r}, without a vocab_size")
-        if type(self.top_k) is not int or not isinstance(self.arguments, Mapping):
-            raise ValueError(f"it has top_k={self.top_k!r} and arguments={self.arguments!r}")
+        integer("target['vocab_size']", self.target.get("vocab_size"), 1)
 
     def save(self, path: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
-        put(path, text.encode())
+        _put(path, text.encode())
 
     @classmethod
     def load(cls, path: Path) -> Manifest:
+        remedy = "write the data again"
+        content = read_json(path, remedy)
+        version = content.pop("format", None) if isinstance(content, dict) else None
+        if version != FORMAT:
+            raise InvalidArgument(f"{path}: format {version!r}, this version of Forerun reads {FORMAT}; {remedy}")
         try:
-            content = parse_json(path.read_text(encoding="utf-8"))
-            if (version := content.pop("format")) != FORMAT:
-                raise InvalidArgument(f"{path}: format {version!r}, this version of Forerun reads {FORMAT}")
-            entries = tuple(ShardEntry(**entry) for entry in content.pop("shards"))
-            return cls(**content, shards=entries)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, InvalidArgument):
-                raise
-            raise InvalidArgument(f"{path}: not a manifest of training data ({error}); write the data again") from error
+            manifest: Manifest = read(cls, content, "manifest")
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{path}: not a manifest of training data ({error}); {remedy}") from error
+        return manifest
 
 
 class ShardWriter:
@@ -158,11 +155,10 @@ class ShardWriter:
         tensors = self._tensors(sorted(self._pending, key=lambda pair: pair[0]))
         content = save(tensors)
         file = f"shard{self._suffix}-{self._next_number():05d}.safetensors"
-        put(self.folder / file, content)
+        _put(self.folder / file, content)
         checksum = hashlib.sha256(content).hexdigest()
         entry = ShardEntry(file, self._pending_tokens, len(self._pending), len(content), checksum)
-        shards = (*self.manifest.shards, entry)
-        self.manifest = _with_shards(self.manifest, shards)
+        self.manifest = replace(self.manifest, shards=(*self.manifest.shards, entry))
         self.manifest.save(self._path)
         self.done.update(tensors["items"].tolist(), self._skipped)
         self._pending, self._skipped, self._pending_bytes, self._pending_tokens = [], [], 0, 0
@@ -205,7 +201,7 @@ class ShardWriter:
         for entry in standing:
             shard = _read_shard(self.folder, entry)
             self.done.update(shard["items"].tolist(), shard["skipped"].tolist())
-        return _with_shards(before, standing)
+        return replace(before, shards=standing)
 
 
 class Shards:
@@ -246,9 +242,6 @@ class Shards:
     def num_sequences(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __len__(self) -> int:
-        return self.num_sequences
-
     @property
     def fingerprint(self) -> str:
         """Changes with any byte of the data, for the record of what was trained on."""
@@ -258,7 +251,9 @@ class Shards:
         if not 0 <= i < self.num_sequences:
             raise InvalidArgument(f"sequence {i}: {self.folder} has sequences 0 to {self.num_sequences - 1}")
         number = bisect_right(self._ends, i)
-        shard = self._shard(number)
+        if number not in self._open:
+            self._open[number] = _read_shard(self.folder, self.entries[number], self.vocab_size)
+        shard = self._open[number]
         place = i - (self._ends[number - 1] if number else 0)
         start, end = shard["starts"][place : place + 2].tolist()
         prompt_length = int(shard["prompt_lengths"][place])
@@ -270,15 +265,6 @@ class Shards:
 
     def __iter__(self) -> Iterator[TrainingText]:
         return (self.sequence(i) for i in range(self.num_sequences))
-
-    def _shard(self, number: int) -> dict[str, Tensor]:
-        if number not in self._open:
-            self._open[number] = _read_shard(self.folder, self.entries[number], self.vocab_size)
-        return self._open[number]
-
-
-def _with_shards(manifest: Manifest, shards: tuple[ShardEntry, ...]) -> Manifest:
-    return Manifest(manifest.target, manifest.top_k, manifest.arguments, manifest.versions, shards)
 
 
 def _refuse_difference(path: Path, before: Manifest, now: Manifest) -> None:
@@ -333,6 +319,6 @@ def _check_tensors(tensors: Mapping[str, Tensor], vocab_size: int | None) -> Non
         raise ValueError(f"it holds tokens outside the vocabulary of {vocab_size}")
 
 
-def put(path: Path, content: bytes) -> None:
+def _put(path: Path, content: bytes) -> None:
     """Beside its place first, then renamed: whoever looks sees the whole of it or nothing."""
     write_whole(path, lambda beside: beside.write_bytes(content), "make room and run the command again")
