@@ -51,12 +51,12 @@ def integer(name: str, value: Any, low: int = INT64_MIN, high: int = INT64_MAX, 
     if _is_bool(value) or not _is_scalar(value):
         refuse(name, value, f"must be a whole number; {remedy}")
     try:
-        found = operator.index(value)
+        whole = operator.index(value)
     except Exception:
         refuse(name, value, f"must be a whole number; {remedy}")
-    if not low <= found <= high:
+    if not low <= whole <= high:
         refuse(name, value, remedy)
-    return found
+    return whole
 
 
 def number(name: str, value: Any, good: Callable[[float], bool] = lambda _: True, remedy: str = "") -> float:
@@ -65,12 +65,12 @@ def number(name: str, value: Any, good: Callable[[float], bool] = lambda _: True
     if _is_bool(value) or isinstance(value, str | bytes) or not _is_scalar(value):
         refuse(name, value, told)
     try:
-        found = float(value)
+        plain = float(value)
     except Exception:  # no number, or too large for a float
         refuse(name, value, told)
-    if math.isnan(found) or not good(found):
+    if math.isnan(plain) or not good(plain):
         refuse(name, value, remedy or told)
-    return found
+    return plain
 
 
 def flag(name: str, value: Any) -> bool:
@@ -115,18 +115,18 @@ def entries(value: Any) -> list[Any] | None:
 
 def list_of(name: str, value: Any, check: Callable[[str, Any], T], remedy: str) -> list[T]:
     """Each entry of a list, checked."""
-    found = entries(value)
-    if found is None:
+    values = entries(value)
+    if values is None:
         refuse(name, value, remedy)
-    return [check(f"{name}[{place}]", entry) for place, entry in enumerate(found)]
+    return [check(f"{name}[{place}]", entry) for place, entry in enumerate(values)]
 
 
 def one_or_several(name: str, value: Any, check: Callable[[str, Any], T]) -> T | list[T]:
     """One value, or a list of them."""
-    found = entries(value)
-    if found is None:
+    values = entries(value)
+    if values is None:
         return check(name, value)
-    return [check(f"{name}[{place}]", entry) for place, entry in enumerate(found)]
+    return [check(f"{name}[{place}]", entry) for place, entry in enumerate(values)]
 
 
 def choice(name: str, value: Any, kind: type[E]) -> E:

@@ -69,9 +69,9 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
-def _bias(given: Mapping[int, float]) -> dict[int, float]:
+def _bias(biases: Mapping[int, float]) -> dict[int, float]:
     remedy = "needs token ids >= 0 and biases of float32's range, or -inf to forbid a token"
-    pairs = mapping("logit_bias", given, f"must be a dictionary from token ids to numbers; {remedy}").items()
+    pairs = mapping("logit_bias", biases, f"must be a dictionary from token ids to numbers; {remedy}").items()
     return {
         integer("logit_bias, a key", token, 0, remedy=remedy): number(
             f"logit_bias[{shown(token)}]", bias, lambda x: x == -math.inf or abs(x) <= FLOAT32_MAX, remedy
@@ -153,21 +153,21 @@ def kernels(asked: Kernels | None = None) -> Kernels:
     """What was asked for; where nothing was, what $FORERUN_KERNELS says, and `auto` without it."""
     if asked is not None:
         return asked
-    found = os.environ.get("FORERUN_KERNELS", Kernels.AUTO)
+    setting = os.environ.get("FORERUN_KERNELS", Kernels.AUTO)
     try:
-        return Kernels(found)
+        return Kernels(setting)
     except ValueError:
-        raise InvalidArgument(f"FORERUN_KERNELS={found!r}: choose one of {', '.join(Kernels)}") from None
+        raise InvalidArgument(f"FORERUN_KERNELS={setting!r}: choose one of {', '.join(Kernels)}") from None
 
 
 def self_check(asked: bool | None = None) -> bool:
     """Whether models that no test has proven are tried first: as asked, or as $FORERUN_SELF_CHECK says (on or off)."""
     if asked is not None:
         return asked
-    found = os.environ.get("FORERUN_SELF_CHECK", "on").lower()
-    if found not in {"on", "off"}:
-        raise InvalidArgument(f"FORERUN_SELF_CHECK={found!r}: choose on or off")
-    return found == "on"
+    setting = os.environ.get("FORERUN_SELF_CHECK", "on").lower()
+    if setting not in {"on", "off"}:
+        raise InvalidArgument(f"FORERUN_SELF_CHECK={setting!r}: choose on or off")
+    return setting == "on"
 
 
 def cache_folder() -> Path:

@@ -83,12 +83,17 @@ class SpeculativeDecoder:
         self.tokenizer = None if tokenizer is None else check_tokenizer("tokenizer", tokenizer)
         self.policy, self._policy = as_policy(policy), policy
         use = None if kernels is None else choice("kernels", kernels, Kernels)
-        form, judged = choice("attention", attention, Form), parse(rule)
+        form, verification = choice("attention", attention, Form), parse(rule)
         kept, recorded = integer("keep_rows", keep_rows, 0), flag("compile", compile)
         wanted = wants_self_check(None if self_check is None else flag("self_check", self_check))
         self._new_scorer = partial(scorer_of, target, form, use=use)
         self._new_engine = partial(
-            Engine, rule=judged, tokenizer=tokenizer, keep_rows=kept, compile=recorded, strict=flag("strict", strict)
+            Engine,
+            rule=verification,
+            tokenizer=tokenizer,
+            keep_rows=kept,
+            compile=recorded,
+            strict=flag("strict", strict),
         )
         scorer = self._new_scorer()
         self.self_check = examine_target(scorer, wanted)
@@ -201,9 +206,9 @@ class SpeculativeDecoder:
         """An engine with another drafter, and with keys and a policy of its own: other calls do not notice it."""
         key = drafter if drafter is None or isinstance(drafter, str | Path) else id(drafter)
         if key not in self._call_engines:
-            made = _drafter(drafter, self.target)
+            drafting = _drafter(drafter, self.target)
             policy = as_policy(self._policy) if isinstance(self._policy, str) else copy.deepcopy(self.policy)
-            self._call_engines[key] = drafter, self._new_engine(self._new_scorer(), made, policy)
+            self._call_engines[key] = drafter, self._new_engine(self._new_scorer(), drafting, policy)
         self._call_engines.move_to_end(key)
         while len(self._call_engines) > MOST_CALL_DRAFTERS:
             self._call_engines.popitem(last=False)
@@ -222,11 +227,11 @@ class SpeculativeDecoder:
         )
         input_ids, attention_mask, keywords = padded.ids, padded.mask, padded.keywords
         if isinstance(scorer, Seq2SeqScorer):
-            given = read_inputs(scorer, input_ids, attention_mask, keywords, config)
+            inputs = read_inputs(scorer, input_ids, attention_mask, keywords, config)
             call = parse_generate_kwargs(
-                given.prompts, given.keywords, config, self.tokenizer, given.sources, vocab_size=scorer.vocab_size
+                inputs.prompts, inputs.keywords, config, self.tokenizer, inputs.sources, vocab_size=scorer.vocab_size
             )
-            like = given.like.to(self.target.device)
+            like = inputs.like.to(self.target.device)
         else:
             refuse_for_causal(keywords, self.target)
             like = _required(input_ids)

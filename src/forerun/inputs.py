@@ -238,8 +238,8 @@ def read_inputs(
             raise InvalidArgument(f"input_ids stands for {meant} here, which is given as well: leave one out")
         encoder_kwargs[meant] = inputs
     sources = _sources(encoder_kwargs.pop(name, None), encoder_kwargs.pop("encoder_outputs", None), mask, scorer)
-    if strange := sorted(encoder_kwargs.keys() & {"input_ids", "input_features", "input_values"}):
-        raise InvalidArgument(f"{', '.join(strange)}: {type(scorer.model).__name__}'s encoder reads {name}")
+    if unread := sorted(encoder_kwargs.keys() & {"input_ids", "input_features", "input_values"}):
+        raise InvalidArgument(f"{', '.join(unread)}: {type(scorer.model).__name__}'s encoder reads {name}")
     configs = [c for c in (rest.get("generation_config"), config) if c is not None]
     ids = _decoder_ids(encoder_kwargs, len(sources), scorer, configs)
     rest = {**{field: _of_first(configs, field) for field in FROM_MODEL}, **rest}
@@ -255,14 +255,14 @@ def read_inputs(
 
 def _of_first(configs: Sequence[GenerationConfig], field: str) -> Any:
     """As in transformers, the model's own configuration fills in what the caller's leaves open."""
-    found = (getattr(config, field, None) for config in configs)
-    return next((value for value in found if value is not None), None)
+    values = (getattr(config, field, None) for config in configs)
+    return next((value for value in values if value is not None), None)
 
 
 def refuse_for_causal(keywords: Mapping[str, Any], model: PreTrainedModel) -> None:
     """Inputs of an encoder mean nothing to a model without one."""
-    if strange := sorted(name for name, value in keywords.items() if name in ENCODER_KEYWORDS and value is not None):
-        raise InvalidArgument(f"{', '.join(strange)}: {type(model).__name__} has no encoder; give input_ids")
+    if unread := sorted(name for name, value in keywords.items() if name in ENCODER_KEYWORDS and value is not None):
+        raise InvalidArgument(f"{', '.join(unread)}: {type(model).__name__} has no encoder; give input_ids")
 
 
 def _sources(inputs: Any, states: Any, mask: Tensor | None, scorer: Seq2SeqScorer) -> tuple[Source, ...]:
@@ -301,8 +301,8 @@ def _check_numbers(values: Any, name: str, remedy: str) -> None:
 def _from_states(value: Any, ids: Tensor | None, mask: Tensor | None, width: int) -> tuple[Source, ...]:
     """Encoder outputs [B, S, H]: what the mask leaves of each row."""
     remedy = f"give states [batch, length, {width}], or what the encoder returned"
-    found = entries(value)  # a tuple of tensors; a model's output is none, but has them by place, too
-    if not isinstance(value, Tensor) and not (found or isinstance(value, ModelOutput)):
+    parts = entries(value)  # a tuple of tensors; a model's output is none, but has them by place, too
+    if not isinstance(value, Tensor) and not (parts or isinstance(value, ModelOutput)):
         refuse("encoder_outputs", value, remedy)
     states: Tensor = value if isinstance(value, Tensor) else value[0]
     _check_numbers(states, "encoder_outputs", remedy)
@@ -349,9 +349,9 @@ def _decoder_ids(
     return torch.cat([start, ids], dim=1)
 
 
-def _start(given: Any, count: int, configs: Sequence[GenerationConfig], vocab_size: int) -> Tensor:
+def _start(asked: Any, count: int, configs: Sequence[GenerationConfig], vocab_size: int) -> Tensor:
     """[B, 1]"""
-    for value in (given, _of_first(configs, "decoder_start_token_id"), _of_first(configs, "bos_token_id")):
+    for value in (asked, _of_first(configs, "decoder_start_token_id"), _of_first(configs, "bos_token_id")):
         if value is not None:
             ids = one_or_several("decoder_start_token_id", value, partial(integer, low=0, high=vocab_size - 1))
             start = torch.tensor(ids).reshape(-1, 1)
@@ -397,8 +397,8 @@ def check_ids(ids: Any, name: str) -> Tensor:
         raise InvalidArgument(f"{name} has shape {tuple(ids.shape)}: give [batch, length]")
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise InvalidArgument(f"{name} is of type {ids.dtype}: token ids are whole numbers; give torch.long")
-    found: Tensor = ids.long()  # sequences hold what is generated, which a narrow type may not
-    return found
+    whole: Tensor = ids.long()  # sequences hold what is generated, which a narrow type may not
+    return whole
 
 
 def check_mask(mask: Any, shape: tuple[int, ...], name: str, mask_name: str = "attention_mask") -> Tensor:
@@ -411,8 +411,8 @@ def check_mask(mask: Any, shape: tuple[int, ...], name: str, mask_name: str = "a
             f"{mask_name} holds other values than 0 and 1, as a mask that is added to scores does: give 1 for tokens "
             "and 0 for padding"
         )
-    found: Tensor = mask.bool()
-    return found
+    real: Tensor = mask.bool()
+    return real
 
 
 def check_tensor(value: Any, name: str, remedy: str) -> None:

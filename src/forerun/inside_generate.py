@@ -109,9 +109,9 @@ def _keeps(config: GenerationConfig, limits: Mapping[str, Any]) -> bool:
 def refuse_unknown_state(model_kwargs: Mapping[str, Any]) -> None:
     """Of what transformers hands to its loop, whatever is neither read here nor unneeded."""
     known = LOOP_STATE | (DECODER_STATE if "encoder_outputs" in model_kwargs else frozenset())
-    strange = [name for name, value in model_kwargs.items() if name not in known and value is not None]
-    if strange:
-        raise InvalidArgument(f"{', '.join(strange)} cannot be honoured by speculative decoding here; leave it out")
+    unknown = [name for name, value in model_kwargs.items() if name not in known and value is not None]
+    if unknown:
+        raise InvalidArgument(f"{', '.join(unknown)} cannot be honoured by speculative decoding here; leave it out")
 
 
 def _keywords(
@@ -208,24 +208,24 @@ def refuse_by_row(processors: Sequence[Any], rows: int) -> None:
 
 def limits_of(criteria: Sequence[Any]) -> dict[str, Any]:
     """Keywords that mean what the criteria mean, whoever gave them."""
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for criterion in criteria:
         kind = type(criterion)
         if kind is MaxLengthCriteria:
-            found["max_length"] = min(criterion.max_length, found.get("max_length", criterion.max_length))
+            limits["max_length"] = min(criterion.max_length, limits.get("max_length", criterion.max_length))
         elif kind is EosTokenCriteria:
-            found["eos_token_id"] = sorted({*found.get("eos_token_id", ()), *_ids(criterion.eos_token_id)})
+            limits["eos_token_id"] = sorted({*limits.get("eos_token_id", ()), *_ids(criterion.eos_token_id)})
         elif kind is MaxTimeCriteria:
             left = max(0.0, criterion.initial_timestamp + criterion.max_time - time.time())
-            found["max_time"] = min(left, found.get("max_time", left))
+            limits["max_time"] = min(left, limits.get("max_time", left))
         elif kind is StopStringCriteria:
-            found["stop_strings"] = [*found.get("stop_strings", ()), *criterion.stop_strings]
+            limits["stop_strings"] = [*limits.get("stop_strings", ()), *criterion.stop_strings]
         else:
             raise InvalidArgument(
                 f"the stopping criterion {getattr(criterion, '__name__', kind.__name__)} cannot be honoured by "
                 "speculative decoding here: use stop_strings, eos_token_id, max_new_tokens or max_time"
             )
-    return found
+    return limits
 
 
 def surrounding_call(model: PreTrainedModel) -> Mapping[str, Any]:

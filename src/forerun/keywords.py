@@ -230,17 +230,17 @@ def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[
 
     A model's own configuration may have fields that no other has (Whisper's have many), and so may a copy of it.
     """
-    found = {}
+    kwargs = {}
     for name, value in {**_fields(keywords.get("generation_config"), model_config), **keywords}.items():
         if name in REFUSED:
             refuse_unless_neutral(name, value)
         elif name not in KNOWN:
             raise UnknownArgument(_suggestion(name))
         elif value is not None:
-            found[name] = CHECKS[name](name, value) if name in CHECKS else value
-    if found.get("use_cache") is False:
+            kwargs[name] = CHECKS[name](name, value) if name in CHECKS else value
+    if kwargs.get("use_cache") is False:
         raise InvalidArgument("use_cache=False: speculation lives off the cache; leave it out")
-    return found
+    return kwargs
 
 
 def _fields(config: Any, model_config: GenerationConfig) -> dict[str, Any]:
@@ -250,13 +250,13 @@ def _fields(config: Any, model_config: GenerationConfig) -> dict[str, Any]:
     if not isinstance(config, GenerationConfig):
         refuse("generation_config", config, "must be a transformers.GenerationConfig")
     default = vars(GenerationConfig())
-    own = {name: value for name, value in vars(config).items() if not name.startswith("_") and value is not None}
-    changed = {name: value for name, value in own.items() if not _equal(value, default.get(name))}
+    chosen = {name: value for name, value in vars(config).items() if not name.startswith("_") and value is not None}
+    changed = {name: value for name, value in chosen.items() if not _equal(value, default.get(name))}
     ignored = {
         name for name in changed if name in WITHOUT_EFFECT or (name not in default and name in vars(model_config))
     }
-    if strange := sorted(changed.keys() - KNOWN - REFUSED.keys() - ignored):
-        name = strange[0]
+    if unknown := sorted(changed.keys() - KNOWN - REFUSED.keys() - ignored):
+        name = unknown[0]
         refuse(f"generation_config.{name}", changed[name], f"no such setting is known; {_hint(name)}")
     return {name: value for name, value in changed.items() if name not in ignored}
 
@@ -295,8 +295,8 @@ def _check_vocabulary(kwargs: Mapping[str, Any], vocab_size: int) -> None:
         "forced_eos_token_id": kwargs.get("forced_eos_token_id", ()),
     }
     for name, ids in asked.items():
-        if strange := [token for token in ids if isinstance(token, int) and token >= vocab_size]:
-            raise InvalidArgument(f"{name}: the vocabulary ends at {vocab_size - 1}; remove {shown(strange[0])}")
+        if outside := [token for token in ids if isinstance(token, int) and token >= vocab_size]:
+            raise InvalidArgument(f"{name}: the vocabulary ends at {vocab_size - 1}; remove {shown(outside[0])}")
 
 
 def _check_bans(request: Request, kwargs: Mapping[str, Any], vocab_size: int) -> None:
@@ -358,21 +358,21 @@ def _processors(kwargs: Mapping[str, Any], eos: frozenset[int], begin: int, end:
 
     `begin` is the length of the prompt, `end` that of prompt and output together.
     """
-    found: list[LogitsProcessor] = []
+    processors: list[LogitsProcessor] = []
     if size := kwargs.get("no_repeat_ngram_size"):
-        found.append(NoRepeatNGramLogitsProcessor(size))
+        processors.append(NoRepeatNGramLogitsProcessor(size))
     if words := kwargs.get("bad_words_ids"):
-        found.append(NoBadWordsLogitsProcessor(words, sorted(eos) or None))
+        processors.append(NoBadWordsLogitsProcessor(words, sorted(eos) or None))
     if (first := kwargs.get("forced_bos_token_id")) is not None:
-        found.append(ForcedBOSTokenLogitsProcessor(first))
+        processors.append(ForcedBOSTokenLogitsProcessor(first))
         begin += begin == 1  # what may not come first then comes second
     if (last := kwargs.get("forced_eos_token_id")) is not None:
-        found.append(ForcedEOSTokenLogitsProcessor(end, last))
+        processors.append(ForcedEOSTokenLogitsProcessor(end, last))
     if banned := kwargs.get("suppress_tokens"):
-        found.append(SuppressTokensLogitsProcessor(banned))
+        processors.append(SuppressTokensLogitsProcessor(banned))
     if banned := kwargs.get("begin_suppress_tokens"):
-        found.append(SuppressTokensAtBeginLogitsProcessor(banned, begin))
-    return (*found, *kwargs.get("logits_processor", ()))
+        processors.append(SuppressTokensAtBeginLogitsProcessor(banned, begin))
+    return (*processors, *kwargs.get("logits_processor", ()))
 
 
 def _logprobs(kwargs: Mapping[str, Any], copies: int) -> int | None:
@@ -414,17 +414,17 @@ def _some_ids(check: Check = integer) -> Check:
     """One id, or a list of them, as a list."""
 
     def checked(name: str, value: Any) -> list[int]:
-        found = one_or_several(name, value, check)
-        return found if isinstance(found, list) else [found]
+        ids = one_or_several(name, value, check)
+        return ids if isinstance(ids, list) else [ids]
 
     return checked
 
 
 def _end_ids(name: str, value: Any) -> list[int]:
-    found: list[int] = _some_ids(_whole(0))(name, value)
-    if not found:
+    ids: list[int] = _some_ids(_whole(0))(name, value)
+    if not ids:
         refuse(name, value, "must be a token id or several; leave it out to force none")
-    return found
+    return ids
 
 
 def _texts(name: str, value: Any) -> list[str]:
@@ -438,10 +438,10 @@ def _words(name: str, value: Any) -> list[list[int]]:
 
 
 def _word(name: str, value: Any) -> list[int]:
-    found = list_of(name, value, _whole(0), "must be a list of token ids, each list one word")
-    if not found:
+    ids = list_of(name, value, _whole(0), "must be a list of token ids, each list one word")
+    if not ids:
         refuse(name, value, "is an empty word; remove it")
-    return found
+    return ids
 
 
 def _sequence_bias(name: str, value: Any) -> dict[tuple[int, ...], float]:
@@ -450,15 +450,15 @@ def _sequence_bias(name: str, value: Any) -> dict[tuple[int, ...], float]:
     pairs = value.items() if isinstance(value, Mapping) else entries(value)
     if pairs is None:
         refuse(name, value, remedy)
-    found = {}
+    biases = {}
     for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
             refuse(name, value, remedy)
-        found[tuple(_word(f"{name}, a sequence", pair[0]))] = number(
+        biases[tuple(_word(f"{name}, a sequence", pair[0]))] = number(
             f"{name}[{shown(pair[0])}]", pair[1], lambda x: x == -math.inf or abs(x) <= FLOAT32_MAX,
             "must be a number of float32's range, or -inf to forbid the sequence",
         )  # fmt: skip
-    return found
+    return biases
 
 
 def _processor_list(name: str, value: Any) -> list[Any]:

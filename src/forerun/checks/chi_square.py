@@ -38,8 +38,8 @@ def fit(counts: Mapping[int, int], law: Tensor, slack: float = 0.0, doubtful: fr
     expected = {t: float(law[t]) * total for t in law.nonzero().flatten().tolist()}
     if any(token not in expected and token not in doubtful for token in counts):
         return Fit(total, len(expected), None, 0.0, 0.0)
-    own = [t for t, mean in expected.items() if mean >= LEAST_EXPECTED and t not in doubtful]
-    cells = [(expected[t], counts.get(t, 0)) for t in own]
+    frequent = [t for t, mean in expected.items() if mean >= LEAST_EXPECTED and t not in doubtful]
+    cells = [(expected[t], counts.get(t, 0)) for t in frequent]
     cells = _with_rest(cells, total)
     statistic = sum((seen - mean) ** 2 / mean for mean, seen in cells)
     shift = total * slack**2

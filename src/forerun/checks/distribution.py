@@ -33,7 +33,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class LawTest:
     """Compares continuations of one prompt with the target's exact law after each beginning."""
 
     pair: Pair
@@ -57,12 +57,12 @@ def check_distribution(
     """The test on the prompt whose continuation is most open, then the control on the same one."""
     laws = [reference.law(reference.logits_after(pair.model, prompt), settings.params) for prompt in prompts]
     best = max(range(len(laws)), key=lambda i: most_telling(laws[i])[1])
-    judge = Judge(pair, prompts[best], settings, rounding)
-    draws = _draw(pair, judge.prompt, settings, reporter, "sampled law", max_new_tokens=LENGTH)
+    test = LawTest(pair, prompts[best], settings, rounding)
+    draws = _draw(pair, test.prompt, settings, reporter, "sampled law", max_new_tokens=LENGTH)
     beginnings = _beginnings(draws.tokens)
     level = settings.alpha / len(beginnings)
-    fits = {beginning: judge.fit(draws.tokens, beginning) for beginning in beginnings}
-    return [_finding(pair, settings, draws, fits, level), _check_control(judge, laws[best], level, reporter)]
+    fits = {beginning: test.fit(draws.tokens, beginning) for beginning in beginnings}
+    return [_finding(pair, settings, draws, fits, level), _check_control(test, laws[best], level, reporter)]
 
 
 def _draw(
@@ -120,20 +120,20 @@ def _detectable(first: Fit, level: float) -> float:
     return detectable(first.samples, first.freedom, level, first.shift) if first.freedom else 1.0
 
 
-def _check_control(judge: Judge, law: torch.Tensor, level: float, reporter: Reporter) -> CheckResult:
+def _check_control(test: LawTest, law: torch.Tensor, level: float, reporter: Reporter) -> CheckResult:
     """The same test on a sampler that is wrong by a known distance: it must be rejected."""
     token, distance = most_telling(law)
-    liar = replace(judge.pair, drafter=WrongDrafter(token, len(judge.prompt)), policy=1, rule=Rule.TOKEN)
+    liar = replace(test.pair, drafter=WrongDrafter(token, len(test.prompt)), policy=1, rule=Rule.TOKEN)
     # Room for a draft, yet any token ends the text: only the first is judged.
     ends = {"max_new_tokens": 2, "eos_token_id": range(len(law))}
-    draws = _draw(liar, judge.prompt, judge.settings, reporter, "control", **ends)
-    found = judge.fit(draws.tokens, ())
-    caught = found.p_value < level
-    numbers = {"distance": distance, "p_value": found.p_value, "level": level, "caught": caught}
+    draws = _draw(liar, test.prompt, test.settings, reporter, "control", **ends)
+    fit = test.fit(draws.tokens, ())
+    caught = fit.p_value < level
+    numbers = {"distance": distance, "p_value": fit.p_value, "level": level, "caught": caught}
     answer = "yes" if caught else "no"
     summary = (
         f"control caught: {answer}; a sampler that draws corrections from p instead of the rest of p, "
-        f"its law off by {distance:.0%}: p = {found.p_value:.1g}"
+        f"its law off by {distance:.0%}: p = {fit.p_value:.1g}"
     )
     if not caught:
         summary += "; the distribution test proves nothing here: give more --samples or a higher --temperature"

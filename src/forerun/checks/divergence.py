@@ -92,11 +92,11 @@ class DivergenceRecorder(LossyRule):
     """Judges as the lossless rule does, and notes what other rules would have emitted at the positions it comes to."""
 
     rules: tuple[LossyRule, ...]
-    found: list[Divergence] = field(init=False)
+    divergences: list[Divergence] = field(init=False)
     name = "token"
 
     def __post_init__(self) -> None:
-        self.found = [Divergence() for _ in self.rules]
+        self.divergences = [Divergence() for _ in self.rules]
 
     def decide(self, target: TargetLaw, draft: Draft, noise: Noise) -> Decision:
         num_accepted, next_token = token_rule(target, draft, noise)
@@ -105,7 +105,7 @@ class DivergenceRecorder(LossyRule):
         whole = (num_accepted == draft.lengths) & (draft.lengths > 0)
         if bool(whole.any()):
             p = target.at(draft.lengths)[whole]
-            for rule, divergence in zip(self.rules, self.found, strict=True):
+            for rule, divergence in zip(self.rules, self.divergences, strict=True):
                 divergence.add_bonus(rule.bonus_law(target, draft.lengths)[whole], p)
         return Decision(num_accepted, next_token)
 
@@ -114,7 +114,7 @@ class DivergenceRecorder(LossyRule):
             return
         position = torch.full_like(reached, i, dtype=torch.int64)
         p = target.at(position)[reached]
-        for rule, divergence in zip(self.rules, self.found, strict=True):
+        for rule, divergence in zip(self.rules, self.divergences, strict=True):
             emitted = rule.emitted_law(target, law, position)[reached]
             divergence.add(emitted, p, rule.acceptance(target, law, position)[reached])
 
@@ -148,7 +148,7 @@ def measure_divergence(
             min_p=params.min_p, seed=seed,
         )  # fmt: skip
         reporter.advance(min(BATCH, len(prompts) - start))
-    return {rule.name: found for rule, found in zip(recorder.rules, recorder.found, strict=True)}
+    return {rule.name: divergence for rule, divergence in zip(recorder.rules, recorder.divergences, strict=True)}
 
 
 def check_lossy(
@@ -166,23 +166,23 @@ def check_lossy(
         seed=settings.seed,
         reporter=reporter,
     )
-    found, control = measured[pair.rule.name].as_dict(), measured["token"].as_dict()
-    numbers = {"rule": pair.rule.name, "divergence": found, "lossless": control}
-    return [CheckResult(NAME, Outcome.FAILED, f"{pair.rule.warning}; {_summary(found, control)}", numbers)]
+    bent, control = measured[pair.rule.name].as_dict(), measured["token"].as_dict()
+    numbers = {"rule": pair.rule.name, "divergence": bent, "lossless": control}
+    return [CheckResult(NAME, Outcome.FAILED, f"{pair.rule.warning}; {_summary(bent, control)}", numbers)]
 
 
-def _summary(found: dict[str, float | int | None], control: dict[str, float | int | None]) -> str:
-    if not found["positions"]:
+def _summary(bent: dict[str, float | int | None], control: dict[str, float | int | None]) -> str:
+    if not bent["positions"]:
         return "nothing was drafted here, so there is nothing to measure"
     parts = [
-        f"at {found['positions']} drafted positions the law of the next token is off by {found['total_variation']:.1%} "
-        f"on average (total variation; at most {found['largest_total_variation']:.1%}; the lossless rule: "
+        f"at {bent['positions']} drafted positions the law of the next token is off by {bent['total_variation']:.1%} "
+        f"on average (total variation; at most {bent['largest_total_variation']:.1%}; the lossless rule: "
         f"{control['total_variation']:.1g})"
     ]
-    if found["bonus_positions"] and found["bonus_total_variation"]:
-        parts.append(f"after whole drafts by {found['bonus_total_variation']:.1%}")
-    if found["mass_outside_support"]:
-        parts.append(f"{found['mass_outside_support']:.2%} falls on tokens the target rules out")
+    if bent["bonus_positions"] and bent["bonus_total_variation"]:
+        parts.append(f"after whole drafts by {bent['bonus_total_variation']:.1%}")
+    if bent["mass_outside_support"]:
+        parts.append(f"{bent['mass_outside_support']:.2%} falls on tokens the target rules out")
     return "; ".join(parts)
 
 

@@ -25,8 +25,8 @@ def check_greedy(
         reporter.advance()
         reporter.start("greedy text, model.generate")
         theirs = reference.greedy(pair.model, prompt, settings.max_new_tokens)
-        if (found := reference.difference(pair.model, prompt, ours, theirs, rounding, row)) is not None:
-            differences.append(found)
+        if (parted := reference.difference(pair.model, prompt, ours, theirs, rounding, row)) is not None:
+            differences.append(parted)
     drafted = result.stats.num_draft_tokens
     numbers = {
         "prompts": len(prompts), "tokens": result.stats.num_emitted_tokens, "drafted": drafted,

@@ -47,8 +47,8 @@ def check_rows(
         reporter.advance()
         reporter.start("rows alone")
         alone = decoder.generate([prompt], request_ids=[row], **keywords).new_tokens[0]
-        if (found := _row_difference(pair, prompt, alone, together[row], row, settings, rounding)) is not None:
-            differences.append(found)
+        if (parted := _row_difference(pair, prompt, alone, together[row], row, settings, rounding)) is not None:
+            differences.append(parted)
     faults = [p for p in differences if not p.is_rounding]
     numbers = {
         "rows": len(prompts),

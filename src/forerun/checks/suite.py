@@ -63,7 +63,7 @@ class CheckReport:
             return f"Passed. {rate}"
         if any(finding.outcome is Outcome.FAILED for finding in self.findings):
             return f"FAILED: this pair does not give exactly the target's text. {rate}"
-        return "Nothing failed, but a test marked 'untested' had nothing to judge: no drafts, or too few samples."
+        return "Nothing failed, but a test marked 'untested' had nothing to test: no drafts, or too few samples."
 
     def __str__(self) -> str:
         lines = [f"{finding.name}: {finding.outcome}. {finding.summary}" for finding in self.findings]

@@ -98,20 +98,20 @@ def show(record: Path, picture: Path | None) -> None:
     from forerun.measure.record import load
     from forerun.measure.show import show as show_record
 
-    found = load(record)
-    if not found.tables:
-        raise InvalidArgument(f"{str(record)!r} is a record of kind {found.kind!r} without tables: {PAPERS}")
-    show_record(found, picture)
+    stored = load(record)
+    if not stored.tables:
+        raise InvalidArgument(f"{str(record)!r} is a record of kind {stored.kind!r} without tables: {PAPERS}")
+    show_record(stored, picture)
 
 
 def _refuse_options(ctx: click.Context) -> None:
     """Options before a sub-command would be ignored, so they are refused."""
-    given = [
+    options = [
         param.opts[0]
         for param in ctx.command.params
         if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
     ]
-    if given:
+    if options:
         raise click.UsageError(
-            f"{', '.join(given)} belong to `forerun bench` alone, not to {ctx.invoked_subcommand!r}", ctx=ctx
+            f"{', '.join(options)} belong to `forerun bench` alone, not to {ctx.invoked_subcommand!r}", ctx=ctx
         )

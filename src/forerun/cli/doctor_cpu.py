@@ -155,24 +155,24 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
     return ModelKernels(name, True, why, timed, 0, scorer.body.extra_bytes)
 
 
-def lines(found: CpuKernels) -> list[tuple[str, str]]:
+def lines(cpu: CpuKernels) -> list[tuple[str, str]]:
     """What, and how it is here: rows for a table."""
-    rows = [("CPU kernels", _summary(found)), ("CPU threads", f"{found.threads} ({found.why_threads})")]
-    if found.cache_file is not None:
-        known = f"{_count(len(found.bodies), 'model')}, {_count(len(found.products), 'shape')} of weight"
-        rows.append(("measured here", f"{known}: {found.cache_file}"))
-    if found.model is not None:
-        rows.append((found.model.name, _model_line(found.model)))
-    if found.model is None and found.available:
-        rows += [("layers of " + body.what, _times(body)) for body in found.bodies]
-    rows += [("weight " + product.shape, _rows_line(product)) for product in found.products]
+    rows = [("CPU kernels", _summary(cpu)), ("CPU threads", f"{cpu.threads} ({cpu.why_threads})")]
+    if cpu.cache_file is not None:
+        measured = f"{_count(len(cpu.bodies), 'model')}, {_count(len(cpu.products), 'shape')} of weight"
+        rows.append(("measured here", f"{measured}: {cpu.cache_file}"))
+    if cpu.model is not None:
+        rows.append((cpu.model.name, _model_line(cpu.model)))
+    if cpu.model is None and cpu.available:
+        rows += [("layers of " + body.what, _times(body)) for body in cpu.bodies]
+    rows += [("weight " + product.shape, _rows_line(product)) for product in cpu.products]
     return rows
 
 
-def _summary(found: CpuKernels) -> str:
-    if not found.available:
-        return f"missing ({found.missing})"
-    return f"Numba, threading layer {found.threading_layer}, setting {found.setting}; needs no compiler"
+def _summary(cpu: CpuKernels) -> str:
+    if not cpu.available:
+        return f"missing ({cpu.missing})"
+    return f"Numba, threading layer {cpu.threading_layer}, setting {cpu.setting}; needs no compiler"
 
 
 def _model_line(model: ModelKernels) -> str:

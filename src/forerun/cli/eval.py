@@ -157,22 +157,22 @@ def _evaluate(
     from forerun.measure.record import default_path
 
     with busy(console, "reading tasks"):
-        found, missing = find(wanted, folder)
+        tasks, missing = find(wanted, folder)
     for lack in missing:
         console.print(f"Left out: {lack.why}", style="red", markup=False, soft_wrap=True)
-    if not found:
+    if not tasks:
         raise InvalidArgument(missing[0].why if len(missing) == 1 else "no task has its data; see above")
-    for task in found:
+    for task in tasks:
         for complaint in bad_rows(task):
             note(console, complaint)
-    check_packages([task.task for task in found])
+    check_packages([task.task for task in tasks])
     path = output or default_path(prefix="eval")
     check_output(path)
     loaded = load(options, console, encoder_decoder=True)
     methods = both(loaded.model, loaded.drafter, tokenizer=loaded.tokenizer, **loaded.settings)
     with Bar(console) as bar:
         command = ["forerun", *sys.argv[1:]]
-        return evaluate(methods, found, missing, settings, path, bar, command, loaded.tokenizer), path
+        return evaluate(methods, tasks, missing, settings, path, bar, command, loaded.tokenizer), path
 
 
 def list_tasks(folder: Path | None) -> None:
@@ -180,8 +180,8 @@ def list_tasks(folder: Path | None) -> None:
     from forerun.eval.prepare import find
     from forerun.eval.tasks import TASKS as EVERY
 
-    found, missing = find(list(EVERY.values()), folder)
-    sources = {entry.task.name: entry.source for entry in found}
+    ready, missing = find(list(EVERY.values()), folder)
+    sources = {entry.task.name: entry.source for entry in ready}
     for name, task in EVERY.items():
         click.echo(f"{name:15}{', '.join(metric.title for metric in task.metrics)}")
         click.echo(" " * 15 + (f"found {sources[name]}" if name in sources else f"needs {task.give}"))

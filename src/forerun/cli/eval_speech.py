@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +64,9 @@ def _check(tasks: tuple[str, ...]) -> None:
     if set(tasks) != {TASK}:
         raise InvalidArgument(f"{TASK!r} listens with another model than the other tasks write with: run it by itself")
     context = click.get_current_context()
-    given = [n for n in MEANINGLESS if context.get_parameter_source(n) is not click.core.ParameterSource.DEFAULT]
-    if given:
-        option = "--" + given[0].replace("_", "-")
+    refused = [n for n in MEANINGLESS if context.get_parameter_source(n) is not click.core.ParameterSource.DEFAULT]
+    if refused:
+        option = "--" + refused[0].replace("_", "-")
         raise InvalidArgument(
             f"{option} means nothing to {TASK!r}, which decodes greedily and counts words: leave it out"
         )
@@ -91,7 +90,7 @@ def _measure(listed: Listed, path: Path, options: dict[str, Any], console: Conso
     drafting = loaded.decoder()
     methods = {TRANSFORMERS: None, PLAIN: loaded.plain_decoder(), SPECULATIVE: drafting}
     notes = () if drafting.engine.lossy is None else (drafting.engine.lossy,)
-    origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
+    origin = provenance(loaded.model.device)
     settings = _settings(options, sizes, listed.source)
 
     def save(results: Sequence[SpeechResult], complete: bool) -> Record:

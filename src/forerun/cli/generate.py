@@ -102,23 +102,23 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
 
     console = err_console(options["quiet"])
     with plain_warnings(console):
-        given = read_prompts(prompts, file)
+        texts = read_prompts(prompts, file)
         keywords = _keywords(generate_keywords(options), options["n"])
         from forerun.cli.pair import load
 
         loaded = load(options, console, encoder_decoder=True)
         if options["task"] is not None:
-            given = with_task_prefix(loaded.model, options["task"], given, console)
-        template = uses_template(loaded.tokenizer, options["chat"], options["system"], given)
-        encoded = [encode(loaded.tokenizer, prompt, template, options["system"]) for prompt in given]
-        show = _Show(loaded, given, out_console(), console)
+            texts = with_task_prefix(loaded.model, options["task"], texts, console)
+        template = uses_template(loaded.tokenizer, options["chat"], options["system"], texts)
+        encoded = [encode(loaded.tokenizer, prompt, template, options["system"]) for prompt in texts]
+        show = _Show(loaded, texts, out_console(), console)
         if options["compare"]:
             done, comparison = show.compared(encoded, keywords, options["as_json"])
         else:
             done, comparison = show.decoded(encoded, keywords, live=not options["as_json"]), None
         if options["as_json"]:
             settings = {name: options[name] for name in SETTINGS}
-            document = settings | _document(given, done, comparison)
+            document = settings | _document(texts, done, comparison)
             click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
     _fail_on_errors(done)
     if any(row.finish_reason.value == "abort" for row in done.rows):
@@ -139,10 +139,10 @@ def _keywords(keywords: dict[str, Any], copies: int) -> dict[str, Any]:
 class _Show:
     """Decoding, with whoever watches kept informed."""
 
-    def __init__(self, loaded: Loaded, given: Sequence[Prompt], out: Console, err: Console) -> None:
+    def __init__(self, loaded: Loaded, prompts: Sequence[Prompt], out: Console, err: Console) -> None:
         from forerun.cli.console import TextOut
 
-        self.loaded, self.given, self.err = loaded, given, err
+        self.loaded, self.prompts, self.err = loaded, prompts, err
         self.text = TextOut(out)
 
     def decoded(self, prompts: Sequence[Sequence[int]], keywords: dict[str, Any], live: bool) -> GenerateResult:
@@ -208,7 +208,8 @@ class _Show:
                 first = False
                 if self.text.is_terminal and len(done.rows) > 1:
                     click.secho(
-                        _heading(self.given[number], number, rank, done.num_return_sequences, done.rows[row]), bold=True
+                        _heading(self.prompts[number], number, rank, done.num_return_sequences, done.rows[row]),
+                        bold=True,
                     )
                 _print_row(self.text, self.loaded.tokenizer, done.rows[row])
 
@@ -241,12 +242,12 @@ def _print_row(out: TextOut, tokenizer: Any, row: RowResult) -> None:
     out.write("\n")
 
 
-def _document(given: Sequence[Prompt], done: GenerateResult, comparison: Comparison | None) -> dict[str, Any]:
+def _document(prompts: Sequence[Prompt], done: GenerateResult, comparison: Comparison | None) -> dict[str, Any]:
     """Everything about a run, ready for JSON."""
     entries = list(map(_entry, done.rows, done.texts, done.parameters))
     document = {
         "prompts": [
-            {"prompt": given[number], "texts": [entries[row] for row in rows]}
+            {"prompt": prompts[number], "texts": [entries[row] for row in rows]}
             for number, rows in enumerate(done.ranking)
         ],
         "lossy": done.lossy,

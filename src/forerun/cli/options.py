@@ -130,12 +130,12 @@ def settings_from(kind: type[Settings], options: Mapping[str, Any], /, **more: A
     An option that is None leaves the field's own default.
     """
     hints = get_type_hints(kind)
-    given = {
+    chosen = {
         field.name: _as_enum(hints[field.name], options[field.name])
         for field in fields(kind)
         if options.get(field.name) is not None
     }
-    return kind(**{**given, **more})
+    return kind(**{**chosen, **more})
 
 
 def stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:

@@ -89,8 +89,8 @@ def make_tree(text: str | None) -> dict[str, Any] | None:
     match = re.fullmatch(r"(\d+)(?:x(\d+))?(?::(\w+))?", text.strip())
     if match is None or (match[3] is not None and match[3] not in tuple(Siblings)):
         raise InvalidArgument(f"--tree {text!r}: write NODES, NODESxWIDTH or NODESxWIDTH:sampled, such as 12x3")
-    given = {"nodes": match[1] and int(match[1]), "width": match[2] and int(match[2]), "siblings": match[3]}
-    return {name: value for name, value in given.items() if value is not None}
+    parts = {"nodes": match[1] and int(match[1]), "width": match[2] and int(match[2]), "siblings": match[3]}
+    return {name: value for name, value in parts.items() if value is not None}
 
 
 def shaped(drafter: Drafter | None, tree: dict[str, Any] | None, top_k: int | None) -> Drafter | None:

@@ -146,7 +146,7 @@ def _measure(target: str, options: dict[str, Any], output: Path | None, err: Con
         busy = busy_note()
         loaded = _load(target, options)
         prompts, source = _prompts(loaded, settings, options)
-        origin = provenance(loaded.model.device, ["forerun", *sys.argv[1:]])
+        origin = provenance(loaded.model.device)
         use = None if options["kernels"] is None else Kernels(options["kernels"])
         plain = EngineRunner("plain", loaded.model, None, use)
         runners = [EngineRunner(name, loaded.model, drafter, use) for name, drafter in loaded.drafters.items()]
@@ -202,8 +202,8 @@ def _synthetic(target: str, wanted: list[str], where: dict[str, Any]) -> Loaded:
     pair = build_pair(target, device=where["device"], dtype=where["dtype"])
     note = f"the draft's noise is {pair.noise:.4f}, for alpha {pair.alpha:.3f} at temperature 1"
     others = _drafters([name for name in wanted if name != OWN], pair.target, where, chosen=True)
-    own: dict[str, Drafter] = {OWN: DraftModel(pair.draft)} if OWN in wanted or not wanted else {}
-    return Loaded(pair.target, None, own | others, (note,))
+    drafters: dict[str, Drafter] = {OWN: DraftModel(pair.draft)} if OWN in wanted or not wanted else {}
+    return Loaded(pair.target, None, drafters | others, (note,))
 
 
 def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool) -> dict[str, Drafter]:
@@ -211,13 +211,13 @@ def _drafters(wanted: list[str], model: Any, where: dict[str, Any], chosen: bool
     from forerun.drafters import PromptLookup, named_drafter
     from forerun.measure.provenance import without_folders
 
-    found: dict[str, Drafter] = {}
+    drafters: dict[str, Drafter] = {}
     for name in wanted:
         drafter = named_drafter(name, model, option="--draft", **where)
         assert drafter is not None
         if chosen or name != "auto" or not isinstance(drafter, PromptLookup):
-            found[without_folders(name)] = drafter
-    return found
+            drafters[without_folders(name)] = drafter
+    return drafters
 
 
 def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) -> tuple[list[Prompt], str]:
@@ -230,11 +230,11 @@ def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) ->
     if settings.contexts and max(settings.contexts) > room:
         raise InvalidArgument(f"--contexts {max(settings.contexts)}: the target has room for {room} tokens before them")
     if options["file"] is not None:
-        found, source, longest = _own(options["file"], loaded.tokenizer), options["file"].name, room
+        prompts, source, longest = _from_file(options["file"], loaded.tokenizer), options["file"].name, room
     else:
-        found, source = _questions(loaded.tokenizer)
+        prompts, source = _questions(loaded.tokenizer)
         longest = min(room, options["prompt_tokens"])
-    fitting = [prompt for prompt in dict.fromkeys(found) if len(prompt) <= longest][:wanted]
+    fitting = [prompt for prompt in dict.fromkeys(prompts) if len(prompt) <= longest][:wanted]
     if len(fitting) < max(settings.batch_sizes):
         raise InvalidArgument(
             f"a batch of {max(settings.batch_sizes)} needs as many different prompts, and {len(fitting)} of {source} "
@@ -243,7 +243,7 @@ def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) ->
     return fitting, source
 
 
-def _own(file: Path, tokenizer: Any) -> list[Prompt]:
+def _from_file(file: Path, tokenizer: Any) -> list[Prompt]:
     from forerun.cli.prompts import encode, read_prompts, uses_template
 
     texts = read_prompts((), file)
@@ -253,13 +253,14 @@ def _own(file: Path, tokenizer: Any) -> list[Prompt]:
 
 def _questions(tokenizer: Any) -> tuple[list[Prompt], str]:
     """The categories in turn, so that the first few prompts are of every kind."""
-    from itertools import zip_longest
+    from itertools import chain, zip_longest
 
     from forerun.bench.prompts import encode, find_questions
 
     questions = find_questions()
     kinds = [encode(tokenizer, questions.of(category)) for category in questions.categories]
-    return [prompt for turn in zip_longest(*kinds) for prompt in turn if prompt is not None], questions.source
+    mixed = chain.from_iterable(zip_longest(*kinds))
+    return [prompt for prompt in mixed if prompt is not None], questions.source
 
 
 def _random(vocab: int, count: int, length: int, seed: int) -> tuple[list[Prompt], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,20 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 @options_from(TrainOptions, MACHINE, "chunk")
 @place_options(MACHINE)
 @click.pass_context
-def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: skip
+def draft(
+    ctx: click.Context,
+    /,
+    target: str,
+    data: Path | None,
+    prompts: tuple[Path, ...],
+    output: Path,
+    resume: bool,
+    evaluate: Path | None,
+    limit: int | None,
+    save_dtype: str,
+    measure_cost: bool,
+    **options: Any,
+) -> None:
     """Train a drafter for TARGET and leave it in OUTPUT, a folder every command takes as --draft.
 
     It learns from text the target wrote (`forerun train data`). What counts is how often the target keeps what the
@@ -113,82 +126,71 @@ def draft(ctx: click.Context, /, target: str, **given: Any) -> None:  # fmt: ski
 
     Several GPUs: `accelerate launch -m forerun train draft ...`.
     """
-    from forerun.cli.console import err_console, plain_warnings
-    from forerun.files import check_output_folder
-
-    console = err_console()
-    config = None if given["config"] is None else str(given["config"])
-    options = settings_from(TrainOptions, given, config=config)  # mistakes are found before anything is loaded
-    check_output_folder(given["output"], "-o")
-    if given["data"] is None:
-        given["data"] = _write_data(ctx, target, given)
-    with plain_warnings(console):
-        trained = _train(target, options, given, console)
-        if given["is_main"]:
-            _finish(trained, given, console)
-
-
-def _write_data(ctx: click.Context, target: str, given: dict[str, Any]) -> Path:
-    from forerun.cli.train_data import data
-
-    if not given["prompts"]:
-        raise InvalidArgument("give --data FOLDER, or --prompts FILE to let the target write the data first")
-    folder: Path = given["output"] / "data"
-    ctx.invoke(data, target=target, prompts=given["prompts"], output=folder, **place_of(given))
-    return folder
-
-
-def _train(name: str, options: TrainOptions, given: dict[str, Any], console: Console) -> Trained:
     import torch
 
-    from forerun.cli.console import busy
+    from forerun.cli.console import busy, err_console, plain_warnings
+    from forerun.files import check_output_folder
     from forerun.loading import load_model
+    from forerun.measure.provenance import provenance
     from forerun.train.loop import check_data, check_run, train_draft
     from forerun.train.processes import Processes
     from forerun.train.shards import Shards
 
-    data = Shards(given["data"])
-    check_run(data, options, given["output"], given["resume"])
-    processes = Processes()
-    with busy(console, f"loading {name}"):
-        device = given["device"] or processes.device
-        target, tokenizer = load_model(name, device=device, dtype=given["dtype"], offline=given["offline"])
-    check_data(data, target)
-    given["loaded"], given["is_main"] = (target, tokenizer), processes.is_main
-    if processes.is_main:
-        console.print(
-            f"{data.num_sequences:,} sequences, {data.num_tokens:,} tokens; {options.kind} draft, "
-            f"loss {options.mixture}"
-        )
-    wanted = processes.is_main and given["measure_cost"]
-    with TrainingBar(console, _costs(target, tokenizer, options, data) if wanted else None) as bar:
-        return train_draft(
-            target,
-            data,
-            options,
-            given["output"],
-            resume=given["resume"],
-            special_tokens=special_tokens(target, tokenizer),
-            provenance=_provenance(target),
-            save_dtype=getattr(torch, given["save_dtype"]),
-            report=bar.report,
-            processes=processes,
-        )
+    console = err_console()
+    config = None if options["config"] is None else str(options["config"])
+    settings = settings_from(TrainOptions, options, config=config)  # mistakes are found before anything is loaded
+    check_output_folder(output, "-o")
+    place = place_of(options)
+    shards = Shards(data or _write_data(ctx, target, prompts, output, place))
+    with plain_warnings(console):
+        check_run(shards, settings, output, resume)
+        processes = Processes()
+        with busy(console, f"loading {target}"):
+            model, tokenizer = load_model(target, **place | {"device": place["device"] or processes.device})
+        check_data(shards, model)
+        costs = None
+        if processes.is_main:
+            size = f"{shards.num_sequences:,} sequences, {shards.num_tokens:,} tokens"
+            console.print(f"{size}; {settings.kind} draft, loss {settings.mixture}")
+            costs = _costs(model, tokenizer, settings, shards) if measure_cost else None
+        with TrainingBar(console, costs) as bar:
+            trained = train_draft(
+                model,
+                shards,
+                settings,
+                output,
+                resume=resume,
+                special_tokens=special_tokens(model, tokenizer),
+                provenance=asdict(provenance(model.device)),
+                save_dtype=getattr(torch, save_dtype),
+                report=bar.report,
+                processes=processes,
+            )
+        if not processes.is_main:
+            return
+        _print(trained, console)
+        if evaluate is not None:
+            from forerun.cli.train_eval import run_evaluation
+
+            run_evaluation(model, tokenizer, trained.folder, evaluate, EvaluateOptions(limit=limit), console)
+
+
+def _write_data(
+    ctx: click.Context, target: str, prompts: tuple[Path, ...], output: Path, place: dict[str, Any]
+) -> Path:
+    from forerun.cli.train_data import data
+
+    if not prompts:
+        raise InvalidArgument("give --data FOLDER, or --prompts FILE to let the target write the data first")
+    ctx.invoke(data, target=target, prompts=prompts, output=output / "data", **place)
+    return output / "data"
 
 
 def special_tokens(target: Any, tokenizer: Any) -> set[int]:
     """Ids a draft must be able to say: without the end token no draft ever ends."""
-    ends = getattr(target.generation_config, "eos_token_id", None)
-    found = {ends} if isinstance(ends, int) else set(ends or ())
-    return found | set(getattr(tokenizer, "all_special_ids", None) or ())
+    from forerun.train.writing import stop_ids
 
-
-def _provenance(target: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from forerun.measure.provenance import provenance
-
-    return asdict(provenance(target.device, ["forerun", *sys.argv[1:]]))
+    return {*stop_ids(target), *(getattr(tokenizer, "all_special_ids", None) or ())}
 
 
 def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> StepCosts | None:
@@ -209,7 +211,7 @@ def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Ste
         return measure_costs(target, tokenizer, Path(place), [prompt] * 3, timing)
 
 
-def _finish(trained: Trained, given: dict[str, Any], console: Console) -> None:
+def _print(trained: Trained, console: Console) -> None:
     import importlib.util
 
     console.print(
@@ -221,9 +223,3 @@ def _finish(trained: Trained, given: dict[str, Any], console: Console) -> None:
         console.print(held_out(trained.proxy, None), markup=False, soft_wrap=True)
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no curves were drawn: matplotlib is not installed; run: pip install 'forerun[train]'")
-    if given["evaluate"] is not None:
-        from forerun.cli.train_eval import run_evaluation
-
-        target, tokenizer = given["loaded"]
-        settings = EvaluateOptions(limit=given["limit"])
-        run_evaluation(target, tokenizer, trained.folder, given["evaluate"], settings, console)

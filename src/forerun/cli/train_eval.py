@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +84,7 @@ def run_evaluation(
     from forerun.train.report import NAME
 
     held_out = read_prompts_by_category(prompts, tokenizer, settings.limit)
-    origin = provenance(target.device, ["forerun", *sys.argv[1:]])
+    origin = provenance(target.device)
     with Bar(console) as bar:
         bar.start("decoding", total=len(held_out) * len(settings.temperatures))
         record = evaluate(target, tokenizer, folder, held_out, settings, origin, prompts.name, bar.advance)

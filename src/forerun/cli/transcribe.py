@@ -122,8 +122,8 @@ def transcribe(files: tuple[Path, ...], **options: Any) -> None:
     with plain_warnings(console), _standard_input(files) as piped:
         form = Format(options["form"])
         times = _timestamps(options["timestamps"], form)
-        given = _once([piped if piped and str(path) == "-" else path for path in files], console)
-        writer = Writer(given, form, bool(options["timestamps"]), options["folder"], console, piped)
+        recordings = _once([piped if piped and str(path) == "-" else path for path in files], console)
+        writer = Writer(recordings, form, bool(options["timestamps"]), options["folder"], console, piped)
         settings = settings_from(SpeechSettings, options | {"timestamps": times})
         loaded, processor = load_pair(options, console)
         run = _compared if options["compare"] else _transcribed

@@ -33,7 +33,7 @@ class Method:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(made.tokens) for made in self.outcomes.values() if isinstance(made, Transcript))
+        return sum(len(outcome.tokens) for outcome in self.outcomes.values() if isinstance(outcome, Transcript))
 
     @property
     def tokens_per_round(self) -> float:
@@ -63,7 +63,7 @@ class Comparison:
     def different(self, way: Method) -> list[Path]:
         """Files whose tokens are not those with drafts."""
         last = self.ways[-1].outcomes
-        return [path for path, made in way.outcomes.items() if _tokens(made) != _tokens(last[path])]
+        return [path for path, outcome in way.outcomes.items() if _tokens(outcome) != _tokens(last[path])]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -82,9 +82,9 @@ def compare(
     for name, decoder in decoders.items():
         transcriber = Transcriber(loaded.model, processor, decoder, settings)
         _warm_up(transcriber, writer.files)
-        found = {outcome.path: outcome for outcome in transcriber.files(writer.files, batch_size, tell)}
+        outcomes = {outcome.path: outcome for outcome in transcriber.files(writer.files, batch_size, tell)}
         windows = transcriber.windows
-        ways.append(Method(name, transcriber.spent, found, 0 if windows is None else windows.num_sampled))
+        ways.append(Method(name, transcriber.spent, outcomes, 0 if windows is None else windows.num_sampled))
     for outcome in ways[-1].outcomes.values():
         writer.take(outcome)
     return Comparison(tuple(ways))

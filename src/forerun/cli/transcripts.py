@@ -61,10 +61,10 @@ class Writer:
         """What goes to standard output comes last, when no bar is in its way. Says whether every file succeeded."""
         failures = [outcome for outcome in self.outcomes.values() if isinstance(outcome, Failure)]
         if self.folder is None and self.form is Format.JSON:
-            entries = [_entry(made) | {"file": self._name(made.path)} for made in self._ended()]
+            entries = [_entry(outcome) | {"file": self._name(outcome.path)} for outcome in self._ended()]
             click.echo(json.dumps({**facts, "files": entries}, indent=2, ensure_ascii=False))
         elif self.folder is None:
-            self._show([made for made in self._ended() if isinstance(made, Transcript)])
+            self._show([outcome for outcome in self._ended() if isinstance(outcome, Transcript)])
         done = len(self.outcomes) - len(failures)
         if done < len(self.files) > 1:
             click.echo(f"{done} of {len(self.files)} files were transcribed.", err=True)

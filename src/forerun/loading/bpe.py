@@ -36,9 +36,9 @@ def _refuse_what_is_not_plain(file: GgufFile) -> None:
         )
     if file.metadata.get("tokenizer.ggml.add_bos_token"):
         raise UnsupportedModel(f"{file.path} puts a token before every text, which this reader does not do")
-    if strange := set(file.need("tokenizer.ggml.token_type")) - {_NORMAL, _CONTROL}:
+    if unknown := set(file.need("tokenizer.ggml.token_type")) - {_NORMAL, _CONTROL}:
         raise UnsupportedModel(
-            f"{file.path} has tokens of kinds {sorted(strange)}; this reader knows normal and control ones"
+            f"{file.path} has tokens of kinds {sorted(unknown)}; this reader knows normal and control ones"
         )
 
 

@@ -78,11 +78,11 @@ def check_target(made_for: Mapping[str, Any], model: PreTrainedModel) -> None:
 
     Names may differ: one model has many (a folder, a Hub name), and a fine-tuned sister is a fair target.
     """
-    found = describe_target(model)
-    if all(made_for[name] == found[name] for name in COMPARED if name in made_for):
+    target = describe_target(model)
+    if all(made_for[name] == target[name] for name in COMPARED if name in made_for):
         return
     raise InvalidArgument(
-        f"this drafter was made for {_in_words(made_for)}, the target is {_in_words(found)}; "
+        f"this drafter was made for {_in_words(made_for)}, the target is {_in_words(target)}; "
         "use the drafter with its own target, or train one for this target"
     )
 
@@ -155,13 +155,13 @@ def build(folder: str | Path, manifest: DrafterManifest, tensors: Mapping[str, T
         ) from error
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], folder: str | Path, given: Collection[str] = ()) -> None:
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], folder: str | Path, lent: Collection[str] = ()) -> None:
     """Load a folder's tensors: every parameter but those `given` by the target, and nothing else."""
     try:
         missing, unknown = module.load_state_dict(dict(tensors), strict=False)
     except RuntimeError as error:
         raise InvalidArgument(f"drafter {str(folder)!r}: weights do not fit config.json: {error}") from error
-    if odd := [*(set(missing) - set(given)), *unknown]:
+    if odd := [*(set(missing) - set(lent)), *unknown]:
         raise InvalidArgument(
             f"drafter {str(folder)!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
             f"unknown; {REMEDY}"
@@ -196,19 +196,19 @@ def _put(beside: Path, folder: Path) -> None:
 
 
 def _read_manifest(path: Path) -> DrafterManifest:
-    found = read_json(path, REMEDY)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        version = found.get("format") if isinstance(found, dict) else found
+    content = read_json(path, REMEDY)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        version = content.get("format") if isinstance(content, dict) else content
         raise InvalidArgument(
             f"{str(path)!r} has format {version!r}, this version of Forerun reads {FORMAT}; update Forerun, or {REMEDY}"
         )
     try:
         return DrafterManifest(
-            kind=found["kind"],
-            num_blocks=found["num_blocks"],
-            target=dict(found["target"]),
-            shares=tuple(found["shares"]),
-            provenance=dict(found.get("provenance") or {}),
+            kind=content["kind"],
+            num_blocks=content["num_blocks"],
+            target=dict(content["target"]),
+            shares=tuple(content["shares"]),
+            provenance=dict(content.get("provenance") or {}),
         )
     except KeyError as error:
         raise InvalidArgument(f"{str(path)!r} lacks the entry {error}; {REMEDY}") from error
@@ -232,10 +232,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        found: dict[str, Tensor] = load_file(path)
+        tensors: dict[str, Tensor] = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise InvalidArgument(f"{str(path)!r} is truncated or corrupt ({error}); {REMEDY}") from error
-    return found
+    return tensors
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], manifest: DrafterManifest, where: str) -> None:

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,12 +54,14 @@ class Provenance:
         machine = self.machine
         return (
             f"{self.date}, {machine.name}, {machine.cores} cores, {machine.threads} threads, "
-            f"{machine.memory_gib:.0f} GiB; " + ", ".join(f"{name} {found}" for name, found in self.versions.items())
+            f"{machine.memory_gib:.0f} GiB; "
+            + ", ".join(f"{name} {version}" for name, version in self.versions.items())
         ) + (f", commit {self.commit}" if self.commit else "")
 
 
-def provenance(device: Any, command: Sequence[str]) -> Provenance:
-    """Of a measurement that happens now, on `device`."""
+def provenance(device: Any, command: Sequence[str] | None = None) -> Provenance:
+    """Of a measurement that happens now, on `device`; by the `forerun` command that runs, unless another is named."""
+    command = ["forerun", *sys.argv[1:]] if command is None else command
     return Provenance(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join(without_folders(word) for word in command),
@@ -76,7 +79,7 @@ def without_folders(word: str) -> str:
 
 def versions() -> dict[str, str]:
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    compiler = {"numba": found} if (found := _version("numba")) else {}
+    compiler = {"numba": numba} if (numba := _version("numba")) else {}
     return {"forerun": __version__, "python": platform.python_version(), **libraries, **compiler}
 
 

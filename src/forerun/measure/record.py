@@ -63,10 +63,10 @@ class Record:
 def load(path: Path, kind: str | None = None) -> Record:
     """A stored record, of `kind` where one is asked for; what is wrong with any other file is one clear error."""
     content = content_of(path)
-    found = content.get("format")
-    if found != FORMAT:
+    stored_format = content.get("format")
+    if stored_format != FORMAT:
         raise InvalidArgument(
-            f"{str(path)!r} has record format {shown(found)} and this version reads {FORMAT}; measure again"
+            f"{str(path)!r} has record format {shown(stored_format)} and this version reads {FORMAT}; measure again"
         )
     if kind is not None and content.get("kind") != kind:
         raise InvalidArgument(f"{str(path)!r} is a record of kind {shown(content.get('kind'))}, not of {kind!r}")

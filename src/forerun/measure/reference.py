@@ -32,13 +32,13 @@ BLOCK = 8  # positions of the long forward that the deviation is measured with
 @contextmanager
 def neutral_defaults(model: PreTrainedModel) -> Iterator[None]:
     """Without the settings a model was published with, which `model.generate` would apply unasked; ids stay."""
-    own = model.generation_config
-    ids = {name: getattr(own, name, None) for name in IDS}
+    published = model.generation_config
+    ids = {name: getattr(published, name, None) for name in IDS}
     model.generation_config = GenerationConfig(**ids)
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = published
 
 
 class Reading:
@@ -201,7 +201,7 @@ Rows = Sequence[Sequence[int]]
 
 def compare_texts(model: PreTrainedModel | Reading, prompts: Rows, theirs: Rows, ours: Rows) -> Agreement:
     """Greedy texts of two methods, row by row."""
-    found = [difference(model, p, b, a) for p, a, b in zip(prompts, theirs, ours, strict=True)]
-    ties = sum(one is not None and one.is_tie for one in found)
-    identical = found.count(None)
-    return Agreement(identical, ties, len(found) - identical - ties)
+    differences = [difference(model, p, b, a) for p, a, b in zip(prompts, theirs, ours, strict=True)]
+    ties = sum(one is not None and one.is_tie for one in differences)
+    identical = differences.count(None)
+    return Agreement(identical, ties, len(differences) - identical - ties)

@@ -55,14 +55,14 @@ class Trace:
 
     def latencies(self) -> list[float]:
         """Seconds a token of each row until it finished, BASS's measure: not divided by the batch."""
-        found = []
+        seconds_a_token = []
         for row in range(len(self.result.rows)):
             last = max((i for i, r in enumerate(self.rounds) if row in r.gained), default=None)
             if last is None:  # finished while others were still reading
                 continue
             taken = sum(r.seconds for r in self.rounds[: last + 1])
-            found.append(taken / sum(r.gained.get(row, 0) for r in self.rounds))
-        return found
+            seconds_a_token.append(taken / sum(r.gained.get(row, 0) for r in self.rounds))
+        return seconds_a_token
 
 
 def decode(

@@ -23,29 +23,29 @@ def read(kind: Any, value: Any, name: str) -> Any:
     if origin is tuple:
         return _tuple(inside, value, name)
     if origin is not None and issubclass(origin, Mapping):
-        found = mapping(name, value, "must be an object")
-        return {key: read(inside[1], each, f"{name}[{key!r}]") for key, each in found.items()}
+        content = mapping(name, value, "must be an object")
+        return {key: read(inside[1], each, f"{name}[{key!r}]") for key, each in content.items()}
     if origin is not None:
         return list_of(name, value, lambda place, each: read(inside[0], each, place), "must be a list")
     return value if kind is Any else SCALARS[kind](name, value)
 
 
 def _dataclass(kind: Any, value: Any, name: str) -> Any:
-    found, hints = mapping(name, value, "must be an object"), get_type_hints(kind)
+    content, hints = mapping(name, value, "must be an object"), get_type_hints(kind)
     for field in fields(kind):
-        if field.name not in found and field.default is MISSING and field.default_factory is MISSING:
+        if field.name not in content and field.default is MISSING and field.default_factory is MISSING:
             refuse(name, value, f"lacks {field.name!r}")
-    for key in found:
+    for key in content:
         if key not in hints:
             refuse(name, key, f"is no name it may hold; those are {', '.join(hints)}")
-    return kind(**{key: read(hints[key], each, f"{name}.{key}") for key, each in found.items()})
+    return kind(**{key: read(hints[key], each, f"{name}.{key}") for key, each in content.items()})
 
 
 def _tuple(inside: tuple[Any, ...], value: Any, name: str) -> tuple[Any, ...]:
-    found = list_of(name, value, lambda place, each: read(inside[0], each, place), "must be a list")
-    if inside[-1] is not Ellipsis and len(found) != len(inside):
+    values = list_of(name, value, lambda place, each: read(inside[0], each, place), "must be a list")
+    if inside[-1] is not Ellipsis and len(values) != len(inside):
         refuse(name, value, f"must hold {len(inside)} entries")
-    return tuple(found)
+    return tuple(values)
 
 
 def _text(name: str, value: Any) -> str:
