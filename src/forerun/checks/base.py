@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -14,6 +15,9 @@ from forerun.policy.base import Policy
 from forerun.rules import AnyRule
 from forerun.types import Rule
 
+POLICY = 4
+"""A constant: "auto" may find that drafting does not pay in runs this short, and nothing would be tested."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -21,26 +25,13 @@ class Pair:
 
     model: PreTrainedModel
     drafter: Drafter | str | None
-    policy: str | int | Policy = 4
-    """A constant by default: "auto" may find that drafting does not pay in runs this short, and nothing is tested."""
+    policy: str | int | Policy = POLICY
     rule: AnyRule = Rule.TOKEN
-    tokenizer: Any = None
-    attention: str = "auto"
-    kernels: str | None = None
-    compile: bool = True
+    options: Mapping[str, Any] = field(default_factory=dict)  # others of `SpeculativeDecoder`
 
     def decoder(self, rule: AnyRule | None = None) -> SpeculativeDecoder:
         """A fresh one for every test: a drafter that shares the target's cache belongs to one decoder at a time."""
-        return SpeculativeDecoder(
-            self.model,
-            self.drafter,
-            policy=self.policy,
-            rule=rule or self.rule,
-            tokenizer=self.tokenizer,
-            attention=self.attention,
-            kernels=self.kernels,
-            compile=self.compile,
-        )
+        return SpeculativeDecoder(self.model, self.drafter, policy=self.policy, rule=rule or self.rule, **self.options)
 
 
 class Outcome(StrEnum):

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from forerun.checks.base import CheckResult, Outcome, Pair
+from forerun.checks.base import POLICY, CheckResult, Outcome, Pair
 from forerun.checks.distribution import check_distribution
 from forerun.checks.divergence import check_lossy
 from forerun.checks.greedy import check_greedy
@@ -94,8 +94,8 @@ def check(
     `policy` (4 by default: "auto" may find that nothing pays in runs this short), `rule`, `attention`, `kernels`,
     `compile`.
     """
-    rule = options.pop("rule", Rule.TOKEN)
-    pair = Pair(target, drafter, rule=parse(rule) if isinstance(rule, str) else rule, tokenizer=tokenizer, **options)
+    rule, policy = parse(options.pop("rule", Rule.TOKEN)), options.pop("policy", POLICY)
+    pair = Pair(target, drafter, policy, rule, {"tokenizer": tokenizer, **options})
     asked = [_token_ids(prompt, tokenizer) for prompt in (PROMPTS if prompts is None else prompts)]
     opened = [_token_ids(prompt, tokenizer) for prompt in (OPEN_PROMPTS if open_prompts is None else open_prompts)]
     return check_pair(pair, asked, opened, settings, reporter)

@@ -90,9 +90,14 @@ def busy(console: Console, what: str) -> Iterator[None]:
         yield
 
 
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """One line as it is, whatever it holds and however wide the terminal is: names of files are to be copied whole."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
+
+
 def note(console: Console, text: str) -> None:
-    """One line the user should know of, whatever the terminal's width."""
-    console.print(f"Note: {text}", style="yellow", markup=False, soft_wrap=True)
+    """A line the user should know of."""
+    say(console, f"Note: {text}", style="yellow")
 
 
 @contextmanager

@@ -146,7 +146,7 @@ def _evaluate(
     console: Console,
 ) -> tuple[Record, Path]:
     """Cheap mistakes first: data, packages and the output before anything large is loaded."""
-    from forerun.cli.console import busy, note
+    from forerun.cli.console import busy, note, say
     from forerun.cli.pair import load
     from forerun.errors import InvalidArgument
     from forerun.eval.evaluate import check_packages, evaluate
@@ -159,7 +159,7 @@ def _evaluate(
     with busy(console, "reading tasks"):
         tasks, missing = find(wanted, folder)
     for lack in missing:
-        console.print(f"Left out: {lack.why}", style="red", markup=False, soft_wrap=True)
+        say(console, f"Left out: {lack.why}", style="red")
     if not tasks:
         raise InvalidArgument(missing[0].why if len(missing) == 1 else "no task has its data; see above")
     for task in tasks:
@@ -203,6 +203,7 @@ def _recordings(folder: Path | None) -> str:
 
 
 def _show(record: Record, path: Path, form: str, console: Console) -> None:
+    from forerun.cli.console import say
     from forerun.eval.journal import journal_path
     from forerun.measure.show import show_as
 
@@ -211,6 +212,6 @@ def _show(record: Record, path: Path, form: str, console: Console) -> None:
     else:
         show_as(record, form)
     if not record.complete:
-        console.print("To go on: the same command with " + f"--output {path}", markup=False, soft_wrap=True)
+        say(console, f"To go on: the same command with --output {path}")
     if record.rows:
-        console.print(f"Record: {path}; answers: {journal_path(path)}", markup=False, soft_wrap=True)
+        say(console, f"Record: {path}; answers: {journal_path(path)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,11 @@ def evaluate_speech(
     console: Console,
 ) -> None:
     """Cheap mistakes first; then the model, all ways in turn, the record and its tables."""
-    from forerun.cli.console import note
+    from forerun.cli.console import note, say
     from forerun.eval.speech.recordings import find
     from forerun.files import check_output
     from forerun.measure.record import default_path
-    from forerun.measure.show import show_as
+    from forerun.measure.show import present
 
     _check(tasks)
     listed = find(folder)
@@ -50,8 +51,7 @@ def evaluate_speech(
     check_output(path)
     record = _measure(listed, path, options, console)
     if record.rows:
-        show_as(record, form)
-        console.print(f"Record: {path}", markup=False, soft_wrap=True)
+        present(record, partial(say, console), path, None, form)
     else:
         console.print("Stopped before all methods had transcribed everything once.")
     if not record.complete:

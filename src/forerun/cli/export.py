@@ -27,7 +27,7 @@ def export(folder: Path, output: Path, target: str | None, offline: bool) -> Non
 
     Only causal drafts stand alone: feature and parallel drafts read the hidden states of their target.
     """
-    from forerun.cli.console import busy, err_console, note
+    from forerun.cli.console import busy, err_console, note, say
     from forerun.files import check_output_folder
     from forerun.loading import load_model
     from forerun.loading.drafter_folder import load_drafter
@@ -44,4 +44,4 @@ def export(folder: Path, output: Path, target: str | None, offline: bool) -> Non
         model, tokenizer = load_model(name, device="cpu", offline=offline)
     if write(folder, output, model, tokenizer):
         note(console, "its vocabulary was reduced; the standalone model can say every token.")
-    console.print(f"a model of its own is in {output}", markup=False, soft_wrap=True)
+    say(console, f"a model of its own is in {output}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +96,10 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan MODEL -d DRAFT -d lookup -d early:8   which of these?
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
     """
-    from forerun.cli.console import err_console, plain_warnings
+    from forerun.cli.console import err_console, plain_warnings, say
     from forerun.files import check_output
-    from forerun.measure.plot import check_plot, draw
-    from forerun.measure.show import show
+    from forerun.measure.plot import check_plot
+    from forerun.measure.show import present
 
     if picture is not None:
         check_plot(picture)
@@ -107,15 +108,8 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     err = err_console()
     with plain_warnings(err):
         record = _measure(target, options, output, err)
-    if output is not None:
-        err.print(f"Record: {output}", markup=False, soft_wrap=True)
-    if as_json:
-        click.echo(record.text(), nl=False)
-    else:
-        show(record)
-    if picture is not None and record.figure is not None:
-        draw(record.figure, picture)
-        err.print(f"Picture: {picture}", markup=False, soft_wrap=True)
+    picture = picture if record.figure is not None else None  # an interrupted run may have nothing to draw
+    present(record, partial(say, err), output, picture, "json" if as_json else "table")
     if not record.complete:
         raise click.exceptions.Exit(INTERRUPTED)
 

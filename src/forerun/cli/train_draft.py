@@ -214,12 +214,11 @@ def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> Ste
 def _print(trained: Trained, console: Console) -> None:
     import importlib.util
 
-    console.print(
-        f"trained {trained.num_parameters:,} weights on {trained.tokens:,} tokens in {trained.steps} steps, "
-        f"{trained.seconds:.0f} s; the drafter is in {trained.folder}",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    from forerun.cli.console import say
+
+    amount = f"{trained.num_parameters:,} weights on {trained.tokens:,} tokens in {trained.steps} steps"
+    say(console, f"trained {amount}, {trained.seconds:.0f} s; the drafter is in {trained.folder}")
     if trained.proxy is not None:
-        console.print(held_out(trained.proxy, None), markup=False, soft_wrap=True)
+        say(console, held_out(trained.proxy, None))
     if importlib.util.find_spec("matplotlib") is None:
         console.print("no curves were drawn: matplotlib is not installed; run: pip install 'forerun[train]'")

@@ -79,7 +79,7 @@ def run_evaluation(
     """Decode, keep the record (as eval.json in the folder, if nothing else is said), print it."""
     from forerun.measure.progress import Bar
     from forerun.measure.provenance import provenance
-    from forerun.measure.show import show
+    from forerun.measure.show import show_as
     from forerun.train.evaluate import evaluate, read_prompts_by_category
     from forerun.train.report import NAME
 
@@ -89,10 +89,7 @@ def run_evaluation(
         bar.start("decoding", total=len(held_out) * len(settings.temperatures))
         record = evaluate(target, tokenizer, folder, held_out, settings, origin, prompts.name, bar.advance)
     record.save(output or folder / NAME)
-    if as_json:
-        click.echo(record.text(), nl=False)
-    else:
-        show(record)
+    show_as(record, "json" if as_json else "table")
 
 
 @click.command(cls=GroupedCommand)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from forerun.cli.console import note
+from forerun.cli.console import note, say
 from forerun.errors import InvalidArgument
 from forerun.files import check_output_folder, write_whole
 from forerun.speech.formats import Format, render
@@ -80,7 +80,7 @@ class Writer:
     def _write(self, transcript: Transcript, place: Path) -> None:
         text = render(transcript, self.form, self.times)
         write_whole(place, lambda beside: beside.write_text(text, encoding="utf-8"))
-        self.console.print(f"{self._name(transcript.path)} -> {place}", style="dim", markup=False, soft_wrap=True)
+        say(self.console, f"{self._name(transcript.path)} -> {place}", style="dim")
 
     def _show(self, transcripts: Sequence[Transcript]) -> None:
         """Several are told apart as `head` does it."""

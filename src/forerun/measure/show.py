@@ -40,12 +40,20 @@ def measure(name: str, output: Path | None, picture: Path | None, run: Callable[
     if not record.tables:
         reporter.say("\n".join(["Stopped before anything was measured.", *record.remarks]))
     else:
-        show(record)  # first: whatever is wrong with the picture, these numbers took long
-        reporter.say(f"Record: {output}")
-        if picture is not None:
-            _draw_picture(record, picture)
-            reporter.say(f"Picture: {picture}")
+        present(record, reporter.say, output, picture)
     return INTERRUPTED if not record.complete else 0 if record.tables else FAILED
+
+
+def present(
+    record: Record, say: Callable[[str], object], output: Path | None, picture: Path | None, form: str = "table"
+) -> None:
+    """Print a record, say where it was saved, draw its picture; tables first, since those numbers took long."""
+    show_as(record, form)
+    if output is not None:
+        say(f"Record: {output}")
+    if picture is not None:
+        _draw_picture(record, picture)
+        say(f"Picture: {picture}")
 
 
 def main(run: Callable[[], int]) -> int:
