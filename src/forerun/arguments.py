@@ -152,6 +152,17 @@ def methods(name: str, value: Any, verbs: Sequence[str], remedy: str) -> Any:
     return value
 
 
+def equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same, tensors in every element wherever they lie. What cannot be compared is not."""
+    try:
+        if hasattr(one, "shape") or hasattr(other, "shape"):
+            first, second = (value.cpu() if hasattr(value, "cpu") else value for value in (one, other))
+            return bool(first.shape == second.shape and (first == second).all())
+        return bool(one == other)
+    except Exception:  # of other types, or a comparison of the value's own
+        return False
+
+
 def _range(low: int, high: int) -> str:
     if (low, high) == (INT64_MIN, INT64_MAX):
         return "must fit 64 bits, sign included"

@@ -37,3 +37,13 @@ class NonFiniteLogits(ForerunError, ArithmeticError):
 
 class ForerunWarning(UserWarning):
     """Something was survived that the user should hear of once."""
+
+
+def first_line(error: BaseException) -> str:
+    """What others' errors say, without the advice that follows; the error's kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def kind_and_line(error: BaseException) -> str:
+    """The same with the kind in front, for errors that were not made to be read."""
+    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import ForerunError, InvalidArgument
+from forerun.errors import ForerunError, InvalidArgument, first_line
 
 OPENERS: Mapping[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -159,5 +159,5 @@ def disk_error(path: Path, error: BaseException, advice: str) -> ForerunError:
     if isinstance(error, OSError):
         reason = "the disk is full" if error.errno in FULL else (error.strerror or str(error))
     else:
-        reason = f"the disk seems to be full ({str(error).splitlines()[0]})"
+        reason = f"the disk seems to be full ({first_line(error)})"
     return ForerunError(f"cannot write {str(path)!r}: {reason}. What was saved before is whole; {advice}")

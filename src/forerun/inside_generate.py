@@ -34,6 +34,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from forerun.arguments import equal
 from forerun.engine.adjust import AfterPads
 from forerun.engine.request import Request
 from forerun.errors import InvalidArgument
@@ -261,14 +262,7 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     left, right = vars(one), vars(other)
-    return left.keys() == right.keys() and all(_equal(left[name], right[name]) for name in left)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        both = isinstance(one, Tensor) and isinstance(other, Tensor)
-        return both and one.shape == other.shape and bool((one.cpu() == other.cpu()).all())
-    return bool(one == other)
+    return left.keys() == right.keys() and all(equal(left[name], right[name]) for name in left)
 
 
 def _ids(value: Tensor) -> list[int]:

@@ -6,7 +6,7 @@ import difflib
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,6 +27,7 @@ from forerun.arguments import (
     FLOAT32_MAX,
     INT64_MAX,
     entries,
+    equal,
     flag,
     integer,
     list_of,
@@ -93,9 +94,7 @@ class GenerateKeywords(TypedDict, total=False):
     decoder_start_token_id: int | Sequence[int]
 
 
-PER_ROW_PARAMS = (
-    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-)  # fmt: skip
+PER_ROW_PARAMS = tuple(field.name for field in fields(SamplingParams) if field.name != "logit_bias")
 MOST_SEQUENCES = 1 << 20  # of one call; each is a request with a row of its own
 KNOWN = frozenset(GenerateKeywords.__annotations__)
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -251,7 +250,7 @@ def _fields(config: Any, model_config: GenerationConfig) -> dict[str, Any]:
         refuse("generation_config", config, "must be a transformers.GenerationConfig")
     default = vars(GenerationConfig())
     chosen = {name: value for name, value in vars(config).items() if not name.startswith("_") and value is not None}
-    changed = {name: value for name, value in chosen.items() if not _equal(value, default.get(name))}
+    changed = {name: value for name, value in chosen.items() if not equal(value, default.get(name))}
     ignored = {
         name for name in changed if name in WITHOUT_EFFECT or (name not in default and name in vars(model_config))
     }
@@ -264,16 +263,8 @@ def _fields(config: Any, model_config: GenerationConfig) -> dict[str, Any]:
 def refuse_unless_neutral(name: str, value: Any, remedy: str | None = None) -> None:
     """A setting of `REFUSED` may be passed with a value that does nothing."""
     neutral, usual = REFUSED[name]
-    if not any(value is n or _equal(value, n) for n in neutral):
+    if not any(value is n or equal(value, n) for n in neutral):
         raise InvalidArgument(f"{name}={shown(value)} is not offered: {remedy or usual}")
-
-
-def _equal(value: Any, other: Any) -> bool:
-    """Arrays and tensors answer for each element, others may not answer at all: none of them is a neutral value."""
-    try:
-        return bool(value == other)
-    except Exception:
-        return False
 
 
 def _suggestion(name: str) -> str:

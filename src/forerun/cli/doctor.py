@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import platform
 from dataclasses import asdict, dataclass
@@ -13,7 +11,7 @@ import click
 
 from forerun.cli.doctor_cpu import CpuKernels, examine_cpu, lines
 from forerun.config import cache_folder, is_offline
-from forerun.version import __version__
+from forerun.version import __version__, installed_version
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,7 +92,7 @@ def examine(name: str | None = None) -> Report:
         embedded_model=_embedded_model(),
         cache_folder=str(cache_folder()),
         offline=is_offline(),
-        optional_packages=[OptionalPackage(name, _version(name), brings) for name, brings in OPTIONAL.items()],
+        optional_packages=[OptionalPackage(name, installed_version(name), brings) for name, brings in OPTIONAL.items()],
         cpu_kernels=examine_cpu(name, model),
         self_check=None if model is None else _self_check(model),
     )
@@ -107,15 +105,8 @@ def _self_check(model: PreTrainedModel) -> str:
 
 
 def _versions() -> dict[str, str]:
-    libraries = {name: _version(name) or "missing" for name in ("torch", "transformers", "safetensors")}
+    libraries = {name: installed_version(name) or "missing" for name in ("torch", "transformers", "safetensors")}
     return {"forerun": __version__, "python": platform.python_version(), **libraries}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _devices() -> list[Device]:

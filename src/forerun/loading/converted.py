@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -15,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.config import cache_folder
-from forerun.errors import ForerunError, ModelNotFound, UnsupportedModel
+from forerun.errors import ForerunError, ModelNotFound, UnsupportedModel, kind_and_line
 from forerun.files import is_disk_error, parse_json, set_usual_modes
+from forerun.version import installed_version
 
 MANIFEST = "manifest.json"
 """Size and checksum of every other file of the folder; the last file written."""
@@ -54,10 +54,7 @@ class WheelModel:
 
     def converted_folder(self) -> Path:
         """Where the converted model is kept, whether it is there yet or not; changes with wheel and converter."""
-        try:
-            version = importlib.metadata.version(self.distribution)
-        except importlib.metadata.PackageNotFoundError:
-            version = "unknown"
+        version = installed_version(self.distribution) or "unknown"
         return cache_folder() / "embedded" / f"{self.converted_name}-{version}-c{self.converter_version}"
 
     def is_converted(self) -> bool:
@@ -106,10 +103,8 @@ def understood(path: Path) -> Iterator[None]:
     except OSError:
         raise  # a disk, not the contents
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
         raise UnsupportedModel(
-            f"{path} is damaged, or holds what this reader does not know ({type(error).__name__}: {reason}); "
-            "fetch it again"
+            f"{path} is damaged, or holds what this reader does not know ({kind_and_line(error)}); fetch it again"
         ) from error
 
 

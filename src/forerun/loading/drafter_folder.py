@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from forerun.errors import ForerunError, InvalidArgument, ModelNotFound
+from forerun.errors import ForerunError, InvalidArgument, ModelNotFound, kind_and_line
 from forerun.files import disk_error, is_disk_error, read_json, set_usual_modes
 from forerun.loading.sizes import StoredWeights, check_layer_counts, check_size
 
@@ -151,7 +151,7 @@ def build(folder: str | Path, manifest: DrafterManifest, tensors: Mapping[str, T
         raise
     except Exception as error:  # wrong types and sizes come out as many kinds
         raise InvalidArgument(
-            f"{str(Path(folder) / CONFIG)!r} describes no model that can be built ({_kind_and_line(error)}); {REMEDY}"
+            f"{str(Path(folder) / CONFIG)!r} describes no model that can be built ({kind_and_line(error)}); {REMEDY}"
         ) from error
 
 
@@ -166,11 +166,6 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], folder: str | Path, l
             f"drafter {str(folder)!r}: weights do not fit config.json: {', '.join(sorted(odd)[:4])} missing or "
             f"unknown; {REMEDY}"
         )
-
-
-def _kind_and_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _write(folder: Path, manifest: DrafterManifest, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -223,7 +218,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         check_layer_counts(PreTrainedConfig.get_config_dict(folder, local_files_only=True)[0], str(folder))
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds for a file that is no configuration
-        why = "it wants Python code of its own run" if "trust_remote_code" in str(error) else _kind_and_line(error)
+        why = "it wants Python code of its own run" if "trust_remote_code" in str(error) else kind_and_line(error)
         raise InvalidArgument(f"{str(folder / CONFIG)!r} is no model configuration ({why}); {REMEDY}") from error
 
 

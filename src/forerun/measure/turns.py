@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
+from forerun.errors import kind_and_line
 from forerun.measure.progress import Reporter
 
 R = TypeVar("R")
@@ -60,8 +61,7 @@ def take_turns(
             if not tolerant:
                 save(outcome)
                 raise
-            why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            outcome.problems += (f"{turn.title} failed ({why})",)
+            outcome.problems += (f"{turn.title} failed ({kind_and_line(error)[:200]})",)
         outcome.complete = turn is planned[-1] and not left_out
         reporter.advance(turn.cost)
         saved = save(outcome)

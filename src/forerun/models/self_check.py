@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from forerun.cache.ragged import RaggedCache
 from forerun.config import self_check as settings
-from forerun.errors import UnsupportedModel
+from forerun.errors import UnsupportedModel, kind_and_line
 from forerun.models import proven
 from forerun.models.cross_attention import Sources
 from forerun.models.encoder import EncoderOutput
@@ -73,9 +73,8 @@ def tried(scorer: Scorer) -> SelfCheck:
         raise
     except Exception as error:
         raise UnsupportedModel(
-            f"{type(scorer.model).__name__} could not be tried on a few rows ({type(error).__name__}: "
-            f"{_first_line(error)}), so Forerun cannot tell whether it decodes as model.generate does; use "
-            "model.generate for it"
+            f"{type(scorer.model).__name__} could not be tried on a few rows ({kind_and_line(error)}), so Forerun "
+            "cannot tell whether it decodes as model.generate does; use model.generate for it"
         ) from error
 
 
@@ -315,7 +314,3 @@ def _allowed(noise: Tensor, model: PreTrainedModel) -> float:
     if bits.bits >= 32:
         return max(512 * unit, 32 * most)
     return min(max(2 * unit, 3 * float(noise.median())), LARGEST)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else "no message"

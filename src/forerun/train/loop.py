@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.errors import ForerunError, InvalidArgument
+from forerun.errors import ForerunError, InvalidArgument, first_line
 from forerun.train.batches import Batch, BatchOrder, Rollouts, collate, prefetched, split, step_seed
 from forerun.train.init_student import InitialStudent, draft_tokens, init_student
 from forerun.train.objective import Objective
@@ -149,7 +149,7 @@ class Trainer:
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             if isinstance(error, InvalidArgument):
                 raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             raise InvalidArgument(
                 f"{str(self.folder / CHECKPOINT)!r} does not fit this run ({reason}); delete it and train again"
             ) from error
