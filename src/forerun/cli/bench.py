@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from forerun.bench.settings import CompareSettings
 from forerun.cli.main import LazyCommand, LazyGroup
-from forerun.cli.options import RULE, comma_separated, option, options_from, place_of, place_options, stack
+from forerun.cli.options import (
+    RULE,
+    comma_separated,
+    option,
+    options_from,
+    place_of,
+    place_options,
+    stack,
+    typed_options,
+)
 from forerun.errors import InvalidArgument
 
 BENCHES = {
@@ -106,12 +114,7 @@ def show(record: Path, picture: Path | None) -> None:
 
 def _refuse_options(ctx: click.Context) -> None:
     """Options before a sub-command would be ignored, so they are refused."""
-    options = [
-        param.opts[0]
-        for param in ctx.command.params
-        if param.name and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
-    ]
-    if options:
+    if typed := typed_options(ctx):
         raise click.UsageError(
-            f"{', '.join(options)} belong to `forerun bench` alone, not to {ctx.invoked_subcommand!r}", ctx=ctx
+            f"{', '.join(typed)} belong to `forerun bench` alone, not to {ctx.invoked_subcommand!r}", ctx=ctx
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.main import INTERRUPTED
+from forerun.cli.options import typed_options
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -63,12 +64,9 @@ def _check(tasks: tuple[str, ...]) -> None:
 
     if set(tasks) != {TASK}:
         raise InvalidArgument(f"{TASK!r} listens with another model than the other tasks write with: run it by itself")
-    context = click.get_current_context()
-    refused = [n for n in MEANINGLESS if context.get_parameter_source(n) is not click.core.ParameterSource.DEFAULT]
-    if refused:
-        option = "--" + refused[0].replace("_", "-")
+    if typed := typed_options(click.get_current_context(), MEANINGLESS):
         raise InvalidArgument(
-            f"{option} means nothing to {TASK!r}, which decodes greedily and counts words: leave it out"
+            f"{typed[0]} means nothing to {TASK!r}, which decodes greedily and counts words: leave it out"
         )
     for package in ("jiwer", "soundfile", "soxr"):
         if importlib.util.find_spec(package) is None:

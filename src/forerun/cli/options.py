@@ -17,7 +17,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from functools import cache
@@ -26,6 +26,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from forerun.config import LengthSettings, ModelSettings, SamplingParams, SpeculationSettings
 from forerun.errors import InvalidArgument
@@ -136,6 +137,16 @@ def settings_from(kind: type[Settings], options: Mapping[str, Any], /, **more: A
         if options.get(field.name) is not None
     }
     return kind(**{**chosen, **more})
+
+
+def typed_options(ctx: click.Context, names: Collection[str] | None = None) -> list[str]:
+    """Those options of the command, or of `names` among them, that stand on the command line."""
+    return [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name and (names is None or param.name in names)
+        if ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
 
 
 def stack(*decorators: Callable[[Function], Function]) -> Callable[[Function], Function]:
