@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from forerun.errors import ForerunError, InvalidArgument, ModelNotFound, kind_and_line
 from forerun.files import disk_error, is_disk_error, read_json, set_usual_modes
-from forerun.loading.sizes import StoredWeights, check_layer_counts, check_size
+from forerun.loading.sizes import check_layer_counts, check_size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -145,7 +145,7 @@ def build(folder: str | Path, manifest: DrafterManifest, tensors: Mapping[str, T
         with torch.device("meta"):
             sketch = make()
         lent = 2 * manifest.target["vocab_size"] * manifest.target["hidden_size"]  # embedding and head
-        check_size(sketch, StoredWeights.of_tensors(tensors), str(folder), lent)
+        check_size(sketch, lent + sum(tensor.numel() for tensor in tensors.values()), str(folder))
         return make()
     except ForerunError:
         raise

@@ -24,7 +24,7 @@ from forerun.errors import (
     kind_and_line,
 )
 from forerun.files import parse_json
-from forerun.loading.sizes import StoredWeights, check_layer_counts, check_size
+from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
 
 
@@ -177,16 +177,16 @@ class LoadRequest:
         from transformers import AutoConfig, PreTrainedConfig
 
         contents = PreTrainedConfig.get_config_dict(self.source.location, **self.options)[0]
-        check_layer_counts(contents, self.source.name, self._stored())
+        check_layer_counts(contents, self.source.name)
         return AutoConfig.from_pretrained(self.source.location, **self.options)
 
-    def _stored(self) -> StoredWeights | None:
-        """What a folder's files hold; of a model on the Hub nothing is known before it is fetched."""
-        return StoredWeights.of_folder(Path(self.source.location)) if self.source.is_local else None
-
     def _check_size(self, loader: Any, config: Any) -> None:
-        """A configuration may ask for terabytes: that is found out before they are taken."""
-        if (stored := self._stored()) is None:
+        """A configuration may ask for terabytes: that is found out before they are taken.
+
+        Of a model on the Hub nothing is known before it is fetched.
+        """
+        stored = stored_values(Path(self.source.location)) if self.source.is_local else None
+        if stored is None:
             return
         try:
             with torch.device("meta"):
