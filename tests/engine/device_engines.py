@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.config import Kernels, SamplingParams
-from forerun.drafters import DraftModel, EarlyExit, PromptLookup, RandomDraft
+from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, RandomDraft
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.engine.device.capture import Work
@@ -20,6 +20,7 @@ from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.policy.base import Policy
 from forerun.types import Rule
+from support.heads import head_of
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 Texts = dict[int, tuple[int, ...]]
@@ -34,6 +35,9 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "random": lambda model: RandomDraft(),
     "doubting": lambda model: DraftModel(draft_of(model), stop_below=0.4),
     "exit": lambda model: EarlyExit(1),
+    "feature": lambda model: FeatureHead(head_of(model, noise=0.03)),
+    "few words": lambda model: FeatureHead(head_of(model, noise=0.03), draft_vocabulary=torch.arange(1, 97, 3)),
+    "parallel": lambda model: ParallelHeads(head_of(model, blocks=3, noise=0.03)),
 }
 
 
@@ -62,7 +66,8 @@ def engine(
     target = Scorer(model, use=Kernels.OFF)
     guesser = DRAFTERS[drafter](model)
     chosen = Constant(policy) if isinstance(policy, int) else policy
-    made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead)
+    # Before recorded rounds prompts are encoded first; heads draft for a row once that has happened.
+    made = Engine(target, guesser, chosen, rule=rule, keep_rows=keep_rows, ahead=ahead, join_tokens=0)
     if on_device:
         made.runner = runner_of(target, made.drafter, rule, made.clock)
     return made

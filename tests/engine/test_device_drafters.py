@@ -10,12 +10,13 @@ import pytest
 from engine.device_engines import CUT, GREEDY, SAMPLED, Texts, engine, finish, flown, rehearsing, requests, texts
 from engine.following import Follows, Replayed
 from forerun.config import SamplingParams
+from forerun.drafters.features import Features
 from forerun.engine import Engine
 from forerun.engine.device.choose import describe
 from forerun.types import Rule
 from support.tiny import plain_greedy, tiny_model
 
-DRAFTERS = ("exit",)
+DRAFTERS = ("exit", "feature", "few words", "parallel")
 MIXED = [SAMPLED, GREEDY, CUT, replace(SAMPLED, min_p=0.05), CUT]
 CASES: dict[str, dict[str, Any]] = {
     "token": {},
@@ -30,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=4)
 def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     settings = {"drafter": drafter, **CASES[case]}
     made = engine(True, **settings)
@@ -55,6 +56,7 @@ def test_greedy_text_is_that_of_generate(drafter: str) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
+@pytest.mark.quick(every=3)
 def test_lengths_that_change_while_rounds_run_ahead(drafter: str, params: SamplingParams) -> None:
     """Rounds without a draft, longer ones behind shorter ones: what a drafter missed is read up in time."""
     policy = Follows()
@@ -94,6 +96,22 @@ def test_rows_that_end_and_begin(drafter: str) -> None:
         return got
 
     assert found(True) == found(False)
+
+
+@pytest.mark.parametrize("drafter", ["feature", "parallel"])
+def test_control_features_that_nobody_writes_down(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts from other features are other drafts, met by the same random numbers: the comparisons above can fail."""
+    want = texts(engine(False, drafter=drafter), requests(3))
+    monkeypatch.setattr(Features, "write_at", lambda *given: None)
+    assert texts(engine(True, drafter=drafter), requests(3)) != want
+
+
+def test_somebody_else_who_listens_is_told_by_rounds_step_by_step() -> None:
+    made = engine(True, drafter="feature")
+    made.target.observers.append(Features())
+    rounds = flown(made)
+    assert texts(made, requests(3)) == texts(engine(False, drafter="feature"), requests(3))
+    assert not rounds
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -6,6 +6,7 @@ replayed; everything else in here is called by the host between launches and kee
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from forerun.cache.ragged import RaggedCache
-from forerun.models.scorer import Scorer
+from forerun.models.scorer import HiddenStateObserver, Scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class DeviceRows:
     draft_slots: Tensor  # [R] int64, in the drafter's own caches; the target's slots where it has none
     past: Tensor  # [R] int64, keys in the target's cache
     block: Tensor  # [R, 1 + W] int64: the token before the last one, the last one, the draft behind it
+    recent: Tensor  # [R, W] int64: each row's last tokens, the last one last, where a drafter `reads_recent`
 
 
 class Draw(Protocol):
@@ -55,6 +57,12 @@ class DeviceDrafter(ABC):
     """Models that a draft runs, beside the target: recordings hold the addresses of their keys and weights."""
     caches: tuple[RaggedCache, ...] = ()
     """Where rows of its own live, each with the same slot in all of them; empty where it needs the target's alone."""
+    observer: HiddenStateObserver | None = None
+    """What it has among the target's observers: recorded rounds hand hidden states to `hear` instead."""
+    most = sys.maxsize
+    """No draft has more tokens."""
+    reads_recent = False
+    """Whether it reads more of a row than its last two tokens."""
 
     @abstractmethod
     def why_not(self, target: Scorer) -> str | None:
@@ -69,6 +77,10 @@ class DeviceDrafter(ABC):
     def room(self, vocab_size: int, longest: int) -> int:
         """Tokens it can draft for a row of `longest` tokens of a target with so many ids."""
 
+    def knows(self, row: int, length: int) -> bool:
+        """Whether it has all it needs to draft for a row of `length` tokens; else the round goes step by step."""
+        return True
+
     @abstractmethod
     def num_first(self, number: int, pending: Sequence[int]) -> int:
         """Tokens of each row that the first step of a draft of `number` tokens takes in.
@@ -82,7 +94,14 @@ class DeviceDrafter(ABC):
 
     @abstractmethod
     def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
-        """Call `draw` for steps 0 .. K - 1 in order. Recorded: no value may be read on the host."""
+        """Call `draw` for steps 0 .. K - 1 in order. Recorded: no value may be read on the host.
+
+        K may be more than `most`: what is drawn for later steps is not used, but must be drawn from numbers.
+        """
+
+    def hear(self, rows: DeviceRows, hidden: Tensor) -> None:
+        """`hidden` [R * T, H]: what the target made of T tokens of each row behind its `past`. Recorded as well."""
+        return
 
     @abstractmethod
     def set_length(self, row: int, past: int, length: int, number: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun.drafters.autoregressive import grow
+from forerun.drafters.device_head import DeviceFeatureHead
 from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
 from forerun.types import Draft, DraftContext
@@ -28,6 +29,9 @@ class FeatureHead(OnFeatures):
     def steps(self, context: DraftContext) -> FeatureSteps:
         """For trees: laws behind several guesses at once."""
         return FeatureSteps(self.trunk, self.trunk.within_reach(context))
+
+    def device_draft(self) -> DeviceFeatureHead:
+        return DeviceFeatureHead(self.trunk, self.stop_below)
 
 
 class FeatureSteps:

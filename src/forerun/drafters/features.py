@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forerun import ops
 from forerun.cache.ragged import RaggedCache
 from forerun.types import RaggedRows
 
@@ -19,27 +20,27 @@ class Features:
     """
 
     def __init__(self) -> None:
-        self._cache = RaggedCache()
+        self.cache = RaggedCache()
         self._rows: set[int] = set()
 
     def admit(self, row: int) -> None:
-        self._cache.admit(row)
+        self.cache.admit(row)
         self._rows.add(row)
 
     def release(self, row: int) -> None:
         if row in self._rows:
             self._rows.remove(row)
-            self._cache.release(row)
+            self.cache.release(row)
 
     def knows(self, row: int) -> bool:
         return row in self._rows
 
     def length(self, row: int) -> int:
-        return self._cache.length(row) if row in self._rows else 0
+        return self.cache.length(row) if row in self._rows else 0
 
     def rewind(self, row: int, length: int) -> None:
         if length < self.length(row):
-            self._cache.rewind(row, length)
+            self.cache.rewind(row, length)
 
     def on_hidden_states(self, rows: Sequence[int], past: Sequence[int], counts: Sequence[int], hidden: Tensor) -> None:
         follows = [self._follows(row, length) for row, length in zip(rows, past, strict=True)]
@@ -49,24 +50,46 @@ class Features:
             if not parts:
                 return
             hidden = torch.cat(parts)
-        addresses = self._cache.addresses(self._cache.extend(rows, counts)).to(hidden.device)
+        addresses = self.cache.addresses(self.cache.extend(rows, counts)).to(hidden.device)
         vectors = hidden.unsqueeze(1)
-        self._cache.write(0, addresses, vectors, vectors[..., :0])
+        self.cache.write(0, addresses, vectors, vectors[..., :0])
 
     def take(self, rows: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Tensor:
         """[N, H] `counts[i]` vectors of each row from position `starts[i]` on, row by row."""
-        slots = tuple(self._cache.slot(row) for row in rows)
-        kept = self._cache.layers[0].flat[0].squeeze(1)
-        return kept[self._cache.addresses(RaggedRows(slots, tuple(starts), tuple(counts))).to(kept.device)]
+        slots = tuple(self.cache.slot(row) for row in rows)
+        kept = self.cache.layers[0].flat[0].squeeze(1)
+        return kept[self.cache.addresses(RaggedRows(slots, tuple(starts), tuple(counts))).to(kept.device)]
+
+    def set_length(self, row: int, length: int) -> None:
+        """After a round that the device ran by itself: the first `length` vectors stand."""
+        self.cache.set_length(row, length, length)
+
+    def write_at(self, slots: Tensor, past: Tensor, hidden: Tensor) -> None:
+        """`hidden` [R * T, H] of rows at `slots` [R] from position `past` [R] on, all numbers on the device."""
+        count = len(hidden) // len(slots)
+        self._pool(hidden).index_copy_(0, self._addresses(slots, past, count), hidden)
+
+    def take_at(self, slots: Tensor, starts: Tensor, count: int, like: Tensor) -> Tensor:
+        """[R * count, H] like `like` [.., H], from position `starts` [R] on; anything finite before the beginning."""
+        return self._pool(like).index_select(0, self._addresses(slots, starts, count))
+
+    def _pool(self, like: Tensor) -> Tensor:
+        """[slots * capacity, H] made now where nothing was heard yet."""
+        vectors = like.new_empty(0, 1, like.shape[-1])
+        return self.cache.layer(0, vectors, vectors[..., :0]).flat[0].squeeze(1)
+
+    def _addresses(self, slots: Tensor, starts: Tensor, count: int) -> Tensor:
+        capacity = self.cache.capacity
+        return ops.lay_out(slots, starts, count, 1, capacity, capacity).addresses[0]
 
     def _follows(self, row: int, past: int) -> bool:
         """Whether new vectors go on where the row's own end."""
-        return row in self._rows and self._cache.length(row) == past
+        return row in self._rows and self.cache.length(row) == past
 
     def on_keep(self, row: int, start: int, picks: Sequence[int]) -> None:
-        if row in self._rows and self._cache.length(row) > start:
-            self._cache.keep(row, start, picks)
+        if row in self._rows and self.cache.length(row) > start:
+            self.cache.keep(row, start, picks)
 
     def on_copy(self, source: int, row: int, length: int) -> None:
         if row in self._rows and self.length(source) >= length:
-            self._cache.copy(source, row, length)
+            self.cache.copy(source, row, length)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from forerun.drafters.autoregressive import grow
+from forerun.drafters.device_head import DeviceParallelHeads
 from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
 from forerun.errors import InvalidArgument
@@ -41,6 +42,9 @@ class ParallelHeads(OnFeatures):
         context = self.trunk.within_reach(context)
         rooms = tuple(min(room, self.num_blocks) for room in context.max_lengths)
         return HeadSteps(self.trunk, replace(context, max_lengths=rooms))
+
+    def device_draft(self) -> DeviceParallelHeads:
+        return DeviceParallelHeads(self.trunk, self.stop_below)
 
 
 class HeadSteps:

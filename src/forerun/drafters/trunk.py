@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun import ops
+from forerun.config import Kernels
 from forerun.drafters.features import Features
 from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import DRAFT_VOCABULARY, build, check_target, fill, load_drafter
 from forerun.math.attention import Form
+from forerun.models.bodies.merging import merged
 from forerun.models.draft_head import DraftHead, check_plain
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.types import DraftContext
@@ -71,7 +73,8 @@ class Trunk:
         target.observers.append(self.features)
         self._ear = weakref.finalize(self, target.observers.remove, self.features)  # a scorer may outlive its decoders
         head = self.head if _is_like(self.head, target) else _cast(self.head, target)
-        self._fuse, self._block = head.fuse.weight.detach(), head.block
+        self._fuse = head.fuse.weight.detach()
+        self._blocks = merged(head.block_linears)[0] if head.blocks else None  # [blocks * H, H]
         self.body = Scorer(head.body, self.form, headless=True, use=target.kernels)
         self._embedding: Tensor = target.model.get_input_embeddings().weight.detach()
 
@@ -87,6 +90,11 @@ class Trunk:
             )
         self.ids = self.ids.to(target.device)
         return weight[self.ids]
+
+    @property
+    def like(self) -> Tensor:
+        """[0, H] in the features' type and place."""
+        return self._embedding[:0]
 
     def admit(self, row: int) -> None:
         if self._target is not None:
@@ -113,7 +121,7 @@ class Trunk:
                 "a head on features was used before it knew its target; give it to SpeculativeDecoder or Engine"
             )
         room = tuple(
-            max(0, min(most, self._room(row, len(history))))
+            max(0, min(most, self.room(row, len(history))))
             for row, most, history in zip(context.rows, context.max_lengths, context.histories, strict=True)
         )
         return context if room == context.max_lengths else replace(context, max_lengths=room)
@@ -124,11 +132,8 @@ class Trunk:
         ends = [len(history) - 1 for history in histories]
         for row, end in zip(rows, ends, strict=True):
             self.body.rewind([row], [min(self.body.length(row), end - 1)])  # the last pair is always run: it answers
-        copies = self._twins(rows, histories)
-        while waiting := self._early_pairs(rows, ends, copies):
-            self._consume(*waiting, dict(zip(rows, histories, strict=True)))
-        for row, source in copies.items():
-            self.body.cache.copy(source, row, self.body.length(source))
+        if self._twins(rows, histories) or self._missing(rows, histories, 1) > PREFILL_TOKENS:
+            self.read_up(rows, histories, 1)
         counts = [end - self.body.length(row) for row, end in zip(rows, ends, strict=True)]
         hidden = self._consume(rows, counts, dict(zip(rows, histories, strict=True)))
         if len(hidden) == len(rows):
@@ -136,10 +141,18 @@ class Trunk:
         return hidden[torch.tensor(counts, device=hidden.device).cumsum(0) - 1]
 
     @torch.inference_mode()
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], leave: int) -> None:
+        """Take in every pair of true features but the last `leave`, in passes of bounded size."""
+        copies, texts = self._twins(rows, histories), dict(zip(rows, histories, strict=True))
+        while counts := self._next_pairs({row: text for row, text in texts.items() if row not in copies}, leave):
+            self._consume(list(counts), list(counts.values()), texts)
+        for row, source in copies.items():
+            self.body.cache.copy(source, row, self.body.length(source))
+
+    @torch.inference_mode()
     def advance(self, rows: Sequence[int], hidden: Tensor, tokens: Sequence[int]) -> Tensor:
         """One pair further with a guessed feature [B, H] and a guessed token a row: [B, H]."""
-        embeddings = F.embedding(torch.tensor(tokens, device=hidden.device), self._embedding)
-        return self.body.run(rows, [1] * len(rows), self._inputs(embeddings, hidden))
+        return self.body.run(rows, [1] * len(rows), self.inputs(torch.tensor(tokens, device=hidden.device), hidden))
 
     @torch.inference_mode()
     def branch(
@@ -150,32 +163,41 @@ class Trunk:
         `trees` are the parents of all guessed pairs of each row, these included.
         """
         counts, flat = [len(own) for own in tokens], [token for own in tokens for token in own]
-        embeddings = F.embedding(torch.tensor(flat, device=hidden.device), self._embedding)
-        return self.body.run(rows, counts, self._inputs(embeddings, hidden), trees)
+        return self.body.run(rows, counts, self.inputs(torch.tensor(flat, device=hidden.device), hidden), trees)
 
     @torch.inference_mode()
     def spread(self, hidden: Tensor, width: int) -> Tensor:
         """What each of the first `width` parallel heads reads: [B, H] -> [B, width, H]."""
-        return torch.stack([self._block(j, hidden) for j in range(width)], dim=1)
+        assert self._blocks is not None
+        changes = self._product(hidden, self._blocks[: width * hidden.shape[1]]).unflatten(1, (width, -1))
+        return hidden.unsqueeze(1) + F.silu(changes)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """[.., H] -> [.., Vd], of the draft vocabulary alone where there is one."""
-        return ops.linear(hidden, self._weight, None, self.body.kernels)
+        logits = self._product(hidden.flatten(0, -2), self._weight)
+        return logits.view(*hidden.shape[:-1], -1)
 
     def drop_guesses(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
         for row, history in zip(rows, histories, strict=True):
             if self._knows(row):
                 self.body.rewind([row], [min(self.body.length(row), max(len(history) - 1, 0))])
 
-    def _inputs(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """`DraftHead.inputs`, by the product that is faster here."""
-        return ops.linear(torch.cat((embeddings, features), dim=-1), self._fuse, None, self.body.kernels)
+    def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """What the body reads of pairs of token ids [N] and features [N, H]: [N, H]."""
+        return self._product(torch.cat((F.embedding(tokens, self._embedding), features), dim=-1), self._fuse)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[N, K] and [M, K] -> [N, M], by whatever is faster here."""
+        if x.is_cuda and self.body.kernels is not Kernels.OFF:
+            return ops.project(x, weight)
+        return ops.linear(x, weight, None, self.body.kernels)
 
     def _knows(self, row: int) -> bool:
         return self.features.knows(row)
 
-    def _room(self, row: int, length: int) -> int:
+    def room(self, row: int, length: int) -> int:
+        """Tokens that can be drafted for a row of `length` tokens; 0 where features of it are missing."""
         if length < 2 or self.features.length(row) < length - 1:
             return 0
         limit = self.body.context_length
@@ -187,19 +209,21 @@ class Trunk:
         empty = [(r, tuple(h)) for r, h in zip(rows, histories, strict=True) if not self.body.length(r) and len(h) > 2]
         return {row: first[history] for row, history in empty if first.setdefault(history, row) != row}
 
-    def _early_pairs(
-        self, rows: Sequence[int], ends: Sequence[int], copies: Mapping[int, int]
-    ) -> tuple[list[int], list[int]] | None:
-        """Pairs before the last of each row, as many as fit one pass; None where one more takes all there is."""
-        left = {row: end - 1 - self.body.length(row) for row, end in zip(rows, ends, strict=True) if row not in copies}
-        if not copies and sum(left.values()) <= PREFILL_TOKENS:
-            return None
+    def _missing(self, rows: Sequence[int], histories: Sequence[Sequence[int]], leave: int) -> int:
+        """Pairs of all rows together that the body has not taken in, the last `leave` of each row not counted."""
+        return sum(
+            max(0, len(history) - 1 - leave - self.body.length(row))
+            for row, history in zip(rows, histories, strict=True)
+        )
+
+    def _next_pairs(self, histories: Mapping[int, Sequence[int]], leave: int) -> dict[int, int]:
+        """How many of those each row takes in next, as many as fit one pass."""
         room, counts = PREFILL_TOKENS, {}
-        for row, count in left.items():
-            if take := min(room, count):
+        for row, history in histories.items():
+            if take := min(room, self._missing([row], [history], leave)):
                 counts[row] = take
                 room -= take
-        return (list(counts), list(counts.values())) if counts else None
+        return counts
 
     def _consume(self, rows: Sequence[int], counts: Sequence[int], histories: Mapping[int, Sequence[int]]) -> Tensor:
         """Run the next `counts[i]` pairs of each row: [N, H]."""
@@ -207,8 +231,7 @@ class Trunk:
         spans = zip(rows, starts, counts, strict=True)
         tokens = [token for row, start, count in spans for token in histories[row][start + 1 : start + count + 1]]
         features = self.features.take(rows, starts, counts)
-        embeddings = F.embedding(torch.tensor(tokens, device=features.device), self._embedding)
-        return self.body.run(rows, counts, self._inputs(embeddings, features))
+        return self.body.run(rows, counts, self.inputs(torch.tensor(tokens, device=features.device), features))
 
 
 def _is_like(head: DraftHead, target: Scorer) -> bool:

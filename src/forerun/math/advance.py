@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from forerun.math.row_options import count_emitted
 from forerun.types import Verdict
@@ -49,6 +50,17 @@ def advance(
     state.past.add_(gained)
     state.position.add_(gained)
     state.round.add_(state.active)
+
+
+def last_tokens(recent: Tensor, block: Tensor, verdict: Verdict, vocab_size: int) -> Tensor:
+    """[R, W] the last tokens of each row once it has gained what the verdict leaves, from those before it, `recent`.
+
+    `block` is as in `DeviceRowState`, before `advance`.
+    """
+    kept = verdict.num_accepted.unsqueeze(-1)
+    gained = pad(block[:, 2:], (0, 1)).scatter(1, kept, verdict.next_token.unsqueeze(-1).clamp(0, vocab_size - 1))
+    column = torch.arange(1, 1 + recent.shape[1], device=recent.device)
+    return torch.cat([recent, gained], dim=1).gather(1, kept + column)
 
 
 def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict, alternatives: int = 0) -> Tensor:

@@ -70,6 +70,11 @@ class DraftHead(nn.Module):
         fused: Tensor = self.fuse(torch.cat((embeddings, features), dim=-1))
         return fused
 
+    @property
+    def block_linears(self) -> list[nn.Linear]:
+        """The products of all blocks, in order."""
+        return [block.linear for block in self.blocks if isinstance(block, Block)]
+
     def block(self, j: int, hidden: Tensor) -> Tensor:
         """Hidden state [.., H] from which head j = 0 .. num_blocks - 1 draws; see `blocks`."""
         out: Tensor = self.blocks[j](hidden)

@@ -17,10 +17,10 @@ from forerun.drafters.autoregressive import fitted
 from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.engine.device.recorder import Scratch
 from forerun.engine.device.row_table import RowTable
-from forerun.math.advance import emitted_logprobs
+from forerun.math.advance import emitted_logprobs, last_tokens
 from forerun.math.laws import KEPT, LogitLaw, PointMass, ReducedLaw
 from forerun.models.static_pass import StaticPass
-from forerun.types import Draft, Law, Rule
+from forerun.types import Draft, Law, Rule, Verdict
 
 
 class DeviceRound:
@@ -92,8 +92,19 @@ class DeviceRound:
         if table.logprobs is not None:
             scored, wanted = logits.view(table.size, shape.scored, -1)[:, : number + 1], table.alternatives or 0
             table.logprobs[:, : number + 1] = emitted_logprobs(scored, table.row_state.block, verdict, wanted)
+        self._tell_drafter(verdict, shape)
         counts = table.options.counts if table.has_options else None
         ops.advance(table.row_state, lengths, verdict, self.vocab_size, counts, self.use)
+
+    def _tell_drafter(self, verdict: Verdict, shape: Shape) -> None:
+        """Whatever a drafter reads of a round, before rows move on."""
+        table, drafter = self.table, self.drafter
+        if drafter is None:
+            return
+        if drafter.observer is not None:
+            drafter.hear(table.device_rows, self.hidden.rows[: table.size * shape.scored])
+        if drafter.reads_recent:
+            table.recent.copy_(last_tokens(table.recent, table.row_state.block, verdict, self.vocab_size))
 
     @property
     def draft_logits(self) -> Scratch:

@@ -58,6 +58,7 @@ class RowTable:
         settings = self.values[len(NUMBERS) :].view(torch.float64)
         flags = dict.fromkeys(FLAGS, False)
         self.params = LawParams(settings[0], column["top_k"], settings[1], settings[2], **flags)
+        self.recent = torch.zeros(size, width, **zeros)  # type: ignore[call-overload]
         self.has_options = False  # whether some row changes its logits
         self._options: RowOptions | None = None  # made when one first does
         self._option_columns = {
@@ -73,7 +74,7 @@ class RowTable:
     @property
     def state(self) -> list[Tensor]:
         """Everything a round changes that the next one starts from."""
-        return [self.values, self.row_state.block, *([self.options.counts] if self.has_options else [])]
+        return [self.values, self.row_state.block, self.recent, *([self.options.counts] if self.has_options else [])]
 
     @property
     def flags(self) -> tuple[object, ...]:
@@ -100,7 +101,7 @@ class RowTable:
     @property
     def device_rows(self) -> DeviceRows:
         """What a drafter reads of the rows."""
-        return DeviceRows(self.slots, self.draft_slots, self.row_state.past, self.row_state.block)
+        return DeviceRows(self.slots, self.draft_slots, self.row_state.past, self.row_state.block, self.recent)
 
     @property
     def running(self) -> list[Row]:
@@ -138,6 +139,11 @@ class RowTable:
         self._send(self.slots, torch.tensor([own.slot for own in (*slots, *[dummy] * dummies)]))
         self._send(self.row_state.past, torch.tensor([*past, *[1] * dummies]))
         self._send(self.row_state.block[:, 1 : 1 + count], torch.tensor(tokens))
+
+    def assign_recent(self) -> None:
+        """Write the last tokens of every row, for a drafter that reads them; a round then keeps them up to date."""
+        last = [row.history[-self.width :] for row in self.rows] + [[0]] * (self.size - len(self.rows))
+        self._send(self.recent, torch.tensor([[*[0] * (self.width - len(tokens)), *tokens] for tokens in last]))
 
     def deactivate_finished(self) -> None:
         """From now on, entries of finished rows no longer advance."""

@@ -124,15 +124,23 @@ class Runner:
 
     def can_run(self, rows: Sequence[Row]) -> bool:
         """Whether a round of these rows can be recorded work."""
-        if not self.whole_rounds or self.is_disabled or self.target.observers:
+        if not self.whole_rounds or self.is_disabled or self._is_overheard:
             return False
         if self.drafter is not None:
+            if not all(self.drafter.knows(row.number, len(row.history)) for row in rows):
+                return False
             longest = max(len(row.history) for row in rows) + self._pending_keys
             if self.drafter.room(self.target.vocab_size, longest) < MARGIN:
                 return False
         if self._are_in_table(rows):
             return True
         return all(_why_not(row, self.target) is None for row in rows)
+
+    @property
+    def _is_overheard(self) -> bool:
+        """Whether anybody but the drafter listens to the target: recorded rounds hand hidden states to no one else."""
+        own = None if self.drafter is None else self.drafter.observer
+        return any(observer is not own for observer in self.target.observers)
 
     def may_score(self) -> bool:
         """Whether the target's pass can be recorded work."""
@@ -178,6 +186,8 @@ class Runner:
         Lengths that are fixed, or among those offered, are recorded at once; but near the end of all budgets every
         round has another length, and none of them is.
         """
+        if self.drafter is not None:
+            lengths = [min(length, self.drafter.most) for length in lengths]
         longest = max(lengths)
         device_round = self._fill_table(rows, longest)
         table = device_round.table
@@ -338,6 +348,8 @@ class Runner:
             scorer.lay_out()
         slots = [RowSlots(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
         device_round.table.assign(rows, slots, RowSlots(caches[0].num_slots - 1, caches[-1].num_slots - 1))
+        if self.drafter is not None and self.drafter.reads_recent:
+            device_round.table.assign_recent()
         self._weights = fingerprint(self._scorers)
         return device_round
 
@@ -385,7 +397,7 @@ class Runner:
         score = self._recorded_score(device_round, shape)
         verify = get(
             ("verify", table.size, table.width, shape.drafted, shape.scored, shape.is_given, table.flags),
-            lambda: (self._scratch.version, device_round.draft_logits.version),
+            lambda: (self._scratch.version, device_round.draft_logits.version, self._heard_version),
             partial(device_round.verify, shape),
             table.state,
         )
@@ -399,6 +411,13 @@ class Runner:
             partial(device_round.score, shape),
             table.state,
         )
+
+    @property
+    def _heard_version(self) -> Hashable:
+        """Of where hidden states come from and go to, where the drafter hears them."""
+        if self.drafter is None or self.drafter.observer is None:
+            return None
+        return self._hidden.version, self.drafter.version
 
     @property
     def _draft_version(self) -> Hashable:
