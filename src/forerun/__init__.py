@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         Tree,
     )
     from forerun.drafters.base import Drafter
-    from forerun.engine import Engine, FinishReason, Progress, Request, Stats
-    from forerun.errors import ForerunError, ForerunWarning
+    from forerun.engine import AsyncEngine, Engine, FinishReason, Progress, Request, RequestStream, Stats
+    from forerun.errors import EngineClosed, ForerunError, ForerunWarning
     from forerun.loading import load
     from forerun.math.laws import PointMass, SparseLaw
     from forerun.models.scorer import Scorer
@@ -53,8 +53,8 @@ _HOMES = {
         "TopK",
         "Tree",
     ),
-    "forerun.engine": ("Engine", "FinishReason", "Progress", "Request", "Stats"),
-    "forerun.errors": ("ForerunError", "ForerunWarning"),
+    "forerun.engine": ("AsyncEngine", "Engine", "FinishReason", "Progress", "Request", "RequestStream", "Stats"),
+    "forerun.errors": ("EngineClosed", "ForerunError", "ForerunWarning"),
     "forerun.loading": ("load",),
     "forerun.math.laws": ("PointMass", "SparseLaw"),
     "forerun.models.scorer": ("Scorer",),
@@ -66,6 +66,7 @@ _HOMES = {
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AsyncEngine",
     "BassHeuristic",
     "Chain",
     "Constant",
@@ -76,6 +77,7 @@ __all__ = [
     "Drafter",
     "EarlyExit",
     "Engine",
+    "EngineClosed",
     "FeatureHead",
     "FinishReason",
     "ForerunError",
@@ -90,6 +92,7 @@ __all__ = [
     "PromptLookup",
     "RandomDraft",
     "Request",
+    "RequestStream",
     "Rule",
     "SamplingParams",
     "Scorer",

@@ -18,7 +18,7 @@ from forerun.config import Kernels
 from forerun.config import self_check as wants_self_check
 from forerun.drafters import from_folder, named_drafter
 from forerun.drafters.base import Drafter
-from forerun.engine import Engine
+from forerun.engine import Engine, Request
 from forerun.engine.device.choose import describe
 from forerun.errors import InvalidArgument, ModelNotFound, NonFiniteLogits
 from forerun.inputs import REMEDY, Prompts, as_tensors, check_ids, read_inputs, refuse_for_causal, unpadded
@@ -152,6 +152,24 @@ class SpeculativeDecoder:
         if policy is not None:
             call = replace(call, policy=as_policy(policy))
         return Stream(engine, call, like)
+
+    def requests(
+        self,
+        input_ids: Prompts | None = None,
+        attention_mask: Any = None,
+        **keywords: Unpack[GenerateKeywords],
+    ) -> tuple[Request, ...]:
+        """The same call as requests for `forerun.Engine` and `forerun.AsyncEngine`, one a sequence.
+
+        `drafter`, `policy`, `streamer` and `max_time` belong to a call as a whole and are refused.
+        """
+        others: dict[str, Any] = dict(keywords)
+        for name in ("drafter", "policy", "streamer", "max_time"):
+            if others.get(name) is not None:
+                raise InvalidArgument(f"{name}={shown(others[name])} is for a whole call: use generate or stream")
+        call, _ = self._parse(input_ids, attention_mask, others)
+        self.engine.tokenizer = call.tokenizer
+        return call.requests
 
     def as_custom_generate(self) -> Callable[..., Any]:
         """For trying it inside existing code: `model.generate(**inputs, custom_generate=decoder.as_custom_generate())`.

@@ -35,6 +35,10 @@ class NonFiniteLogits(ForerunError, ArithmeticError):
     """A row's logits are NaN or infinite: the target's own, or an option made them so; the message says which."""
 
 
+class EngineClosed(ForerunError, RuntimeError):
+    """A request for an `AsyncEngine` whose thread has ended, or is about to."""
+
+
 class ForerunWarning(UserWarning):
     """Something was survived that the user should hear of once."""
 

@@ -30,6 +30,7 @@ from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
 from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
+from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
@@ -43,6 +44,8 @@ PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
 
 class Engine:
     """Rows in flight behind one target: `add` requests, `step` until `is_idle`, collect `take_results`.
+
+    One thread steps; any thread may add, abort and take results meanwhile, and waits for the step under way.
 
     A step that raises has done nothing: the rows are where they were, and the next step says what it would have said.
 
@@ -83,6 +86,7 @@ class Engine:
         self.join_tokens, self.prefixes = join_tokens, PrefixCache(keep_rows)
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
         self.seconds = Seconds()
+        self._turnstile = Turnstile()
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
         self._results: dict[int, RowResult] = {}  # by handle
@@ -138,26 +142,24 @@ class Engine:
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its handle for `abort`, which no other has."""
-        if self.is_idle:
-            self._look_again()
-        budget = self._budget(request)
-        output: list[int] = []
-        stop = StopRule(request, budget, self.tokenizer)
-        adjust = adjuster(request, output, self.target.kernels)
-        row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
-        self._waiting.append(row)
-        return row.handle
+        with self._turnstile.calling():
+            if self.is_idle:
+                self._look_again()
+            row = self._row(request)
+            self._waiting.append(row)
+            return row.handle
 
     def abort(self, handle: int) -> None:
         """End a row with what it has; one that has ended stays as it is."""
-        for row in [*self._waiting, *self._running.values()]:
-            if row.handle == handle:
-                row.finish_reason = FinishReason.ABORT
-        try:
-            self._retire()
-        except BaseException:
-            self._start_over()
-            raise
+        with self._turnstile.calling():
+            for row in [*self._waiting, *self._running.values()]:
+                if row.handle == handle:
+                    row.finish_reason = FinishReason.ABORT
+            try:
+                self._retire()
+            except BaseException:
+                self._start_over()
+                raise
 
     def postpone(self, seconds: float) -> None:
         """Move the deadlines of all rows: time spent on compiling is not decoding."""
@@ -167,12 +169,21 @@ class Engine:
 
     def take_results(self) -> list[RowResult]:
         """Finished sequences since the last call."""
-        results, self._results = self._results, {}
-        return list(results.values())
+        return list(self.take_results_by_handle().values())
 
-    @torch.inference_mode()
+    def take_results_by_handle(self) -> dict[int, RowResult]:
+        """The same by the handles that `add` gave."""
+        with self._turnstile.calling():
+            results, self._results = self._results, {}
+        return results
+
     def step(self) -> list[Progress]:
         """One round for every row: admit, run, commit, observe, retire."""
+        with self._turnstile.stepping():
+            return self._step()
+
+    @torch.inference_mode()
+    def _step(self) -> list[Progress]:
         try:
             if self.runner is None or not self.runner.has_pending:
                 self._admit()
@@ -361,6 +372,12 @@ class Engine:
             sizes,
             next(self._round_numbers),
         )
+
+    def _row(self, request: Request) -> Row:
+        budget, output = self._budget(request), list[int]()
+        stop = StopRule(request, budget, self.tokenizer)
+        adjust = adjuster(request, output, self.target.kernels)
+        return Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
 
     def _budget(self, request: Request) -> int:
         """New tokens a row may have: what was asked for, or what the model's context leaves."""

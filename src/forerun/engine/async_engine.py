@@ -1,0 +1,229 @@
+"""An engine in a thread of its own: requests from any thread or event loop, tokens as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from forerun.engine.engine import Engine
+from forerun.engine.mailbox import Mailbox, Waiter, wake
+from forerun.engine.request import Request
+from forerun.engine.row import Progress, RowResult
+from forerun.errors import EngineClosed, InvalidArgument
+
+TRIES = 2
+"""Steps in a row that may fail before requests under way are given the error; a step that failed has done nothing."""
+
+
+class RequestStream(Iterator[Progress], AsyncIterator[Progress]):
+    """What one request gains, round by round: `for` in a thread, `async for` in an event loop.
+
+    A request that is refused raises its error here, and so does one that was under way when the engine failed. Leaving
+    a `with` or `async with` block, `close()`, and letting go of the stream end the request with what it has.
+    """
+
+    def __init__(self, mailbox: Mailbox, abort: Callable[[Mailbox], None]) -> None:
+        self._mailbox, self._abort = mailbox, abort
+
+    def __next__(self) -> Progress:
+        self._mailbox.wait(self._is_ready)
+        return self._next(StopIteration)
+
+    async def __anext__(self) -> Progress:
+        await self._mailbox.wait_in_loop(self._is_ready)
+        return self._next(StopAsyncIteration)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come; what has come may still be read."""
+        return self._mailbox.has_ended
+
+    def result(self, timeout: float | None = None) -> RowResult:
+        """The whole sequence; waits until it has ended. What it gained can still be iterated over."""
+        if not self._mailbox.wait(lambda: self.has_ended, timeout):
+            raise TimeoutError(f"the request has not ended within {timeout} seconds")
+        return self._outcome()
+
+    async def finished(self) -> RowResult:
+        """The same in an event loop."""
+        await self._mailbox.wait_in_loop(lambda: self.has_ended)
+        return self._outcome()
+
+    def close(self) -> None:
+        """End the request with what it has, if it has not ended."""
+        if not self.has_ended:
+            self._abort(self._mailbox)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+    def _is_ready(self) -> bool:
+        return bool(self._mailbox.gained) or self.has_ended
+
+    def _next(self, end: type[Exception]) -> Progress:
+        if self._mailbox.gained:
+            return self._mailbox.gained.popleft()
+        if self._mailbox.error is not None:
+            raise self._mailbox.error
+        raise end
+
+    def _outcome(self) -> RowResult:
+        if self._mailbox.error is not None:
+            raise self._mailbox.error
+        assert self._mailbox.result is not None
+        return self._mailbox.result
+
+
+class AsyncEngine:
+    """Runs an `Engine` in a thread that sleeps while there is nothing to decode and wakes when a request arrives.
+
+    `submit` may be called from any thread or event loop; nobody else steps the engine meanwhile. Use it as a context
+    manager, or `close()` it. A step that fails is tried again; requests under way are given the error of the second
+    failure, and the engine goes on with those that come later.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        if not isinstance(engine, Engine):
+            raise InvalidArgument(f"AsyncEngine runs an Engine, not {type(engine).__name__}: give decoder.engine")
+        self.engine = engine
+        self._arrived = threading.Condition()
+        self._orders: deque[tuple[Mailbox, Request | None]] = deque()  # without a request: abort
+        self._is_closing = self._is_draining = False
+        # The thread's own:
+        self._mailboxes: dict[int, Mailbox] = {}  # by handle
+        self._handles: dict[Mailbox, int] = {}
+        self._failures = 0
+        self._thread = threading.Thread(target=self._work, name="forerun-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> RequestStream:
+        """Queue a request; its tokens arrive in what is returned."""
+        mailbox = Mailbox()
+        self._order(mailbox, request)
+        return RequestStream(mailbox, self._order_abort)
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """End the thread. With `drain` all requests are decoded first, else they end with what they have."""
+        with self._arrived:
+            self._is_closing, self._is_draining = True, drain
+            self._arrived.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close(drain=kind is None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close, kind is None)
+
+    def _order(self, mailbox: Mailbox, request: Request) -> None:
+        with self._arrived:
+            if self._is_closing or not self._thread.is_alive():
+                raise EngineClosed("this AsyncEngine was closed: make a new one")
+            self._orders.append((mailbox, request))
+            self._arrived.notify_all()
+
+    def _order_abort(self, mailbox: Mailbox) -> None:
+        with self._arrived:
+            self._orders.append((mailbox, None))
+            self._arrived.notify_all()
+
+    def _work(self) -> None:
+        """What the thread does until it is closed."""
+        try:
+            while self._carry_out_orders():
+                try:
+                    progress = self.engine.step()
+                except Exception as error:
+                    self._fail(error)
+                else:
+                    self._failures = 0
+                    self._deliver(progress)
+        finally:
+            with self._arrived:  # nobody may order behind the last look
+                self._is_closing = True
+                unheard = [mailbox for mailbox, request in self._orders if request is not None]
+            self._end_all(EngineClosed("the engine was closed before this request had ended"), unheard)
+
+    def _carry_out_orders(self) -> bool:
+        """Waits for some where there is nothing to decode. False once the thread is to end."""
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._orders or self._is_closing or not self.engine.is_idle)
+            orders, self._orders = self._orders, deque()
+            is_closing, is_draining = self._is_closing, self._is_draining
+        for mailbox, request in orders:
+            if request is None:
+                self.engine.abort(self._handles.get(mailbox, -1))
+            else:
+                self._add(mailbox, request)
+        if is_closing and not is_draining:
+            for handle in list(self._mailboxes):
+                self.engine.abort(handle)
+        self._deliver([])  # what an abort has ended
+        return not (is_closing and self.engine.is_idle)
+
+    def _add(self, mailbox: Mailbox, request: Request) -> None:
+        try:
+            handle = self.engine.add(request)
+        except Exception as error:  # refused: whoever asked for it hears why
+            wake(mailbox.put(error=error))
+        else:
+            self._mailboxes[handle], self._handles[mailbox] = mailbox, handle
+
+    def _deliver(self, progress: list[Progress]) -> None:
+        """Gains first, then the end of those that have ended."""
+        waiters: list[Waiter] = []
+        for gained in progress:
+            waiters += self._mailboxes[gained.row].put(gained)
+        for handle, result in self.engine.take_results_by_handle().items():
+            mailbox = self._mailboxes.pop(handle)
+            del self._handles[mailbox]
+            waiters += mailbox.put(result=result)
+        wake(waiters)
+
+    def _fail(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures == TRIES:
+            self._failures = 0
+            for handle in list(self._mailboxes):
+                self.engine.abort(handle)
+            self.engine.take_results()
+            self._end_all(error)
+
+    def _end_all(self, error: BaseException, unheard: Sequence[Mailbox] = ()) -> None:
+        """Whoever waits for a request under way, or for one that was not heard of, hears of the error."""
+        under_way = (*self._mailboxes.values(), *unheard)
+        self._mailboxes, self._handles = {}, {}
+        wake([waiter for mailbox in under_way for waiter in mailbox.put(error=error)])

@@ -1,0 +1,223 @@
+"""An engine in a thread: everybody gets what they would have got alone, whoever fails, leaves or comes late."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import forerun
+from forerun import AsyncEngine, Engine, PromptLookup, SpeculativeDecoder
+from forerun.config import SamplingParams
+from forerun.engine import FinishReason, Request
+from forerun.errors import EngineClosed, InvalidArgument
+from forerun.models.scorer import Scorer
+from forerun.policy.heuristics import Constant
+from support.tiny import ragged_prompts, tiny_model
+
+PROMPTS = ragged_prompts(6, 97, seed=3, longest=12)
+
+
+def make_engine() -> Engine:
+    return Engine(Scorer(tiny_model("llama")), PromptLookup(), Constant(2))
+
+
+def request(number: int, tokens: int = 10) -> Request:
+    prompt = tuple(PROMPTS[number % len(PROMPTS)])
+    return Request(
+        prompt=prompt, max_new_tokens=tokens, request_id=number, seed=1, params=SamplingParams(temperature=0.7)
+    )
+
+
+def alone(number: int, tokens: int = 10) -> tuple[int, ...]:
+    engine = make_engine()
+    engine.add(request(number, tokens))
+    while not engine.is_idle:
+        engine.step()
+    return engine.take_results()[0].tokens
+
+
+@pytest.fixture
+def serving() -> Iterator[AsyncEngine]:
+    with AsyncEngine(make_engine()) as engine:
+        yield engine
+
+
+def test_tokens_arrive_in_a_thread(serving: AsyncEngine) -> None:
+    stream = serving.submit(request(1))
+    gained = [token for progress in stream for token in progress.tokens]
+    assert tuple(gained) == alone(1) == stream.result().tokens
+    assert stream.has_ended and list(stream) == []
+
+
+def test_tokens_arrive_in_an_event_loop(serving: AsyncEngine) -> None:
+    async def read(number: int) -> tuple[int, ...]:
+        stream = serving.submit(request(number))
+        gained = [token async for progress in stream for token in progress.tokens]
+        assert tuple(gained) == (await stream.finished()).tokens
+        return tuple(gained)
+
+    async def all_at_once() -> list[tuple[int, ...]]:
+        return await asyncio.gather(*(read(number) for number in range(6)))
+
+    assert asyncio.run(all_at_once()) == [alone(number) for number in range(6)]
+
+
+def test_requests_from_many_threads(serving: AsyncEngine) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: serving.submit(request(number)).result(60).tokens, range(24)))
+    assert found == [alone(number) for number in range(24)]
+    assert serving.engine.is_idle and not serving.engine.target.cache.rows
+
+
+def test_it_sleeps_while_there_is_nothing_to_do(serving: AsyncEngine) -> None:
+    serving.submit(request(0)).result(60)
+    before = time.thread_time_ns(), time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before[1] < 0.1
+    assert serving.submit(request(2)).result(60).tokens == alone(2), "it wakes for a late request"
+
+
+def test_a_request_that_is_refused_says_so_and_harms_nobody(serving: AsyncEngine) -> None:
+    good = serving.submit(request(1))
+    bad = serving.submit(Request(prompt=(1, 5000), max_new_tokens=3))
+    with pytest.raises(InvalidArgument, match="outside the target's vocabulary"):
+        bad.result(60)
+    with pytest.raises(InvalidArgument, match="outside the target's vocabulary"):
+        next(bad)
+    assert good.result(60).tokens == alone(1)
+
+
+@pytest.mark.parametrize("how", ("close", "with", "dropped"))
+def test_whoever_leaves_ends_the_request(serving: AsyncEngine, how: str) -> None:
+    stream = serving.submit(request(0, tokens=200))
+    next(stream)
+    mailbox = stream._mailbox
+    if how == "with":
+        with stream:
+            pass
+    elif how == "close":
+        stream.close()
+    else:
+        del stream
+        gc.collect()
+    assert mailbox.wait(lambda: mailbox.has_ended, 60)
+    assert mailbox.result is not None and mailbox.result.finish_reason is FinishReason.ABORT
+    assert len(mailbox.result.tokens) < 200
+    assert serving.submit(request(3)).result(60).tokens == alone(3)
+
+
+def test_a_task_that_is_cancelled_leaves_the_engine_whole(serving: AsyncEngine) -> None:
+    async def cancelled() -> None:
+        async def read() -> None:
+            async with serving.submit(request(0, tokens=300)) as stream:
+                async for _ in stream:
+                    pass
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert serving.submit(request(4)).result(60).tokens == alone(4)
+
+
+def test_one_failing_step_is_tried_again(serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = _failing_at(serving.engine, monkeypatch, {1})
+    assert serving.submit(request(1)).result(60).tokens == alone(1)
+    assert next(steps) > 1
+
+
+def test_an_error_that_stays_reaches_those_under_way_and_nobody_later(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failing_at(serving.engine, monkeypatch, {1, 2})
+    stream = serving.submit(request(1, tokens=50))
+    with pytest.raises(RuntimeError, match="no memory"):
+        stream.result(60)
+    assert serving.submit(request(2)).result(60).tokens == alone(2)
+
+
+def _failing_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, numbers: set[int]) -> Iterator[int]:
+    counter = iter(range(10**6))
+    step = engine._step
+
+    def failing() -> list[forerun.Progress]:
+        if next(counter) in numbers:
+            engine._start_over()
+            raise RuntimeError("no memory")
+        return step()
+
+    monkeypatch.setattr(engine, "_step", failing)
+    return counter
+
+
+def test_closing_decodes_what_is_under_way_or_ends_it() -> None:
+    drained, ended = AsyncEngine(make_engine()), AsyncEngine(make_engine())
+    late = ended.submit(request(1, tokens=400))
+    ended.close(drain=False)
+    assert late.result(60).finish_reason is FinishReason.ABORT
+    whole = drained.submit(request(1, tokens=60))
+    drained.close()
+    assert whole.result(60).tokens == alone(1, 60)
+    with pytest.raises(EngineClosed, match="make a new one"):
+        drained.submit(request(1))
+
+
+def test_a_context_that_ends_with_an_error_waits_for_nobody() -> None:
+    with pytest.raises(KeyError), AsyncEngine(make_engine()) as engine:
+        stream = engine.submit(request(0, tokens=400))
+        next(stream)
+        raise KeyError
+    assert stream.result(60).finish_reason is FinishReason.ABORT
+
+
+def test_it_wants_an_engine() -> None:
+    with pytest.raises(InvalidArgument, match=r"give decoder\.engine"):
+        AsyncEngine(SpeculativeDecoder(tiny_model("llama"), None))  # type: ignore[arg-type]
+
+
+def test_a_decoder_makes_requests() -> None:
+    decoder = SpeculativeDecoder(tiny_model("llama"), PromptLookup(), policy=2)
+    keywords = {"max_new_tokens": 7, "temperature": 0.7, "seed": 4}
+    with AsyncEngine(decoder.engine) as engine:
+        streams = [engine.submit(each) for each in decoder.requests([PROMPTS[1], PROMPTS[2]], **keywords)]
+        tokens = [stream.result(60).tokens for stream in streams]
+    assert tokens == [row.tokens for row in decoder.generate([PROMPTS[1], PROMPTS[2]], **keywords).rows]
+    with pytest.raises(InvalidArgument, match="for a whole call"):
+        decoder.requests([PROMPTS[1]], max_new_tokens=4, max_time=1.0)
+
+
+def test_an_engine_without_a_thread_of_its_own_takes_requests_from_others() -> None:
+    """One thread steps, four add and abort; nobody waits for long, and every text is its own."""
+    engine, ends = make_engine(), threading.Event()
+    waits: list[float] = []
+
+    def step() -> None:
+        while not ends.is_set() or not engine.is_idle:
+            engine.step()
+
+    def add(number: int) -> int:
+        started = time.perf_counter()
+        handle = engine.add(request(number))
+        if number % 4 == 3:
+            engine.abort(handle)
+        waits.append(time.perf_counter() - started)
+        return handle
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add, range(20)))
+    ends.set()
+    stepping.join(120)
+    found = {result.request.request_id: result for result in engine.take_results()}
+    assert sorted(found) == list(range(20)) and max(waits) < 30
+    assert all(found[number].tokens == alone(number) for number in range(20) if number % 4 != 3)
