@@ -62,7 +62,7 @@ class Pair:
 
 def open_pair(setup: Setup) -> Pair:
     if setup.target is not None:
-        return own(setup)
+        return users_pair(setup)
     if setup.pair == EMBEDDED:
         return embedded(setup)
     if setup.pair in SYNTHETIC_NAMES:
@@ -96,7 +96,7 @@ def embedded(setup: Setup) -> Pair:
     )
 
 
-def own(setup: Setup) -> Pair:
+def users_pair(setup: Setup) -> Pair:
     """A user's own target, with a draft model where one is named and the drafters that need none."""
     from forerun.loading import load_model
 
@@ -114,7 +114,7 @@ def own(setup: Setup) -> Pair:
         draft, draft_tokenizer = load_model(setup.draft, device=setup.device)
         drafters = {"draft model": lambda: DraftModel(draft, tokenizer=draft_tokenizer), **drafters}
     names = without_folders(setup.target), setup.draft and without_folders(setup.draft)
-    about = {"model": names[0], "draft": names[1], "n-grams counted in": source}
+    about = {"model": names[0], "draft model": names[1], "n-grams counted in": source}
     return Pair(setup.pair, names[0], target, tokenizer, drafters, draft, about)
 
 
@@ -123,8 +123,8 @@ def synthetic(setup: Setup) -> Pair:
     from forerun.bench.synthetic import build_pair
 
     name = SYNTHETIC_NAMES[setup.pair]
-    made = build_pair(name, device=setup.device, seed=setup.seed)
-    return pair_of_models(setup.pair, name, made.target, made.draft, {"model": name, "alpha at T = 1": made.alpha})
+    pair = build_pair(name, device=setup.device, seed=setup.seed)
+    return pair_of_models(setup.pair, name, pair.target, pair.draft, {"model": name, "alpha at T = 1": pair.alpha})
 
 
 def pair_of_models(name: str, title: str, target: Any, draft: Any, about: Mapping[str, Any]) -> Pair:

@@ -28,7 +28,7 @@ TEMPERATURE = 0.4
 BRIEFLY = " Answer with one word."  # or a small model talks about the question
 SHARE = 0.7
 """The budget is that part of the time of one plain row of TOKENS; the paper's 2.5 s are 0.68 of its 256 tokens'."""
-METHODS = {"plain": None, "speculative": "feature head"}
+METHODS = ("plain", "speculative")
 QUESTIONS: tuple[tuple[str, str], ...] = (
     ("What is the capital of France?", r"\bParis\b"),
     ("What is the capital of Japan?", r"\bTokyo\b"),
@@ -53,10 +53,10 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
 def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
     pair = pair or open_pair(setup)
     if pair.tokenizer is None:
-        raise InvalidArgument(f"pair {pair.name!r} speaks no language, and answers must be judged; use --pair embedded")
+        raise InvalidArgument(f"pair {pair.name!r} speaks no language, and answers must be scored; use --pair embedded")
     questions = setup.choose(QUESTIONS, QUESTIONS[:2])
     batches = setup.choose(BATCHES, (1, 2))
-    decoders = {name: pair.decoder(drafter) for name, drafter in METHODS.items()}
+    decoders = dict(zip(METHODS, (pair.decoder(None), pair.decoder(pair.main)), strict=True))
     asked = list(
         zip(questions, encode(pair.tokenizer, [Question("own", q + BRIEFLY) for q, _ in questions]), strict=True)
     )
@@ -70,7 +70,9 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
             steps.step(f"batch {batch}: {question}")
             for name, decoder in decoders.items():
                 result = answer(decoder, prompt, batch, seconds, setup.seed)
-                rows.append({"method": name, "batch": batch, "question": question, **judge(pair, result, right)})
+                rows.append(
+                    {"method": name, "batch": batch, "question": question, **score_answers(pair, result, right)}
+                )
     steps.end()
     settings = {
         "seconds": round(seconds, 2),
@@ -97,7 +99,7 @@ def answer(decoder: SpeculativeDecoder, prompt: Sequence[int], batch: int, secon
     )  # fmt: skip
 
 
-def judge(pair: Pair, result: GenerateResult, right: str) -> dict[str, Any]:
+def score_answers(pair: Pair, result: GenerateResult, right: str) -> dict[str, Any]:
     """Whether the answer shown first is right, and whether any finished one is; unfinished ones are not shown."""
     done = [row for row in result.ranking[0] if result.finish_reasons[row] is not FinishReason.TIME]
     texts = [pair.tokenizer.decode(result.new_tokens[row], skip_special_tokens=True) for row in done]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import forerun.loading
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.results import KernelResults, Measurement, Times
 from benchmarks.papers import __main__ as command
@@ -27,6 +28,8 @@ from forerun.measure.plot import draw
 from forerun.measure.record import Record
 from forerun.measure.table import Table
 from support.bench import ORIGIN
+from support.folders import VOCAB, byte_tokenizer
+from support.tiny import tiny_model
 
 TINY = Setup(pair=pairs.TINY, device="cpu", quick=True)
 
@@ -194,6 +197,16 @@ class TestCommand:
 
 
 class TestPieces:
+    def test_a_users_models_are_described_beside_the_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Tables keep the drafter's name under "draft", and look their rows up by it."""
+        loaded = tiny_model("llama", vocab=VOCAB), byte_tokenizer()
+        monkeypatch.setattr(forerun.loading, "load_model", lambda name, **where: loaded)
+        alone, drafted = (
+            pairs.open_pair(Setup(pair=pairs.OWN, target="/a/big", draft=draft)) for draft in (None, "/a/small")
+        )
+        assert (alone.main, drafted.main) == ("prompt lookup", "draft model")
+        assert "draft" not in drafted.about and drafted.about["draft model"] == "small"
+
     def test_peak_memory_of_a_known_call(self) -> None:
         def call(_: int) -> torch.Tensor:
             first = torch.ones(2**18)  # 1 MiB
@@ -213,7 +226,12 @@ class TestPieces:
         result: Any = SimpleNamespace(
             ranking=[[2, 1, 0]], finish_reasons=reasons, new_tokens=[[1], [2], [3]], seconds=1.0
         )
-        found = service.judge(talker, result, r"\bParis\b")
+        found = service.score_answers(talker, result, r"\bParis\b")
         assert (found["finished"], found["first"], found["any"]) == (2, False, True)
         late: Any = SimpleNamespace(**{**vars(result), "finish_reasons": [FinishReason.TIME] * 3})
-        assert service.judge(talker, late, "Paris") == {"finished": 0, "first": False, "any": False, "seconds": 1.0}
+        assert service.score_answers(talker, late, "Paris") == {
+            "finished": 0,
+            "first": False,
+            "any": False,
+            "seconds": 1.0,
+        }
