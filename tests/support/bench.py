@@ -84,4 +84,4 @@ def results_of(measurements: Sequence[Measurement], *refusals: Refusal) -> Resul
               "forerun": "Forerun", "forerun-random": "Forerun random drafts"}  # fmt: skip
     known = {*(m.method for m in measurements), *(r.method for r in refusals)}
     settings = {"model": "m", "max_new_tokens": 100, "temperature": 0.0, "prompts": "ours"}
-    return Results(ORIGIN, settings, {n: t for n, t in titles.items() if n in known}, tuple(measurements), refusals)
+    return Results(ORIGIN, settings, {n: t for n, t in titles.items() if n in known}, list(measurements), refusals)

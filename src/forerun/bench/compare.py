@@ -17,7 +17,7 @@ from forerun.bench.schedule import Group, Schedule, Speed, make_schedule
 from forerun.bench.settings import CompareSettings
 from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
-from forerun.measure.provenance import Provenance, provenance, without_folders
+from forerun.measure.provenance import provenance, without_folders
 from forerun.measure.record import Record
 from forerun.measure.reference import Agreement, compare_texts
 from forerun.measure.repetition import repeated_share
@@ -91,23 +91,35 @@ def run(
     methods: Sequence[Method] | None = None,
 ) -> Record:
     """Measure, and store after every call. After Ctrl-C the record says that it is incomplete."""
-    origin = provenance(bench.target.device, command)
     with same_law(bench.target, bench.draft):
         methods = methods or [METHODS[name](bench) for name in settings.methods]
+        results = Results(
+            provenance(bench.target.device, command),
+            asdict(settings) | {"prompts": questions.source, "end_token": "ignored"},
+            titles={method.name: method.title for method in methods},
+            refusals=tuple(
+                Refusal(method.name, batch, reason)
+                for batch in settings.batch_sizes
+                for method in methods
+                if (reason := method.refusal(batch)) is not None
+            ),
+        )
         try:
             schedule = prepare(settings, bench, questions, methods, reporter)
         except KeyboardInterrupt:
-            return make_record(_results(settings, origin, questions, methods, None, []), complete=False)
-        measured: list[Measurement] = []
+            return make_record(results, complete=False)
+        results.notes = schedule.notes
+        results.settings["prompts_per_category"] = schedule.prompts_per_category
+        results.settings["categories"] = list(dict.fromkeys(group.category for group in schedule.groups))
+        results.settings["expected_seconds"] = round(schedule.total_seconds, 1)
 
         def save(outcome: Outcome) -> Record:
-            results = _results(settings, origin, questions, methods, schedule, measured)
             record = make_record(results, outcome.complete)
-            if measured:
+            if results.measurements:
                 record.save(output)
             return record
 
-        return take_turns(_turns(schedule, methods, settings, bench, measured), reporter, save)
+        return take_turns(_turns(schedule, methods, settings, bench, results.measurements), reporter, save)
 
 
 def prepare(
@@ -178,35 +190,6 @@ def _turns(
         for method in methods
         if method.refusal(group.batch) is None
     ]
-
-
-def _results(
-    settings: CompareSettings,
-    origin: Provenance,
-    questions: Questions,
-    methods: Sequence[Method],
-    schedule: Schedule | None,
-    measured: Sequence[Measurement],
-) -> Results:
-    shown = asdict(settings) | {"prompts": questions.source, "end_token": "ignored"}
-    if schedule is not None:
-        shown["prompts_per_category"] = schedule.prompts_per_category
-        shown["categories"] = list(dict.fromkeys(group.category for group in schedule.groups))
-        shown["expected_seconds"] = round(schedule.total_seconds, 1)
-    refusals = [
-        Refusal(method.name, batch, reason)
-        for batch in settings.batch_sizes
-        for method in methods
-        if (reason := method.refusal(batch)) is not None
-    ]
-    return Results(
-        provenance=origin,
-        settings=shown,
-        titles={method.name: method.title for method in methods},
-        measurements=tuple(measured),
-        refusals=tuple(refusals),
-        notes=schedule.notes if schedule else (),
-    )
 
 
 def _measurement(method: Method, group: Group, repeat: int, done: Run, agreement: Agreement | None) -> Measurement:

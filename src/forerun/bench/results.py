@@ -43,14 +43,14 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Results:
-    """A finished or interrupted comparison."""
+    """What a comparison has measured until now."""
 
     provenance: Provenance
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     titles: Mapping[str, str]  # of the methods, in the order they took turns; the first is the baseline
-    measurements: tuple[Measurement, ...]
+    measurements: list[Measurement] = field(default_factory=list)
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
 
