@@ -189,7 +189,7 @@ def parse_generate_kwargs(
     seeds = _spread(_seed(kwargs), len(prompts), "seed")
     budgets = _budgets(kwargs, prompts)
     params = _params(kwargs, len(prompts))
-    eos = _id_set(kwargs.get("eos_token_id", model_config.eos_token_id))
+    eos = id_set(kwargs.get("eos_token_id", model_config.eos_token_id))
     ids = kwargs.get("request_ids") or list(range(len(prompts) * copies))
     if len(ids) != len(prompts) * copies or len(set(ids)) != len(ids):
         raise InvalidArgument(f"request_ids={shown(ids)}: give {len(prompts) * copies} different ids, one a sequence")
@@ -374,7 +374,8 @@ def _logprobs(kwargs: Mapping[str, Any], copies: int) -> int | None:
     return 0 if asked is True else int(asked)
 
 
-def _id_set(value: int | Sequence[int] | None) -> frozenset[int]:
+def id_set(value: int | Sequence[int] | None) -> frozenset[int]:
+    """Of a setting that is an id, several or none, such as `eos_token_id`."""
     if value is None:
         return frozenset()
     return frozenset([value] if isinstance(value, int) else [int(v) for v in value])

@@ -81,19 +81,20 @@ class ScoreCost:
     def points(self, rows: int) -> Points:
         """Known points for a batch of `rows`, its own before its neighbours', increasing in both coordinates."""
         if rows not in self._points:
-            own = _trusted(self._tables.get(_near(rows), {}))
-            self._points[rows] = _monotone(_believable(sorted((self._borrowed(rows, own) | own).values())))
+            measured = _trusted(self._tables.get(_near(rows), {}))
+            borrowed = self._borrowed(rows, measured)
+            self._points[rows] = _monotone(_believable(sorted((borrowed | measured).values())))
         return self._points[rows]
 
-    def _borrowed(self, rows: int, own: Known) -> Known:
-        """The nearest other table that knows plain rounds, scaled to agree with `own` where both know something."""
+    def _borrowed(self, rows: int, measured: Known) -> Known:
+        """The nearest other table that knows plain rounds, scaled to agree with `measured` where both know."""
         mine = _near(rows)
         others = [(other, _trusted(table)) for other, table in self._tables.items() if other != mine]
         useful = [(len(known) < 2, abs(math.log(other / mine)), other, known) for other, known in others if 0 in known]
         if not useful:
             return {}
         known = min(useful, key=lambda entry: entry[:3])[3]
-        ratios = sorted(own[bucket][1] / known[bucket][1] for bucket in own.keys() & known.keys())
+        ratios = sorted(measured[bucket][1] / known[bucket][1] for bucket in measured.keys() & known.keys())
         scale = ratios[len(ratios) // 2] if ratios else 1.0
         return {bucket: (x, seconds * scale) for bucket, (x, seconds) in known.items()}
 

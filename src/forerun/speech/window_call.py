@@ -13,7 +13,7 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.inside_generate import Processors, limits_of, refuse_by_row, refuse_unknown_state
-from forerun.keywords import SAMPLING, refuse_unless_neutral
+from forerun.keywords import SAMPLING, id_set, refuse_unless_neutral
 from forerun.speech.rules import Rules
 
 REFUSED = {
@@ -49,7 +49,7 @@ class WindowCall:
         return cls(
             budget=int(config.max_length or 0) - input_ids.shape[1],
             params=_params(config),
-            ends=_ids(config.eos_token_id),
+            ends=id_set(config.eos_token_id),
             pad=int(config.pad_token_id),
             rules=Rules.of(others, input_ids.device),
             others=others,
@@ -75,7 +75,7 @@ def refuse_unsupported(
 def _refuse_other_ends(config: GenerationConfig, criteria: Sequence[Any]) -> None:
     """A window ends where the configuration says: criteria that say else are the caller's own."""
     limits = limits_of(criteria)
-    wanted = {"max_length": config.max_length, "eos_token_id": sorted(_ids(config.eos_token_id))}
+    wanted = {"max_length": config.max_length, "eos_token_id": sorted(id_set(config.eos_token_id))}
     if strange := {name: value for name, value in limits.items() if value != wanted.get(name)}:
         said = ", ".join(f"{name}={value!r}" for name, value in strange.items())
         raise InvalidArgument(
@@ -90,7 +90,3 @@ def _params(config: GenerationConfig) -> SamplingParams:
         return SamplingParams()
     given = {name: getattr(config, name) for name in SAMPLING}
     return SamplingParams(**{"temperature": 1.0} | {name: value for name, value in given.items() if value is not None})
-
-
-def _ids(value: int | Sequence[int] | None) -> frozenset[int]:
-    return frozenset([value] if isinstance(value, int) else value or ())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from forerun.math.theory import best_length
@@ -67,8 +69,4 @@ def weigh(survival: Sequence[float], costs: StepCosts) -> Payoff:
 
 def survival_of(acceptance: Sequence[float]) -> list[float]:
     """From the chance of each token where it is reached to the chance that all up to it are kept."""
-    kept, found = 1.0, []
-    for rate in acceptance:
-        kept *= rate
-        found.append(kept)
-    return found
+    return list(accumulate(acceptance, operator.mul))

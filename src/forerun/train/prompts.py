@@ -21,7 +21,7 @@ CONVERSATIONS = ("turns", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was found in some files."""
+    """The prompts of some files."""
 
     prompts: tuple[Prompt, ...]
     num_bad: int = 0
@@ -37,7 +37,7 @@ class Reading:
 
 def read_prompts(paths: Sequence[Path], *, paragraphs: bool = False, strict: bool = False) -> Reading:
     """All prompts of `paths`, in order, each once. A bad row is skipped and counted, or with `strict` an error."""
-    found: dict[str, Prompt] = {}
+    prompts: dict[str, Prompt] = {}  # by their JSON, so that each is there once
     bad: list[str] = []
     for path in paths:
         for where, row in _rows(path, paragraphs):
@@ -48,15 +48,15 @@ def read_prompts(paths: Sequence[Path], *, paragraphs: bool = False, strict: boo
                     raise InvalidArgument(f"{where}: {error}; correct it, or leave --strict out to skip it") from error
                 bad.append(f"{where}: {error}")
                 continue
-            found.setdefault(json.dumps(prompt), prompt)
-    if not found:
+            prompts.setdefault(json.dumps(prompt), prompt)
+    if not prompts:
         names = ", ".join(map(str, paths))
         reason = f"; all rows were bad, the first in {bad[0]}" if bad else ""
         raise InvalidArgument(
             f"no prompts in {names}{reason}. Give text, one prompt a line, or JSONL with one of the fields "
             f"{', '.join((*FIELDS, *CONVERSATIONS))}"
         )
-    return Reading(tuple(found.values()), len(bad), bad[0] if bad else None)
+    return Reading(tuple(prompts.values()), len(bad), bad[0] if bad else None)
 
 
 def uses_template(tokenizer: Any, chat: bool | None) -> bool:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from forerun.config import SamplingParams
 from forerun.engine import Engine, FinishReason, Request, RowResult
+from forerun.keywords import id_set
 from forerun.math.attention import Form
 from forerun.measure.repetition import repeated_grams
 from forerun.models.scorer import Scorer
@@ -116,20 +117,17 @@ def wide_engine(model: PreTrainedModel, tokenizer: Any = None) -> Engine:
 
 def stop_ids(model: PreTrainedModel) -> frozenset[int]:
     """What ends a text, as the model's own configuration says."""
-    ids = getattr(model.generation_config, "eos_token_id", None)
-    if ids is None:
-        return frozenset()
-    return frozenset([ids] if isinstance(ids, int) else ids)
+    return id_set(getattr(model.generation_config, "eos_token_id", None))
 
 
 def temperature_of(number: int, temperatures: Sequence[float]) -> float:
     """Each as often as any other, also within every n-th number, so that all slices of the prompts meet all of them."""
     base = len(temperatures)
-    turn = 0
-    while number and base > 1:  # the sum of the number's digits
+    digit_sum = 0
+    while number and base > 1:
         number, digit = divmod(number, base)
-        turn += digit
-    return temperatures[turn % base]
+        digit_sum += digit
+    return temperatures[digit_sum % base]
 
 
 def _request(item: Item, settings: WritingSettings) -> Request:
