@@ -192,8 +192,6 @@ def special_tokens(target: Any, tokenizer: Any) -> set[int]:
 
     return {*stop_ids(target), *(getattr(tokenizer, "all_special_ids", None) or ())}
 
-    return {*stop_ids(target), *(getattr(tokenizer, "all_special_ids", None) or ())}
-
 
 def _costs(target: Any, tokenizer: Any, options: TrainOptions, data: Any) -> StepCosts | None:
     """What a step of this draft costs here, measured on its untrained shape: an early answer to whether it can pay."""
