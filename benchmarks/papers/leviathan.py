@@ -61,7 +61,7 @@ def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) ->
 
 def _limits(setup: Setup) -> tuple[int, int]:
     """Prompts that are timed (twice as many show alpha), and new tokens of each."""
-    limits: tuple[int, int] = setup.choose((3, 64), (1, 16))
+    limits: tuple[int, int] = setup.choose((3, 64), (1, 24))  # two rounds of the longest drafts are not counted
     return limits
 
 

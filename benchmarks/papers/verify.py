@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from forerun.measure.plot import BLACK, BLUE, GREY, RED, Figure, Panel, Series
 from forerun.measure.provenance import versions
 from forerun.measure.record import Record
 from forerun.measure.rounds import decode
+from forerun.measure.timing import timed
 from forerun.policy import Constant
 from forerun.rules import AnyRule, Rule
 from forerun.types import Draft, Keys, LawParams
@@ -81,7 +81,7 @@ def _cost(length: int, vocab: int, device: torch.device, repeats: int) -> list[d
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):  # the first is a warm-up
         for name, call in ways.items():
-            seconds[name].append(timed(call, device, repeat))
+            seconds[name].append(seconds_of(call, device, repeat))
     must = must_read(length, vocab)
     return [
         {
@@ -132,17 +132,8 @@ def _ours(inputs: Inputs, rule: AnyRule) -> Callable[[int], Any]:
 
 
 @torch.inference_mode()
-def timed(call: Callable[[int], Any], device: torch.device, seed: int) -> float:
-    _wait(device)
-    started = time.perf_counter()
-    call(seed)
-    _wait(device)
-    return time.perf_counter() - started
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def seconds_of(call: Callable[[int], Any], device: torch.device, seed: int) -> float:
+    return timed(device, lambda: call(seed))[1]
 
 
 @torch.inference_mode()
@@ -167,13 +158,13 @@ def copy_bandwidth(device: torch.device) -> float:
     """Bytes a second, read and written, of a copy that fits no cache: what realised bandwidth is held against."""
     source = torch.empty(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    best = min(timed(lambda _: target.copy_(source), device, 0) for _ in range(5))
+    best = min(timed(device, lambda: target.copy_(source))[1] for _ in range(5))
     return 2 * COPY_BYTES / best
 
 
 def _loop(pair: Pair, setup: Setup, steps: Steps) -> list[dict[str, Any]]:
     """Table 8: acceptance and milliseconds where real models draft for each other."""
-    prompts, tokens = setup.choose((3, 64), (1, 16))
+    prompts, tokens = setup.choose((3, 64), (1, 48))  # two rounds of the longest drafts are not counted
     task = pair.task("qa", prompts, setup.seed)
     decoders = {
         name: pair.decoder(pair.main, Constant(1), rule=rule, keep_rows=prompts) for name, rule in RULES.items()
