@@ -17,7 +17,7 @@ from forerun.kernels.compiling import CompileTimer, compile_timer
 if TYPE_CHECKING:
     from rich.console import Console
 
-WAITING = "compiling and timing kernels for this model: a minute or so, once on this machine"
+WAITING = "compiling and timing kernels for this model: a minute, once a machine"
 FEW = 8
 """Tokens of the decoding that compiles what the rounds use; enough for a draft or two."""
 OnProgress = Callable[[Progress], None]
