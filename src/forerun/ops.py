@@ -268,14 +268,21 @@ def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int, us
 
 
 def lay_out(
-    slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int, use: Kernels | None = None
+    slots: Tensor,
+    past: Tensor,
+    count: int,
+    number: int,
+    capacity: int,
+    limit: int,
+    table: Tensor | None = None,
+    use: Kernels | None = None,
 ) -> Layout:
     """Where new tokens of several passes go; see `forerun.math.advance.lay_out`."""
     if _on_gpu(slots, use):
         from forerun.kernels import advance as kernel
 
-        return kernel.lay_out(slots, past, count, number, capacity, limit)
-    return advance_reference.lay_out(slots, past, count, number, capacity, limit)
+        return kernel.lay_out(slots, past, count, number, capacity, limit, table)
+    return advance_reference.lay_out(slots, past, count, number, capacity, limit, table)
 
 
 def advance(

@@ -7,9 +7,12 @@ import random
 import pytest
 import torch
 
-from forerun.cache.ragged import GRAIN, RaggedCache, ranges
+from forerun.cache.base import CacheFull, KeyValueCache, NewRow, ranges
+from forerun.cache.paged import PagedCache
+from forerun.cache.ragged import GRAIN, RaggedCache
 from forerun.math.attention import Form
 from forerun.models.scorer import Scorer
+from forerun.types import RaggedRows
 from support.recompute import check, recomputed
 from support.tiny import ragged_prompts, tiny_model
 
@@ -18,17 +21,32 @@ VOCAB = 97
 KINDS = ("llama", "mistral", "codegen", "bloom")
 
 
+def cache_of(kind: str, num_tokens: int = 1024) -> KeyValueCache:
+    """Blocks that are so small that every row has several."""
+    if kind == "paged":
+        return PagedCache(num_tokens, torch.device("cpu"), block_size=8)
+    return RaggedCache()
+
+
 @torch.inference_mode()
-def poison(scorer: Scorer, slots: slice | int, places: slice, value: float) -> None:
-    """Overwrite keys and values of every layer."""
-    for layer in scorer.cache.layers.values():
-        layer.keys[slots, places] = value
-        layer.values[slots, places] = value
+def poison(scorer: Scorer, spoilt: dict[int, slice], value: float) -> None:
+    """Overwrite keys and values of every layer wherever no row has keys, and at these positions of rows."""
+    cache = scorer.cache
+    free = torch.ones(next(iter(cache.layers.values())).flat[0].shape[0], dtype=torch.bool)
+    for row in cache.rows:
+        kept = torch.zeros(cache.length(row), dtype=torch.bool)
+        kept[spoilt.get(row, slice(0, 0))] = True
+        rows = RaggedRows((cache.slot(row),), (0,), (cache.length(row),))
+        free[cache.addresses(rows)] = kept
+    for layer in cache.layers.values():
+        for pool in layer.flat:
+            pool[free] = value
 
 
-def filled(family: str, form: Form = Form.AUTO, rows: int = 4) -> tuple[Scorer, list[list[int]]]:
+def filled(family: str, form: Form = Form.AUTO, rows: int = 4, kind: str = "ragged") -> tuple[Scorer, list[list[int]]]:
     """A scorer that has taken in ragged texts, one a row."""
-    scorer, texts = Scorer(tiny_model(family), form), ragged_prompts(rows, VOCAB, seed=3, longest=30)
+    texts = ragged_prompts(rows, VOCAB, seed=3, longest=30)
+    scorer = Scorer(tiny_model(family), form, cache_of(kind))
     for row in range(rows):
         scorer.admit(row)
     scorer.feed(range(rows), texts)
@@ -44,6 +62,7 @@ def check_rows(scorer: Scorer, texts: dict[int, list[int]], new: tuple[int, ...]
         scorer.rewind([row], [len(texts[row])])
 
 
+CACHES = ("ragged", "paged")
 FORMS = [(family, form) for family in KINDS for form in (Form.PAD, Form.SPLIT)]
 
 
@@ -56,14 +75,15 @@ SCHEDULES = [
 ]
 
 
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize(("family", "form"), SCHEDULES)
 @pytest.mark.quick(every=6)
-def test_random_schedule_of_accepted_counts(family: str, form: Form) -> None:
+def test_random_schedule_of_accepted_counts(family: str, form: Form, kind: str) -> None:
     """200 rounds of drafts and cuts: each row's logits are those of the row alone and of full recomputes."""
     model = tiny_model(family, **{"n_positions" if family == "codegen" else "max_position_embeddings": 2048})
     plan = random.Random(f"{family} {form}")
     texts = ragged_prompts(4, VOCAB, seed=5)
-    together, alone = Scorer(model, form), [Scorer(model) for _ in texts]
+    together, alone = Scorer(model, form, cache_of(kind, 8192)), [Scorer(model) for _ in texts]
     for row, text in enumerate(texts):
         together.admit(row)
         alone[row].admit(0)
@@ -83,18 +103,19 @@ def test_random_schedule_of_accepted_counts(family: str, form: Form) -> None:
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS)
-def test_garbage_beyond_a_rows_keys_is_never_read(family: str, form: Form) -> None:
-    scorer, texts = filled(family, form)
-    for row, text in enumerate(texts):
-        poison(scorer, scorer.cache.slot(row), slice(len(text), None), 1e4)
-    poison(scorer, slice(len(texts), None), slice(None), 1e4)
+@pytest.mark.parametrize(("kind", "value"), (("ragged", 1e4), ("paged", 1e4), ("paged", torch.nan)))
+def test_garbage_beyond_a_rows_keys_is_never_read(family: str, form: Form, kind: str, value: float) -> None:
+    """Rows in one piece multiply what lies there with nothing, so it must be a number; blocks may hold anything."""
+    scorer, texts = filled(family, form, kind=kind)
+    poison(scorer, {}, value)
     check_rows(scorer, dict(enumerate(texts)))
 
 
-def test_garbage_within_a_rows_keys_is_read() -> None:
+@pytest.mark.parametrize("kind", CACHES)
+def test_garbage_within_a_rows_keys_is_read(kind: str) -> None:
     """The negative control: the same poison one key earlier spoils the row."""
-    scorer, texts = filled("llama")
-    poison(scorer, scorer.cache.slot(1), slice(len(texts[1]) - 1, None), 1e4)
+    scorer, texts = filled("llama", kind=kind)
+    poison(scorer, {1: slice(len(texts[1]) - 1, None)}, 1e4)
     with pytest.raises(AssertionError, match="not close"):
         check_rows(scorer, dict(enumerate(texts)))
 
@@ -106,7 +127,10 @@ def test_a_tenants_nan_is_not_inherited(family: str, form: Form, leaver: int) ->
     scorer, texts = filled(family, form)
     longest = max(map(len, texts)) + 8
     scorer.score([leaver], [[1] * (longest - len(texts[leaver]))])
-    poison(scorer, scorer.cache.slot(leaver), slice(0, longest), torch.nan)
+    with torch.inference_mode():
+        for layer in scorer.cache.layers.values():
+            for pool in (layer.keys, layer.values):
+                pool[scorer.cache.slot(leaver), :longest] = torch.nan
     scorer.rewind([leaver], [1])
     scorer.release(leaver)
     assert all(pool.isfinite().all() for layer in scorer.cache.layers.values() for pool in (layer.keys, layer.values))
@@ -116,9 +140,10 @@ def test_a_tenants_nan_is_not_inherited(family: str, form: Form, leaver: int) ->
     check_rows(scorer, standing | {9: [1, 2, 3]})
 
 
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("family", KINDS)
-def test_rows_come_and_go(family: str) -> None:
-    scorer, texts = filled(family)
+def test_rows_come_and_go(family: str, kind: str) -> None:
+    scorer, texts = filled(family, kind=kind)
     standing = dict(enumerate(texts))
     for leaver, newcomer in ((1, 10), (0, 11), (10, 1)):
         scorer.release(leaver)
@@ -128,7 +153,8 @@ def test_rows_come_and_go(family: str) -> None:
         standing[newcomer] = [newcomer, 4, 2, newcomer + 1]
         scorer.feed([newcomer], [standing[newcomer]])
         check_rows(scorer, standing)
-    assert sorted(scorer.cache.slot(row) for row in standing) == [0, 1, 2, 3]
+    first = 0 if kind == "ragged" else 1  # slot 0 of a table is that of dummies
+    assert sorted(scorer.cache.slot(row) for row in standing) == list(range(first, first + 4))
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -147,10 +173,11 @@ def test_growth_keeps_every_key(family: str) -> None:
     check_rows(scorer, standing)
 
 
+@pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize(("family", "form"), FORMS)
-def test_rows_need_not_be_neighbours(family: str, form: Form) -> None:
+def test_rows_need_not_be_neighbours(family: str, form: Form, kind: str) -> None:
     """A pass may leave rows out, or name them in another order than they lie in."""
-    scorer, texts = filled(family, form)
+    scorer, texts = filled(family, form, kind=kind)
     for rows in ((0, 2), (3, 1), (2, 0, 3)):
         logits = scorer.score(rows, [[5, 6]] * len(rows)).split(2)
         for row, own in zip(rows, logits, strict=True):
@@ -158,12 +185,38 @@ def test_rows_need_not_be_neighbours(family: str, form: Form) -> None:
             scorer.rewind([row], [len(texts[row])])
 
 
-def test_copies_are_rows_of_their_own() -> None:
-    scorer, texts = filled("llama", rows=2)
-    scorer.admit(5)
-    scorer.cache.copy(1, 5, 4)
-    scorer.feed([5], [[8, 9]])
-    check_rows(scorer, {0: texts[0], 1: texts[1], 5: [*texts[1][:4], 8, 9]})
+@pytest.mark.parametrize("kind", CACHES)
+def test_copies_are_rows_of_their_own(kind: str) -> None:
+    scorer, texts = filled("llama", rows=2, kind=kind)
+    for row, length in ((5, 4), (6, 8), (7, 11)):
+        scorer.admit(row)
+        scorer.cache.copy(1, row, length)
+        scorer.feed([row], [[row, 9]])
+    check_rows(scorer, dict(enumerate(texts)) | {n: [*texts[1][:k], n, 9] for n, k in ((5, 4), (6, 8), (7, 11))})
+
+
+def test_a_budget_bounds_rows_in_one_piece() -> None:
+    """Slots times capacity: what a pool that grows by halves would take beyond it is not taken."""
+    scorer = Scorer(tiny_model("llama"), cache=RaggedCache(128))
+    held, standing = scorer.cache, dict[int, list[int]]()
+    for row in range(4):
+        scorer.admit(row)
+        standing[row] = [(row * 7 + i) % VOCAB for i in range(20 + row)]
+        scorer.feed([row], [standing[row]])
+        assert held.num_slots * held.capacity <= 128
+        check_rows(scorer, standing)
+    assert held.has_room({0: 32}) and not held.has_room({0: 33})
+    assert held.has_room({}, NewRow((), None, 25)) and not held.has_room({}, NewRow((), None, 26))
+    with pytest.raises(CacheFull, match="4 rows of 33 keys are more than 128 tokens"):
+        scorer.score([0], [[1] * 13])
+    check_rows(scorer, standing)
+    for row in (1, 2, 3):
+        scorer.release(row)
+        del standing[row]
+    more = [i % VOCAB for i in range(80)]
+    scorer.feed([0], [more])
+    check_rows(scorer, {0: [*standing[0], *more]})
+    assert held.num_slots * held.capacity <= 128
 
 
 def test_bookkeeping() -> None:

@@ -17,7 +17,7 @@ from forerun.kernels.linear import device as linear_device
 from forerun.kernels.linear import norms, project
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
-INTEGERS = ("slots_ptr", "lengths_ptr", "starts_ptr")
+INTEGERS = ("slots_ptr", "table_ptr", "lengths_ptr", "starts_ptr")
 FLOATS = ("factor", "softcap", "epsilon")
 
 
@@ -42,7 +42,7 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, Any]) -> Any:
     return "fp32" if name in FLOATS else "i32"
 
 
-def attend(group: int, block_queries: int, **flags: bool) -> Any:
+def attend(group: int, block_queries: int, page: int = 0, **flags: bool) -> Any:
     names = (
         "IS_PART", "BALANCED", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "HAS_BIAS", "UPCAST",
         "EARLY",
@@ -50,7 +50,7 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32, "QUERIES": block_queries,
-        **dict.fromkeys(names, False), **flags,
+        "PAGE": page, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     pool = attention_device.Pool("*bf16", "i32", "i32", "i32")
     kinds = {
@@ -64,7 +64,7 @@ def attend(group: int, block_queries: int, **flags: bool) -> Any:
 def merge(each: int, pieces: int, warps: int, **flags: bool) -> Any:
     constants = {
         "HEADS": 32, "GROUP": 4, "VALUE_SIZE": 80, "BLOCK_VALUE_SIZE": 128, "BLOCK_QUERIES": 32, "BLOCK_KEYS": 64,
-        "BLOCK_ROWS": 32, "BLOCK_PIECES": pieces, "QUERIES": 20, "EACH": each,
+        "BLOCK_ROWS": 32, "BLOCK_PIECES": pieces, "QUERIES": 20, "EACH": each, "GRAIN": 1,
         **dict.fromkeys(("BALANCED", "WINDOWED", "CHAIN", "HAS_SINKS", "EARLY"), False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"}
@@ -75,12 +75,14 @@ def small_steps() -> list[Any]:
     """What lies between the large steps of a round: whole numbers, all of them."""
     names = {name for kernel in (advance._advance_kernel, advance._layout_kernel) for name in kernel.arg_names}
     whole = {name: "*i64" for name in (*names, *advance._lengths_kernel.arg_names) if name.endswith("_ptr")}
-    kinds = {**whole, "finite_ptr": "*i1", "ends_ptr": "*i32", "own_ptr": "*i32"}
+    kinds = {**whole, "finite_ptr": "*i1", "ends_ptr": "*i32", "own_ptr": "*i32", "table_ptr": "*i32"}
     keys = dict.fromkeys(("seed_ptr", "request_ptr", "round_ptr", "position_ptr"), "*i64")
     flags = {"STREAM": 0, "ABSOLUTE": True, "BLOCK": 8}
     made = [compiled(kernel, {"BLOCK": 16}, kinds, num_warps=1) for kernel in (
-        advance._advance_kernel, advance._layout_kernel, advance._lengths_kernel,
+        advance._advance_kernel, advance._lengths_kernel,
     )]  # fmt: skip
+    layouts = ({"BLOCK": 16, "PAGED": is_paged} for is_paged in (False, True))
+    made += [compiled(advance._layout_kernel, constants, kinds, num_warps=1) for constants in layouts]
     return [*made, compiled(random._uniforms_kernel, flags, {**keys, "out_ptr": "*fp64"}, num_warps=1)]
 
 
@@ -139,6 +141,8 @@ def everything() -> list[Any]:
         attend(1, 16, HAS_BIAS=True),
         attend(4, 32, IS_PART=True, EARLY=True, WINDOWED=True, CAPPED=True, HAS_TREE=True),
         attend(4, 32, IS_PART=True, BALANCED=True, EARLY=True),
+        attend(4, 32, page=128, IS_PART=True, EARLY=True, WINDOWED=True),
+        attend(4, 32, page=128, IS_PART=True, BALANCED=True, EARLY=True),
         merge(2, 16, 1, BALANCED=True, EARLY=True),
         merge(1, 64, 2, EARLY=True, WINDOWED=True, CHAIN=True, HAS_SINKS=True),
         compiled(

@@ -87,6 +87,26 @@ def test_lay_out(rows: int, count: int, number: int) -> None:
     assert theirs.positions.min() == 0 and theirs.addresses[0, 0] == (given[0][0] + 1) * 64 - 1, "its own last place"
 
 
+@pytest.mark.parametrize(("rows", "count", "number"), [(1, 1, 1), (3, 2, 1), (8, 1, 4), (3, 9, 2)])
+def test_lay_out_in_blocks(rows: int, count: int, number: int) -> None:
+    """What lies before a row, past its blocks or past the table goes to block 0."""
+    past, size, width = numbers(rows, 60, 2) - 1, 16, 4
+    past[0], past[-1] = (-1, 62) if rows > 1 else (-1, -1)
+    table = torch.randint(1, 99, (20, width), generator=torch.Generator().manual_seed(3), dtype=torch.int32)
+    table[:, -1] = 0
+    slots, table = numbers(rows, 20, 1), table.to(DEVICE)
+    given = slots, past, count, number, size, 50, table
+    ours, theirs = kernel.lay_out(*given), reference.lay_out(*given)
+    for field in fields(reference.Layout):
+        got, want = getattr(ours, field.name), getattr(theirs, field.name)
+        assert torch.equal(got, want) and got.dtype is want.dtype, field.name
+    places = past[:, None] + torch.arange(count, device=DEVICE)
+    for row, slot in enumerate(slots.tolist()):
+        for i, place in enumerate(places[row].tolist()):
+            block = int(table[slot, place // size]) if 0 <= place < width * size else 0
+            assert theirs.addresses[0, row * count + i] == block * size + place % size
+
+
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.COUPLED])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 7)])
 def test_draft_uniforms(rule: Rule, rows: int, width: int) -> None:

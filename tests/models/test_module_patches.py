@@ -27,7 +27,7 @@ def logits(family: str, tokens: list[list[int]]) -> Tensor:
         scorer.admit(row)
         scorer.read(row, source_of(source))
     scorer.feed([0, 1], [[2], [2, 7, 8]])
-    scorer.cache.reserve(2, 16)
+    scorer.cache.reserve([0, 1], [16, 16])
     scorer.lay_out()
     a_pass = StaticPass(scorer)
     rows = a_pass.rows(torch.tensor([0, 1]), torch.tensor([1, 3]), len(tokens[0]), 16)

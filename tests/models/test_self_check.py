@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from forerun import SpeculativeDecoder
-from forerun.cache import ragged
+from forerun.cache.base import ranges
 from forerun.cache.ragged import RaggedCache
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models import attention, masks, proven, ragged_states
@@ -43,9 +43,7 @@ def this_transformers(monkeypatch: MonkeyPatch) -> None:
 
 def wrong_positions(patch: MonkeyPatch) -> None:
     """New tokens stand one place further than their row's past says."""
-    patch.setattr(
-        ragged_states, "ranges", lambda starts, counts: ragged.ranges([s + 1 if s else 0 for s in starts], counts)
-    )
+    patch.setattr(ragged_states, "ranges", lambda starts, counts: ranges([s + 1 if s else 0 for s in starts], counts))
 
 
 def wrong_mask(patch: MonkeyPatch) -> None:

@@ -8,77 +8,56 @@ place. Everything past a row's keys is finite: a slot is wiped when its row leav
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from operator import add
 
 import torch
 from torch import Tensor
 
-from forerun import ops
-from forerun.config import Kernels
+from forerun.cache.base import CacheFull, KeyValueCache, NewRow, RowsRead, ranges
 from forerun.types import RaggedRows
 
 GRAIN = 64  # capacities are multiples of this
 GROWTH = 1.5  # a full pool grows by half, so that copying stays a constant share of writing
-LONG = 64  # numbers of a range from which on a tensor of its own is made faster than a list
+AHEAD = 4096  # the most keys that memory is reserved for before anybody needs it
+STRAY = 128  # keys beyond its budget that a row which is alone may need: a tree, or rounds under way as it ends
 
 
-@dataclass(slots=True)
-class Layer:
-    """Keys and values of one layer of the model, made when the model first shows their shapes."""
+class RaggedCache(KeyValueCache):
+    """One piece of memory a row. `num_tokens` bounds slots times capacity; None lets them grow as rows do."""
 
-    keys: Tensor  # [slots, capacity, heads, size]
-    values: Tensor  # [slots, capacity, heads, size of a value]
-
-    # Two more views of the same memory, made once: a step of a small model is mostly small operations.
-    flat: tuple[Tensor, Tensor] = field(init=False)  # slots and positions one axis, for writing
-    by_head: tuple[Tensor, Tensor] = field(init=False)  # [slots, heads, capacity, size], for attention
-
-    def __post_init__(self) -> None:
-        self.flat = self.keys.flatten(0, 1), self.values.flatten(0, 1)
-        self.by_head = self.keys.transpose(1, 2), self.values.transpose(1, 2)
-
-    def resize(self, num_slots: int, capacity: int) -> None:
-        self.keys = _resized(self.keys, num_slots, capacity)
-        self.values = _resized(self.values, num_slots, capacity)
-        self.__post_init__()
-
-
-@dataclass(slots=True)
-class RaggedCache:
-    """Rows by name (any integer); slots are found for them."""
-
-    num_slots: int = 0
-    capacity: int = 0
-    layers: dict[int, Layer] = field(default_factory=dict)
-    version: int = 0  # counts how often keys have moved: who holds their addresses looks here
-    _slot: dict[int, int] = field(default_factory=dict)  # row -> slot, always 0 .. len - 1
-    _tenants: list[int] = field(default_factory=list)  # slot -> row
-    _length: dict[int, int] = field(default_factory=dict)  # row -> keys that stand
-    _written: dict[int, int] = field(default_factory=dict)  # row -> positions ever written since the slot was wiped
+    def __init__(self, num_tokens: int | None = None) -> None:
+        super().__init__()
+        self._num_tokens = num_tokens
+        self._tenants: list[int] = []  # slot -> row; slots in use are always 0 .. len - 1
+        self._written: dict[int, int] = {}  # row -> positions ever written since the slot was wiped
 
     @property
-    def rows(self) -> tuple[int, ...]:
-        return tuple(self._slot)
+    def num_tokens(self) -> int | None:
+        return self._num_tokens
 
-    def length(self, row: int) -> int:
-        return self._length[row]
+    def beside(self, device: torch.device) -> RaggedCache:
+        return RaggedCache(self._num_tokens)
 
-    def slot(self, row: int) -> int:
-        return self._slot[row]
+    def has_room(self, ends: Mapping[int, int], new: NewRow | None = None) -> bool:
+        if self._num_tokens is None:
+            return True
+        longest = max([*self._length.values(), *ends.values(), 0 if new is None else new.end], default=0)
+        return self._fits(len(self._slot) + (new is not None), longest)
 
-    def num_bytes(self) -> int:
-        """Memory held by keys and values."""
-        return sum(t.nbytes for layer in self.layers.values() for t in (layer.keys, layer.values))
+    def _fits(self, num_slots: int, longest: int) -> bool:
+        if self._num_tokens is None:
+            return True
+        return num_slots * longest <= self._num_tokens + (STRAY if num_slots == 1 else 0)
 
     def admit(self, row: int) -> None:
-        """A new, empty row."""
         assert row not in self._slot, f"row {row} is there already"
         self._slot[row] = len(self._slot)
         self._tenants.append(row)
         self._length[row] = self._written[row] = 0
-        if len(self._slot) > self.num_slots:
-            self._resize(max(len(self._slot), int(self.num_slots * GROWTH) if self.layers else 0), self.capacity)
+        if (number := len(self._slot)) > self.num_slots:
+            wanted = max(number, int(self.num_slots * GROWTH) if self.layers else 0)
+            self._resize(number, max(self._length.values()), wanted, self.capacity)
 
     def release(self, row: int) -> None:
         """Forget a row; the last slot moves into its place."""
@@ -102,31 +81,36 @@ class RaggedCache:
         self.num_slots = self.capacity = 0
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Give `target` the first `length` keys of `source`: a shared prompt is encoded once."""
         assert length <= self._length[source]
         self._copy(self._slot[source], self._slot[target], length)
         self._length[target] = length
         self._written[target] = max(self._written[target], length)
 
-    def rewind(self, row: int, length: int) -> None:
-        """Keep the first `length` keys; later ones will be overwritten. Costs nothing."""
-        assert 0 <= length <= self._length[row], f"row {row} has {self._length[row]} keys, cannot keep {length}"
+    def set_length(self, row: int, length: int) -> None:
+        assert length <= self.capacity, f"{length} keys, room for {self.capacity}"
         self._length[row] = length
+        self._written[row] = max(self._written[row], length)
 
-    def set_length(self, row: int, length: int, written: int) -> None:
-        """After rounds the device ran by itself: `length` keys stand, and positions below `written` may be dirty."""
-        assert length <= written <= self.capacity, f"{length} keys of {written} written, room for {self.capacity}"
-        self._length[row] = length
-        self._written[row] = max(self._written[row], written)
+    def reserve_slots(self, with_dummy: bool, longest: int = 0, final: int = 0) -> int:
+        """Whoever holds addresses has to look them up again where this needs more memory."""
+        needed = len(self._slot) + with_dummy
+        capacity = max(self.capacity, min(final, longest + AHEAD))
+        if needed > self.num_slots or capacity > self.capacity:
+            self._resize(needed, self.capacity, needed, capacity)
+        return self.num_slots - 1
 
-    def reserve(self, num_slots: int, capacity: int) -> None:
-        """Room ahead of need, in one step: whoever holds addresses has to look them up again."""
-        if num_slots > self.num_slots or capacity > self.capacity:
-            self._resize(num_slots, max(capacity, self.capacity))
+    def reserve(self, rows: Sequence[int], ends: Sequence[int], final: int = 0) -> None:
+        self._grow(max(ends), min(final, max(ends) + AHEAD))
+        for row, end in zip(rows, ends, strict=True):
+            self._written[row] = max(self._written[row], end)
+
+    @property
+    def stray_end(self) -> int:
+        """What lies before a row's beginning goes to its last place."""
+        return self.capacity
 
     @torch.inference_mode()
     def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
-        """Of the keys from `start` on keep those at `picks` (ascending, counted from `start`), moved side by side."""
         picks = list(picks)
         assert not picks or start + picks[-1] < self._length[row], f"row {row} has {self._length[row]} keys"
         if picks != list(range(len(picks))):
@@ -137,45 +121,48 @@ class RaggedCache:
         self._length[row] = start + len(picks)
 
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
-        """Make room for `counts[i]` new tokens of each row and count them in; the model's pass writes them."""
         past = tuple(self._length[row] for row in rows)
-        for row, count in zip(rows, counts, strict=True):
-            self._length[row] += count
-            self._written[row] = max(self._written[row], self._length[row])
-        longest = max(self._length[row] for row in rows)
-        if longest > self.capacity:
-            self._resize(self.num_slots, max(longest, int(self.capacity * GROWTH)))
+        self._grow(max(map(add, past, counts)), int(self.capacity * GROWTH))
+        for row, length, count in zip(rows, past, counts, strict=True):
+            self._length[row] = length + count
+            self._written[row] = max(self._written[row], length + count)
         return RaggedRows(tuple(self._slot[row] for row in rows), past, tuple(counts))
 
     def addresses(self, rows: RaggedRows) -> Tensor:
-        """[N] where each new token of `rows` lies when slots and positions are one axis."""
         starts = [slot * self.capacity + past for slot, past in zip(rows.slots, rows.past, strict=True)]
         return ranges(starts, rows.counts)
 
-    def write(self, layer: int, addresses: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.OFF) -> Layer:
-        """Store new keys and values ([N, heads, size]) of one layer and return that layer."""
-        pool = self.layer(layer, keys, values)
-        ops.write(keys, values, addresses, *pool.flat, use)
-        return pool
+    def locate(self, rows: RaggedRows, places: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tensor(rows.slots, device=places.device)[:, None], places
 
-    def layer(self, layer: int, keys: Tensor, values: Tensor) -> Layer:
-        """One layer, made now where it is not there yet, for keys and values like these ([N, heads, size])."""
-        pool = self.layers.get(layer)
-        if pool is None:
-            pool = self.layers[layer] = Layer(self._empty(keys), self._empty(values))
-            self.version += 1
-        return pool
+    def read(self, rows: RaggedRows, device: torch.device) -> RowsRead:
+        return RowsRead(rows)
 
     def _empty(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.num_slots, self.capacity, *like.shape[1:])
 
     @torch.inference_mode()
-    def _resize(self, num_slots: int, capacity: int) -> None:
+    def _resize(self, needed_slots: int, needed_keys: int, num_slots: int, capacity: int) -> None:
+        """Memory for `num_slots` of `capacity` keys, or for as much of it as a budget allows above what is needed."""
+        num_slots, capacity = max(self.num_slots, num_slots), -(-capacity // GRAIN) * GRAIN
+        if self._num_tokens is not None and num_slots * capacity > self._num_tokens:
+            num_slots = needed_slots
+            capacity = max(needed_keys, min(capacity, self._num_tokens // num_slots))
         self.version += 1
-        self.num_slots = max(self.num_slots, num_slots)
-        self.capacity = -(-capacity // GRAIN) * GRAIN
+        self.num_slots, self.capacity = num_slots, capacity
+        self._written = {row: min(end, capacity) for row, end in self._written.items()}
         for layer in self.layers.values():
-            layer.resize(self.num_slots, self.capacity)
+            layer.keys = _resized(layer.keys, num_slots, capacity)
+            layer.values = _resized(layer.values, num_slots, capacity)
+            layer.__post_init__()
+
+    def _grow(self, longest: int, wanted: int) -> None:
+        """Room for rows of `longest` keys, and of `wanted` where that is allowed."""
+        if longest <= self.capacity:
+            return
+        if not self._fits(len(self._slot), longest):
+            raise CacheFull(f"{len(self._slot)} rows of {longest} keys are more than {self._num_tokens} tokens")
+        self._resize(len(self._slot), longest, self.num_slots, max(longest, wanted))
 
     @torch.inference_mode()
     def _wipe(self, slot: int, length: int) -> None:
@@ -192,15 +179,8 @@ class RaggedCache:
         return [pool[slot, :length] for layer in self.layers.values() for pool in (layer.keys, layer.values)]
 
 
-def ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """`counts[i]` numbers from `starts[i]` on, one range after the other: [N] int64."""
-    spans = [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
-    if spans and sum(counts) > LONG * len(spans):
-        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
-    return torch.tensor([number for span in spans for number in span])
-
-
 def _resized(pool: Tensor, num_slots: int, capacity: int) -> Tensor:
-    bigger = pool.new_zeros(num_slots, capacity, *pool.shape[2:])
-    bigger[: pool.shape[0], : pool.shape[1]] = pool
-    return bigger
+    made = pool.new_zeros(num_slots, capacity, *pool.shape[2:])
+    slots, keys = min(num_slots, pool.shape[0]), min(capacity, pool.shape[1])
+    made[:slots, :keys] = pool[:slots, :keys]
+    return made

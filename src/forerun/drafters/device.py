@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.base import KeyValueCache
 from forerun.models.scorer import HiddenStateObserver, Scorer
 
 
@@ -55,7 +55,7 @@ class DeviceDrafter(ABC):
     """[Vd] ascending: all the draft can say, where that is not the target's vocabulary."""
     scorers: tuple[Scorer, ...] = ()
     """Models that a draft runs, beside the target: recordings hold the addresses of their keys and weights."""
-    caches: tuple[RaggedCache, ...] = ()
+    caches: tuple[KeyValueCache, ...] = ()
     """Where rows of its own live, each with the same slot in all of them; empty where it needs the target's alone."""
     observer: HiddenStateObserver | None = None
     """What it has among the target's observers: recorded rounds hand hidden states to `hear` instead."""

@@ -59,7 +59,7 @@ class DeviceDraftModel(DeviceDrafter):
         """A draft of `number` tokens has keys of all of them but the last."""
         known = past + number if number else self.scorer.length(row)
         kept = min(known, length)
-        self.scorer.cache.set_length(row, kept, kept)
+        self.scorer.cache.set_length(row, kept)
 
 
 class DeviceEarlyExit(DeviceDrafter):

@@ -77,7 +77,7 @@ class DraftModel(BranchingDrafter):
         twin = copy.copy(self)
         twin.score_last = None
         if self._folder is None:
-            twin._run_with(self.scorer.model, self.scorer.kernels)
+            twin._run_with(self.scorer.model, use=self.scorer.kernels)
         else:  # its model is made of the target's parts
             twin.ids = None
             twin.__dict__.pop("scorer", None)
@@ -90,11 +90,11 @@ class DraftModel(BranchingDrafter):
             check_encoders(target, self.scorer, self.shares_encoder)
             if self.shares_encoder:
                 self._borrow_from(target)
-            elif self.scorer.kernels is not target.kernels:
-                self._run_with(self.scorer.model, target.kernels)
+            else:
+                self._run_with(self.scorer.model, target)
         else:
             model, self.ids = self._folder.beside(target.model)
-            self._run_with(model, target.kernels)
+            self._run_with(model, target)
             if self.shares_encoder:
                 self._borrow_from(target)
 
@@ -150,8 +150,11 @@ class DraftModel(BranchingDrafter):
         for row, length in zip(rows, lengths, strict=True):
             self.scorer.rewind([row], [min(length, self.scorer.length(row))])
 
-    def _run_with(self, model: PreTrainedModel, use: Kernels | None = None) -> None:
-        self.scorer: Scorer = scorer_of(model, self.form, use=use, is_draft=True)
+    def _run_with(self, model: PreTrainedModel, target: Scorer | None = None, use: Kernels | None = None) -> None:
+        """With kernels and memory like the target's, once that is known."""
+        cache = None if target is None else target.cache.beside(model.device)
+        use = use if target is None else target.kernels
+        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:
@@ -159,7 +162,8 @@ class DraftModel(BranchingDrafter):
         assert isinstance(target, Seq2SeqScorer)
         target.keeps_states = True
         model = self.scorer.model
-        self.scorer = Seq2SeqScorer(model, self.form, use=target.kernels, borrowed=target.states_of)
+        cache = target.cache.beside(model.device)
+        self.scorer = Seq2SeqScorer(model, self.form, cache, use=target.kernels, borrowed=target.states_of)
 
     def _count_embeddings(self, model: PreTrainedModel) -> None:
         body = model.get_decoder() if isinstance(self.scorer, Seq2SeqScorer) else model

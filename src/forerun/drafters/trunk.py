@@ -75,7 +75,8 @@ class Trunk:
         head = self.head if _is_like(self.head, target) else _cast(self.head, target)
         self._fuse = head.fuse.weight.detach()
         self._blocks = merged(head.block_linears)[0] if head.blocks else None  # [blocks * H, H]
-        self.body = Scorer(head.body, self.form, headless=True, use=target.kernels)
+        cache = target.cache.beside(target.device)
+        self.body = Scorer(head.body, self.form, cache, headless=True, use=target.kernels)
         self._embedding: Tensor = target.model.get_input_embeddings().weight.detach()
 
     def _draft_head(self, target: Scorer) -> Tensor:

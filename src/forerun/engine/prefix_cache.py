@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forerun.cache.base import common_length
 from forerun.types import Source
 
 
@@ -30,7 +31,8 @@ class PrefixCache:
         Keys depend on what the encoder read, so only a row of the same source will do.
         """
         kept = [(number, history) for number, (read, history) in self._kept.items() if read == source]
-        shared = {number: _common(history, prompt) for number, history in kept}
+        # The prompt's last token is left out: its logits are wanted.
+        shared = {number: common_length(history, prompt[:-1]) for number, history in kept}
         best = max(shared, key=lambda number: shared[number], default=None)
         if best is None or shared[best] == 0:
             return None
@@ -39,13 +41,3 @@ class PrefixCache:
 
     def clear(self) -> None:
         self._kept = {}
-
-
-def _common(history: Sequence[int], prompt: Sequence[int]) -> int:
-    """Shared beginning, the prompt's last token left out: its logits are wanted."""
-    count = 0
-    for mine, other in zip(history, prompt[:-1], strict=False):
-        if mine != other:
-            break
-        count += 1
-    return count

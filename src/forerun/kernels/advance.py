@@ -35,15 +35,18 @@ def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) ->
     return out
 
 
-def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+def lay_out(
+    slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int, table: Tensor | None = None
+) -> Layout:
     """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on."""
     rows = slots.shape[0]
     positions, addresses = slots.new_empty(2, number, rows * count)
     ends = slots.new_empty(number, rows, dtype=torch.int32)
     own = slots.new_empty(rows, dtype=torch.int32)
     _layout_kernel[(number, rows)](
-        slots, past, positions, addresses, ends, own, rows, count, capacity, limit,
-        BLOCK=triton.next_power_of_2(count), num_warps=1,
+        slots, past, positions, addresses, ends, own, slots if table is None else table, rows, count, capacity, limit,
+        0 if table is None else table.shape[1], BLOCK=triton.next_power_of_2(count), PAGED=table is not None,
+        num_warps=1,
     )  # fmt: skip
     return Layout(positions, addresses, ends, own)
 
@@ -102,8 +105,10 @@ def _layout_kernel(
     positions_ptr, addresses_ptr,  # [S, R * T] int64, out
     ends_ptr,  # [S, R] int32, out
     own_ptr,  # [R] int32, out
-    rows, count, capacity, limit,
+    table_ptr,  # [slots, width] int32
+    rows, count, capacity, limit, width,
     BLOCK: tl.constexpr,
+    PAGED: tl.constexpr,
 ):  # fmt: skip
     """One program a (pass, row)."""
     step, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
@@ -112,6 +117,12 @@ def _layout_kernel(
     place, there = first + i, i < count
     out = (step * rows + row) * count + i
     tl.store(positions_ptr + out, tl.maximum(tl.minimum(place, limit - 1), 0), mask=there)
-    tl.store(addresses_ptr + out, slot * capacity + tl.where(place < 0, capacity - 1, place), mask=there)
+    if PAGED:
+        is_row = there & (place >= 0) & (place < width * capacity)
+        block = tl.load(table_ptr + slot * width + place // capacity, mask=is_row, other=0).to(tl.int64)
+        address = block * capacity + (place + capacity) % capacity  # the place before a row's first is -1
+    else:
+        address = slot * capacity + tl.where(place < 0, capacity - 1, place)
+    tl.store(addresses_ptr + out, address, mask=there)
     tl.store(ends_ptr + step * rows + row, (first + count).to(tl.int32))
     tl.store(own_ptr + row, slot.to(tl.int32))

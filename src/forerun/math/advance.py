@@ -96,13 +96,22 @@ class Layout:
     slots: Tensor  # [R] int32
 
 
-def lay_out(slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int) -> Layout:
+def lay_out(
+    slots: Tensor, past: Tensor, count: int, number: int, capacity: int, limit: int, table: Tensor | None = None
+) -> Layout:
     """`number` passes of `count` tokens a row behind `past` [R] keys, each pass one token further on.
 
+    A slot is `capacity` keys in one piece, or, with a `table` [slots, most blocks], as many blocks of `capacity` keys.
     No position reaches `limit`: what would lie there is nobody's, but must be looked up all the same. What would lie
-    before a row's beginning goes to its last place, where a key of its own is written before anybody looks.
+    before a row's beginning goes to its last place, where a key of its own is written before anybody looks; with a
+    table to block 0, which is nobody's, as does what would lie past the table.
     """
     first = past + torch.arange(number, device=past.device).unsqueeze(-1)
     places = first.unsqueeze(-1) + torch.arange(count, device=past.device)
-    addresses = torch.where(places < 0, capacity - 1, places) + (slots * capacity).unsqueeze(-1)
+    if table is None:
+        addresses = torch.where(places < 0, capacity - 1, places) + (slots * capacity).unsqueeze(-1)
+    else:
+        index, is_there = places // capacity, (places >= 0) & (places < table.shape[1] * capacity)
+        blocks = table.long()[slots.unsqueeze(-1), index.clamp(0, table.shape[1] - 1)]
+        addresses = torch.where(is_there, blocks * capacity, 0) + places % capacity
     return Layout(places.clamp(0, limit - 1).flatten(1), addresses.flatten(1), (first + count).int(), slots.int())

@@ -23,7 +23,7 @@ EVEN = 0.8  # live keys over padded ones from which on rows count as equally lon
 class Reach:
     """Which keys each new token sees. Tensors are read on the device; host numbers only bound and divide the work."""
 
-    slots: Tensor  # [B] int32, where each row lives in the cache
+    slots: Tensor  # [B] int32, where each row lives in the cache, or its row of the table
     lengths: Tensor  # [B] int32, keys of each row, the new ones included
     starts: Tensor  # [B + 1] int32, row b's new tokens are starts[b] .. starts[b + 1] - 1 of the packed ones
     most_tokens: int  # no row has more new tokens
@@ -34,6 +34,8 @@ class Reach:
     tree: Tensor | None = None
     num_keys: int | None = None  # of all rows together, where the host knows it
     across: bool = False  # cross-attention: every query sees all keys of its row, which are another text's
+    # [slots, most blocks] int32, where rows lie in blocks: the block of each row's i-th keys; None: rows in one piece
+    table: Tensor | None = None
 
     @property
     def is_even(self) -> bool | None:
@@ -56,7 +58,7 @@ class Reach:
             )
 
 
-def reach_of(rows: RaggedRows, device: torch.device, window: int = 0) -> Reach:
+def reach_of(rows: RaggedRows, device: torch.device, window: int = 0, table: Tensor | None = None) -> Reach:
     """The same rows with their numbers on the device: one small copy a pass."""
     lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
     starts = [0]
@@ -64,12 +66,12 @@ def reach_of(rows: RaggedRows, device: torch.device, window: int = 0) -> Reach:
         starts.append(starts[-1] + count)
     packed = torch.tensor([*rows.slots, *lengths, *starts], dtype=torch.int32).to(device)
     slots, ends, places = packed.split([len(lengths), len(lengths), len(starts)])
-    return Reach(slots, ends, places, max(rows.counts), rows.longest, window, num_keys=sum(lengths))
+    return Reach(slots, ends, places, max(rows.counts), rows.longest, window, num_keys=sum(lengths), table=table)
 
 
 def attend_ragged(
     query: Tensor,  # [N, Hq, D] new tokens of all rows, packed
-    keys: Tensor,  # [R, Hk, C, D] every row of the cache, the new tokens written already
+    keys: Tensor,  # [R, Hk, C, D] every row of the cache, or every block, the new tokens written already
     values: Tensor,  # [R, Hk, C, Dv]
     reach: Reach,
     scale: Scale,
@@ -81,7 +83,7 @@ def attend_ragged(
     starts = reach.starts.tolist()
     for row, (slot, length) in enumerate(zip(reach.slots.tolist(), reach.lengths.tolist(), strict=True)):
         tokens = slice(starts[row], starts[row + 1])
-        k, v = keys[slot, :, :length].float(), values[slot, :, :length].float()
+        k, v = (row_of(pool, slot, length, reach.table).float() for pool in (keys, values))
         tree = None if reach.tree is None else reach.tree[tokens]
         count = tokens.stop - tokens.start
         if reach.across:
@@ -91,6 +93,14 @@ def attend_ragged(
         bias = _bias(scale.by_distance, length, count) if scale.by_distance is not None else None
         out[tokens] = _attend_row(query[tokens].float(), k, v, seen, scale, bias).to(out.dtype)
     return out
+
+
+def row_of(pool: Tensor, slot: int, length: int, table: Tensor | None) -> Tensor:
+    """[Hk, length, D] of one row, from a pool [R, Hk, C, D] of rows or of blocks."""
+    if table is None:
+        return pool[slot, :, :length]
+    blocks = pool[table[slot, : -(-length // pool.shape[2])].long()]
+    return blocks.transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 def check_bias(reach: Reach, scale: Scale) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from forerun import ops
-from forerun.cache.ragged import Layer
+from forerun.cache.base import Layer
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Scale, attend_whole
 from forerun.models import masks
@@ -138,12 +138,12 @@ def _attend(
     if rule is not None:
         if bias is not None:
             how = states.plan(masks.dense_mask_of(states, rule), query.shape[1] // layer.keys.shape[2], bias)
-            return ops.attend(query, *layer.by_head, how, scale)  # no kernel of ours takes a bias of each head
+            return ops.attend(query, *states.rows_read.of(layer), how, scale)  # no kernel takes a bias of each head
         if states.is_static or ops.why_not_ragged(query, *layer.by_head, states.use) is None:
             return ops.attend_ragged(query, *layer.by_head, rule.reach, scale, states.asked_form, states.use)
         mask = masks.dense_mask_of(states, rule)
     how = states.plan(mask, query.shape[1] // layer.keys.shape[2], bias)
-    return ops.attend(query, *layer.by_head, how, scale)
+    return ops.attend(query, *states.rows_read.of(layer), how, scale)
 
 
 def _refuse_unknown(module: nn.Module, asked: dict[str, Any]) -> None:

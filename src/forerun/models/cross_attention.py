@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from forerun.cache.base import KeyValueCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument, UnsupportedModel
@@ -116,7 +117,7 @@ class SourceTable:
         self.version = 0  # counts how often the table has moved
         self._written: list[list[int]] = []
 
-    def write(self, rows: RaggedCache, sources: Sources, device: torch.device) -> None:
+    def write(self, rows: KeyValueCache, sources: Sources, device: torch.device) -> None:
         """As things stand now. Slots of nobody's look at one key of whatever lies first."""
         slots, lengths = [0] * rows.num_slots, [1] * rows.num_slots
         for row in rows.rows:

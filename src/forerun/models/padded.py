@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.cache.base import KeyValueCache
 from forerun.types import RaggedRows
 
 
@@ -24,24 +25,24 @@ class PaddedRows:
     tokens: Tensor  # [B, T] which of the packed tokens stands where; past a row's count its last one once more
     is_real: Tensor  # [B, T] bool, False for those repeated ones
     places: Tensor  # [B, S] how many keys of its row come before each key, negative for pads in front
-    slots: Tensor  # [B, 1, 1] of the rows
-    kept: Tensor  # [B, 1, S] where keys lie in their slots; pads show whatever lies there
+    pieces: Tensor  # [B, 1, S or 1] slots or blocks of the cache that hold the keys
+    kept: Tensor  # [B, 1, S] where keys lie within those; pads show the row's first key or its last
 
     @classmethod
-    def of(cls, rows: RaggedRows, capacity: int, device: torch.device) -> PaddedRows:
+    def of(cls, rows: RaggedRows, cache: KeyValueCache, device: torch.device) -> PaddedRows:
         counts, past = torch.tensor([rows.counts, rows.past])[..., None]
         step = torch.arange(max(rows.counts))
         tokens = counts.cumsum(0) - counts + torch.minimum(step, counts - 1)
         longest = max(rows.past)
         places = torch.arange(longest + len(step)) - (longest - past)
-        slots, kept = torch.tensor(rows.slots)[:, None, None], places.clamp(0, capacity - 1)[:, None]
-        return cls(*(made.to(device) for made in (tokens, step < counts, places, slots, kept)))
+        pieces, kept = cache.locate(rows, places.clamp(min=0).minimum(past + counts - 1))
+        return cls(*(made.to(device) for made in (tokens, step < counts, places, pieces[:, None], kept[:, None])))
 
     def packed(self, made: Tensor) -> Tensor:
         """[B, T, ..] -> [N, ..], pads left out."""
         return made[self.is_real]
 
     def rows_of(self, pool: Tensor) -> Tensor:
-        """[slots, H, capacity, D] -> [B, H, S, D], contiguous: what a model's own cache would return."""
+        """[pieces, H, keys, D] -> [B, H, S, D], contiguous: what a model's own cache would return."""
         heads = torch.arange(pool.shape[1], device=pool.device)[:, None]
-        return pool[self.slots, heads, self.kept]
+        return pool[self.pieces, heads, self.kept]

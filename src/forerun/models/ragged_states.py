@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from forerun import ops
-from forerun.cache.ragged import Layer, RaggedCache, ranges
+from forerun.cache.base import KeyValueCache, Layer, ranges
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.attention import Form, Plan, choose_form, plan, plan_across
@@ -53,7 +53,7 @@ class RaggedStates(Cache):
 
     def __init__(
         self,
-        cache: RaggedCache,
+        cache: KeyValueCache,
         rows: RaggedRows,
         family: Family,
         form: Form,
@@ -62,7 +62,8 @@ class RaggedStates(Cache):
         trees: Sequence[Sequence[int]] | None = None,  # see `Branches.of`
     ) -> None:
         self.cache, self.rows, self.layout, self.device, self.use = cache, rows, family.layout, device, use
-        self.asked_form, self.form = form, choose_form(rows, form)
+        self.rows_read = cache.read(rows, device)
+        self.asked_form, self.form = form, choose_form(self.rows_read.rows, form)
         # A kernel that takes the model's rule instead of a mask knows rows, and trees among the new tokens alone.
         self.tree = None if trees is None else new_trees(rows, trees)
         self.takes_rules = (trees is None or self.tree is not None) and _takes_rules(rows, family, device, use)
@@ -78,7 +79,7 @@ class RaggedStates(Cache):
             ranges(rows.past, rows.counts).to(device) if self.branches is None else self.branches.positions
         )  # [N]
         self.addresses = cache.addresses(rows).to(device)  # [N]
-        self.padded = PaddedRows.of(rows, cache.capacity, device) if self.layout is Layout.PADDED else None
+        self.padded = PaddedRows.of(rows, cache, device) if self.layout is Layout.PADDED else None
         # Stands for a mask that hides nothing.
         self.bidirectional = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         self._masks: dict[int, Tensor | None] = {}  # made in this pass, by id: keeping one keeps its id
@@ -149,7 +150,7 @@ class RaggedStates(Cache):
     def stub_for(self, function: Callable[..., Tensor], window: int) -> Tensor:
         """A stand-in for the mask of a rule that kernels know: layers hand it back to `rule_of`."""
         if self._reach is None:
-            self._reach = reach_of(self.rows, self.device)
+            self._reach = reach_of(self.rows, self.device, table=self.cache.table)
             if self.tree is not None:
                 self._reach = replace(self._reach, tree=self.tree.to(self.device))
         stub = torch.empty(1, 1, len(self.positions), 0, dtype=torch.bool, device=self.device)
@@ -173,7 +174,7 @@ class RaggedStates(Cache):
             seen = None if mask is None else mask[0, 0]
             if bias is not None:
                 seen = self._biased(seen, bias[0].transpose(0, 1))
-            self._plans[key] = (mask, bias, plan(self.rows, seen, group, self.device, self.form))
+            self._plans[key] = (mask, bias, plan(self.rows_read.rows, seen, group, self.device, self.form))
         return self._plans[key][2]
 
     def _biased(self, seen: Tensor | None, bias: Tensor) -> Tensor:
@@ -214,7 +215,7 @@ class CrossStates:
     """transformers' `cross_attention_cache` during one pass: asking a layer for its keys says whose turn it is."""
 
     states: RaggedStates
-    cache: RaggedCache
+    cache: KeyValueCache
     slots: tuple[int, ...]  # of the sources, one a group of neighbouring rows
     lengths: tuple[int, ...]  # of the sources
     counts: tuple[int, ...]  # new tokens of each group

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.cache.ragged import RaggedCache, ranges
+from forerun.cache.base import KeyValueCache, common_length, ranges
 from forerun.config import Kernels, kernels
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
@@ -21,6 +21,7 @@ from forerun.models.attention import forget_configs
 from forerun.models.bodies.base import Body, ForwardPass, PassOutput, Trees
 from forerun.models.bodies.choose import choose_body
 from forerun.models.bodies.modules import ModulesBody
+from forerun.models.cache_size import new_cache
 from forerun.models.cross_attention import SourcesRead
 from forerun.models.families import Family, Layout
 from forerun.models.fingerprint import Fingerprint
@@ -29,6 +30,7 @@ from forerun.types import Source
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 PREFILL_TOKENS = 1024
+LONG_BEGINNING = 64  # tokens that texts must begin with in common before one waits for the other's keys
 
 
 class HiddenStateObserver(Protocol):
@@ -52,7 +54,8 @@ class Scorer:
 
     Passes are run by `body`; those over trees by `modules`, which is the same body where no other is faster. A
     `headless` scorer takes embeddings and gives hidden states: see `run`. The `layout` of rows is the family's unless
-    it is given; packed rows become padded ones for good where the model cannot be run packed.
+    it is given; packed rows become padded ones for good where the model cannot be run packed. All rows together have at
+    most `cache_tokens` keys; None leaves that to `models.cache_size`. A `cache` that is given is used as it is.
     """
 
     _modules_type = ModulesBody
@@ -61,19 +64,21 @@ class Scorer:
         self,
         model: PreTrainedModel,
         form: Form = Form.AUTO,
-        cache: RaggedCache | None = None,
+        cache: KeyValueCache | None = None,
         *,
         headless: bool = False,
         use: Kernels | None = None,
         layout: Layout | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
         self.form = form
-        self.cache = cache if cache is not None else RaggedCache()
         self.kernels = kernels(use)
         self._headless, self._layout = headless, layout
+        self._cache_tokens, self._has_own_cache = cache_tokens, cache is None
         with between_passes(model):
+            self.cache = self._new_cache() if cache is None else cache
             self._connect()
             self._made_of = Fingerprint.of(model)
 
@@ -83,10 +88,14 @@ class Scorer:
         if self._layout is not None:
             family = replace(family, layout=self._layout)
         self.device: torch.device = model.device
-        fused = choose_body(model, self.kernels) if family.layout is Layout.PACKED else None
+        may_fuse = family.layout is Layout.PACKED and (self.cache.reads_in_place or model.device.type != "cpu")
+        fused = choose_body(model, self.kernels) if may_fuse else None
         linear = self.kernels if fused is None else Kernels.OFF
         self.modules = self._modules_type(model, family, self.form, self.kernels, linear)
         self.body: Body = self.modules if fused is None else fused
+
+    def _new_cache(self) -> KeyValueCache:
+        return new_cache(self.model, self._cache_tokens, self.kernels, self._inspect().context_length)
 
     def _inspect(self) -> Family:
         return families.inspect(self.model, headless=self._headless)
@@ -108,8 +117,11 @@ class Scorer:
     def renew(self) -> None:
         """Go on with the model as it is now, without any row: their keys are the old model's."""
         self.reset()
+        self.cache.give_back(self.model.device)
         forget_configs(self.model)
         with between_passes(self.model):
+            if self._has_own_cache:
+                self.cache = self._new_cache()
             self._connect()
             self._made_of = Fingerprint.of(self.model)
 
@@ -181,27 +193,50 @@ class Scorer:
                 "trees; use its drafter without a tree"
             )
 
+    def begin(self, row: int, tokens: Sequence[int]) -> int:
+        """Give an empty row the longest beginning of `tokens` that the cache still has keys of; how many those are.
+
+        Not while somebody listens to hidden states: those of the beginning would never be heard.
+        """
+        return 0 if self.observers else self.cache.begin(row, tokens, self._read_by(row))
+
+    def remember(self, row: int, tokens: Sequence[int], is_over: bool = False) -> None:
+        """Let other rows begin with this one's keys, those of `tokens`; with `is_over`, all of them at its end."""
+        self.cache.remember(row, tokens, self._read_by(row), is_over)
+
     def feed(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
-        """Take in tokens whose logits nobody needs (a prompt), in passes of bounded size, without running the head."""
-        copies = self._twins(rows, blocks)
-        waiting = [(r, list(b)) for r, b in zip(rows, blocks, strict=True) if len(b) and r not in copies]
+        """Take in tokens whose logits nobody needs (a prompt), in passes of bounded size, without running the head.
+
+        What empty rows begin with in common is encoded once and copied.
+        """
+        shared = self._shared_beginnings(rows, blocks)
+        pairs = list(zip(rows, blocks, strict=True))
+        self._feed([(row, block) for row, block in pairs if row not in shared])
+        for row, (source, count) in shared.items():
+            self.cache.copy(source, row, count)
+            for observer in self.observers:
+                observer.on_copy(source, row, self.cache.length(row))
+        self._feed([(row, block[self.cache.length(row) :]) for row, block in pairs if row in shared])
+
+    def _feed(self, new: Sequence[tuple[int, Sequence[int]]]) -> None:
+        waiting = [(row, list(block)) for row, block in new if len(block)]
         while waiting:
             now, waiting = _next_pass(waiting)
             self._feed_pass([row for row, _ in now], [block for _, block in now])
-        for row, source in copies.items():
-            self.cache.copy(source, row, self.cache.length(source))
-            for observer in self.observers:
-                observer.on_copy(source, row, self.cache.length(row))
 
     def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], body: Body | None = None) -> None:
         self._run(rows, [len(block) for block in blocks], self._tokens(blocks), body=body)
 
-    def _twins(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, int]:
-        """Empty rows that are given the same prompt as an earlier empty row: it is encoded once and copied."""
-        first: dict[tuple[Any, ...], int] = {}
-        pairs = ((row, (self._read_by(row), *block)) for row, block in zip(rows, blocks, strict=True) if len(block))
-        empty = [(row, text) for row, text in pairs if self.cache.length(row) == 0]
-        return {row: first[text] for row, text in empty if first.setdefault(text, row) != row}
+    def _shared_beginnings(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+        """Empty rows that are given the text of an earlier empty row, or begin alike for long: that row, how many."""
+        first: dict[tuple[Any, ...], tuple[int, Sequence[int]]] = {}
+        shared = {}
+        for row, block in zip(rows, blocks, strict=True):
+            if len(block) and self.cache.length(row) == 0:
+                earlier, text = first.setdefault((self._read_by(row), *block[:LONG_BEGINNING]), (row, block))
+                if earlier != row:
+                    shared[row] = earlier, common_length(text, block)
+        return shared
 
     def _read_by(self, row: int) -> Source | None:
         """What a row's keys depend on beside its tokens."""

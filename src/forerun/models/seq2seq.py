@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
@@ -38,12 +38,13 @@ class Seq2SeqScorer(Scorer):
         self,
         model: PreTrainedModel,
         form: Form = Form.AUTO,
-        cache: RaggedCache | None = None,
+        cache: KeyValueCache | None = None,
         *,
         use: Kernels | None = None,
         is_draft: bool = False,
         borrowed: Callable[[Source], Tensor] | None = None,
         beside: Seq2SeqScorer | None = None,
+        cache_tokens: int | None = None,
     ) -> None:
         self._is_draft = is_draft
         self.sources: Sources = Sources() if beside is None else beside.sources
@@ -51,7 +52,7 @@ class Seq2SeqScorer(Scorer):
         self.directory = SourceTable()
         self.keeps_states = False  # set by whoever borrows them
         self._states: dict[Source, Tensor] = {}
-        super().__init__(model, form, cache, use=use)
+        super().__init__(model, form, cache, use=use, cache_tokens=cache_tokens)
 
     def _connect(self) -> None:
         super()._connect()
@@ -156,12 +157,13 @@ class Seq2SeqScorer(Scorer):
 def scorer_of(
     model: PreTrainedModel,
     form: Form = Form.AUTO,
-    cache: RaggedCache | None = None,
+    cache: KeyValueCache | None = None,
     *,
     use: Kernels | None = None,
     is_draft: bool = False,
+    cache_tokens: int | None = None,
 ) -> Scorer:
     """A scorer of the kind that a model takes."""
     if getattr(model.config, "is_encoder_decoder", False):
-        return Seq2SeqScorer(model, form, cache, use=use, is_draft=is_draft)
-    return Scorer(model, form, cache, use=use)
+        return Seq2SeqScorer(model, form, cache, use=use, is_draft=is_draft, cache_tokens=cache_tokens)
+    return Scorer(model, form, cache, use=use, cache_tokens=cache_tokens)

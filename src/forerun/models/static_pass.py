@@ -1,7 +1,7 @@
 """A pass of fixed shape whose rows are device tensors: what a CUDA graph can hold.
 
 Every row has the same number of new tokens. One that has fewer to say writes keys nobody will see past its own, which
-later passes overwrite; so the cache must have room for them, and growing it is the caller's business.
+later passes overwrite; so the cache must have room for them, and reserving it is the caller's business.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ class StaticPass:
 
     def steps(self, slots: Tensor, past: Tensor, count: int, number: int, span: int) -> list[StaticRows]:
         """The same for `number` passes, each one token further on: made at once, because small kernels add up."""
-        capacity, limit = self.scorer.cache.capacity, self.scorer.context_length
-        most = capacity if limit is None else min(limit, capacity)
-        made = ops.lay_out(slots, past, count, number, capacity, most, self.scorer.kernels)
-        reach = Reach(made.slots, made.ends[0], self._starts(slots.shape[0], count), count, span)
+        cache, limit = self.scorer.cache, self.scorer.context_length
+        most = cache.capacity if limit is None else min(limit, cache.capacity)
+        made = ops.lay_out(slots, past, count, number, cache.piece, most, cache.table, self.scorer.kernels)
+        longest = span if cache.table is None else min(span, cache.capacity)
+        reach = Reach(made.slots, made.ends[0], self._starts(slots.shape[0], count), count, longest, table=cache.table)
         return [
             StaticRows(p, a, replace(reach, lengths=e))
             for p, a, e in zip(made.positions, made.addresses, made.ends, strict=True)

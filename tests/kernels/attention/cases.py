@@ -29,6 +29,25 @@ class Case:
     def with_tree(self, tree: Tensor) -> Case:
         return replace(self, reach=replace(self.reach, tree=tree))
 
+    def in_blocks(self, size: int) -> Case:
+        """The same rows in blocks that lie about in a pool. Block 0, and the end of each row's last, are NaN."""
+        slots, width = self.keys.shape[0], -(-max(self.keys.shape[2], self.reach.longest) // size)
+        places = 1 + torch.randperm(slots * width)
+        table = places.view(slots, width).int()
+        lengths = dict(zip(self.reach.slots.tolist(), self.reach.lengths.tolist(), strict=True))
+        for slot in range(slots):
+            table[slot, -(-lengths.get(slot, 0) // size) :] = 0
+        pools = [self._cut(pool, places.to(DEVICE), width, size) for pool in (self.keys, self.values)]
+        return replace(self, keys=pools[0], values=pools[1], reach=replace(self.reach, table=table.to(DEVICE)))
+
+    def _cut(self, pool: Tensor, places: Tensor, width: int, size: int) -> Tensor:
+        rows = pool.transpose(1, 2)  # [R, C, Hk, D]
+        whole = rows.new_full((rows.shape[0], width * size, *rows.shape[2:]), torch.nan)
+        whole[:, : rows.shape[1]] = rows
+        blocks = rows.new_full((1 + len(places), size, *rows.shape[2:]), torch.nan)
+        blocks[places] = whole.unflatten(1, (width, size)).flatten(0, 1)
+        return blocks.transpose(1, 2)
+
 
 def make_case(
     rows: RaggedRows = ROWS,

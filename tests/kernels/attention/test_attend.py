@@ -52,12 +52,19 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=relative, atol=absolute)
 
 
-def check(case: Case, form: Form, tuning: Tuning = SMALL) -> None:
-    """Rows that are cut: into shares, where their lengths are known and differ, and into chunks."""
+def check(case: Case, form: Form, tuning: Tuning = SMALL, is_shared: bool = False) -> None:
+    """Rows that are cut: into shares, where their lengths are known and differ, and into chunks.
+
+    Rows in blocks are cut into chunks, or, with `is_shared`, into shares.
+    """
     want = reference.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale)
     assert want.isfinite().all()
-    for reach in (case.reach, replace(case.reach, num_keys=None))[: 1 + (form is Form.KEYS)]:
-        got = kernel.attend_ragged(case.query, case.keys, case.values, reach, case.scale, form, tuning)
+    size = 2 * shapes.choose_shape(case.query, case.keys, case.reach, form, tuning).block_keys
+    blocks, unknown = case.in_blocks(size), replace(case, reach=replace(case.reach, num_keys=None))
+    if form is Form.KEYS and not is_shared:
+        blocks = replace(blocks, reach=replace(blocks.reach, num_keys=None))
+    for held in (case, blocks, unknown)[: 2 + (form is Form.KEYS)]:
+        got = kernel.attend_ragged(held.query, held.keys, held.values, held.reach, held.scale, form, tuning)
         assert got.dtype == case.query.dtype
         close(got, want)
 
@@ -190,7 +197,8 @@ def test_balanced_splits_wherever_rows_begin_and_end(places: int) -> None:
     Two heads of an even group are merged by one program, the three of an odd one by three.
     """
     rows = RaggedRows((4, 0, 2, 1, 3), (0, 14, 15, 59, 31), (1, 2, 1, 3, 1))
-    check(make_case(rows, heads=(2 + places % 2, 1)), Form.KEYS, replace(SMALL, resident=places / 132))
+    case, tuning = make_case(rows, heads=(2 + places % 2, 1)), replace(SMALL, resident=places / 132)
+    check(case, Form.KEYS, tuning, is_shared=True)
 
 
 @pytest.mark.quick(every=2)
@@ -219,6 +227,21 @@ def test_in_a_recording_a_row_has_the_same_bits_in_any_company() -> None:
 
     assert torch.equal(first_row(alone, None), first_row(company, None))
     assert not torch.equal(first_row(alone, 76), first_row(company, 107))
+
+
+@pytest.mark.parametrize("how", [{}, {"window": 12}, {"distances": 7}])
+def test_blocks_are_the_same_rows(how: dict[str, Any]) -> None:
+    """In the reference bit for bit. The control reads a row's blocks in another order."""
+    case = make_case(**how)
+    blocks = case.in_blocks(8)
+    want, got = (reference.attend_ragged(c.query, c.keys, c.values, c.reach, c.scale) for c in (case, blocks))
+    assert torch.equal(got, want)
+    assert blocks.reach.table is not None
+    turned = blocks.reach.table.clone()
+    turned[3, :2] = turned[3, :2].flip(0)
+    reach = replace(blocks.reach, table=turned)
+    other = reference.attend_ragged(blocks.query, blocks.keys, blocks.values, reach, blocks.scale)
+    assert torch.equal(other, want) == ("window" in how), "a window does not reach that far back"
 
 
 @pytest.mark.parametrize("window", [0, 3, 25])
@@ -342,6 +365,11 @@ class TestRefusals:
         for query in (case.query.double(), wide, torch.zeros(1, 64, 4, device=DEVICE).mT):
             with pytest.raises(InvalidArgument, match="kernel cannot take this"):
                 kernel.attend_ragged(query, case.keys, case.values, case.reach, Scale(1.0))
+
+    def test_blocks_that_a_tile_would_straddle(self) -> None:
+        case = make_case().in_blocks(24)
+        with pytest.raises(InvalidArgument, match="blocks of 24 keys: the kernel reads 16 at a time"):
+            kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale, Form.SPLIT, SMALL)
 
     def test_a_bias_is_for_rows(self) -> None:
         case = make_case(distances=5)

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("numba")
 
 from forerun import ops
-from forerun.cache.ragged import Layer
+from forerun.cache.base import Layer
 from forerun.config import Kernels
 from forerun.kernels.cpu import cross_attention
 from forerun.math import attention as reference

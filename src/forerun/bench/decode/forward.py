@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from forerun import ops
 from forerun.bench.hardware import work_of
-from forerun.cache.ragged import RaggedCache, ranges
+from forerun.cache.base import ranges
+from forerun.cache.ragged import RaggedCache
 from forerun.config import SamplingParams
 from forerun.errors import ForerunError
 from forerun.math.ragged_attention import Reach

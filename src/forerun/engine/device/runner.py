@@ -17,7 +17,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from forerun.cache.ragged import ranges
+from forerun.cache.base import KeyValueCache, ranges
 from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.engine.branching import kept_of
 from forerun.engine.commit import VerifiedRound
@@ -27,13 +27,12 @@ from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound
 from forerun.engine.device.row_table import RowSlots, RowTable
 from forerun.engine.device.shapes import (
+    PENDING_KEYS,
     ShapeChooser,
     bucket,
-    capacity_for,
     fingerprint,
     key_bound,
     next_power_of_two,
-    reserve_keys,
     round_up_draft,
     table_width,
 )
@@ -285,11 +284,11 @@ class Runner:
             self._scored, self._weights = numbers, fingerprint(self._scorers)
         device_round = self._round_of(next_power_of_two(len(rows)), table_width(count))
         table = device_round.table
-        cache.reserve(len(cache.rows) + (table.size > len(rows)), cache.capacity)
-        reserve_keys(cache, rows, [start + count for start in past], _final_length(rows))
+        dummy = cache.reserve_slots(table.size > len(rows))
+        cache.reserve(numbers, [start + count for start in past], _final_length(rows))
         self.target.lay_out()
         slots = [RowSlots(cache.slot(row.number), 0) for row in rows]
-        table.assign_blocks(slots, past, blocks, RowSlots(cache.num_slots - 1, 0))
+        table.assign_blocks(slots, past, blocks, RowSlots(dummy, 0))
         self._recorded_score(device_round, Shape(0, count, key_bound(max(past) + count)))()
         for row, start, length in zip(rows, past, counts, strict=True):
             _set_length(self.target, row, start + length)
@@ -341,13 +340,12 @@ class Runner:
         self.release_table()
         device_round = self._round = self._round_of(self._size, table_width(number + 1))
         caches = [self.target.cache, *(() if self.drafter is None else self.drafter.caches)]
-        keys = capacity_for(max(len(row.history) for row in rows), _final_length(rows))
-        for cache in caches:
-            cache.reserve(len(cache.rows) + (device_round.table.size > len(rows)), max(keys, cache.capacity))
+        longest, final = max(len(row.history) for row in rows), _final_length(rows)
+        dummies = [cache.reserve_slots(device_round.table.size > len(rows), longest, final) for cache in caches]
         for scorer in self._scorers:
             scorer.lay_out()
         slots = [RowSlots(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
-        device_round.table.assign(rows, slots, RowSlots(caches[0].num_slots - 1, caches[-1].num_slots - 1))
+        device_round.table.assign(rows, slots, RowSlots(dummies[0], dummies[-1]))
         if self.drafter is not None and self.drafter.reads_recent:
             device_round.table.assign_recent()
         self._weights = fingerprint(self._scorers)
@@ -368,17 +366,16 @@ class Runner:
             len(row.history) - 1 + (self._pending_keys if row.finish_reason is None else 2 * table.width)
             for row in table.rows
         ]
-        final = _final_length(table.rows)
         if self.drafter is not None and number:
             if not self.pending:
                 running = table.running
                 self.drafter.read_up([row.number for row in running], [row.history for row in running], first)
             for cache in self.drafter.caches:
-                # Tokens of the first step that lie before a row's beginning go to the cache's last place.
-                ends = [keys + count if keys + 1 >= first else max(count, cache.capacity) for keys in before]
-                reserve_keys(cache, table.rows, ends, final)
+                # Tokens of the first step that lie before a row's beginning go where the cache says.
+                ends = [keys + count if keys + 1 >= first else max(count, cache.stray_end) for keys in before]
+                _reserve_keys(cache, table.rows, ends)
         ends = [keys + count for keys in before]
-        reserve_keys(self.target.cache, table.rows, ends, final)
+        _reserve_keys(self.target.cache, table.rows, ends)
         return max(ends)
 
     def _work(self, device_round: DeviceRound, shape: Shape) -> tuple[Work, Work, Work]:
@@ -457,12 +454,22 @@ def _why_not(row: Row, target: Scorer) -> str | None:
 
 
 def _final_length(rows: Sequence[Row]) -> int:
-    """The most tokens any of the rows can end with."""
-    return max(len(row.request.prompt) + row.stop.budget for row in rows)
+    """The most keys any of the rows can end with, those included that pending rounds may write past its end."""
+    return max(len(row.request.prompt) + row.stop.budget for row in rows) + PENDING_KEYS
+
+
+def _reserve_keys(cache: KeyValueCache, rows: Sequence[Row], ends: Sequence[int]) -> None:
+    """Memory for keys below `ends`. What a finished row writes past its blocks goes to a block that is nobody's."""
+    needed = {
+        row.number: end
+        for row, end in zip(rows, ends, strict=True)
+        if cache.reads_in_place or row.finish_reason is None
+    }
+    cache.reserve(list(needed), list(needed.values()), _final_length(rows))
 
 
 def _set_length(scorer: Scorer, row: Row, length: int) -> None:
-    scorer.cache.set_length(row.number, length, length)
+    scorer.cache.set_length(row.number, length)
 
 
 def _no_draft() -> None:

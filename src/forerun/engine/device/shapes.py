@@ -1,4 +1,4 @@
-"""Sizes that rounds are recorded for, and the cache memory that must exist before a round is launched.
+"""Sizes that rounds are recorded for.
 
 Recording takes as long as a dozen rounds, as hundreds where kernels have to be compiled first. Towards the end of a
 text drafts get shorter and batches smaller, a few rounds of each size; a row or a drafted token more costs those rounds
@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from forerun.cache.ragged import RaggedCache
-from forerun.engine.row import Row
 from forerun.models.scorer import Scorer
 
 # Scored for each row. Short ones are exact: each further position costs a batch of eight as much as eight rows.
@@ -20,7 +18,6 @@ POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17, 25, 33)
 # Drafts that policies are offered, and that stand in for others; each is a recording.
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 SMALLEST_KEY_BOUND = 1024  # recordings are made for rows up to that many keys, then up to twice that, and so on
-AHEAD = 4096  # the most keys that memory is reserved for before anybody needs it
 PENDING_KEYS = 3 * POSITIONS[-1]  # keys that pending rounds may write past a row's end
 
 
@@ -69,20 +66,6 @@ def next_power_of_two(number: int) -> int:
 def key_bound(longest: int) -> int:
     """A bound on keys that changes seldom: attention divides its work by it."""
     return max(SMALLEST_KEY_BOUND, next_power_of_two(longest))
-
-
-def reserve_keys(cache: RaggedCache, rows: Sequence[Row], ends: Sequence[int], final: int) -> None:
-    """Memory for keys below `ends` of each row; where it has to grow, up to `final`."""
-    longest = max(ends)
-    if longest > cache.capacity:
-        cache.reserve(0, max(longest, capacity_for(longest, final)))
-    for row, end in zip(rows, ends, strict=True):
-        cache.set_length(row.number, cache.length(row.number), end)
-
-
-def capacity_for(longest: int, final: int) -> int:
-    """Keys to reserve at once, for rows that now have up to `longest` tokens and in the end up to `final`."""
-    return min(final + PENDING_KEYS, longest + AHEAD)
 
 
 def fingerprint(scorers: Sequence[Scorer]) -> int:

@@ -27,7 +27,7 @@ MOST_MERGED = 8192  # numbers of pieces that a merging program holds at a time
 
 def attend_ragged(
     query: Tensor,  # [N, Hq, D]
-    keys: Tensor,  # [R, Hk, C, D]
+    keys: Tensor,  # [R, Hk, C, D] rows, or blocks that `reach.table` tells of
     values: Tensor,  # [R, Hk, C, Dv]
     reach: Reach,
     scale: Scale,
@@ -39,6 +39,10 @@ def attend_ragged(
         raise InvalidArgument(f"the attention kernel cannot take this: {reason}; use forerun.ops.attend_ragged")
     check_bias(reach, scale)
     shape = choose_shape(query, keys, reach, form, tuning)
+    if reach.table is not None and keys.shape[2] % shape.block_keys:
+        raise InvalidArgument(
+            f"blocks of {keys.shape[2]} keys: the kernel reads {shape.block_keys} at a time, so give a multiple of that"
+        )
     out = query.new_empty(*query.shape[:2], values.shape[-1])
     parts = _parts(query, keys, values, reach, shape)
     _launch(out, parts, query, keys, values, reach, scale, shape, tuning)
@@ -79,6 +83,7 @@ def _launch(
     tuning: Tuning,
 ) -> None:
     batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
+    table = reach.table
     programs = (shape.balanced_splits, 1) if shape.balanced_splits else (batch, shape.splits)
     case = Case(
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
@@ -88,15 +93,17 @@ def _launch(
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
         HAS_BIAS=bias is not None, UPCAST=needs_upcast(query), EARLY=shape.early,
+        PAGE=0 if table is None else keys.shape[2],
     )  # fmt: skip
     attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
         out, *parts, Queries(query, *query.stride()[:2]),
         Pool(keys, *keys.stride()[:3]), Pool(values, *values.stride()[:3]),
-        reach.slots, reach.lengths, reach.starts,
+        reach.slots, reach.slots if table is None else table, reach.lengths, reach.starts,
         query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
         scale.factor, scale.softcap or 1.0, 0 if tree is None else tree.stride(0), reach.window, reach.longest,
         shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
-        0 if bias is None else bias.shape[1], CASE=case, num_warps=tuning.warps, num_stages=tuning.stages,
+        0 if bias is None else bias.shape[1], 0 if table is None else table.stride(0),
+        CASE=case, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
 
 
@@ -114,6 +121,7 @@ def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale
         HEADS=heads, GROUP=group, VALUE_SIZE=out.shape[2], BLOCK_VALUE_SIZE=size, BLOCK_QUERIES=shape.block_queries,
         BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows, BLOCK_PIECES=pieces, QUERIES=shape.queries,
         BALANCED=shape.balanced_splits > 0, WINDOWED=reach.window > 0, CHAIN=reach.tree is None and not reach.across,
+        GRAIN=1 if reach.table is None else shape.block_keys,
         HAS_SINKS=scale.sinks is not None, EARLY=shape.early, EACH=each,
         num_warps=1 if is_small else 2, **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip

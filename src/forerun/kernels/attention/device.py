@@ -25,8 +25,9 @@ CHANGING = (
     "query_blocks",
     "tree_token",
     "distances",
+    "width",
 )
-UNALIGNED = ("slots_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
+UNALIGNED = ("slots_ptr", "table_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
 
 
 class Queries(NamedTuple):
@@ -38,7 +39,7 @@ class Queries(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Keys [R, Hk, C, D] or values [R, Hk, C, Dv] of the cache, and their strides."""
+    """Keys [R, Hk, C, D] or values [R, Hk, C, Dv] of the cache, R rows or blocks, and their strides."""
 
     ptr: Any
     slot: Any
@@ -70,6 +71,7 @@ class Case(NamedTuple):
     HAS_BIAS: bool
     UPCAST: bool
     EARLY: bool
+    PAGE: int  # keys of a block, a multiple of BLOCK_KEYS; 0: a row lies in one piece
 
 
 class Outputs(NamedTuple):
@@ -110,12 +112,13 @@ def attend_kernel(
     queries,  # Queries
     keys, values,  # Pool
     slots_ptr,  # [B] int32
+    table_ptr,  # [slots, width] int32
     lengths_ptr,  # [B] int32
     starts_ptr,  # [B + 1] int32
     sinks_ptr,  # [Hq]
     tree_ptr,  # [N, W] bool
     bias_ptr,  # [Hq, L] float32
-    factor, softcap, tree_token, window, longest, chunk, splits, balanced_splits, batch, query_blocks, distances,
+    factor, softcap, tree_token, window, longest, chunk, splits, balanced_splits, batch, query_blocks, distances, width,
     CASE: tl.constexpr,
 ):  # fmt: skip
     """One program per (key head, row and block of its queries, chunk of its keys), or per split of all rows' keys."""
@@ -127,12 +130,13 @@ def attend_kernel(
     block = tl.program_id(1) % query_blocks
     first_piece = (key_head * query_blocks + block) * (2 * balanced_splits if CASE.BALANCED else batch * splits)
     CHAIN: tl.constexpr = not (CASE.HAS_TREE or CASE.ACROSS)
+    GRAIN: tl.constexpr = CASE.BLOCK_KEYS if CASE.PAGE else 1
     if CASE.BALANCED:
         split = tl.program_id(1) // query_blocks
         r = tl.arange(0, CASE.BLOCK_ROWS)
         starts, counts, lengths, lows, highs = spans(
             r, r < batch, block, lengths_ptr, starts_ptr, window, longest,
-            CASE.GROUP, CASE.BLOCK_QUERIES, CASE.PADDED, CASE.WINDOWED, CHAIN,
+            CASE.GROUP, CASE.BLOCK_QUERIES, CASE.PADDED, CASE.WINDOWED, CHAIN, GRAIN,
         )  # fmt: skip
         slots = tl.load(slots_ptr + r, mask=r < batch, other=0)
         begins, ends, total, num_balanced = divided(lows, highs, balanced_splits, CASE.BLOCK_KEYS)
@@ -145,7 +149,7 @@ def attend_kernel(
             low, slot = taken(lows, is_row), taken(slots, is_row).to(tl.int64)
             high = tl.minimum(low + (upto - begin - TURN) * CASE.BLOCK_KEYS, taken(highs, is_row))
             attend_piece(
-                outputs, queries, keys, values, terms, key_head, block,
+                outputs, queries, keys, values, terms, table_ptr, width, key_head, block,
                 Span(taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row), slot),
                 low + tl.maximum(at - begin - TURN, 0) * CASE.BLOCK_KEYS, high,
                 first_piece + split * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end), CASE,
@@ -156,14 +160,14 @@ def attend_kernel(
         split = tl.program_id(2)
         start, count, length, low, high = spans(
             row, row < batch, block, lengths_ptr, starts_ptr, window, longest,
-            CASE.GROUP, CASE.BLOCK_QUERIES, CASE.PADDED, CASE.WINDOWED, CHAIN,
+            CASE.GROUP, CASE.BLOCK_QUERIES, CASE.PADDED, CASE.WINDOWED, CHAIN, GRAIN,
         )  # fmt: skip
         slot = tl.load(slots_ptr + row).to(tl.int64)
         begin = low + split * chunk
         if begin >= high:
             return
         attend_piece(
-            outputs, queries, keys, values, terms, key_head, block, Span(start, count, length, slot),
+            outputs, queries, keys, values, terms, table_ptr, width, key_head, block, Span(start, count, length, slot),
             begin, tl.minimum(high, begin + chunk), first_piece + row * splits + split, high - low <= chunk, CASE,
         )  # fmt: skip
 
@@ -172,10 +176,12 @@ def attend_kernel(
 def spans(
     row, there, block, lengths_ptr, starts_ptr, window, longest,
     GROUP: tl.constexpr, BLOCK_QUERIES: tl.constexpr, PADDED: tl.constexpr, WINDOWED: tl.constexpr, CHAIN: tl.constexpr,
+    GRAIN: tl.constexpr,
 ):  # fmt: skip
     """Of one row or several: first token, new tokens, keys, and [low, high) of the keys that this block's queries see.
 
-    Nothing (low = high) where a row has no such queries.
+    Nothing (low = high) where a row has no such queries. `low` is a multiple of GRAIN: tiles that begin there lie
+    within one block each.
     """
     start = tl.load(starts_ptr + row, mask=there, other=0)
     count = tl.load(starts_ptr + row + 1, mask=there, other=0) - start
@@ -189,7 +195,7 @@ def spans(
         last_token = tl.minimum((block * BLOCK_QUERIES + BLOCK_QUERIES - 1) // GROUP, count - 1)
         high = tl.maximum(past + last_token, 0) + 1
     if WINDOWED:
-        low = tl.maximum(past + first_token - window + 1, 0)
+        low = tl.maximum(past + first_token - window + 1, 0) // GRAIN * GRAIN
     if PADDED:
         high = past * 0 + longest
     high = tl.where(block * BLOCK_QUERIES < count * GROUP, high, low)
@@ -221,7 +227,8 @@ def taken(numbers, is_row):
 
 @triton.jit
 def attend_piece(
-    outputs, queries, keys, values, terms, key_head, block, row, low, high, piece, is_whole, CASE: tl.constexpr
+    outputs, queries, keys, values, terms, table_ptr, width, key_head, block, row, low, high, piece, is_whole,
+    CASE: tl.constexpr,
 ):  # fmt: skip
     """Keys [low, high) of one row: the result where these are all that its queries see, else a piece of it."""
     past = row.length - row.count
@@ -263,8 +270,14 @@ def attend_piece(
     for first in range(low, high, CASE.BLOCK_KEYS):
         n = first + tl.arange(0, CASE.BLOCK_KEYS)
         is_key = n < high
+        within = n
+        if CASE.PAGE:
+            page = tl.load(table_ptr + row.slot * width + first // CASE.PAGE).to(tl.int64)
+            within = first % CASE.PAGE + tl.arange(0, CASE.BLOCK_KEYS)
+            k_row = keys.ptr + page * keys.slot + key_head * keys.head
+            v_row = values.ptr + page * values.slot + key_head * values.head
         k = tl.load(
-            k_row + n.to(tl.int64)[:, None] * keys.place + d[None, :],
+            k_row + within.to(tl.int64)[:, None] * keys.place + d[None, :],
             mask=is_key[:, None] & (d < CASE.SIZE)[None, :],
             other=0.0,
         )
@@ -306,7 +319,7 @@ def attend_piece(
             mass = mass * shrink + tl.sum(weights, 1)
         mixed = mixed * shrink[:, None]
         v = tl.load(
-            v_row + n.to(tl.int64)[:, None] * values.place + e[None, :],
+            v_row + within.to(tl.int64)[:, None] * values.place + e[None, :],
             mask=is_key[:, None] & (e < CASE.VALUE_SIZE)[None, :],
             other=0.0,
         )
@@ -384,6 +397,7 @@ def merge_kernel(
     BALANCED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CHAIN: tl.constexpr,
+    GRAIN: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     EARLY: tl.constexpr,
     EACH: tl.constexpr,
@@ -401,7 +415,19 @@ def merge_kernel(
     if BALANCED:
         r = tl.arange(0, BLOCK_ROWS)
         _, _, _, lows, highs = spans(
-            r, r < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, False, WINDOWED, CHAIN
+            r,
+            r < batch,
+            block,
+            lengths_ptr,
+            starts_ptr,
+            window,
+            longest,
+            GROUP,
+            BLOCK_QUERIES,
+            False,
+            WINDOWED,
+            CHAIN,
+            GRAIN,
         )
         begins, ends, total, num_balanced = divided(lows, highs, balanced_splits, BLOCK_KEYS)
         begin, end = taken(begins, r == row), taken(ends, r == row)
@@ -410,7 +436,7 @@ def merge_kernel(
     else:
         _, _, _, low, high = spans(
             row, row < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, False, WINDOWED,
-            CHAIN,
+            CHAIN, GRAIN,
         )  # fmt: skip
         first = row * splits
         num_pieces = tl.cdiv(high - low, chunk)

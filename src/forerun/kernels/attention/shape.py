@@ -69,7 +69,7 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
     block_queries = min(power(wanted), tuning.most_queries, 32 if query.dtype is torch.float32 else 64)
     block_keys = min(max(tuning.block_bytes // (size * query.element_size()), 16), 128)
     blocks = -(-wanted // block_queries)
-    rows, span = reach.slots.shape[0], reach.longest if form is Form.PAD else _span(reach)
+    rows, span = reach.slots.shape[0], reach.longest if form is Form.PAD else _span(reach, block_keys)
     places = tuning.resident * multiprocessors(query.device) / (heads * blocks)
     chunk = span
     if form in (Form.AUTO, Form.KEYS):
@@ -129,9 +129,11 @@ def choose_balanced_splits(places: float, span: int, reach: Reach, block_keys: i
     )
 
 
-def _span(reach: Reach) -> int:
-    """Keys that the queries of one row may see, at most."""
-    return min(reach.longest, reach.window + reach.most_tokens) if reach.window else reach.longest
+def _span(reach: Reach, block_keys: int) -> int:
+    """Keys that are read for the queries of one row, at most. In blocks, a window begins with a whole tile."""
+    if not reach.window:
+        return reach.longest
+    return min(reach.longest, reach.window + reach.most_tokens + (0 if reach.table is None else block_keys))
 
 
 def power(number: int) -> int:

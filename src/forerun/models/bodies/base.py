@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.base import KeyValueCache
 from forerun.models.cross_attention import SourcesRead
 from forerun.types import RaggedRows
 
@@ -27,7 +27,7 @@ class ForwardPass:
 
     new: Tensor  # [N] token ids, or [N, H] embeddings in their place
     rows: RaggedRows
-    cache: RaggedCache
+    cache: KeyValueCache
     trees: Trees | None = None  # None where every row is a chain
     sources: SourcesRead | None = None  # of an encoder-decoder model
     wants_logits: bool = False

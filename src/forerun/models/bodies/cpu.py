@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun import ops
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.kernels.cpu import stack
 from forerun.kernels.cpu.memory import Floats, Ints
@@ -102,7 +102,7 @@ class CpuBody(FusedBody):
             self.heads, self.kv_heads, self.intermediate, self.scale, self.epsilon, self.num_threads, self._scratch,
         )  # fmt: skip
 
-    def _prepare(self, cache: RaggedCache, longest: int, tokens: int) -> None:
+    def _prepare(self, cache: KeyValueCache, longest: int, tokens: int) -> None:
         """Addresses as they are now (weights may have moved, the cache may have grown), and room to work."""
         if (places := self._where()) != self._places:
             self._check_weights()

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun import kernels, ops
-from forerun.cache.ragged import RaggedCache, ranges
+from forerun.cache.base import KeyValueCache, ranges
 from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach, reach_of
 from forerun.math.skinny import Heads, Norm
@@ -85,12 +85,14 @@ class GpuBody(FusedBody):
         self._rotary = _table(model, GRAIN)
         self._read_weights()
 
-    def hidden_at(self, new: Tensor, positions: Tensor, addresses: Tensor, reach: Reach, cache: RaggedCache) -> Tensor:
+    def hidden_at(
+        self, new: Tensor, positions: Tensor, addresses: Tensor, reach: Reach, cache: KeyValueCache
+    ) -> Tensor:
         """Last hidden states [N, H], the final norm included, of token ids [N] or embeddings [N, H].
 
-        `positions` [N] and `addresses` [N] (where keys go: slot * capacity + place) lie on the device, as do the
+        `positions` [N] and `addresses` [N] (where keys go in a layer's `flat`) lie on the device, as do the
         tensors of `reach`, whose window is each layer's own affair. Keys and values of all layers are written.
-        The table of angles covers the cache's capacity: a captured pass is good for as long as the cache does not grow.
+        The table of angles covers the cache's capacity: a captured pass is good for as long as the cache does not move.
         """
         self._refresh(cache.capacity)
         x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
@@ -107,8 +109,8 @@ class GpuBody(FusedBody):
 
     def hidden(self, call: ForwardPass) -> Tensor:
         rows, cache, device = call.rows, call.cache, call.new.device
-        positions = ranges(rows.past, rows.counts).to(device)
-        return self.hidden_at(call.new, positions, cache.addresses(rows).to(device), reach_of(rows, device), cache)
+        positions, reach = ranges(rows.past, rows.counts).to(device), reach_of(rows, device, table=cache.table)
+        return self.hidden_at(call.new, positions, cache.addresses(rows).to(device), reach, cache)
 
     def head(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()

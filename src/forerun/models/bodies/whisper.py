@@ -21,7 +21,7 @@ from transformers.models.whisper.modeling_whisper import (
 )
 
 from forerun import kernels, ops
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.models import plain
 from forerun.models.bodies.base import ForwardPass, FusedBody
@@ -150,7 +150,9 @@ class WhisperBody(FusedBody):
         head = self.model.get_output_embeddings()
         return ops.linear(hidden, head.weight, head.bias, self.use)
 
-    def _run(self, x: Any, positions: Any, starts: Any, runs: Any, cache: RaggedCache, sources: RaggedCache) -> None:
+    def _run(
+        self, x: Any, positions: Any, starts: Any, runs: Any, cache: KeyValueCache, sources: KeyValueCache
+    ) -> None:
         from forerun.kernels.cpu.attention import MOST_QUERIES
         from forerun.kernels.cpu.threads import turn
 

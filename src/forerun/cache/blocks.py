@@ -1,0 +1,149 @@
+"""Blocks of a paged cache: who holds them, and in which of them known tokens can be found.
+
+A full block of committed tokens is findable by what it holds: its own tokens behind its parent's, behind the same
+source. One that no row holds any more stays findable until its memory is needed; then the one that was let go first is
+given away, with everything that was written behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from forerun.cache.base import CacheFull, common_length
+from forerun.types import Source
+
+SCRATCH = 0  # block 0 belongs to nobody: dummies write there, and tables name it where a row has no block
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A findable block: `tokens` behind those of its ancestors. A tree's root is a source and has no block."""
+
+    tokens: tuple[int, ...]
+    block: int
+    parent: Node | None
+    children: dict[tuple[int, ...], Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The longest known beginning of some tokens."""
+
+    blocks: tuple[int, ...] = ()  # full ones, to be shared
+    partial: int = SCRATCH  # a block whose first `num_partial` tokens follow those, to be copied
+    num_partial: int = 0
+
+
+class BlockPool:
+    """Blocks 1 .. `num_blocks` of `size` tokens each, counted by how many rows hold them."""
+
+    def __init__(self, num_blocks: int, size: int) -> None:
+        self.num_blocks, self.size = num_blocks, size
+        self._holders = [0] * (num_blocks + 1)
+        self._free = list(range(num_blocks, 0, -1))
+        self._idle: dict[int, None] = {}  # findable blocks that nobody holds, in the order they were let go
+        self._roots: dict[Source | None, Node] = {}
+        self._node: dict[int, Node] = {}  # block -> where it is found
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that no row holds."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_findable(self) -> int:
+        return len(self._node)
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
+
+    def is_shared(self, block: int) -> bool:
+        """Whether writing to it would change what somebody else reads, now or later."""
+        return self._holders[block] > 1 or block in self._node
+
+    def take(self) -> int:
+        """A block for one row, with whatever it held before."""
+        if not self._free:
+            if not self._idle:
+                raise CacheFull(f"all {self.num_blocks} blocks of {self.size} tokens are in use")
+            self._forget(next(iter(self._idle)))
+        block = self._free.pop()
+        self._holders[block] = 1
+        return block
+
+    def hold(self, block: int) -> None:
+        """One more row reads it."""
+        self._idle.pop(block, None)
+        self._holders[block] += 1
+
+    def drop(self, block: int) -> None:
+        """One row less. Drop a row's last block first: then its end is given away before its beginning."""
+        self._holders[block] -= 1
+        if self._holders[block]:
+            return
+        if block in self._node:
+            self._idle[block] = None
+        else:
+            self._free.append(block)
+
+    def find(self, tokens: Sequence[int], source: Source | None) -> Found:
+        """The blocks that hold the longest known beginning of `tokens`."""
+        node, blocks, start = self._roots.get(source), [], 0
+        if node is None:
+            return Found()
+        while (child := node.children.get(tuple(tokens[start : start + self.size]))) is not None:
+            if len(child.tokens) < self.size:
+                break
+            node, start = child, start + self.size
+            blocks.append(child.block)
+        rest = tokens[start : start + self.size]
+        shared = {common_length(child.tokens, rest): child.block for child in node.children.values()}
+        most = max(shared, default=0)
+        return Found(tuple(blocks), shared[most] if most else SCRATCH, most)
+
+    def publish(self, tokens: Sequence[int], source: Source | None, blocks: Sequence[int]) -> None:
+        """Make `blocks` findable, which hold `tokens`. What can be found already is left where it is."""
+        node = self._roots.setdefault(source, Node((), SCRATCH, None))
+        for index, block in enumerate(blocks):
+            own = tuple(tokens[index * self.size : (index + 1) * self.size])
+            child = node.children.get(own)
+            if child is None:
+                if not own or block in self._node:
+                    break
+                child = node.children[own] = self._node[block] = Node(own, block, node)
+            node = child
+        if not self._roots[source].children:
+            del self._roots[source]
+
+    def forget_idle(self) -> None:
+        """Free every block that nobody holds."""
+        while self._idle:
+            self._forget(next(iter(self._idle)))
+
+    def _forget(self, block: int) -> None:
+        """Nobody finds this block any more, nor those written behind it."""
+        node = self._node[block]
+        assert node.parent is not None
+        del node.parent.children[node.tokens]
+        if node.parent.parent is None and not node.parent.children:
+            self._roots = {source: root for source, root in self._roots.items() if root.children}
+        behind = [node]
+        while behind:
+            gone = behind.pop()
+            behind += gone.children.values()
+            del self._node[gone.block]
+            if gone.block in self._idle:
+                del self._idle[gone.block]
+                self._free.append(gone.block)
+
+    def check(self, held: Sequence[Sequence[int]]) -> None:
+        """Raise unless the counts are those of rows that hold `held`, and every block is somewhere once."""
+        counts = [0] * (self.num_blocks + 1)
+        for blocks in held:
+            for block in blocks:
+                counts[block] += 1
+        assert counts == self._holders, "a block is held by more or fewer rows than there are"
+        loose = sorted([*self._free, *self._idle])
+        assert loose == [b for b in range(1, self.num_blocks + 1) if not counts[b]], "a block was lost or given twice"
+        assert all(self._node[block].block == block for block in self._idle)

@@ -1,0 +1,63 @@
+"""Which cache a model's keys go to, and how many tokens it has room for where nobody said.
+
+On a GPU, keys lie in blocks of a pool that is allocated once, because recorded work holds addresses. A library is not
+alone on its card: it takes a share of what is free when the first row comes, and no more than it could ever use.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from forerun import ops
+from forerun.cache.base import KeyValueCache
+from forerun.cache.paged import PagedCache
+from forerun.cache.ragged import RaggedCache
+from forerun.config import Kernels
+
+SHARE = 0.4  # of the memory that is free when the first row comes
+MOST_FULL_ROWS = 256  # rows as long as the model's context that no call is expected to exceed
+
+
+def new_cache(model: PreTrainedModel, tokens: int | None, use: Kernels, longest: int | None) -> KeyValueCache:
+    """A cache for `tokens` keys of all rows together, of which no row has more than `longest`, where that is known.
+
+    Blocks where kernels read them; elsewhere rows in one piece, which torch and a CPU's kernels read where they lie.
+    """
+    if model.device.type != "cuda" or ops.why_not_triton(model.device, use) is not None:
+        return RaggedCache(tokens)
+    asked = partial(default_tokens, model, longest) if tokens is None else tokens
+    return PagedCache(asked, model.device, longest=longest)
+
+
+def default_tokens(model: PreTrainedModel, longest: int | None) -> int:
+    """As many as fit `SHARE` of the free memory, but no more than `MOST_FULL_ROWS` rows could hold."""
+    tokens = int(SHARE * free_bytes(model.device)) // bytes_per_token(model)
+    return tokens if longest is None else min(tokens, MOST_FULL_ROWS * longest)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a CUDA device that nobody uses, torch's own reserve included."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def bytes_per_token(model: PreTrainedModel) -> int:
+    """Of keys and values in all layers, as the configuration tells it.
+
+    Families that keep less (a latent in place of heads, layers that share keys) are taken for ones that do not.
+    """
+    config = model.config.get_text_config(decoder=True)
+    layers = _first(config, "num_hidden_layers", "decoder_layers", "num_decoder_layers", "n_layer")
+    heads = _first(config, "num_attention_heads", "decoder_attention_heads", "num_heads", "n_head")
+    size = _first(config, "head_dim", "d_kv") or _first(config, "hidden_size", "d_model", "n_embd") // heads
+    return 2 * layers * (_first(config, "num_key_value_heads") or heads) * size * int(model.dtype.itemsize)
+
+
+def _first(config: Any, *names: str) -> int:
+    """The first of these settings that is a number, 0 where none is."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), 0)
