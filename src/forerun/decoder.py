@@ -26,6 +26,7 @@ from forerun.inside_generate import decoder_inputs, listening, read_call
 from forerun.keywords import GenerateCall, GenerateKeywords, check_tokenizer, parse_generate_kwargs
 from forerun.math.attention import Form
 from forerun.models.adapters import unwrapped
+from forerun.models.cache_size import describe as describe_cache
 from forerun.models.families import check_model
 from forerun.models.self_check import self_check as examine_target
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
@@ -57,6 +58,8 @@ class SpeculativeDecoder:
     on a CUDA device may be recorded as graphs, which costs a moment once a shape (`result.stats.seconds.capture`) and
     saves most of the host's time in every round after it. A drafter or a policy that fails costs its draft and a
     warning, and `engine.first_fault` keeps the first traceback; with `strict` the error is raised.
+    All rows together have keys of at most `cache_tokens` tokens; rows that do not fit wait. None: on a GPU a share of
+    the memory that is free when the first row comes, elsewhere as many as rows need; `decoder.cache` tells.
     A target of a class that the test suite has not proven with the installed transformers is first tried on a few short
     rows beside its own forward, and refused with what differs. `self_check=False` leaves that out, None does as
     $FORERUN_SELF_CHECK says (on or off); `decoder.self_check` tells what was done.
@@ -73,6 +76,7 @@ class SpeculativeDecoder:
         attention: Form | str = Form.AUTO,
         kernels: Kernels | str | None = None,
         keep_rows: int = 0,
+        cache_tokens: int | None = None,
         compile: bool = True,
         strict: bool = False,
         self_check: bool | None = None,
@@ -86,7 +90,8 @@ class SpeculativeDecoder:
         form, verification = choice("attention", attention, Form), parse(rule)
         kept, recorded = integer("keep_rows", keep_rows, 0), flag("compile", compile)
         wanted = wants_self_check(None if self_check is None else flag("self_check", self_check))
-        self._new_scorer = partial(scorer_of, target, form, use=use)
+        tokens = None if cache_tokens is None else integer("cache_tokens", cache_tokens, 1)
+        self._new_scorer = partial(scorer_of, target, form, use=use, cache_tokens=tokens)
         self._new_engine = partial(
             Engine,
             rule=verification,
@@ -108,6 +113,11 @@ class SpeculativeDecoder:
     def drafter(self) -> Drafter | None:
         """The one that drafts here: a fresh one of that which was given."""
         return self.engine.drafter
+
+    @property
+    def cache(self) -> str:
+        """How many tokens the keys of all rows may have, and the memory for it, in words."""
+        return describe_cache(self.target, self.engine.target.cache)
 
     @property
     def recorded(self) -> str:

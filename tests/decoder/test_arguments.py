@@ -167,6 +167,7 @@ def test_numbers_of_numpy_and_torch_count_as_numbers() -> None:
         ({"tokenizer": len}, "tokenizer=.*: must be a tokenizer"),
         ({"kernels": 3}, "kernels=3: choose one of auto, on, off"),
         ({"keep_rows": -1}, "keep_rows=-1"),
+        ({"cache_tokens": 0}, "cache_tokens=0"),
         ({"compile": "no"}, "compile='no': must be True or False"),
     ],
     ids=lambda value: str(value)[:30],

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels, SamplingParams
 from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, RandomDraft
 from forerun.drafters.base import Drafter
@@ -60,10 +61,10 @@ def rehearsing(made: Engine) -> Engine:
 
 def engine(
     on_device: bool, *, family: str = "llama", drafter: str = "model", policy: Policy | int = 4,
-    rule: Rule = Rule.TOKEN, keep_rows: int = 0, ahead: bool = True,
+    rule: Rule = Rule.TOKEN, keep_rows: int = 0, ahead: bool = True, cache: KeyValueCache | None = None,
 ) -> Engine:  # fmt: skip
     model = tiny_model(family)
-    target = Scorer(model, use=Kernels.OFF)
+    target = Scorer(model, cache=cache, use=Kernels.OFF)
     guesser = DRAFTERS[drafter](model)
     chosen = Constant(policy) if isinstance(policy, int) else policy
     # Before recorded rounds prompts are encoded first; heads draft for a row once that has happened.

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, SuppressTokensLogitsProcessor
 
 from engine.following import Follows, Replayed
 from exactness.sampling import PLAIN, PROMPT, verdict
+from forerun.cache.paged import PagedCache
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.drafters.base import Drafter
@@ -50,13 +51,15 @@ def pair(family: str) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def engine(
-    compile: bool, family: str = "llama", rule: Rule = Rule.TOKEN, length: int = 4, drafter: Any = DraftModel
-) -> Engine:
+    compile: bool, family: str = "llama", rule: Rule = Rule.TOKEN, length: int = 4, drafter: Any = DraftModel,
+    cache_tokens: int | None = None,
+) -> Engine:  # fmt: skip
     target, draft = pair(family)
     guesser: Drafter | None = None
     if drafter is not None:
         guesser = drafter(draft) if drafter is DraftModel else drafter()
-    made = Engine(Scorer(target), guesser, Constant(length), rule=rule, compile=compile)
+    scorer = Scorer(target, cache_tokens=cache_tokens)
+    made = Engine(scorer, guesser, Constant(length), rule=rule, compile=compile)
     assert (made.runner is not None) == compile
     return made
 
@@ -127,6 +130,51 @@ def test_options_of_every_kind_in_one_batch(rule: Rule, drafter: Any, monkeypatc
     made = engine(True, rule=rule, drafter=drafter)
     assert texts(made, with_options()) == want
     assert texts(made, with_options()) == want, "a replayed graph"
+
+
+def long_requests(number: int, new: int = 40) -> list[Request]:
+    return [
+        Request(prompt=tuple(prompt), max_new_tokens=new, params=SAMPLED, seed=3, request_id=i)
+        for i, prompt in enumerate(ragged_prompts(number, 97, 2, longest=150))
+    ]
+
+
+@pytest.mark.parametrize("drafter", [DraftModel, PromptLookup, None])
+def test_preempted_rows_say_the_same(drafter: Any) -> None:
+    """Six rows of up to 190 tokens, and blocks for three of the longest."""
+    want = texts(engine(False, drafter=drafter), long_requests(6))
+    made = engine(True, drafter=drafter, cache_tokens=512)
+    assert texts(made, long_requests(6)) == want
+    assert made.num_preempted > 0
+    cache = made.target.cache
+    assert isinstance(cache, PagedCache)
+    cache.check()
+    assert cache.num_used == cache.pool.num_findable == 0
+
+
+def test_no_recording_is_made_anew_because_rows_grow_or_move() -> None:
+    made = engine(True, cache_tokens=4096)
+    for round in range(3):
+        texts(made, [*requests(3 + round), *long_requests(2 + round)])
+    assert made.runner is not None and made.runner.recordings.num_moved == 0
+
+
+def test_a_shared_beginning_is_shared_on_the_device() -> None:
+    beginning = tuple(ragged_prompts(2, 97, 5, longest=150)[1])
+    asked = [
+        Request(prompt=(*beginning, i + 1), max_new_tokens=20, params=SAMPLED, seed=3, request_id=i) for i in range(4)
+    ]
+    made = engine(True)
+    cache = made.target.cache
+    assert isinstance(cache, PagedCache)
+    for request in asked:
+        made.add(request)
+    made.step()
+    assert cache.num_used == 1 + len(asked), "a block for all of them, and a block for each"
+    while not made.is_idle:
+        made.step()
+    found = {result.request.request_id: result.tokens for result in made.take_results()}
+    assert found == {i: texts(engine(False), [request])[i] for i, request in enumerate(asked)}
 
 
 def test_the_target_alone_is_recorded_where_the_draft_cannot_be() -> None:

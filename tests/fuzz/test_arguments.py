@@ -59,6 +59,7 @@ SETTINGS = (
     "attention",
     "kernels",
     "keep_rows",
+    "cache_tokens",
     "compile",
     "strict",
 )

@@ -260,6 +260,7 @@ class PagedCache(KeyValueCache):
         if count and pools:  # one call for all layers is one launch on a GPU
             torch._foreach_copy_([pool[target, :count] for pool in pools], [pool[source, :count] for pool in pools])
 
+    @torch.inference_mode(False)  # rows are released outside of it, too
     def _resize_table(self, num_slots: int) -> None:
         """Slot 0 is that of dummies, whose blocks are all block 0."""
         old, width = self._table, self.capacity // self.block_size

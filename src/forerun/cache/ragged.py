@@ -31,6 +31,7 @@ class RaggedCache(KeyValueCache):
         self._num_tokens = num_tokens
         self._tenants: list[int] = []  # slot -> row; slots in use are always 0 .. len - 1
         self._written: dict[int, int] = {}  # row -> positions ever written since the slot was wiped
+        self._num_dummies = 0  # slots beside those of rows that a row table names
 
     @property
     def num_tokens(self) -> int | None:
@@ -93,6 +94,7 @@ class RaggedCache(KeyValueCache):
 
     def reserve_slots(self, with_dummy: bool, longest: int = 0, final: int = 0) -> int:
         """Whoever holds addresses has to look them up again where this needs more memory."""
+        self._num_dummies = int(with_dummy)
         needed = len(self._slot) + with_dummy
         capacity = max(self.capacity, min(final, longest + AHEAD))
         if needed > self.num_slots or capacity > self.capacity:
@@ -162,7 +164,7 @@ class RaggedCache(KeyValueCache):
             return
         if not self._fits(len(self._slot), longest):
             raise CacheFull(f"{len(self._slot)} rows of {longest} keys are more than {self._num_tokens} tokens")
-        self._resize(len(self._slot), longest, self.num_slots, max(longest, wanted))
+        self._resize(len(self._slot) + self._num_dummies, longest, self.num_slots, max(longest, wanted))
 
     @torch.inference_mode()
     def _wipe(self, slot: int, length: int) -> None:

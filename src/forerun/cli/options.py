@@ -271,6 +271,7 @@ def speculation_options(policy: str = SpeculationSettings().policy) -> Callable[
         policy={"metavar": "POLICY", "default": policy},
         rule=RULE,
         kernels={"show_default": "$FORERUN_KERNELS, else auto"},
+        cache_tokens={"type": click.IntRange(min=1), "metavar": "N", "show_default": "by the device"},
     )  # fmt: skip
 
 

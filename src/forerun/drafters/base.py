@@ -15,6 +15,7 @@ from forerun.math.laws import PointMass
 from forerun.types import Draft, DraftContext, Source
 
 if TYPE_CHECKING:
+    from forerun.cache.base import KeyValueCache
     from forerun.drafters.device import DeviceDrafter
     from forerun.models.scorer import Scorer
 
@@ -67,6 +68,11 @@ class Drafter(ABC):
 
     def release(self, row: int) -> None:
         """The row has left."""
+
+    @property
+    def caches(self) -> tuple[KeyValueCache, ...]:
+        """Where it keeps keys of its own: no more rows run than fit there."""
+        return tuple(cache for part in self.parts for cache in part.caches)
 
     def num_draws(self, longest: int) -> int:
         """Uniforms a row needs in a round whose longest draft has `longest` tokens."""

@@ -61,7 +61,7 @@ class DeviceHead(DeviceDrafter):
         self.trunk.features.set_length(row, length)
         if number:
             pairs = min(past, length)
-            self.body.cache.set_length(row, pairs, pairs)
+            self.body.cache.set_length(row, pairs)
 
     def _begin(self, rows: DeviceRows, shape: Shape) -> Tensor:
         """[R, H] what stands for the feature of each row's last token."""

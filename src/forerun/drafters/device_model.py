@@ -47,9 +47,7 @@ class DeviceDraftModel(DeviceDrafter):
         return FIRST
 
     def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
-        behind = [h[self.scorer.length(row) : -first] for row, h in zip(rows, histories, strict=True)]
-        if any(behind):
-            self.scorer.feed(rows, behind)
+        self.drafter.read_up(rows, histories, first)
 
     def draft(self, rows: DeviceRows, shape: Shape, draw: Draw) -> None:
         """Where a row has only one token, the other of the first step lies before its beginning and is not used."""

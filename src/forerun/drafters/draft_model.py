@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.arguments import refuse
+from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.drafters.autoregressive import ModelSteps, ScoreLast, check_stop_below, draft_with
 from forerun.drafters.base import BranchingDrafter
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.compatible import check_encoders, check_vocabularies
 from forerun.drafters.decoder_folder import DecoderFolder
-from forerun.drafters.device_model import DeviceDraftModel
+from forerun.drafters.device_model import FIRST, DeviceDraftModel
 from forerun.drafters.model_folder import ModelFolder
 from forerun.errors import InvalidArgument
 from forerun.loading import load_model
@@ -113,6 +114,21 @@ class DraftModel(BranchingDrafter):
     def release(self, row: int) -> None:
         self.scorer.release(row)
 
+    @property
+    def caches(self) -> tuple[KeyValueCache, ...]:
+        return (self.scorer.cache,)
+
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
+        """Take in everything of each row but its last `first` tokens, from where known beginnings end."""
+        for row, history in zip(rows, histories, strict=True):
+            if self.scorer.length(row) == 0:
+                self.scorer.begin(row, history[:-first])
+        behind = [history[self.scorer.length(row) : -first] for row, history in zip(rows, histories, strict=True)]
+        if any(behind):
+            self.scorer.feed(rows, behind)
+            for row, history in zip(rows, histories, strict=True):
+                self.scorer.remember(row, history)
+
     def steps(self, context: DraftContext) -> ModelSteps:
         """For trees: laws behind several guesses at once. The guesses' keys are dropped afterwards."""
         context = self._within_reach(context)
@@ -139,11 +155,10 @@ class DraftModel(BranchingDrafter):
         context = self._within_reach(context)
         wanting = [b for b, room in enumerate(context.max_lengths) if room > 0]
         rows = [context.rows[b] for b in wanting]
-        unseen = [context.histories[b][self.scorer.length(context.rows[b]) :] for b in wanting]
-        self.scorer.feed(rows, [block[:-2] for block in unseen])
+        self.read_up(rows, [context.histories[b] for b in wanting], FIRST)
         blocks: list[Sequence[int]] = [()] * len(context.rows)
-        for b, block in zip(wanting, unseen, strict=True):
-            blocks[b] = block[-2:]
+        for b, row in zip(wanting, rows, strict=True):
+            blocks[b] = context.histories[b][self.scorer.length(row) :]
         return draft_with(self.scorer, context, blocks, self.stop_below, self.ids, self.score_last)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from forerun import ops
+from forerun.cache.base import KeyValueCache
 from forerun.cache.ragged import RaggedCache
 from forerun.types import RaggedRows
 
@@ -19,8 +20,8 @@ class Features:
     whose beginning was missed (its target was running before anybody listened) stays unheard.
     """
 
-    def __init__(self) -> None:
-        self.cache = RaggedCache()
+    def __init__(self, cache: KeyValueCache | None = None) -> None:
+        self.cache = RaggedCache() if cache is None else cache
         self._rows: set[int] = set()
 
     def admit(self, row: int) -> None:
@@ -62,7 +63,7 @@ class Features:
 
     def set_length(self, row: int, length: int) -> None:
         """After a round that the device ran by itself: the first `length` vectors stand."""
-        self.cache.set_length(row, length, length)
+        self.cache.set_length(row, length)
 
     def write_at(self, slots: Tensor, past: Tensor, hidden: Tensor) -> None:
         """`hidden` [R * T, H] of rows at `slots` [R] from position `past` [R] on, all numbers on the device."""
@@ -74,13 +75,13 @@ class Features:
         return self._pool(like).index_select(0, self._addresses(slots, starts, count))
 
     def _pool(self, like: Tensor) -> Tensor:
-        """[slots * capacity, H] made now where nothing was heard yet."""
+        """[P, H] made now where nothing was heard yet."""
         vectors = like.new_empty(0, 1, like.shape[-1])
         return self.cache.layer(0, vectors, vectors[..., :0]).flat[0].squeeze(1)
 
     def _addresses(self, slots: Tensor, starts: Tensor, count: int) -> Tensor:
-        capacity = self.cache.capacity
-        return ops.lay_out(slots, starts, count, 1, capacity, capacity).addresses[0]
+        cache = self.cache
+        return ops.lay_out(slots, starts, count, 1, cache.piece, cache.capacity, cache.table).addresses[0]
 
     def _follows(self, row: int, past: int) -> bool:
         """Whether new vectors go on where the row's own end."""

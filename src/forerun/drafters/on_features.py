@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from forerun.cache.base import KeyValueCache
 from forerun.drafters.autoregressive import check_stop_below
 from forerun.drafters.base import BranchingDrafter
 from forerun.drafters.trunk import Trunk
@@ -66,6 +67,10 @@ class OnFeatures(BranchingDrafter):
 
     def admit(self, row: int, prompt: Sequence[int]) -> None:
         self.trunk.admit(row)
+
+    @property
+    def caches(self) -> tuple[KeyValueCache, ...]:
+        return (self.trunk.body.cache,)
 
     def release(self, row: int) -> None:
         self.trunk.release(row)

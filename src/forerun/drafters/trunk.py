@@ -69,7 +69,7 @@ class Trunk:
         self._weight = self._draft_head(target)
         if self._ear is not None:
             self._ear()
-        self._target, self.features = target, Features()
+        self._target, self.features = target, Features(target.cache.beside(target.device))
         target.observers.append(self.features)
         self._ear = weakref.finalize(self, target.observers.remove, self.features)  # a scorer may outlive its decoders
         head = self.head if _is_like(self.head, target) else _cast(self.head, target)

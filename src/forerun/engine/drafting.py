@@ -13,6 +13,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
+from forerun.cache.base import CacheFull
 from forerun.drafters.base import Drafter, empty_draft, shares_rows
 from forerun.engine.branching import depths_of
 from forerun.engine.device.draft_passes import DraftPasses
@@ -151,6 +152,8 @@ class Drafting:
         )
         try:
             return checked(self.drafter.propose(context), context, self.rule, self.target, self._is_ours)
+        except CacheFull:  # nobody's fault: fewer rows will do
+            raise
         except Exception as error:
             self.faults.report(self._given, error, PLAIN)
             return None

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from forerun.cache.base import CacheFull, KeyValueCache
 from forerun.drafters.base import Drafter, as_drafter
 from forerun.engine.adjust import adjuster
+from forerun.engine.admission import Admission
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, scored_block
 from forerun.engine.commit import VerifiedRound, commit
 from forerun.engine.device.choose import draft_passes_of, runner_for
 from forerun.engine.device.runner import Runner
-from forerun.engine.device.shapes import SIZES
+from forerun.engine.device.shapes import SIZES, bucket
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.host_round import run as run_on_host
@@ -50,8 +52,11 @@ class Engine:
     A step that raises has done nothing: the rows are where they were, and the next step says what it would have said.
 
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
-    chat) starts from there. Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the
-    others are encoded before it, which is better where a long prompt would be padding for hundreds of other rows.
+    chat) starts from there; where keys lie in blocks, beginnings are kept for as long as there is room. A row waits
+    until its keys fit into the cache, and the newest of the running rows waits again when they run out of room.
+
+    Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the others are encoded before
+    it, which is better where a long prompt would be padding for hundreds of other rows.
 
     Beside rows that decode, a step encodes at most `prompt_tokens` tokens of newcomers' prompts, so that nobody waits
     for the whole prompt of another; None chooses by the device.
@@ -98,6 +103,9 @@ class Engine:
         self._in_training: list[nn.Module] = []  # modules that a call has put into evaluation mode
         self._is_stale = False
         self._values: list[int] = []  # of the weights that made the kept keys
+        self.admission = Admission(self._caches)
+        self.num_preempted = 0  # how often a running row had to wait again because keys ran out of room
+        self._is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
         self._connect(drafter, policy)
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
@@ -109,6 +117,10 @@ class Engine:
         self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
         if self.runner is not None:
             self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
+
+    def _caches(self) -> list[KeyValueCache]:
+        drafter = self.drafting.drafter
+        return [self.target.cache, *(() if drafter is None else drafter.caches)]
 
     @property
     def is_idle(self) -> bool:
@@ -188,21 +200,32 @@ class Engine:
             if self.runner is None or not self.runner.has_pending:
                 self._admit()
             self._expire()
-            if not (batch := self._batch()):
-                return []
-            with _undone_if_it_fails(batch):
-                done = self._run(batch)
-                progress = self._commit(done)
-                self._observe(done, progress)
-                self._run_ahead(batch, done)
-                self._account(done.seconds)  # last: what was recorded for the next round took this one's time
-            for row in batch:
-                row.count()
+            progress = self._round()
             self._retire()
             return progress
         except BaseException:  # at any point: a user's Ctrl-C, a tokenizer or a model that fails, memory that runs out
             self._start_over()
             raise
+
+    def _round(self) -> list[Progress]:
+        """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
+        while batch := self._batch():
+            try:
+                with _undone_if_it_fails(batch):
+                    done = self._run(batch)
+                    progress = self._commit(done)
+                    self._observe(done, progress)
+                    self._run_ahead(batch, done)
+                    self._account(done.seconds)  # last: what was recorded for the next round took this one's time
+            except CacheFull:
+                if len(self._running) == 1:
+                    raise
+                self._preempt_newest()
+                continue
+            for row in batch:
+                row.count()
+            return progress
+        return []
 
     def _batch(self) -> list[Row]:
         """Rows that decode in the coming round: all whose prompts have been read."""
@@ -219,7 +242,8 @@ class Engine:
     @property
     def _has_newcomers(self) -> bool:
         """Whether the next round may be of other rows than this one."""
-        return bool(self._waiting) or any(row.is_reading for row in self._running.values())
+        may_join = bool(self._waiting) and not self._is_blocked
+        return may_join or any(row.is_reading for row in self._running.values())
 
     def _run(self, batch: list[Row]) -> VerifiedRound:
         """Draft, score and verify: on the device where it can run the round by itself, else step by step."""
@@ -264,6 +288,7 @@ class Engine:
 
     def _observe(self, done: VerifiedRound, progress: list[Progress]) -> None:
         """Let the policy know what became of the round."""
+        self.admission.observe(bucket(max(map(len, done.blocks), default=1)))
         self.drafting.observe(
             RoundOutcome(
                 rows=tuple(row.number for row in done.rows),
@@ -315,6 +340,8 @@ class Engine:
             return False
         try:
             runner.launch(batch, lengths, view, self.drafting.is_fixed, given)
+        except CacheFull:  # for a second round, or for one that is shorter step by step
+            return False
         except Exception as error:
             runner.disable(error)
             return False
@@ -375,6 +402,7 @@ class Engine:
 
     def _row(self, request: Request) -> Row:
         budget, output = self._budget(request), list[int]()
+        self.admission.check(len(request.prompt), budget)
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
         return Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
@@ -398,16 +426,20 @@ class Engine:
         return min(request.max_new_tokens, limit - len(request.prompt))
 
     def _admit(self) -> None:
-        """Take waiting rows in."""
+        """Take waiting rows in, in their order, as long as their keys fit beside those of the running ones."""
         self._let_go()
         if self._waiting and not self._running:
             self._evaluate()
         started = self.clock()
-        for row in list(self._waiting):
+        while len(self._running) > 1 and not self._has_room():
+            self._preempt_newest()
+        while self._waiting and (not self._running or self._has_room(self._waiting[0])):
+            row = self._waiting[0]
             self._take_in(row)
             row.is_reading = True
             self._running[row.number] = row
             self._waiting.remove(row)
+        self._is_blocked = bool(self._waiting)
         self.target.encode()
         if any(row.is_reading for row in self._running.values()):
             self._read_prompts()
@@ -428,6 +460,32 @@ class Engine:
         if row.request.source is not None:
             self.target.read(row.number, row.request.source)
             self.drafting.notify("read", row.number, row.request.source)
+        self.target.begin(row.number, row.history[:-1])
+
+    def _has_room(self, new: Row | None = None) -> bool:
+        """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""
+        while not self.admission.fits(self._running.values(), new):
+            if not self.prefixes.evict():
+                return False
+            self._let_go()
+        return True
+
+    def _preempt_newest(self) -> None:
+        """The newest row waits again, before all others, and is computed anew from its text when there is room.
+
+        It keeps what it has: output, round, stops, grammar. So it draws no random number twice.
+        """
+        newest = max(self._running.values(), key=lambda row: row.handle)
+        self.target.remember(newest.number, newest.history)
+        del self._running[newest.number]
+        self._waiting.insert(0, newest)
+        self._is_blocked = True
+        self.num_preempted += 1
+        self._let_go()
+        # Others may have been in the middle of a round.
+        numbers, lengths = list(self._running), [len(row.history) - 1 for row in self._running.values()]
+        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, lengths, strict=True)])
+        self.drafting.notify("rewind", numbers, lengths)
 
     def _read_prompts(self) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
@@ -440,6 +498,8 @@ class Engine:
         fed: list[tuple[Row, list[int]]] = []
         begun = set()  # texts of several rows that are read in this step
         for row in reading:
+            if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
+                self.target.begin(row.number, row.history[:-1])
             text, unread = (row.request.prompt, row.request.source), row.history[self.target.length(row.number) :]
             if copies[text] == 1 and len(unread) <= join:
                 join -= len(unread)
@@ -454,6 +514,7 @@ class Engine:
         self.target.feed([row.number for row, _ in fed], [part for _, part in fed])
         for row, _ in fed:
             row.is_reading = self.target.length(row.number) < len(row.history) - 1
+            self.target.remember(row.number, row.history)
 
     def _expire(self) -> None:
         now = self.clock()
@@ -494,14 +555,28 @@ class Engine:
         for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
             self._results[row.handle] = row.result(self.clock())
             if row.error is None:
-                self.prefixes.put(row.number, row.history, row.request.source)
+                self._keep(row)
             del self._running[row.number]
+            self._is_blocked = False
         if self.runner is not None and self.runner.has_pending and not self._running:
             self.runner.discard_pending()
         if self.runner is None or not self.runner.has_pending:  # slots move when a row goes
             self._let_go()
         if self.is_idle:
             self._go_on_training()
+            if not self.prefixes.limit:  # a model may change now, and nobody looks whether keys are still its weights'
+                for cache in self._caches():
+                    cache.forget()
+
+    def _keep(self, row: Row) -> None:
+        """Let rows to come begin with the keys of one that has ended: by blocks, or as a kept row.
+
+        Whoever listens to hidden states has them for whole rows alone.
+        """
+        if self.target.cache.reads_in_place or self.target.observers:
+            self.prefixes.put(row.number, row.history, row.request.source)
+        else:
+            self.target.remember(row.number, row.history, is_over=True)
 
     def _let_go(self) -> None:
         """Release rows that left, the last slots first: then no keys of remaining rows have to move."""

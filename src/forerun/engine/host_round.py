@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from forerun import ops
+from forerun.cache.base import CacheFull
 from forerun.engine.branching import kept_of, parents_of
 from forerun.engine.commit import VerifiedRound
 from forerun.engine.device.runner import Runner
@@ -80,6 +81,8 @@ def _score(
     if trees is None and passed == blocks and runner is not None and runner.may_score():
         try:
             return runner.score(batch, blocks)
+        except CacheFull:
+            raise
         except Exception as error:
             runner.disable(error)
     rows, tails = [row.number for row in batch], [len(block) for block in blocks]

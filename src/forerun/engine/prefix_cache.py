@@ -23,7 +23,7 @@ class PrefixCache:
         if self.limit:
             self._kept[number] = source, tuple(history)
         while len(self._kept) > self.limit:
-            del self._kept[next(iter(self._kept))]
+            self.evict()
 
     def claim(self, prompt: Sequence[int], source: Source | None = None) -> tuple[int, int] | None:
         """The kept row that shares the longest beginning with `prompt` and its length, if any shares some.
@@ -38,6 +38,13 @@ class PrefixCache:
             return None
         del self._kept[best]
         return best, shared[best]
+
+    def evict(self) -> bool:
+        """Let the oldest go; whether there was one."""
+        oldest = next(iter(self._kept), None)
+        if oldest is not None:
+            del self._kept[oldest]
+        return oldest is not None
 
     def clear(self) -> None:
         self._kept = {}

@@ -33,6 +33,16 @@ def new_cache(model: PreTrainedModel, tokens: int | None, use: Kernels, longest:
     return PagedCache(asked, model.device, longest=longest)
 
 
+def describe(model: PreTrainedModel, cache: KeyValueCache) -> str:
+    """Room and memory of a cache in words."""
+    each = bytes_per_token(model)
+    tokens = cache.num_tokens
+    if tokens is None:
+        return f"as many tokens as rows need, {each / 1024:.0f} KiB each"
+    form = "in blocks, allocated once" if cache.table is not None else "in one piece a row"
+    return f"{tokens} tokens of {each / 1024:.0f} KiB, {tokens * each / 2**30:.1f} GiB {form}"
+
+
 def default_tokens(model: PreTrainedModel, longest: int | None) -> int:
     """As many as fit `SHARE` of the free memory, but no more than `MOST_FULL_ROWS` rows could hold."""
     tokens = int(SHARE * free_bytes(model.device)) // bytes_per_token(model)

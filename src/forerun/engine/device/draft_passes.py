@@ -15,6 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from forerun.cache.base import CacheFull
 from forerun.drafters import DraftModel
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import POSITIONS
@@ -44,6 +45,8 @@ class DraftPasses:
             return self.scorer.score_last(rows, blocks)
         try:
             logits = self.runner.score([known[row] for row in rows], blocks)
+        except CacheFull:
+            raise
         except Exception as error:
             self.runner.is_disabled = True
             what = f"a draft model's pass could not be recorded ({type(error).__name__}: {error})"

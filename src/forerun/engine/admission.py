@@ -1,0 +1,48 @@
+"""Which rows may run: those whose keys fit into the caches of target and drafter, with room for the coming round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from forerun.cache.base import KeyValueCache, NewRow
+from forerun.engine.row import Row
+from forerun.errors import InvalidArgument
+
+FIRST_ROUND = 9  # tokens a row is expected to need in a round, until longer ones have been seen
+
+
+class Admission:
+    """Asks `caches`, which are the target's and those of the drafter as it is now.
+
+    A row is admitted when its text and a round's worth of tokens fit beside all running rows and as much for each of
+    them. So a row that has come is not sent away by the round it came for.
+    """
+
+    def __init__(self, caches: Callable[[], list[KeyValueCache]]) -> None:
+        self._caches = caches
+        self._round_tokens = FIRST_ROUND
+
+    def observe(self, tokens: int) -> None:
+        """A row was given so many positions in a round; the next may take as many."""
+        self._round_tokens = max(self._round_tokens, tokens)
+
+    def fits(self, running: Iterable[Row], new: Row | None = None) -> bool:
+        """Whether the running rows have room for another round, and a new one beside them."""
+        ends = {row.number: self._end(row) for row in running}
+        asked = None if new is None else NewRow(new.history[:-1], new.request.source, self._end(new))
+        return all(cache.has_room(ends, asked) for cache in self._caches())
+
+    def check(self, num_prompt: int, budget: int) -> None:
+        """Refuse a row that would not fit although it were alone."""
+        for cache in self._caches():
+            limit = cache.num_tokens
+            if limit is not None and num_prompt + budget > limit:
+                raise InvalidArgument(
+                    f"a prompt of {num_prompt} tokens and up to {budget} new ones are {num_prompt + budget} tokens, "
+                    f"and the cache has room for the keys of {limit}: ask for fewer new tokens, or give the decoder "
+                    f"cache_tokens={num_prompt + budget} or more"
+                )
+
+    def _end(self, row: Row) -> int:
+        """Keys a row needs for the coming round, in which its last token is the first that is scored."""
+        return len(row.history) - 1 + min(self._round_tokens, max(row.remaining, 1))

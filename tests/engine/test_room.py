@@ -1,0 +1,283 @@
+"""Rows wait for room, are preempted and come again, share beginnings, and say what they would have said alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from engine.device_engines import CUT, SAMPLED, Texts, engine, finish, requests, texts
+from forerun.cache.base import KeyValueCache
+from forerun.cache.paged import PagedCache
+from forerun.cache.ragged import RaggedCache
+from forerun.engine import Engine, Request
+from forerun.engine.request import FinishReason
+from forerun.errors import InvalidArgument
+from forerun.types import Rule
+from support.tiny import ragged_prompts
+
+SIZE = 8
+
+
+def paged(num_tokens: int) -> PagedCache:
+    return PagedCache(num_tokens, torch.device("cpu"), block_size=SIZE)
+
+
+def check_blocks(made: Engine) -> None:
+    """Every block is free, findable or held as often as it is counted, in the caches of target and drafter."""
+    for cache in made._caches():
+        if isinstance(cache, PagedCache):
+            cache.check()
+
+
+def check_nothing_is_held(made: Engine) -> None:
+    check_blocks(made)
+    for cache in made._caches():
+        assert cache.rows == ()
+        if isinstance(cache, PagedCache):
+            assert cache.num_used == cache.pool.num_findable == 0
+
+
+WAYS = [
+    ("model", Rule.TOKEN, False),
+    ("model", Rule.TOKEN, True),
+    ("none", Rule.TOKEN, True),
+    ("lookup", Rule.BLOCK, False),
+    ("model", Rule.BLOCK, True),
+    ("model", Rule.COUPLED, False),
+    ("random", Rule.TOKEN, True),
+]
+
+
+@pytest.mark.parametrize(("drafter", "rule", "on_device"), WAYS)
+@pytest.mark.quick(every=2)
+def test_rows_in_blocks_say_the_same(drafter: str, rule: Rule, on_device: bool) -> None:
+    asked = requests(5, [SAMPLED, CUT, SAMPLED, CUT, SAMPLED])
+    want = texts(engine(on_device, drafter=drafter, rule=rule), asked)
+    made = engine(on_device, drafter=drafter, rule=rule, cache=paged(4096))
+    assert texts(made, asked) == want
+    assert made.num_preempted == 0
+    check_nothing_is_held(made)
+
+
+@pytest.mark.parametrize("cache", [partial(paged, 80), partial(RaggedCache, 160)], ids=["paged", "ragged"])
+@pytest.mark.parametrize(("drafter", "rule", "on_device"), WAYS)
+@pytest.mark.quick(every=3)
+def test_preempted_rows_say_the_same(cache: Any, drafter: str, rule: Rule, on_device: bool) -> None:
+    """With a fixed draft length a row's tokens depend on nothing else, not even on having been sent away."""
+    asked = requests(6, new=40)
+    want = texts(engine(on_device, drafter=drafter, rule=rule), asked)
+    made = engine(on_device, drafter=drafter, rule=rule, cache=cache())
+    assert texts(made, asked) == want
+    assert made.num_preempted > 0
+    check_nothing_is_held(made)
+
+
+@pytest.mark.parametrize("cache", [paged, RaggedCache], ids=["paged", "ragged"])
+def test_a_long_queue_never_exceeds_the_budget(cache: Any) -> None:
+    asked = [
+        Request(prompt=tuple(prompt), max_new_tokens=6 + i % 5, params=SAMPLED, seed=1, request_id=i)
+        for i, prompt in enumerate(ragged_prompts(60, 97, 1))
+    ]
+    made = engine(False, drafter="none", cache=cache(128))
+    for request in asked:
+        made.add(request)
+    most, held = 0, made.target.cache
+    while not made.is_idle:
+        made.step()
+        used = held.num_used * SIZE if isinstance(held, PagedCache) else held.num_slots * held.capacity
+        most = max(most, used)
+        check_blocks(made)
+    got = {result.request.request_id: result.tokens for result in made.take_results()}
+    assert len(got) == 60 and most <= 128 + 128  # what one row alone may need beyond the budget
+    assert got == texts(engine(False, drafter="none"), asked)
+
+
+def test_first_come_first_served() -> None:
+    """A row that does not fit keeps those behind it waiting, or it would wait for ever."""
+    made = engine(False, drafter="none", cache=paged(96))
+    order = [40, 60, 10, 10]
+    handles = [
+        made.add(Request(prompt=tuple(range(1, 1 + n)), max_new_tokens=8, params=SAMPLED, seed=1, request_id=i))
+        for i, n in enumerate(order)
+    ]
+    seen: list[int] = []
+    while not made.is_idle:
+        for progress in made.step():
+            if progress.row not in seen:
+                seen.append(progress.row)
+    assert seen == handles
+
+
+@pytest.mark.parametrize("cache", [paged, RaggedCache], ids=["paged", "ragged"])
+def test_a_row_that_cannot_fit_is_refused(cache: Any) -> None:
+    made = engine(False, cache=cache(64))
+    long = Request(prompt=(1,) * 40, max_new_tokens=25, params=SAMPLED)
+    with pytest.raises(InvalidArgument, match=r"up to 25 new ones are 65 tokens.* of 64.*cache_tokens=65"):
+        made.add(long)
+    whole = Request(prompt=(1,) * 40, max_new_tokens=24, params=SAMPLED, seed=2)
+    assert texts(made, [whole]) == texts(engine(False), [whole])
+
+
+class Counted:
+    """How many tokens the target's passes have taken in."""
+
+    def __init__(self, made: Engine) -> None:
+        self.tokens, run = 0, made.target._run
+
+        def counted(rows: Any, counts: Sequence[int], *rest: Any, **named: Any) -> Any:
+            self.tokens += sum(counts)
+            return run(rows, counts, *rest, **named)
+
+        made.target._run = counted  # type: ignore[method-assign]
+
+
+def behind(beginning: tuple[int, ...], number: int) -> list[Request]:
+    return [
+        Request(prompt=(*beginning, i + 1, i + 2), max_new_tokens=5, params=SAMPLED, seed=4, request_id=i)
+        for i in range(number)
+    ]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_a_shared_beginning_is_encoded_once(together: bool, drafter: str) -> None:
+    """Of rows that come together, and of rows that come one after the other while some are running."""
+    beginning = tuple(ragged_prompts(2, 97, 3, longest=100)[1])
+    asked = behind(beginning, 6)
+    want = texts(engine(False, drafter=drafter), asked)
+    made = engine(False, drafter=drafter, cache=paged(2048))
+    made.join_tokens = 0
+    count, got = Counted(made), Texts()
+    for request in asked:
+        made.add(request)
+        if not together:
+            made.step()
+    got = finish(made)
+    assert got == want
+    scored = sum(map(len, got.values())) * 5
+    assert count.tokens < 2 * len(beginning) + scored
+    alone = engine(False, drafter=drafter)
+    alone.join_tokens = 0
+    unshared = Counted(alone)
+    for request in asked:  # one after the other: nothing is kept
+        texts(alone, [request])
+    assert unshared.tokens > 6 * len(beginning)
+    check_nothing_is_held(made)
+
+
+def test_turns_of_a_chat_begin_where_the_last_ended() -> None:
+    made = engine(False, drafter="model", cache=paged(1024), keep_rows=1)
+    made.join_tokens = 0
+    first = Request(prompt=tuple(range(1, 50)), max_new_tokens=21, params=SAMPLED, seed=4)
+    said = texts(made, [first])[0]
+    count = Counted(made)
+    second = Request(prompt=(*first.prompt, *said, 5, 6, 7), max_new_tokens=8, params=SAMPLED, seed=5)
+    fresh = engine(False, drafter="model")
+    assert texts(made, [second]) == texts(fresh, [second])
+    assert count.tokens < 60, "of 73 tokens all but a few were there"
+    check_blocks(made)
+
+
+def test_without_keep_rows_nothing_outlives_a_call() -> None:
+    """A model may change between calls, and nobody looks."""
+    made = engine(False, drafter="model", cache=paged(1024))
+    texts(made, [Request(prompt=tuple(range(1, 50)), max_new_tokens=9, params=SAMPLED, seed=4)])
+    check_nothing_is_held(made)
+
+
+def test_a_waiting_row_does_not_ground_the_others() -> None:
+    """Rounds are still sent off early while the first in the queue cannot be let in anyway."""
+    made = engine(True, policy=3, cache=paged(72))
+    for request in requests(8, new=40):
+        made.add(request)
+    assert made.runner is not None
+    ahead = 0
+    while not made.is_idle:
+        made.step()
+        ahead += bool(made._waiting) and made.runner.has_pending
+    assert ahead > 3
+
+
+EVENTS = ("add", "add", "step", "step", "step", "step", "abort", "preempt", "wait")
+
+
+def churn(seed: int, number: int, on_device: bool, cache: KeyValueCache, drafter: str) -> int:
+    """Random events; every request ends exactly once, with what it would have said alone or a beginning of it."""
+    plan, now = random.Random(seed), [0.0]
+    made = engine(on_device, drafter=drafter, policy=3, cache=cache)
+    made.clock = lambda: now[0]
+    beginnings = [tuple(ragged_prompts(2, 97, seed + i, longest=30)[1]) for i in range(3)]
+    asked: dict[int, Request] = {}
+    ended: dict[int, tuple[tuple[int, ...], FinishReason]] = {}
+
+    def collect() -> None:
+        for result in made.take_results():
+            assert result.request.request_id not in ended, "a request ends once"
+            ended[result.request.request_id] = result.tokens, result.finish_reason
+
+    for event in range(number):
+        verb = plan.choice(EVENTS)
+        if verb == "add" and len(made._waiting) < 6:
+            own = tuple(plan.randrange(1, 97) for _ in range(plan.randint(1, 12)))
+            prompt = (*plan.choice((*beginnings, ()))[: plan.choice((0, 5, 30))], *own)
+            deadline = now[0] + plan.randint(1, 12) if plan.random() < 0.15 else None
+            request = Request(
+                prompt=prompt, max_new_tokens=plan.randint(1, 44), params=plan.choice((SAMPLED, CUT)), seed=seed,
+                request_id=event, deadline=deadline, stop_ids=frozenset({plan.randrange(97)}),
+            )  # fmt: skip
+            asked[event] = request
+            made.add(request)
+        elif verb == "abort" and plan.random() < 0.4:
+            rows = [*made._waiting, *made._running.values()]
+            if rows:
+                made.abort(plan.choice(rows).handle)
+        elif verb == "preempt" and len(made._running) > 1 and not (made.runner and made.runner.has_pending):
+            made._preempt_newest()
+        elif verb == "wait":
+            now[0] += 1
+        else:
+            made.step()
+        collect()
+        check_blocks(made)
+    while not made.is_idle:
+        made.step()
+    collect()
+    assert ended.keys() == asked.keys()
+    check_nothing_is_held(made)
+    alone = engine(False, drafter=drafter, policy=3)
+    for name, request in asked.items():
+        said, reason = ended[name]
+        alone.add(Request(**{**_fields(request), "deadline": None}))
+        (want,) = _finished(alone)
+        assert said == want[: len(said)], "a beginning of what it says alone"
+        assert reason in (FinishReason.ABORT, FinishReason.TIME) or len(said) == len(want)
+    return made.num_preempted
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in request.__dataclass_fields__}
+
+
+def _finished(made: Engine) -> list[tuple[int, ...]]:
+    while not made.is_idle:
+        made.step()
+    return [result.tokens for result in made.take_results()]
+
+
+@pytest.mark.parametrize(("on_device", "drafter"), [(False, "model"), (True, "model"), (True, "none")])
+def test_churn(on_device: bool, drafter: str) -> None:
+    assert churn(1, 150, on_device, paged(88), drafter) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("cache", [partial(paged, 88), partial(RaggedCache, 200)], ids=["paged", "ragged"])
+@pytest.mark.parametrize("drafter", ["model", "lookup", "none"])
+def test_churn_for_long(seed: int, on_device: bool, cache: Any, drafter: str) -> None:
+    churn(seed, 2000, on_device, cache(), drafter)
