@@ -134,8 +134,8 @@ class SpeculationSettings:
     """Compiled products on a CPU: 'auto' where they measure faster than torch's, 'on' wherever they fit, 'off' never.
     On a GPU Triton kernels for passes, draws and verification, unless 'off'. Numbers agree up to rounding."""
     cache_tokens: int | None = None
-    """Keep keys and values of at most N tokens, all sequences together; those that do not fit wait. By default what
-    40 % of a GPU's free memory hold, elsewhere as many as are needed."""
+    """Keep keys and values of at most N tokens, all sequences together; those that do not fit wait. By default
+    131072 on a GPU, or what 40 % of its free memory hold; elsewhere as many as are needed."""
     compile: bool = True
     """On a GPU, record rounds as CUDA graphs: seconds once, and little work for the host in every round after."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -121,6 +122,25 @@ def test_a_row_that_cannot_fit_is_refused(cache: Any) -> None:
         made.add(long)
     whole = Request(prompt=(1,) * 40, max_new_tokens=24, params=SAMPLED, seed=2)
     assert texts(made, [whole]) == texts(engine(False), [whole])
+
+
+def test_a_deadline_passes_while_a_row_waits() -> None:
+    """It ends with what it has, whether it was ever let in or not."""
+    made, now = engine(False, drafter="none", cache=RaggedCache(72)), [0.0]
+    made.clock = lambda: now[0]
+    asked = [replace(r, deadline=5.0 if i > 3 else None) for i, r in enumerate(requests(8, new=40))]
+    for request in asked:
+        made.add(request)
+    made.step()
+    assert made._waiting
+    now[0] = 6.0
+    made.step()
+    ended = {result.request.request_id: result for result in made.take_results()}
+    assert set(ended) == {4, 5, 6, 7}
+    assert {result.finish_reason for result in ended.values()} == {FinishReason.TIME}
+    assert any(not result.tokens for result in ended.values())
+    finish(made)
+    check_nothing_is_held(made)
 
 
 class Counted:

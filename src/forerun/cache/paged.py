@@ -207,18 +207,21 @@ class PagedCache(KeyValueCache):
 
     def _give(self, rows: Sequence[int], past: Sequence[int], ends: Sequence[int]) -> None:
         """Blocks for positions up to `ends`, those from `past` on for each row alone; all of them or none."""
-        needed = 0
+        needed, lacking = 0, []
         for row, length, end in zip(rows, past, ends, strict=True):
             if end > self.capacity:
                 raise CacheFull(f"a row of {end} keys: no row can have more than {self.capacity} here")
-            blocks = self._blocks[row]
-            needed += max(self._num_blocks(end) - len(blocks), 0)
-            needed += sum(map(self.pool.is_shared, blocks[length // self.block_size : self._num_blocks(end)]))
+            blocks, number = self._blocks[row], self._num_blocks(end)
+            lack = max(number - len(blocks), 0)
+            lack += sum(map(self.pool.is_shared, blocks[length // self.block_size : number]))
+            if lack:
+                needed += lack
+                lacking.append((row, length, end))
         if needed > self.pool.num_available:
             raise CacheFull(
                 f"{needed} more blocks of {self.block_size} tokens are needed, {self.pool.num_available} are free"
             )
-        for row, length, end in zip(rows, past, ends, strict=True):
+        for row, length, end in lacking:
             self._give_row(row, length, end)
         self._send_table()
 

@@ -518,7 +518,7 @@ class Engine:
 
     def _expire(self) -> None:
         now = self.clock()
-        for row in self._running.values():
+        for row in (*self._waiting, *self._running.values()):
             if row.request.deadline is not None and now >= row.request.deadline:
                 row.finish_reason = FinishReason.TIME
         self._retire()

@@ -1,7 +1,7 @@
 """Which cache a model's keys go to, and how many tokens it has room for where nobody said.
 
 On a GPU, keys lie in blocks of a pool that is allocated once, because recorded work holds addresses. A library is not
-alone on its card: it takes a share of what is free when the first row comes, and no more than it could ever use.
+alone on its card: it takes a share of what is free when the first row comes, and no more than most calls could use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
 
 SHARE = 0.4  # of the memory that is free when the first row comes
-MOST_FULL_ROWS = 256  # rows as long as the model's context that no call is expected to exceed
+MOST_TOKENS = 131072  # more is for those who say so: a small model would otherwise hold gigabytes that nobody uses
 
 
 def new_cache(model: PreTrainedModel, tokens: int | None, use: Kernels, longest: int | None) -> KeyValueCache:
@@ -44,9 +44,9 @@ def describe(model: PreTrainedModel, cache: KeyValueCache) -> str:
 
 
 def default_tokens(model: PreTrainedModel, longest: int | None) -> int:
-    """As many as fit `SHARE` of the free memory, but no more than `MOST_FULL_ROWS` rows could hold."""
+    """As many as fit `SHARE` of the free memory, but no more than `MOST_TOKENS` or one row of the model's context."""
     tokens = int(SHARE * free_bytes(model.device)) // bytes_per_token(model)
-    return tokens if longest is None else min(tokens, MOST_FULL_ROWS * longest)
+    return min(tokens, max(MOST_TOKENS, longest or 0))
 
 
 def free_bytes(device: torch.device) -> int:

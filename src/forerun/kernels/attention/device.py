@@ -264,20 +264,22 @@ def attend_piece(
     else:
         mass = tl.full([CASE.BLOCK_QUERIES], 0.0, dtype=tl.float32)
     mixed = tl.full([CASE.BLOCK_QUERIES, CASE.BLOCK_VALUE_SIZE], 0.0, dtype=tl.float32)
-    k_row = keys.ptr + row.slot * keys.slot + key_head * keys.head
-    v_row = values.ptr + row.slot * values.slot + key_head * values.head
+    k_head = keys.ptr + key_head * keys.head
+    v_head = values.ptr + key_head * values.head
+    # The block of a tile is looked up while the tile before it is read: a load that another one of the same round of
+    # the loop waits for would end Triton's pipelining of both.
+    blocks = table_ptr + row.slot * width
+    held = row.slot
+    if CASE.PAGE:
+        held = tl.load(blocks + low // CASE.PAGE).to(tl.int64)
 
     for first in range(low, high, CASE.BLOCK_KEYS):
         n = first + tl.arange(0, CASE.BLOCK_KEYS)
         is_key = n < high
-        within = n
-        if CASE.PAGE:
-            page = tl.load(table_ptr + row.slot * width + first // CASE.PAGE).to(tl.int64)
-            within = first % CASE.PAGE + tl.arange(0, CASE.BLOCK_KEYS)
-            k_row = keys.ptr + page * keys.slot + key_head * keys.head
-            v_row = values.ptr + page * values.slot + key_head * values.head
+        within = first % CASE.PAGE + tl.arange(0, CASE.BLOCK_KEYS) if CASE.PAGE else n
+        v_row = v_head + held * values.slot
         k = tl.load(
-            k_row + within.to(tl.int64)[:, None] * keys.place + d[None, :],
+            k_head + held * keys.slot + within.to(tl.int64)[:, None] * keys.place + d[None, :],
             mask=is_key[:, None] & (d < CASE.SIZE)[None, :],
             other=0.0,
         )
@@ -330,6 +332,9 @@ def attend_piece(
         else:
             mixed = tl.dot(weights.to(v.dtype), v, mixed, input_precision="ieee")
         peak = higher
+        if CASE.PAGE:
+            following = first + CASE.BLOCK_KEYS
+            held = tl.load(blocks + following // CASE.PAGE, mask=following < high, other=0).to(tl.int64)
 
     if SUM_LAST:
         mass = tl.sum(mass, 1)
