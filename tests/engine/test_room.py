@@ -78,6 +78,21 @@ def test_preempted_rows_say_the_same(cache: Any, drafter: str, rule: Rule, on_de
     check_nothing_is_held(made)
 
 
+def test_control_a_preempted_row_that_forgets_its_round_says_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers would be drawn twice."""
+    preempt = Engine._preempt_newest
+
+    def forgetting(made: Engine) -> None:
+        preempt(made)
+        made._waiting[0].round = 0
+
+    monkeypatch.setattr(Engine, "_preempt_newest", forgetting)
+    asked = requests(6, new=40)
+    made = engine(False, cache=paged(80))
+    assert texts(made, asked) != texts(engine(False), asked)
+    assert made.num_preempted > 0
+
+
 @pytest.mark.parametrize("cache", [paged, RaggedCache], ids=["paged", "ragged"])
 def test_a_long_queue_never_exceeds_the_budget(cache: Any) -> None:
     asked = [
