@@ -70,7 +70,7 @@ def score(pair: Pair, text: Text) -> Scored:
 def alpha(pair: Pair, drafter: Drafter, scored: Sequence[Scored], temperature: float) -> Alpha:
     """Of the first token of a draft, at every place of the texts that the target chose."""
     overlaps = torch.cat([overlap(pair, drafter, text, temperature) for text in scored])
-    heard = overlaps[~overlaps.isnan()].double()
+    heard = overlaps[~overlaps.isnan()].double().clamp(max=1.0)  # sums of float32 may round above it
     if not len(heard):
         return Alpha(0.0, 0.0, len(overlaps), 0.0)
     error = float(heard.std()) / len(heard) ** 0.5 if len(heard) > 1 else 0.0
