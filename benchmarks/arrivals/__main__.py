@@ -27,6 +27,7 @@ def command(arguments: list[str]) -> int:
     )
     parser.add_argument("--shared", type=int, default=default.shared, help="tokens with which all prompts begin")
     parser.add_argument("--max-rows", type=int, default=default.max_rows, help="rows that decode at once, at most")
+    parser.add_argument("--max-draft", type=int, default=default.max_draft, help="tokens drafted a round, at most")
     parser.add_argument("--cold", action="store_true", help="begin without warming up")
     parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
     parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
@@ -34,7 +35,8 @@ def command(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     asked = Settings(
         chosen.model, chosen.draft, tuple(chosen.methods), tuple(chosen.rates), chosen.seconds, tuple(chosen.prompt),
-        tuple(chosen.output_tokens), tuple(chosen.penalised), chosen.shared, chosen.max_rows, not chosen.cold,
+        tuple(chosen.output_tokens), tuple(chosen.penalised), chosen.shared, chosen.max_rows, chosen.max_draft,
+        not chosen.cold,
     )  # fmt: skip
 
     device, words = choose_device(chosen.device), ["python", "-m", "benchmarks.arrivals", *arguments]

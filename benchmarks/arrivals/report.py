@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.arrivals.results import GOOD_FIRST, GOOD_TOKEN, Measurement
+from forerun.engine.device.warm_up import WarmUp
 from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
@@ -19,15 +20,20 @@ MEMORY = ("what, requests a second", "rows", "keys", "GB", "rounds", "recording 
 
 
 def make_record(
-    origin: Provenance, settings: Mapping[str, Any], measured: Sequence[Measurement], outcome: Outcome
+    origin: Provenance,
+    settings: Mapping[str, Any],
+    measured: Sequence[Measurement],
+    outcome: Outcome,
+    warmed: Mapping[str, WarmUp] | None = None,
 ) -> Record:
     return Record(
         KIND,
         origin,
         settings=settings,
         rows=[asdict(each) for each in measured],
+        details={"warm_up": {method: asdict(each) for method, each in (warmed or {}).items()}},
         tables=(_waits(measured), _memory(measured)) if measured else (),
-        remarks=_remarks(origin, settings, measured, outcome),
+        remarks=(*_remarks(origin, settings, measured, outcome), *_warm_ups(warmed or {})),
         figure=_figure(measured, origin) if measured else None,
         complete=outcome.complete,
     )
@@ -91,6 +97,14 @@ def _remarks(
     if not outcome.complete:
         lines.append("Not complete: these are the loads until then.")
     return tuple(lines)
+
+
+def _warm_ups(warmed: Mapping[str, WarmUp]) -> list[str]:
+    return [
+        f"{method}: warm-up of {each.seconds:.1f} s, {each.num_rounds} rounds recorded{': ' if each.remark else ''}"
+        f"{each.remark}"
+        for method, each in warmed.items()
+    ]
 
 
 def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure:

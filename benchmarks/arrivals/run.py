@@ -16,6 +16,7 @@ from benchmarks.arrivals.traffic import Load, arrivals
 from forerun.bench.decode.pair import Pair, default_pair, open_pair
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
+from forerun.engine.device.warm_up import WarmUp
 from forerun.errors import InvalidArgument
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
@@ -37,6 +38,7 @@ class Settings:
     penalised: tuple[float, ...] = (0.0, 0.1)
     shared: int = 0
     max_rows: int = 64
+    max_draft: int = 8
     warm: bool = True
 
 
@@ -48,6 +50,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     settings = asdict(asked) | {"model": pair.name, "temperature": 1.0}
     origin, measured = provenance(device, command), list[Measurement]()
     decoders: dict[str, SpeculativeDecoder] = {}
+    warmed: dict[str, WarmUp] = {}
 
     def measure(method: str, rate: float, penalised: float) -> None:
         load = Load(rate, asked.seconds, asked.prompt, asked.output, penalised, asked.shared)
@@ -56,12 +59,12 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
             decoders[method] = _decoder(pair, method)
             if asked.warm:
                 reporter.start(f"warming up, {method}")
-                _warm_up(decoders[method], load, pair, asked)
+                warmed[method] = _warm_up(decoders[method], load, asked)
         outcome = serve(decoders[method].engine, arrivals(load, pair.target.config.vocab_size), asked.max_rows)
         measured.append(summarize(method, rate, penalised, asked.shared, outcome))
 
     def save(outcome: Outcome) -> Record:
-        record = make_record(origin, settings, measured, outcome)
+        record = make_record(origin, settings, measured, outcome, warmed)
         if measured:
             record.save(output)
         return record
@@ -80,7 +83,7 @@ def _decoder(pair: Pair, method: str) -> SpeculativeDecoder:
     return SpeculativeDecoder(pair.target, drafter)
 
 
-def _warm_up(decoder: SpeculativeDecoder, load: Load, pair: Pair, asked: Settings) -> None:
-    """A short stretch of the same kind of traffic."""
-    short = Load(load.rate, min(2.0, load.seconds), load.prompt, load.output, load.penalised, load.shared, seed=1)
-    serve(decoder.engine, arrivals(short, pair.target.config.vocab_size), asked.max_rows)
+def _warm_up(decoder: SpeculativeDecoder, load: Load, asked: Settings) -> WarmUp:
+    """Everything that such a load can meet."""
+    context = load.shared + load.prompt[1] + load.output[1]
+    return decoder.engine.warm_up(asked.max_rows, asked.max_draft, context)

@@ -21,9 +21,10 @@ from forerun.engine.admission import Admission
 from forerun.engine.bans import bans_of
 from forerun.engine.branching import Kept, scored_block
 from forerun.engine.commit import VerifiedRound, commit
-from forerun.engine.device.choose import draft_passes_of, runner_for
+from forerun.engine.device.choose import describe, draft_passes_of, runner_for
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import SIZES, bucket
+from forerun.engine.device.warm_up import KINDS, Report, WarmUp, record_all
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.host_round import run as run_on_host
@@ -37,11 +38,13 @@ from forerun.errors import InvalidArgument
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.policy.base import Policy, wrapped
+from forerun.policy.heuristics import Constant
 from forerun.rules import AnyRule, warning
 from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
+MOST_CONTEXT = 8192  # that a warm-up counts with where neither model nor caller says
 
 
 class Engine:
@@ -92,6 +95,7 @@ class Engine:
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
         self.seconds = Seconds()
         self._turnstile = Turnstile()
+        self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
         self._results: dict[int, RowResult] = {}  # by handle
@@ -172,6 +176,52 @@ class Engine:
             except BaseException:
                 self._start_over()
                 raise
+
+    def warm_up(
+        self, rows: int = 64, draft: int = 8, context: int | None = None, report: Report | None = None
+    ) -> WarmUp:
+        """Compile kernels, take the memory for keys, and record every round that up to `rows` rows can meet.
+
+        Drafts have up to `draft` tokens and texts up to `context`, the model's own by default. Requests within these
+        bounds record nothing any more, whatever their parameters, log-probabilities of alternatives apart. `report` is
+        told how many rounds have been recorded and how many there are.
+        """
+        if not self.is_idle:
+            raise InvalidArgument("warm_up while requests are under way: call it before the first, or when idle")
+        started, limit = self.clock(), self.target.context_length
+        longest = min(context or limit or MOST_CONTEXT, limit or MOST_CONTEXT)
+        self._decode_nothing(draft)
+        runner, count = self.runner, 0
+        remark = describe(runner, self.target, self.drafting.drafter, self.rule)
+        with self._turnstile.stepping(), torch.inference_mode():
+            if runner is not None and runner.whole_rounds and not runner.is_disabled:
+                likes = [self._row(Request(prompt=(0, 0), max_new_tokens=1, params=params)) for params in KINDS]
+                try:
+                    count = record_all(runner, rows, self._lengths_to_come(draft), longest, likes, report)
+                except Exception as error:
+                    runner.disable(error)
+                    remark = str(error)
+        return WarmUp(self.clock() - started, count, "" if count else remark)
+
+    def _lengths_to_come(self, most: int) -> list[int]:
+        """Of drafts up to `most` tokens; the policy is offered no others from now on."""
+        self._most_drafted = most
+        if self.drafting.drafter is None:
+            return []
+        if self.drafting.is_fixed:
+            return list(self.drafting.lengths(BatchView((0,), (0,), (most,))))
+        return [size for size in SIZES if size <= most]
+
+    def _decode_nothing(self, draft: int) -> None:
+        """A few tokens for nobody: kernels are compiled, and every layer's memory for keys is taken."""
+        policy, self.policy = self.policy, Constant(min(draft, 2))
+        try:
+            self.add(Request(prompt=(0, 0), max_new_tokens=4))
+            while not self.is_idle:
+                self.step()
+            self.take_results()
+        finally:
+            self.policy = policy
 
     def postpone(self, seconds: float) -> None:
         """Move the deadlines of all rows: time spent on compiling is not decoding."""
@@ -394,7 +444,7 @@ class Engine:
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
-            tuple(row.remaining - 1 for row in batch),
+            tuple(min(row.remaining - 1, self._most_drafted) for row in batch),
             self.drafting.is_mixed,
             sizes,
             next(self._round_numbers),

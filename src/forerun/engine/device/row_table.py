@@ -129,6 +129,16 @@ class RowTable:
         if self.has_options:
             write_options(self.options, rows, self._on_device)
 
+    def cover_all(self) -> None:
+        """Take the rows by what suits rows of every kind, which costs a little more: parameters are each row's own."""
+        flags = dict.fromkeys(FLAGS, True) | {"all_greedy": False}
+        self.params = LawParams(
+            self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p, **flags
+        )  # fmt: skip
+        if not self.has_options:
+            self.has_options = True
+            write_options(self.options, self.rows, self._on_device)
+
     def assign_blocks(
         self, slots: Sequence[RowSlots], past: Sequence[int], blocks: Sequence[Sequence[int]], dummy: RowSlots
     ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 
@@ -110,6 +110,9 @@ class Runner:
         self._scored: list[int] = []  # rows of the last pass alone
         self._drafts, self._sizes = ShapeChooser(patience=64), ShapeChooser(patience=512)
         self._size = 0  # entries that the table of the coming rounds should have
+        # What a warm-up has recorded: kinds of rows (`RowTable.flags`), and a bound on keys that suits every draft.
+        self._warm_kinds: set[Hashable] = set()
+        self._draft_bound, self._lengths_before = 0, tuple[int, ...]()
         self._oversized = 0  # consecutive rounds for which a smaller table would have done
 
     @property
@@ -346,6 +349,8 @@ class Runner:
             scorer.lay_out()
         slots = [RowSlots(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
         device_round.table.assign(rows, slots, RowSlots(dummies[0], dummies[-1]))
+        if self._warm_kinds and device_round.table.flags not in self._warm_kinds:
+            device_round.table.cover_all()
         if self.drafter is not None and self.drafter.reads_recent:
             device_round.table.assign_recent()
         self._weights = fingerprint(self._scorers)
@@ -366,10 +371,10 @@ class Runner:
             len(row.history) - 1 + (self._pending_keys if row.finish_reason is None else 2 * table.width)
             for row in table.rows
         ]
-        if self.drafter is not None and number:
-            if not self.pending:
-                running = table.running
-                self.drafter.read_up([row.number for row in running], [row.history for row in running], first)
+        if self.drafter is not None and number and not self.pending:
+            running = table.running
+            self.drafter.read_up([row.number for row in running], [row.history for row in running], first)
+        if self.drafter is not None and (number or self.drafter.observer is not None):  # which hears every round
             for cache in self.drafter.caches:
                 # Tokens of the first step that lie before a row's beginning go where the cache says.
                 ends = [keys + count if keys + 1 >= first else max(count, cache.stray_end) for keys in before]
@@ -383,12 +388,13 @@ class Runner:
         draft: Work = _no_draft
         if shape.drafted:
             kind: tuple[Hashable, ...] = ("draft", table.size, table.width, shape.drafted)
+            drafted = replace(shape, key_bound=max(shape.key_bound, self._draft_bound))
             if not shape.is_given:
-                kind = (*kind, shape.first, shape.key_bound, table.flags)
+                kind = (*kind, drafted.first, drafted.key_bound, table.flags)
             draft = get(
                 kind,
                 lambda: None if shape.is_given else (self._draft_version, device_round.draft_logits.version),
-                partial(device_round.draft, shape),
+                partial(device_round.draft, drafted),
                 table.state,
             )
         score = self._recorded_score(device_round, shape)
@@ -420,6 +426,43 @@ class Runner:
     def _draft_version(self) -> Hashable:
         assert self.drafter is not None
         return self.drafter.version, self._weights
+
+    def prepare(self, size: int, number: int, bound: int, like: Row, *, for_all: bool, is_given: bool) -> None:
+        """Record a round of `size` rows like `like` with `number` drafted tokens and up to `bound` keys; none is run.
+
+        With `for_all` it is the one that rows of every kind can use.
+        """
+        self.release_table()
+        device_round = self._round_of(size, table_width(number + 1))
+        table = device_round.table
+        caches = [self.target.cache, *(() if self.drafter is None else self.drafter.caches)]
+        dummies = [cache.reserve_slots(True) for cache in caches]
+        for scorer in self._scorers:
+            scorer.lay_out()
+        nobody = RowSlots(dummies[0], dummies[-1])
+        table.assign([like], [nobody], nobody)
+        if for_all:
+            table.cover_all()
+        self._weights = fingerprint(self._scorers)
+        for first in {0} if is_given else self._firsts(number):
+            self._work(device_round, Shape(number, bucket(number + 1), bound, first, is_given))
+        self._warm_kinds.add(table.flags)
+        self._drafts.learn((table.size, table.width, table.flags, self._versions), number)
+        table.rows = ()
+
+    def expect(self, bound: int, lengths: Sequence[int]) -> None:
+        """Let all drafts be recorded for `bound` keys: they are short, and a bound that is too large costs little.
+
+        `lengths` are those of the rounds that may be pending when a draft begins.
+        """
+        self._draft_bound, self._lengths_before = bound, tuple(lengths)
+
+    def _firsts(self, number: int) -> set[int]:
+        """What the first step of a draft may have to take in, behind every round that may be pending."""
+        if self.drafter is None or not number:
+            return {0}
+        before = [[], *([length] for length in self._lengths_before)]
+        return {self.drafter.num_first(number, pending) for pending in before}
 
     def _round_of(self, size: int, positions: int) -> DeviceRound:
         if (size, positions) not in self._rounds:

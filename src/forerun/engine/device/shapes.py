@@ -42,6 +42,10 @@ class ShapeChooser:
         known.add(chosen)
         return chosen
 
+    def learn(self, kind: Hashable, size: int) -> None:
+        """`size` is there, whoever asked for it."""
+        self._known.setdefault(kind, set()).add(size)
+
 
 def bucket(positions: int) -> int:
     """The next number of positions that rounds are recorded for."""

@@ -1,0 +1,124 @@
+"""What was recorded ahead of time is all there is to record, whatever comes; and nothing that is said changes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.device_engines import engine as make_engine
+from engine.device_engines import rehearsing
+from forerun.cache.paged import PagedCache
+from forerun.config import SamplingParams
+from forerun.engine import Engine, Request
+from forerun.engine.device.warm_up import bounds_up_to, sizes_up_to
+from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.policy import CostModel
+from support.tiny import ragged_prompts
+
+ROWS, DRAFT, CONTEXT = 4, 4, 64
+
+
+def warm(drafter: str, policy: object = 2) -> Engine:
+    cache = PagedCache(4096, torch.device("cpu"), longest=96, block_size=16)
+    made = rehearsing(make_engine(True, drafter=drafter, policy=policy, cache=cache))  # type: ignore[arg-type]
+    made.warm_up(ROWS, DRAFT, CONTEXT)
+    return made
+
+
+def requests(seed: int, number: int = 12) -> list[Request]:
+    """Of every kind: greedy, sampled, cut, penalised, with a bias, with bans."""
+    numbers = random.Random(seed)
+    prompts = ragged_prompts(number, 97, seed, longest=20)
+    kinds: list[dict[str, object]] = [
+        {}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 1.3, "min_p": 0.05}, {"temperature": 1.0, "repetition_penalty": 1.2},
+        {"temperature": 0.8, "frequency_penalty": 0.4, "logit_bias": {5: 1.5}},
+    ]  # fmt: skip
+    return [
+        Request(
+            prompt=tuple(prompt), max_new_tokens=numbers.randint(1, 30), seed=seed, request_id=place,
+            params=SamplingParams(**numbers.choice(kinds)),  # type: ignore[arg-type]
+        )
+        for place, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
+def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[int, ...]]:
+    """Rows come and go, at most `ROWS` at once."""
+    numbers, waiting, found = random.Random(seed), list(asked), {}
+    while waiting or not engine.is_idle:
+        running = len(engine._running) + len(engine._waiting)
+        for _ in range(min(numbers.randint(0, 3), len(waiting), ROWS - running)):
+            engine.add(waiting.pop(0))
+        engine.step()
+        found.update({result.request.request_id: result.tokens for result in engine.take_results()})
+    return found
+
+
+@pytest.mark.quick("model", "none", "lookup")
+@pytest.mark.parametrize("drafter", ("model", "none", "lookup", "exit", "feature", "parallel"))
+def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:
+    engine, asked = warm(drafter), requests(1)
+    assert engine.runner is not None
+    before = engine.runner.recorder.num_recordings
+    assert before > 0
+    found = texts(engine, asked, 2)
+    assert engine.runner.recorder.num_recordings == before, "a round was recorded that the warm-up should have"
+    host = make_engine(False, drafter=drafter, policy=2)
+    assert found == texts(host, asked, 2)
+
+
+@pytest.mark.quick("model")
+@pytest.mark.parametrize("drafter", ("model", "feature", "lookup"))
+def test_lengths_that_a_policy_chooses_are_recorded(drafter: str) -> None:
+    engine = warm(drafter, CostModel())
+    assert engine.runner is not None
+    before = engine.runner.recorder.num_recordings
+    texts(engine, requests(3), 4)
+    assert engine.runner.recorder.num_recordings == before
+    assert max(engine._view([], ()).max_lengths, default=0) <= DRAFT
+
+
+def test_control_more_rows_than_were_asked_for_are_recorded_when_they_come() -> None:
+    engine = warm("none")
+    assert engine.runner is not None
+    before = engine.runner.recorder.num_recordings
+    for request in requests(5)[: ROWS + 1]:
+        engine.add(request)
+    while not engine.is_idle:
+        engine.step()
+    assert engine.runner.recorder.num_recordings > before
+
+
+def test_progress_is_told_and_the_plan_is_what_was_asked_for() -> None:
+    cache = PagedCache(4096, torch.device("cpu"), longest=96, block_size=16)
+    made = rehearsing(make_engine(True, drafter="model", policy=2, cache=cache))
+    told: list[tuple[int, int]] = []
+    outcome = made.warm_up(ROWS, DRAFT, CONTEXT, report=lambda done, total: told.append((done, total)))
+    assert told == [(place + 1, outcome.num_rounds) for place in range(outcome.num_rounds)]
+    assert outcome.num_rounds > 0 and outcome.seconds > 0 and not outcome.remark
+    assert sizes_up_to(5) == [8, 4, 2, 1] and bounds_up_to(3000) == [4096, 2048, 1024]
+
+
+def test_it_says_why_nothing_is_recorded() -> None:
+    outcome = make_engine(False, drafter="lookup").warm_up(2, 2, 32)
+    assert outcome.num_rounds == 0 and "nothing" in outcome.remark
+
+
+def test_not_while_requests_are_under_way() -> None:
+    made = make_engine(False)
+    made.add(requests(1)[0])
+    with pytest.raises(InvalidArgument, match="when idle"):
+        made.warm_up()
+
+
+def test_a_recording_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PagedCache(4096, torch.device("cpu"), longest=96, block_size=16)
+    made = rehearsing(make_engine(True, drafter="model", policy=2, cache=cache))
+    monkeypatch.setattr(made.runner, "prepare", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no memory")))
+    with pytest.warns(ForerunWarning, match="no memory"):
+        outcome = made.warm_up(ROWS, DRAFT, CONTEXT)
+    assert outcome.num_rounds == 0 and "no memory" in outcome.remark
+    assert len(texts(made, requests(1), 2)) == 12
