@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from forerun.arguments import integer
 from forerun.cache.base import CacheFull, KeyValueCache
 from forerun.drafters.base import Drafter, as_drafter
 from forerun.engine.adjust import adjuster
@@ -56,7 +57,8 @@ class Engine:
 
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
     chat) starts from there; where keys lie in blocks, beginnings are kept for as long as there is room. A row waits
-    until its keys fit into the cache, and the newest of the running rows waits again when they run out of room.
+    until its keys fit into the cache, and the newest of the running rows waits again when they run out of room. No more
+    than `max_rows` run at once; None leaves that to the cache.
 
     Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the others are encoded before
     it, which is better where a long prompt would be padding for hundreds of other rows.
@@ -85,6 +87,7 @@ class Engine:
         keep_rows: int = 0,
         join_tokens: int = PREFILL_TOKENS,
         prompt_tokens: int | None = None,
+        max_rows: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
         compile: bool = True,
         ahead: bool = True,
@@ -92,6 +95,7 @@ class Engine:
     ) -> None:
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
         self.join_tokens, self.prefixes = join_tokens, PrefixCache(keep_rows)
+        self.max_rows = max_rows if max_rows is None else integer("max_rows", max_rows, 1)
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
         self.seconds = Seconds()
         self._turnstile = Turnstile()
@@ -483,7 +487,7 @@ class Engine:
         started = self.clock()
         while len(self._running) > 1 and not self._has_room():
             self._preempt_newest()
-        while self._waiting and (not self._running or self._has_room(self._waiting[0])):
+        while self._waiting and self._may_take_in(self._waiting[0]):
             row = self._waiting[0]
             self._take_in(row)
             row.is_reading = True
@@ -511,6 +515,12 @@ class Engine:
             self.target.read(row.number, row.request.source)
             self.drafting.notify("read", row.number, row.request.source)
         self.target.begin(row.number, row.history[:-1])
+
+    def _may_take_in(self, row: Row) -> bool:
+        """A row that is alone is always taken in: `add` has refused those that would not fit then."""
+        if not self._running:
+            return True
+        return (self.max_rows is None or len(self._running) < self.max_rows) and self._has_room(row)
 
     def _has_room(self, new: Row | None = None) -> bool:
         """Whether running rows can go on, and a new one beside them; kept rows have to go if that helps."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from forerun import ops
 from forerun.bench.hardware import work_of
 from forerun.cache.base import ranges
-from forerun.cache.ragged import RaggedCache
+from forerun.cache.paged import PagedCache
 from forerun.config import SamplingParams
 from forerun.errors import ForerunError
 from forerun.math.ragged_attention import Reach
@@ -77,7 +77,8 @@ def _passes(models: dict[str, PreTrainedModel], repeats: int) -> Iterator[Pass]:
 @torch.inference_mode()
 def stepper(model: PreTrainedModel, rows: int, positions: int, samples: bool = False) -> Callable[[], Tensor]:
     """A pass over `positions` new tokens of each of `rows` rows with `FILLED` keys, again and again the same."""
-    body, cache, device = GpuBody(model), RaggedCache(), model.device
+    body, device = GpuBody(model), model.device
+    cache = PagedCache(rows * CAPACITY, device)
     for row in range(rows):
         cache.admit(row)
     cache.extend(range(rows), [CAPACITY] * rows)
@@ -86,7 +87,7 @@ def stepper(model: PreTrainedModel, rows: int, positions: int, samples: bool = F
     places = cache.extend(range(rows), [positions] * rows)
     tokens = torch.arange(places.num_tokens, device=device)
     where, addresses = ranges(places.past, places.counts).to(device), cache.addresses(places).to(device)
-    reach = _unknown_to_the_host(places, device)
+    reach = replace(_unknown_to_the_host(places, device), table=cache.table)
     params = LawParams.stack([SamplingParams(temperature=1.0)] * len(tokens), device)
     uniforms = torch.rand(len(tokens), dtype=torch.float64, device=device)
 
