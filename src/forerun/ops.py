@@ -234,9 +234,14 @@ def verify(
     return verify_reference.verify(target, draft, rule, keys, all_greedy)
 
 
-def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
+def verify_tree(target: TargetLaw, draft: Draft, keys: Keys, use: Kernels | None = None) -> Verdict:
     """The path of each tree that survives, and what follows; see `forerun.math.tree.verify_tree`."""
-    return tree_reference.verify_tree(target, draft, keys)
+    noise = None
+    if _on_gpu(draft.lengths, use):
+        from forerun.kernels import random as kernel
+
+        noise = kernel.noise(keys, draft.width)
+    return tree_reference.verify_tree(target, draft, keys, noise)
 
 
 def sample(logits: Tensor, params: LawParams, uniforms: Tensor, use: Kernels | None = None) -> Sample:

@@ -143,6 +143,10 @@ class TreeShape:
 
     parents: Tensor  # [B, M] int64: the token each one follows, always an earlier one; -1 is the row's last token
     ways: tuple[Siblings, ...]  # of each row
+    depth: int | None = None  # no token lies deeper, where the host knows that
+    width: int | None = None  # nor has more children
+    # [B] bool: rows whose siblings are TOP, where the device alone knows that; `ways` then says what the others are.
+    is_top: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

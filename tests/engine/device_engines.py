@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels, SamplingParams
-from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, RandomDraft
+from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, RandomDraft, Tree
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.engine.device.capture import Work
@@ -38,6 +38,12 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "exit": lambda model: EarlyExit(1),
     "feature": lambda model: FeatureHead(head_of(model, noise=0.03)),
     "few words": lambda model: FeatureHead(head_of(model, noise=0.03), draft_vocabulary=torch.arange(1, 97, 3)),
+    "tree": lambda model: Tree(DraftModel(draft_of(model)), nodes=9, width=3, siblings="sampled"),
+    "top tree": lambda model: Tree(DraftModel(draft_of(model)), nodes=9, width=3),
+    "small tree": lambda model: Tree(DraftModel(draft_of(model)), nodes=3, width=2, siblings="sampled"),
+    "tree of exit": lambda model: Tree(EarlyExit(1), nodes=9, width=3, siblings="sampled"),
+    "tree of feature": lambda model: Tree(FeatureHead(head_of(model, noise=0.03)), nodes=9, siblings="sampled"),
+    "tree of parallel": lambda model: Tree(ParallelHeads(head_of(model, 3, noise=0.03)), nodes=9, siblings="sampled"),
     "parallel": lambda model: ParallelHeads(head_of(model, blocks=3, noise=0.03)),
 }
 

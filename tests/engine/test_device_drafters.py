@@ -16,7 +16,9 @@ from forerun.engine.device.choose import describe
 from forerun.types import Rule
 from support.tiny import plain_greedy, tiny_model
 
-DRAFTERS = ("exit", "feature", "few words", "parallel")
+CHAINS = ("exit", "feature", "few words", "parallel")
+TREES = ("tree", "top tree", "small tree", "tree of exit", "tree of feature", "tree of parallel")
+DRAFTERS = (*CHAINS, *TREES)
 MIXED = [SAMPLED, GREEDY, CUT, replace(SAMPLED, min_p=0.05), CUT]
 CASES: dict[str, dict[str, Any]] = {
     "token": {},

@@ -16,7 +16,7 @@ from forerun.types import Draft, DraftContext, Source
 
 if TYPE_CHECKING:
     from forerun.cache.base import KeyValueCache
-    from forerun.drafters.device import DeviceDrafter
+    from forerun.drafters.device import DeviceDrafter, DeviceLevels
     from forerun.models.scorer import Scorer
 
 
@@ -115,6 +115,10 @@ class BranchingDrafter(Drafter):
     @abstractmethod
     def steps(self, context: DraftContext) -> Steps:
         """Begin a draft."""
+
+    def device_levels(self) -> DeviceLevels | None:
+        """The same inside rounds that a GPU runs by itself; None: on the host alone."""
+        return None
 
 
 class DrafterAround(Drafter):

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from forerun.cache.base import KeyValueCache
@@ -27,6 +28,7 @@ class Shape:
     key_bound: int  # no row has more keys than this
     first: int = 0  # tokens of each row that the first step of a draft takes in
     is_given: bool = False  # whether the draft was found by the host
+    is_tree: bool = False  # K is then the depth of the tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,14 @@ class DeviceDrafter(ABC):
         `pending` are the draft lengths of rounds that were launched before and whose outcome the host does not know.
         """
 
+    def num_tokens(self, number: int) -> int:
+        """Tokens that a draft of length `number` has: more where the length is a tree's depth."""
+        return number
+
+    def num_keys(self, number: int) -> int:
+        """Keys that such a draft writes behind those of its row."""
+        return number
+
     @abstractmethod
     def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
         """Take in everything of each row that a first step of `first` tokens will not; no round is pending."""
@@ -106,3 +116,33 @@ class DeviceDrafter(ABC):
     @abstractmethod
     def set_length(self, row: int, past: int, length: int, number: int) -> None:
         """A round that drafted `number` tokens was collected: `row` had `past` keys in the target and has `length`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The guesses of trees that a drafter is asked about, W more a level: L so far, of which the last W are new."""
+
+    tokens: Tensor  # [R, L] int64
+    seen: Tensor  # [R, L, L] bool: itself and those it descends from
+    parents: Tensor  # [R, W] int64: which of the guesses a new one follows, -1 for the row's last token
+    width: int  # W
+
+    @property
+    def depths(self) -> Tensor:
+        """[L] int64"""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) // self.width + 1
+
+
+class DeviceLevels(DeviceDrafter):
+    """A drafter that can be asked about several guesses at once: what trees are grown with on the device.
+
+    Unlike a chain's, the keys of a tree's guesses are never kept: a draft begins with all that the row has gained.
+    """
+
+    @abstractmethod
+    def roots(self, rows: DeviceRows, shape: Shape) -> Tensor:
+        """Logits [R, Vd] after each row's last token."""
+
+    @abstractmethod
+    def behind(self, rows: DeviceRows, shape: Shape, level: Level) -> Tensor:
+        """Logits [R * W, Vd] behind the new guesses of a level, row by row."""

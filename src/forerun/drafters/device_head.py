@@ -19,7 +19,7 @@ from forerun.drafters.device_model import STOPS
 from forerun.drafters.trunk import Trunk
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer
-from forerun.models.static_pass import StaticPass
+from forerun.models.static_pass import StaticPass, last_of
 
 
 class DeviceHead(DeviceDrafter):
@@ -70,7 +70,7 @@ class DeviceHead(DeviceDrafter):
         features = self.trunk.features.take_at(slots, starts, count, self.trunk.like)
         pairs = self.trunk.inputs(rows.recent[:, -count:].flatten(), features)
         hidden = self._pass.hidden(pairs, self._pass.rows(slots, starts, count, shape.key_bound))
-        return hidden[count - 1 :: count].contiguous()
+        return last_of(hidden, count)
 
 
 class DeviceFeatureHead(DeviceHead):

@@ -100,4 +100,4 @@ def draft_in_steps(model: StaticPass, slots: Tensor, rows: DeviceRows, shape: Sh
         passes += model.steps(slots, rows.past + 1, 1, number - 1, bound)
     for step, new in enumerate(passes):
         tokens = rows.block[:, 2 - first : 2] if step == 0 else rows.block[:, step + 1 : step + 2]
-        draw(step, model.logits(tokens, new, last_only=True))
+        draw(step, model.logits(tokens, new, last=1))

@@ -20,6 +20,7 @@ from forerun.drafters.base import BranchingDrafter
 from forerun.drafters.causal_folder import CausalFolder
 from forerun.drafters.compatible import check_encoders, check_vocabularies
 from forerun.drafters.decoder_folder import DecoderFolder
+from forerun.drafters.device_levels import ModelLevels
 from forerun.drafters.device_model import FIRST, DeviceDraftModel
 from forerun.drafters.model_folder import ModelFolder
 from forerun.errors import InvalidArgument
@@ -143,6 +144,9 @@ class DraftModel(BranchingDrafter):
 
     def device_draft(self) -> DeviceDraftModel:
         return DeviceDraftModel(self)
+
+    def device_levels(self) -> ModelLevels:
+        return ModelLevels(self)
 
     def room(self, vocab_size: int, longest: int) -> int:
         """Tokens it can draft for a row of `longest` tokens of a target with so many ids; 0 where it lacks some."""

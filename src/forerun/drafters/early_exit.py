@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from forerun.arguments import integer
 from forerun.drafters.autoregressive import ModelSteps, draft_with
 from forerun.drafters.base import BranchingDrafter
+from forerun.drafters.device_levels import ExitLevels
 from forerun.drafters.device_model import DeviceEarlyExit
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models.scorer import Scorer
@@ -65,6 +66,9 @@ class EarlyExit(BranchingDrafter):
 
     def device_draft(self) -> DeviceEarlyExit | None:
         return None if self.scorer is None else DeviceEarlyExit(self, self.scorer)
+
+    def device_levels(self) -> ExitLevels | None:
+        return None if self.scorer is None else ExitLevels(self, self.scorer)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """The target's cache is cut back by the engine."""

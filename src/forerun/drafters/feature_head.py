@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forerun.drafters.autoregressive import grow
 from forerun.drafters.device_head import DeviceFeatureHead
+from forerun.drafters.device_levels import FeatureLevels
 from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
 from forerun.types import Draft, DraftContext
@@ -32,6 +33,9 @@ class FeatureHead(OnFeatures):
 
     def device_draft(self) -> DeviceFeatureHead:
         return DeviceFeatureHead(self.trunk, self.stop_below)
+
+    def device_levels(self) -> FeatureLevels:
+        return FeatureLevels(self.trunk, self.stop_below)
 
 
 class FeatureSteps:

@@ -85,7 +85,7 @@ class Growth:
         """Children of nodes (row, node) from the logits [N, V] behind them."""
         logits = self._adjusted(parents, logits)
         rows = torch.tensor([b for b, _ in parents], device=logits.device)
-        law = torch.softmax(_plain_or_warped(logits, self.context.params.select(rows)), dim=-1)
+        law = torch.softmax(plain_or_warped(logits, self.context.params.select(rows)), dim=-1)
         shares, places = law.topk(min(self.width, law.shape[-1]), dim=-1)
         if any(self.ways[b] is Siblings.SAMPLED for b, _ in parents):
             drawn = self._drawn(parents, law, places.shape[1])
@@ -211,7 +211,7 @@ def num_draws(longest: int, width: int) -> int:
     return width * (1 + width * max(longest - 1, 0))
 
 
-def _plain_or_warped(logits: Tensor, params: LawParams) -> Tensor:
+def plain_or_warped(logits: Tensor, params: LawParams) -> Tensor:
     """Log-weights [N, V]: the row's own law, or for greedy rows, whose own law finds one token certain, the softmax."""
     if params.all_greedy:
         return working(logits)

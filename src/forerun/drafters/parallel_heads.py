@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.drafters.autoregressive import grow
 from forerun.drafters.device_head import DeviceParallelHeads
+from forerun.drafters.device_levels import ParallelLevels
 from forerun.drafters.on_features import OnFeatures
 from forerun.drafters.trunk import Trunk
 from forerun.errors import InvalidArgument
@@ -45,6 +46,9 @@ class ParallelHeads(OnFeatures):
 
     def device_draft(self) -> DeviceParallelHeads:
         return DeviceParallelHeads(self.trunk, self.stop_below)
+
+    def device_levels(self) -> ParallelLevels:
+        return ParallelLevels(self.trunk, self.stop_below)
 
 
 class HeadSteps:

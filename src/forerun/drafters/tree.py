@@ -7,6 +7,7 @@ from typing import Any, Self
 from forerun.arguments import choice, integer
 from forerun.drafters.base import BranchingDrafter, Drafter, DrafterAround
 from forerun.drafters.chain import Chain
+from forerun.drafters.device_tree import DeviceTree
 from forerun.drafters.growth import grow_tree, num_draws
 from forerun.errors import InvalidArgument
 from forerun.types import Draft, DraftContext, Siblings
@@ -52,6 +53,10 @@ class Tree(DrafterAround):
             return grow_tree(steps, self.width, self.nodes, self.siblings)
         finally:
             steps.close()
+
+    def device_draft(self) -> DeviceTree | None:
+        levels = self.branching.device_levels()
+        return None if levels is None else DeviceTree(levels, self.nodes, self.width, self.siblings)
 
     def num_draws(self, longest: int) -> int:
         """Uniforms a round needs: siblings that do not make it into the tree are drawn too."""

@@ -356,7 +356,7 @@ class Engine:
                 verify_seconds=done.seconds.verify,
                 ended=tuple(gained.finish_reason is not None for gained in progress),
                 copied=done.copied,
-                nodes=None if done.on_device else tuple(len(block) - 1 for block in done.blocks),
+                nodes=tuple(len(block) - 1 for block in done.blocks),
                 steps=done.steps,
                 round_number=done.round_number,
             )

@@ -9,18 +9,27 @@ from torch import Tensor
 
 from forerun.kernels.philox import uniform
 from forerun.math.random import Stream
+from forerun.math.verify import Noise
 from forerun.types import Keys, Rule
 
 
 def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
     """The numbers a drafter draws its tokens with: [B, width] float64."""
+    return _uniforms(keys, width, Stream.TARGET if rule is Rule.COUPLED else Stream.DRAFT)
+
+
+def noise(keys: Keys, width: int) -> Noise:
+    """What a draft of `width` tokens is verified with under the token rule; see `math.verify.noise_of`."""
+    return Noise(_uniforms(keys, width, Stream.ACCEPT), _uniforms(keys, width + 1, Stream.FINAL))
+
+
+def _uniforms(keys: Keys, width: int, stream: Stream) -> Tensor:
+    """Positions 0 .. width - 1 of one stream: [B, width] float64."""
     rows = keys.seed.shape[0]
     out = keys.seed.new_empty(rows, width, dtype=torch.float64)
-    coupled = rule is Rule.COUPLED
     _uniforms_kernel[(rows,)](
         keys.seed, keys.request_id, keys.round, keys.position, out, width,
-        STREAM=int(Stream.TARGET if coupled else Stream.DRAFT), ABSOLUTE=coupled,
-        BLOCK=triton.next_power_of_2(width), num_warps=1,
+        STREAM=int(stream), ABSOLUTE=stream is Stream.TARGET, BLOCK=triton.next_power_of_2(width), num_warps=1,
     )  # fmt: skip
     return out
 

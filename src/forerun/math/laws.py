@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from forerun.math.capturing import may_ask
 from forerun.types import Law, LawParams
 
 TILE = 1024
@@ -80,23 +81,30 @@ def _top_k_threshold(weights: Tensor, top_k: Tensor) -> Tensor:
     """The k-th largest weight of each row; -inf where k is 0 or covers the vocabulary."""
     active = (top_k > 0) & (top_k < weights.shape[-1])
     top_k = top_k * active
-    largest = weights.topk(max(int(top_k.max()), 1), dim=-1).values
-    return _entry(largest, top_k).masked_fill(~active, -torch.inf)
+    width = max(int(top_k.max()), 1) if may_ask(weights) else weights.shape[-1]
+    return _entry(_largest(weights, width), top_k).masked_fill(~active, -torch.inf)
 
 
 def _top_p_threshold(weights: Tensor, top_p: Tensor) -> Tensor:
     """The weight at which the most likely tokens first hold a mass of `top_p`; -inf where it is 1 or more."""
     active = top_p < 1
     log_mass = log_sum_exp(weights)
-    width = 0
-    while width < weights.shape[-1]:
-        width = min(max(width * 8, TOP_P_WIDTH), weights.shape[-1])
-        largest = weights.topk(width, dim=-1).values
+    width = TOP_P_WIDTH if may_ask(weights) else weights.shape[-1]
+    while True:
+        largest = _largest(weights, min(width, weights.shape[-1]))
         held = (largest.double() - log_mass.double().unsqueeze(-1)).exp().cumsum(dim=-1)
-        if not bool((active & (held[:, -1] < top_p)).any()):
+        if width >= weights.shape[-1] or not bool((active & (held[:, -1] < top_p)).any()):
             break
+        width *= 8
     num_kept = 1 + (held[:, :-1] < top_p.unsqueeze(-1)).sum(dim=-1)
     return _entry(largest, num_kept).masked_fill(~active, -torch.inf)
+
+
+def _largest(weights: Tensor, number: int) -> Tensor:
+    """The largest weights of each row, in order: [N, number]."""
+    if number == weights.shape[-1]:
+        return weights.sort(dim=-1, descending=True).values
+    return weights.topk(number, dim=-1).values
 
 
 def _entry(sorted_weights: Tensor, count: Tensor) -> Tensor:

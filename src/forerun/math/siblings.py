@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forerun.math.capturing import any_of
 from forerun.math.laws import draw, normalised
 from forerun.math.verify import claimed, residual
 
@@ -68,7 +69,7 @@ def _recursive(p: Tensor, q: Tensor, candidates: Tensor, accept: Tensor, final: 
         passed = there & (offered > 0) & (accept[:, j] * offered < wanted)
         kept = torch.where(passed, j, kept)
         refused = (there & ~passed).unsqueeze(-1)
-        if not bool(refused.any()):
+        if not any_of(refused):
             continue
         p = torch.where(refused, normalised(residual(p, q)), p)
         if not replaced:

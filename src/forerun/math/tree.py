@@ -10,37 +10,41 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from forerun.math.capturing import any_of
 from forerun.math.laws import draw
 from forerun.math.siblings import Choice, foreseen, without_replacement
 from forerun.math.verify import Noise, TargetLaw, noise_of
 from forerun.types import Draft, Keys, Rule, Siblings, Verdict
 
 
-def verify_tree(target: TargetLaw, draft: Draft, keys: Keys) -> Verdict:
+def verify_tree(target: TargetLaw, draft: Draft, keys: Keys, noise: Noise | None = None) -> Verdict:
     """Verify a draft that has a tree; position 0 of `target` is the row's last token, position m + 1 is node m.
 
-    The numbers are those of the token rule: ACCEPT is counted by node, FINAL by depth.
+    The numbers are those of the token rule: ACCEPT is counted by node, FINAL by depth. They may be given as `noise`.
     """
-    num_accepted, next_token, path = tree_rule(target, draft, noise_of(keys, draft.width, Rule.TOKEN))
+    noise = noise_of(keys, draft.width, Rule.TOKEN) if noise is None else noise
+    num_accepted, next_token, path = tree_rule(target, draft, noise)
     return Verdict(num_accepted, next_token, target.finite(draft.lengths + 1), path=path)
 
 
 def tree_rule(target: TargetLaw, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor, Tensor]:
     """How deep the target follows the tree [B], the token it emits then [B], and the nodes it passed [B, D]."""
-    table = children_of(draft)
+    assert draft.tree is not None
+    table, deepest = children_of(draft), min(draft.width, draft.tree.depth or draft.width)
     node = torch.full_like(draft.lengths, -1)
     next_token = torch.zeros_like(node)
     alive = torch.ones_like(node, dtype=torch.bool)
     path = []
-    for depth in range(draft.width + 1):
+    for depth in range(deepest + 1):
         children = table.gather(1, (node + 1).view(-1, 1, 1).expand(-1, 1, table.shape[2])).squeeze(1)
         choice = _choose_child(target, draft, noise, node, children, depth)
         kept = alive & (choice.kept >= 0)
         next_token = torch.where(alive & ~kept, choice.token, next_token)
         child = children.gather(1, choice.kept.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         node, alive = torch.where(kept, child, node), kept
-        if not bool(alive.any()):
+        if not any_of(alive):
             break
         path.append(torch.where(kept, child, -1))
     passed = torch.stack(path, dim=1) if path else draft.tokens[:, :0]
@@ -52,15 +56,16 @@ def _choose_child(target: TargetLaw, draft: Draft, noise: Noise, node: Tensor, c
     assert draft.tree is not None
     place, u = children.clamp(min=0), noise.final[:, depth]
     candidates = draft.tokens.gather(1, place).masked_fill(children < 0, -1)
-    is_top = [way is Siblings.TOP for way in draft.tree.ways]
+    rows, is_top = draft.tree.is_top, [way is Siblings.TOP for way in draft.tree.ways]
     if all(is_top):
         return foreseen(target.draw(node + 1, u), candidates)
     p = target.at(node + 1)
     q = draft.law.at(place[:, 0])
     sampled = without_replacement(p, q, candidates, noise.accept.gather(1, place), u)
-    if not any(is_top):
+    if rows is None and not any(is_top):
         return sampled
-    drawn, rows = foreseen(draw(p, u), candidates), torch.tensor(is_top, device=node.device)
+    drawn = foreseen(draw(p, u), candidates)
+    rows = torch.tensor(is_top, device=node.device) if rows is None else rows
     return Choice(torch.where(rows, drawn.kept, sampled.kept), torch.where(rows, drawn.token, sampled.token))
 
 
@@ -71,10 +76,26 @@ def children_of(draft: Draft) -> Tensor:
     real = column < draft.lengths.unsqueeze(-1)
     older = (parents.unsqueeze(2) == parents.unsqueeze(1)) & (column < column.unsqueeze(-1)) & real.unsqueeze(1)
     rank = older.sum(dim=-1).masked_fill(~real, 0)  # [B, M] how many siblings come first
-    table = torch.full((*parents.shape[:1], draft.width + 1, int(rank.max()) + 1), -1, device=parents.device)
-    row, node = real.nonzero(as_tuple=True)
-    table[row, parents[row, node] + 1, rank[row, node]] = node
-    return table
+    width = int(rank.max()) + 1 if draft.tree.width is None else draft.tree.width
+    size = (draft.width + 1) * width
+    table = torch.full((len(parents), size + 1), -1, device=parents.device)  # one place for what is not there
+    place = torch.where(real, (parents + 1) * width + rank, size)
+    return table.scatter(1, place, column.expand_as(place))[:, :size].view(len(parents), -1, width)
+
+
+def ancestors(parents: Tensor, lengths: Tensor, depth: int) -> Tensor:
+    """[B, M + 1, M + 1] bool: what the root (entry 0) and each node of trees sees of each other, itself included.
+
+    `parents` [B, M] as in `TreeShape`, `lengths` [B] nodes, none of them deeper than `depth`. What is not there sees
+    itself alone.
+    """
+    column = torch.arange(parents.shape[1] + 1, device=parents.device)
+    above = torch.where(column[1:] <= lengths.unsqueeze(-1), parents + 1, column[1:])
+    own = column == column.unsqueeze(-1)
+    seen = own | pad(column == above.unsqueeze(-1), (0, 0, 1, 0))
+    for _ in range((depth - 1).bit_length()):  # each product doubles how far up is seen
+        seen = torch.bmm(seen.float(), seen.float()) > 0
+    return seen
 
 
 def depths(parents: Sequence[int]) -> list[int]:

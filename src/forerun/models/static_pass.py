@@ -48,7 +48,8 @@ class StaticStates(RaggedStates):
         self.positions, self.addresses = rows.positions, rows.addresses
         self.width = rows.reach.most_tokens
         self.longest_past = rows.reach.longest - self.width
-        self.branches = self.padded = self.current = self.returned = self.tree = self.cross = None
+        self.branches = self.padded = self.current = self.returned = self.cross = None
+        self.tree = rows.reach.tree
         self.is_cross_attention = self.is_unread = False
         self.shares_keys, self._earlier = scorer.family.shares_keys, {}
         self.bidirectional = rows.addresses.new_empty(0)
@@ -83,15 +84,29 @@ class StaticPass:
 
     def steps(self, slots: Tensor, past: Tensor, count: int, number: int, span: int) -> list[StaticRows]:
         """The same for `number` passes, each one token further on: made at once, because small kernels add up."""
-        cache, limit = self.scorer.cache, self.scorer.context_length
-        most = cache.capacity if limit is None else min(limit, cache.capacity)
-        made = ops.lay_out(slots, past, count, number, cache.piece, most, cache.table, self.scorer.kernels)
+        cache = self.scorer.cache
+        made = ops.lay_out(slots, past, count, number, cache.piece, self._most, cache.table, self.scorer.kernels)
         longest = span if cache.table is None else min(span, cache.capacity)
         reach = Reach(made.slots, made.ends[0], self._starts(slots.shape[0], count), count, longest, table=cache.table)
         return [
             StaticRows(p, a, replace(reach, lengths=e))
             for p, a, e in zip(made.positions, made.addresses, made.ends, strict=True)
         ]
+
+    def tree(self, slots: Tensor, past: Tensor, depths: Tensor, seen: Tensor, span: int) -> StaticRows:
+        """New tokens that are trees: token i of a row stands `depths` [R, T] or [T] behind its `past` [R] keys.
+
+        `seen` [R, T, T] bool says which of the row's new tokens it sees beside the others, itself included.
+        """
+        rows = self.rows(slots, past, seen.shape[1], span)
+        positions = (past.unsqueeze(-1) + depths).clamp(max=self._most - 1)
+        return StaticRows(positions.flatten(), rows.addresses, replace(rows.reach, tree=seen.flatten(0, 1)))
+
+    @property
+    def _most(self) -> int:
+        """Positions there are."""
+        capacity, limit = self.scorer.cache.capacity, self.scorer.context_length
+        return capacity if limit is None else min(limit, capacity)
 
     def _starts(self, rows: int, count: int) -> Tensor:
         """[R + 1] where each row's new tokens begin: the same in every pass of a shape, so kept."""
@@ -100,13 +115,15 @@ class StaticPass:
             self._kept_starts[rows, count] = ends
         return self._kept_starts[rows, count]
 
-    def logits(self, tokens: Tensor, rows: StaticRows, last_only: bool = False) -> Tensor:
-        """[R, T] -> [R * T, V], row by row; of each row's last token alone [R, V]."""
-        count, flat = tokens.shape[1], tokens.flatten()
+    def logits(self, tokens: Tensor, rows: StaticRows, last: int | None = None) -> Tensor:
+        """[R, T] -> [R * T, V], row by row; of each row's `last` tokens alone [R * last, V]."""
+        last = None if last == tokens.shape[1] else last
         if self.has_head:
             hidden = self.hidden(tokens, rows)
-            return self.head(hidden[count - 1 :: count].contiguous() if last_only else hidden)
-        keep = torch.arange(count - 1, flat.shape[0], count, device=flat.device) if last_only and count > 1 else None
+            return self.head(hidden if last is None else last_of(hidden, tokens.shape[1], last))
+        flat, keep = tokens.flatten(), None
+        if last is not None:
+            keep = torch.arange(len(flat), device=flat.device).view_as(tokens)[:, -last:].flatten()
         options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._picks_logits else {}
         found: Tensor = self._call(self.scorer.model, flat, rows, **options).logits[0]
         return found if keep is None or self._picks_logits else found[keep]
@@ -147,6 +164,11 @@ class StaticPass:
             states.cross = scorer.directory.cross_states(states, scorer.sources, rows.reach)
         with ragged(scorer.model, states), self._rotary.during_pass(), self._patches.during_pass():
             return scorer.modules.call(module, states, new[None], rows.positions[None], **options)
+
+
+def last_of(hidden: Tensor, count: int, last: int = 1) -> Tensor:
+    """The `last` of `count` vectors of each row: [R * count, H] -> [R * last, H]."""
+    return hidden.view(-1, count, hidden.shape[1])[:, -last:].reshape(-1, hidden.shape[1]).contiguous()
 
 
 def why_not(scorer: Scorer) -> str | None:

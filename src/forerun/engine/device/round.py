@@ -19,7 +19,7 @@ from forerun.engine.device.recorder import Scratch
 from forerun.engine.device.row_table import RowTable
 from forerun.math.advance import emitted_logprobs, last_tokens
 from forerun.math.laws import KEPT, LogitLaw, PointMass, ReducedLaw
-from forerun.models.static_pass import StaticPass
+from forerun.models.static_pass import StaticPass, StaticRows
 from forerun.types import Draft, Law, Rule, Verdict
 
 
@@ -61,7 +61,7 @@ class DeviceRound:
     def score(self, shape: Shape) -> None:
         """The target's logits behind the last token and every drafted one: row b's are T from b * T on."""
         table, count = self.table, shape.scored
-        rows = self.target.rows(table.slots, table.row_state.past, count, shape.key_bound)
+        rows = self._scored_rows(shape)
         tokens = table.row_state.block[:, 1 : 1 + count]
         number, hidden, is_heard = tokens.numel(), None, bool(self.target.scorer.observers)
         if self.target.has_head:  # which writes into the scratch rows directly
@@ -79,6 +79,9 @@ class DeviceRound:
             self.hidden.reserve(hidden, number)
             self.hidden.rows[:number].copy_(hidden)
 
+    def _scored_rows(self, shape: Shape) -> StaticRows:
+        return self.target.rows(self.table.slots, self.table.row_state.past, shape.scored, shape.key_bound)
+
     def verify(self, shape: Shape) -> None:
         """Verify, and move every row on."""
         table, number = self.table, shape.drafted
@@ -92,17 +95,17 @@ class DeviceRound:
         if table.logprobs is not None:
             scored, wanted = logits.view(table.size, shape.scored, -1)[:, : number + 1], table.alternatives or 0
             table.logprobs[:, : number + 1] = emitted_logprobs(scored, table.row_state.block, verdict, wanted)
-        self._tell_drafter(verdict, shape)
+        self._tell_drafter(verdict, self.hidden.rows[: table.size * shape.scored])
         counts = table.options.counts if table.has_options else None
         ops.advance(table.row_state, lengths, verdict, self.vocab_size, counts, self.use)
 
-    def _tell_drafter(self, verdict: Verdict, shape: Shape) -> None:
-        """Whatever a drafter reads of a round, before rows move on."""
+    def _tell_drafter(self, verdict: Verdict, hidden: Tensor) -> None:
+        """Whatever a drafter reads of a round, before rows move on; `hidden` [R * T, H] where it hears that."""
         table, drafter = self.table, self.drafter
         if drafter is None:
             return
         if drafter.observer is not None:
-            drafter.hear(table.device_rows, self.hidden.rows[: table.size * shape.scored])
+            drafter.hear(table.device_rows, hidden)
         if drafter.reads_recent:
             table.recent.copy_(last_tokens(table.recent, table.row_state.block, verdict, self.vocab_size))
 
@@ -156,7 +159,7 @@ class DeviceRound:
         logits = self.draft_logits.rows[: number * size]
         kept = self.kept[: number * size] if self._has_kept else None
         law = LogitLaw(logits, order.turned, params, order.second, kept=kept)
-        return law if self.ids is None else _reduced(law, self.ids, self.vocab_size, self._places)
+        return law if self.ids is None else reduced(law, self.ids, self.vocab_size, self._places)
 
     def _order(self, rows: int, columns: int) -> _Order:
         """Made once a shape, before it is recorded."""
@@ -178,7 +181,8 @@ class _Order:
     second: Tensor  # [A * B] its column
 
 
-def _reduced(law: LogitLaw, ids: Tensor, vocab_size: int, places: Tensor | None) -> ReducedLaw:
-    reduced = ReducedLaw(law, ids, vocab_size)
-    reduced.__dict__["places"] = places  # a cached property: made once, outside of any recording
-    return reduced
+def reduced(law: LogitLaw, ids: Tensor, vocab_size: int, places: Tensor | None) -> ReducedLaw:
+    """A draft's law on its own `ids`, whose `places` were looked up before anything was recorded."""
+    made = ReducedLaw(law, ids, vocab_size)
+    made.__dict__["places"] = places  # a cached property
+    return made

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from forerun.cache.base import KeyValueCache, ranges
 from forerun.drafters.device import DeviceDrafter, Shape
-from forerun.engine.branching import kept_of
+from forerun.drafters.device_tree import DeviceTree
+from forerun.engine.branching import Kept, kept_of
 from forerun.engine.commit import VerifiedRound
 from forerun.engine.device import row_options
 from forerun.engine.device.capture import Work
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound
+from forerun.engine.device.row_options import wants_options
 from forerun.engine.device.row_table import RowSlots, RowTable
 from forerun.engine.device.shapes import (
     PENDING_KEYS,
@@ -36,6 +38,7 @@ from forerun.engine.device.shapes import (
     round_up_draft,
     table_width,
 )
+from forerun.engine.device.tree_round import NOTES, TreeRound
 from forerun.engine.given import GivenDraft
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
@@ -131,12 +134,26 @@ class Runner:
         if self.drafter is not None:
             if not all(self.drafter.knows(row.number, len(row.history)) for row in rows):
                 return False
+            if self._grows_trees and any(map(wants_options, rows)):  # which follow each node's own path
+                return False
             longest = max(len(row.history) for row in rows) + self._pending_keys
             if self.drafter.room(self.target.vocab_size, longest) < MARGIN:
                 return False
         if self._are_in_table(rows):
             return True
         return all(_why_not(row, self.target) is None for row in rows)
+
+    @property
+    def _grows_trees(self) -> bool:
+        return isinstance(self.drafter, DeviceTree)
+
+    def _num_tokens(self, number: int) -> int:
+        """Tokens that a draft of this length has, or may have been given."""
+        return number if self.drafter is None else self.drafter.num_tokens(number)
+
+    def _num_places(self, number: int) -> int:
+        """Places of a row's block that such a draft takes, what it notes for the host included."""
+        return self.drafter.nodes + NOTES if isinstance(self.drafter, DeviceTree) else number
 
     @property
     def _is_overheard(self) -> bool:
@@ -159,7 +176,7 @@ class Runner:
         present = self._round.table.size if is_in_table and self._round is not None else 0
         self._oversized = self._oversized + 1 if size < present else 0
         self._size = present if 0 < self._oversized <= SHRINK_AFTER else size
-        return not is_in_table or not self._table_fits(longest)
+        return not is_in_table or not self._table_fits(self._num_places(longest))
 
     def may_reach_forced_token(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
         """Whether such a round might reach a position whose token a processor prescribes: recordings only ban ids."""
@@ -191,13 +208,13 @@ class Runner:
         if self.drafter is not None:
             lengths = [min(length, self.drafter.most) for length in lengths]
         longest = max(lengths)
-        device_round = self._fill_table(rows, longest)
+        device_round = self._fill_table(rows, self._num_places(longest))
         table = device_round.table
         kind = (table.size, table.width, table.flags, self._versions)
         size = longest if is_fixed else round_up_draft(longest)
         force = longest == size and max(view.max_lengths) >= 2 * longest + NEAR
         number = self._drafts.pick(kind, longest, size, force)
-        count = bucket(number + 1)
+        count = bucket(self._num_tokens(number) + 1)
         table.deactivate_finished()
         is_given = given is not None and number > 0
         if given is not None and is_given:
@@ -206,7 +223,8 @@ class Runner:
         else:
             table.set_draft_lengths(lengths)
         first = 0 if is_given else self._num_first(number)
-        shape = Shape(number, count, key_bound(self._reserve(table, number, count, first)), first, is_given)
+        is_tree = self._grows_trees and number > 0
+        shape = Shape(number, count, key_bound(self._reserve(table, number, count, first)), first, is_given, is_tree)
         draft, score, verify = self._work(device_round, shape)
         buffer = next(self._buffers[table.size, table.width])
         for index, work in enumerate((draft, score, verify)):
@@ -228,7 +246,7 @@ class Runner:
         return VerifiedRound(
             rows,
             blocks,
-            kept_of(verdict, blocks, None),
+            _kept_of_trees(result) if pending.shape.is_tree else kept_of(verdict, blocks, None),
             verdict,
             scored=sum(map(len, blocks)),
             round_number=pending.round_number,
@@ -374,6 +392,8 @@ class Runner:
         if self.drafter is not None and number and not self.pending:
             running = table.running
             self.drafter.read_up([row.number for row in running], [row.history for row in running], first)
+        if self.drafter is not None and number:
+            count = max(count, 1 + self.drafter.num_keys(number))
         if self.drafter is not None and (number or self.drafter.observer is not None):  # which hears every round
             for cache in self.drafter.caches:
                 # Tokens of the first step that lie before a row's beginning go where the cache says.
@@ -400,7 +420,7 @@ class Runner:
         score = self._recorded_score(device_round, shape)
         verify = get(
             ("verify", table.size, table.width, shape.drafted, shape.scored, shape.is_given, table.flags),
-            lambda: (self._scratch.version, device_round.draft_logits.version, self._heard_version),
+            lambda: (self._scratch.version, device_round.draft_logits.version, *self._versions_after_scoring),
             partial(device_round.verify, shape),
             table.state,
         )
@@ -408,19 +428,21 @@ class Runner:
 
     def _recorded_score(self, device_round: DeviceRound, shape: Shape) -> Work:
         table = device_round.table
+        depth = shape.drafted if shape.is_tree else 0
         return self.recordings.get(
-            ("score", table.size, table.width, shape.scored, shape.key_bound, bool(self.target.observers)),
+            ("score", table.size, table.width, shape.scored, shape.key_bound, depth, bool(self.target.observers)),
             lambda: (self.target.version, self._scratch.version, self._hidden.version, self._weights),
             partial(device_round.score, shape),
             table.state,
         )
 
     @property
-    def _heard_version(self) -> Hashable:
-        """Of where hidden states come from and go to, where the drafter hears them."""
-        if self.drafter is None or self.drafter.observer is None:
-            return None
-        return self._hidden.version, self.drafter.version
+    def _versions_after_scoring(self) -> tuple[Hashable, ...]:
+        """Of hidden states and where they go, where the drafter hears them, and of keys that a tree's path leaves."""
+        heard = None
+        if self.drafter is not None and self.drafter.observer is not None:
+            heard = self._hidden.version, self.drafter.version
+        return heard, self.target.version if self._grows_trees else None
 
     @property
     def _draft_version(self) -> Hashable:
@@ -469,10 +491,17 @@ class Runner:
             table = RowTable(size, positions, self.target.vocab_size, self.target.device)
             # Buffers first: a Ctrl-C in between must not leave a round without them.
             self._buffers[size, positions] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
-            self._rounds[size, positions] = DeviceRound(
+            kind = TreeRound if self._grows_trees else DeviceRound
+            self._rounds[size, positions] = kind(
                 table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratches, self._hidden
             )
         return self._rounds[size, positions]
+
+
+def _kept_of_trees(result: Tensor) -> list[Kept]:
+    """The device has moved what was kept to the front, and left the depth of each tree behind its nodes."""
+    numbers = result[:, [0, -2, -1]].tolist()
+    return [Kept(tuple(range(count)), depth, bool(whole)) for count, depth, whole in numbers]
 
 
 def _read_buffer(table: RowTable, clock: Callable[[], float]) -> ReadBuffer:
