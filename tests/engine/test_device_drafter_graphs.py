@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.test_device_graphs import GREEDY, MIXED, NUMBER, ROWS, VOCAB, law, requests, texts
 from exactness.sampling import PLAIN, PROMPT, verdict
-from forerun.drafters import EarlyExit, FeatureHead, ParallelHeads
+from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, Tree
 from forerun.drafters.base import Drafter
 from forerun.drafters.features import Features
 from forerun.engine import Engine, Request
@@ -21,7 +21,7 @@ from forerun.policy import Constant
 from support.heads import head_of
 from support.interpreter import DEVICE, on_gpu_alone
 from support.markov import toy_pair
-from support.tiny import tiny_model
+from support.tiny import draft_of, tiny_model
 
 pytestmark = [pytest.mark.gpu, on_gpu_alone]
 
@@ -30,6 +30,9 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter]] = {
     "feature": lambda model: FeatureHead(head_of(model, noise=0.03)),
     "few words": lambda model: FeatureHead(head_of(model, noise=0.03), draft_vocabulary=torch.arange(1, 97, 3)),
     "parallel": lambda model: ParallelHeads(head_of(model, blocks=4, noise=0.03)),
+    "tree": lambda model: Tree(DraftModel(draft_of(model).to(DEVICE)), nodes=9, siblings="sampled"),
+    "top tree": lambda model: Tree(DraftModel(draft_of(model).to(DEVICE)), nodes=9),
+    "tree of feature": lambda model: Tree(FeatureHead(head_of(model, noise=0.03)), nodes=9, siblings="sampled"),
 }
 
 
@@ -94,6 +97,9 @@ def samples(drafter: str) -> list[tuple[int, ...]]:
 def _toy_drafter(name: str, target: PreTrainedModel) -> Drafter:
     if name == "few words":
         return FeatureHead(head_of(target, noise=0.1), draft_vocabulary=torch.arange(0, VOCAB, 2))
+    if name in ("tree", "top tree"):
+        draft = copy.deepcopy(toy_pair(VOCAB)[1]).to(DEVICE)
+        return Tree(DraftModel(draft), nodes=6, width=2, siblings="sampled" if name == "tree" else "top")
     return DRAFTERS[name](target)
 
 

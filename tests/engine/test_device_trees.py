@@ -1,0 +1,57 @@
+"""Trees grown, scored and verified by recorded rounds: the joint law of what is said, and what breaks it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from exactness.sampling import PLAIN, verdict
+from forerun.config import Kernels
+from forerun.drafters import DraftModel, FeatureHead, Tree
+from forerun.drafters.base import Drafter
+from forerun.engine import Engine, Request
+from forerun.engine.device.choose import runner_of
+from forerun.engine.device.tree_round import TreeRound
+from forerun.math import siblings
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
+from forerun.types import Rule
+from support.heads import head_of
+from support.markov import joint_law, toy_pair
+
+COPIES, VOCAB, DEPTH = 768, 3, 2
+STEPS = 4  # one more than a round can say: the keys that a kept path leaves are read again
+PROMPT = (1, 2, 0, 1, 2)
+
+
+def misfit(name: str, way: str) -> str:
+    target, draft = (copy.deepcopy(model) for model in toy_pair(VOCAB))
+    inner: Drafter = DraftModel(draft) if name == "model" else FeatureHead(head_of(target, noise=0.1))
+    scorer = Scorer(target, use=Kernels.OFF)
+    made = Engine(scorer, Tree(inner, nodes=5, width=2, siblings=way), Constant(DEPTH))
+    made.runner = runner_of(scorer, made.drafter, Rule.TOKEN, made.clock)
+    assert made.runner.whole_rounds
+    for i in range(COPIES):
+        made.add(Request(prompt=PROMPT, max_new_tokens=STEPS, params=PLAIN, seed=1, request_id=i))
+    while not made.is_idle:
+        made.step()
+    found = made.take_results()
+    assert made.runner._rounds, "the device had these rounds"
+    return verdict([result.tokens for result in found], joint_law(toy_pair(VOCAB)[0], PROMPT, STEPS))
+
+
+@pytest.mark.quick("model-sampled")
+@pytest.mark.parametrize(("name", "way"), [("model", "sampled"), ("model", "top"), ("head", "sampled")])
+def test_joint_law(name: str, way: str) -> None:
+    assert not misfit(name, way)
+
+
+def test_control_wrong_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings, "residual", lambda p, q: p)
+    assert misfit("model", "sampled")
+
+
+def test_control_keys_stay_where_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TreeRound, "_move_keys", lambda *given: None)
+    assert misfit("model", "top")
