@@ -397,7 +397,7 @@ class Runner:
         if self.drafter is not None and (number or self.drafter.observer is not None):  # which hears every round
             for cache in self.drafter.caches:
                 # Tokens of the first step that lie before a row's beginning go where the cache says.
-                ends = [keys + count if keys + 1 >= first else max(count, cache.stray_end) for keys in before]
+                ends = [keys + count if keys >= first else max(count, cache.stray_end) for keys in before]
                 _reserve_keys(cache, table.rows, ends)
         ends = [keys + count for keys in before]
         _reserve_keys(self.target.cache, table.rows, ends)
