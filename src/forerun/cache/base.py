@@ -177,6 +177,13 @@ class KeyValueCache(ABC):
     def keep(self, row: int, start: int, picks: Sequence[int]) -> None:
         """Of the keys from `start` on keep those at `picks` (ascending, counted from `start`), moved side by side."""
 
+    @torch.inference_mode()
+    def move(self, sources: Tensor, targets: Tensor, use: Kernels = Kernels.OFF) -> None:
+        """Copy what lies at the addresses `sources` [N] to `targets` [N] in all layers; what is read is what was."""
+        for layer in self.layers.values():
+            keys, values = (pool.index_select(0, sources) for pool in layer.flat)
+            ops.write(keys, values, targets, *layer.flat, use)
+
     @abstractmethod
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
         """Make room for `counts[i]` new tokens of each row and count them in; the model's pass writes them.

@@ -122,13 +122,6 @@ class RaggedCache(KeyValueCache):
                     pool[start : start + len(picks)] = pool[chosen.to(pool.device)]
         self._length[row] = start + len(picks)
 
-    @torch.inference_mode()
-    def move(self, sources: Tensor, targets: Tensor, use: Kernels = Kernels.OFF) -> None:
-        """Copy what lies at the addresses `sources` [N] to `targets` [N] in all layers; what is read is what was."""
-        for layer in self.layers.values():
-            keys, values = (pool.index_select(0, sources) for pool in layer.flat)
-            ops.write(keys, values, targets, *layer.flat, use)
-
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
         past = tuple(self._length[row] for row in rows)
         self._grow(max(map(add, past, counts)), int(self.capacity * GROWTH))

@@ -30,7 +30,7 @@ class ModelLevels(DeviceDraftModel, DeviceLevels):
         """A draft leaves the keys of all tokens the row had, those of guesses do not count."""
         if number:
             known = min(past + 1, length)
-            self.scorer.cache.set_length(row, known, known)
+            self.scorer.cache.set_length(row, known)
 
     def roots(self, rows: DeviceRows, shape: Shape) -> Tensor:
         first = shape.first
