@@ -52,6 +52,7 @@ def test_control_wrong_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     assert misfit("model", "sampled")
 
 
+@pytest.mark.slow
 def test_control_keys_stay_where_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TreeRound, "_move_keys", lambda *given: None)
     assert misfit("model", "top")
