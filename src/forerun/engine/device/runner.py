@@ -455,7 +455,7 @@ class Runner:
         With `for_all` it is the one that rows of every kind can use.
         """
         self.release_table()
-        device_round = self._round_of(size, table_width(number + 1))
+        device_round = self._round_of(size, table_width(self._num_places(number) + 1))
         table = device_round.table
         caches = [self.target.cache, *(() if self.drafter is None else self.drafter.caches)]
         dummies = [cache.reserve_slots(True) for cache in caches]
@@ -465,9 +465,9 @@ class Runner:
         table.assign([like], [nobody], nobody)
         if for_all:
             table.cover_all()
-        self._weights = fingerprint(self._scorers)
+        self._weights, count = fingerprint(self._scorers), bucket(self._num_tokens(number) + 1)
         for first in {0} if is_given else self._firsts(number):
-            self._work(device_round, Shape(number, bucket(number + 1), bound, first, is_given))
+            self._work(device_round, Shape(number, count, bound, first, is_given, self._grows_trees and number > 0))
         self._warm_kinds.add(table.flags)
         self._drafts.learn((table.size, table.width, table.flags, self._versions), number)
         table.rows = ()
