@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,8 +69,9 @@ def rehearsing(made: Engine) -> Engine:
 def engine(
     on_device: bool, *, family: str = "llama", drafter: str = "model", policy: Policy | int = 4,
     rule: Rule = Rule.TOKEN, keep_rows: int = 0, ahead: bool = True, cache: KeyValueCache | None = None,
+    double: bool = False,
 ) -> Engine:  # fmt: skip
-    model = tiny_model(family)
+    model = copy.deepcopy(tiny_model(family)).double() if double else tiny_model(family)
     target = Scorer(model, cache=cache, use=Kernels.OFF)
     guesser = DRAFTERS[drafter](model)
     chosen = Constant(policy) if isinstance(policy, int) else policy

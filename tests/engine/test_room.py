@@ -257,9 +257,12 @@ EVENTS = ("add", "add", "step", "step", "step", "step", "abort", "preempt", "wai
 
 
 def churn(seed: int, number: int, on_device: bool, cache: KeyValueCache, drafter: str) -> int:
-    """Random events; every request ends exactly once, with what it would have said alone or a beginning of it."""
+    """Random events; every request ends exactly once, with what it would have said alone or a beginning of it.
+
+    In float64: among tens of thousands of draws float32 carries one over the border between two tokens now and then.
+    """
     plan, now = random.Random(seed), [0.0]
-    made = engine(on_device, drafter=drafter, policy=3, cache=cache)
+    made = engine(on_device, drafter=drafter, policy=3, cache=cache, double=True)
     made.clock = lambda: now[0]
     beginnings = [tuple(ragged_prompts(2, 97, seed + i, longest=30)[1]) for i in range(3)]
     asked: dict[int, Request] = {}
@@ -299,16 +302,13 @@ def churn(seed: int, number: int, on_device: bool, cache: KeyValueCache, drafter
     collect()
     assert ended.keys() == asked.keys()
     check_nothing_is_held(made)
-    alone, ties = engine(False, drafter=drafter, policy=3), 0
+    alone = engine(False, drafter=drafter, policy=3, double=True)
     for name, request in asked.items():
         said, reason = ended[name]
         alone.add(Request(**{**_fields(request), "deadline": None}))
         (want,) = _finished(alone)
-        if said != want[: len(said)]:  # a number that rounding carries over the border between two tokens
-            ties += 1
-            continue
+        assert said == want[: len(said)], "each says a beginning of what it says alone"
         assert reason in (FinishReason.ABORT, FinishReason.TIME) or len(said) == len(want)
-    assert ties <= len(asked) // 250, "each says a beginning of what it says alone"
     return made.num_preempted
 
 
