@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from engine.device_engines import Rehearsing, engine, requests, texts
-from forerun.config import SamplingParams
-from forerun.engine import Engine
+from engine.device_engines import InPython, Rehearsing, engine, requests, texts
+from forerun.engine import Engine, Request
 from forerun.engine.device.choose import draft_passes_of
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.errors import ForerunWarning
 
-PENALISED = SamplingParams(temperature=1.0, repetition_penalty=1.3)
+
+def processed(number: int) -> list[Request]:
+    """Rows with a processor, which is why their rounds go step by step."""
+    return [replace(request, processors=(InPython(),)) for request in requests(number)]
 
 
 def lending(**how: Any) -> Engine:
@@ -33,17 +35,17 @@ def passes_of(made: Engine) -> DraftPasses:
 
 @pytest.mark.parametrize("drafter", ("model", "doubting"))
 def test_the_same_is_said(drafter: str) -> None:
-    """Rows of different lengths, some of which end before others; penalties keep them on the ground."""
+    """Rows of different lengths, some of which end before others; processors keep them on the host."""
     made = lending(drafter=drafter)
-    got = texts(made, requests(5, PENALISED))
-    assert got == texts(engine(False, drafter=drafter), requests(5, PENALISED))
+    got = texts(made, processed(5))
+    assert got == texts(engine(False, drafter=drafter), processed(5))
     assert passes_of(made).runner.recorder.num_recordings > 0
     assert made.drafter.score_last is None, "lent, not given"
 
 
 def test_rounds_of_both_kinds_take_turns() -> None:
-    """Penalised rows end first; the others then fly, with the same draft model and its cache."""
-    asked = [replace(r, params=PENALISED, max_new_tokens=7) if i < 2 else r for i, r in enumerate(requests(4))]
+    """Rows with a processor end first; the others are recorded, with the same draft model and its cache."""
+    asked = [*(replace(request, max_new_tokens=7) for request in processed(2)), *requests(4)[2:]]
     made = lending()
     assert texts(made, asked) == texts(engine(False), asked)
     assert made.runner is not None and made.runner._rounds
@@ -55,10 +57,10 @@ def test_control_logits_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def turned(self: DraftPasses, *given: Any) -> Any:
         return right(self, *given).roll(1, 0)
 
-    want = texts(engine(False), requests(5, PENALISED))
+    want = texts(engine(False), processed(5))
     monkeypatch.setattr(DraftPasses, "_score_last", turned)
     made = lending()
-    got = texts(made, requests(5, PENALISED))
+    got = texts(made, processed(5))
     assert got != want, "other drafts are met by other random numbers"
 
 
@@ -70,8 +72,8 @@ def test_a_recording_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(passes_of(made).runner, "score", fails)
     with pytest.warns(ForerunWarning, match="no graph today"):
-        got = texts(made, requests(3, PENALISED))
-    assert got == texts(engine(False), requests(3, PENALISED))
+        got = texts(made, processed(5))
+    assert got == texts(engine(False), processed(5))
     assert passes_of(made).runner.is_disabled
 
 
