@@ -272,3 +272,8 @@ class RoundOutcome:
     nodes: tuple[int, ...] | None = None  # tokens verified for each row where drafts were trees, else as `drafted`
     steps: int | None = None  # of a recorded round: the draft length that all its rows were run with
     round_number: int = 0  # as in the view it was asked with
+    # Of rows for which a deterministic draft was found: whether it began with the token that the row gained, and how
+    # much of it the policy wanted. That is more than `drafted` where the round was sent off before the draft was found.
+    guessed: tuple[bool | None, ...] | None = None  # None for a row without such a draft
+    wanted: tuple[int, ...] | None = None
+    idle_seconds: float | None = None  # how long the device had waited for the host before a recorded round

@@ -74,6 +74,12 @@ class Drafter(ABC):
         """Where it keeps keys of its own: no more rows run than fit there."""
         return tuple(cache for part in self.parts for cache in part.caches)
 
+    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        """Of one that `copies`: called while the device works on a round, with the rows' texts before that round.
+
+        What is done here is not waited for; `propose` follows with the same texts or longer ones.
+        """
+
     def num_draws(self, longest: int) -> int:
         """Uniforms a row needs in a round whose longest draft has `longest` tokens."""
         return longest
@@ -155,6 +161,9 @@ class DrafterAround(Drafter):
 
     def release(self, row: int) -> None:
         self.inner.release(row)
+
+    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        self.inner.prepare(rows, histories)
 
     def num_draws(self, longest: int) -> int:
         return self.inner.num_draws(longest)

@@ -137,6 +137,11 @@ class PromptLookup(Drafter):
         self._indexes.pop(row, None)
         self._sources.pop(row, None)
 
+    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        """Index what the rows have gained; of a long prompt that takes as long as several rounds."""
+        for row, history in zip(rows, histories, strict=True):
+            self._extended(row, history)
+
     def _forget(self) -> None:
         self._indexes: dict[int, _Index] = {}
         self._sources: dict[int, tuple[int, ...]] = {}
@@ -145,10 +150,7 @@ class PromptLookup(Drafter):
         """The copied continuation and the length of the match behind it."""
         if room < 1:
             return [], 0
-        if source := self._sources.get(row):
-            history = [*source, *history]
-        index = self._index_of(row, history)
-        index.extend(history)
+        index, history = self._extended(row, history)
         begin = index.find(history)
         if begin is None:
             return [], 0
@@ -158,11 +160,15 @@ class PromptLookup(Drafter):
         )  # an encoder's own words
         return copied[:known], _match_length(history, begin)
 
-    def _index_of(self, row: int, history: Sequence[int]) -> _Index:
+    def _extended(self, row: int, history: Sequence[int]) -> tuple[_Index, Sequence[int]]:
+        """The row's index with all of its text in it, and that text with the source before it."""
+        if source := self._sources.get(row):
+            history = [*source, *history]
         index = self._indexes.get(row)
         if index is None or not index.is_prefix_of(history):
             index = self._indexes[row] = _Index(self.orders, self.newest)
-        return index
+        index.extend(history)
+        return index, history
 
 
 def _copy(history: Sequence[int], begin: int, count: int) -> list[int]:

@@ -36,6 +36,8 @@ class VerifiedRound:
     evidence: tuple[int, ...] | None = None
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic
     guesses: tuple[int | None, ...] | None = None  # first tokens of deterministic drafts, kept by the policy or not
+    wanted: tuple[int, ...] | None = None  # what the policy kept of them, where the round may not have had it
+    idle_seconds: float | None = None  # how long the device had waited for the host
     steps: int | None = None  # of a round on the device: the draft length that all its rows were run with
 
     @property

@@ -110,6 +110,11 @@ class Drafting:
         kept = self._trimmed(found, view)
         return GivenDraft(rows, tokens_of(kept), found.evidence or (0,) * len(rows), first_tokens(found))
 
+    def prepare(self, batch: Sequence[Row]) -> None:
+        """Let a drafter that copies take in the texts so far while the device works on a round."""
+        if self.finds_copies:
+            self.notify("prepare", [row.number for row in batch], [row.history for row in batch])
+
     def draft(self, batch: Sequence[Row], view: BatchView, params: LawParams, keys: Keys) -> Drafted:
         """One draft for every row of the round, perhaps of no token."""
         lengths = self.lengths(view)

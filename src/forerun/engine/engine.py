@@ -28,6 +28,7 @@ from forerun.engine.device.shapes import SIZES, bucket
 from forerun.engine.device.warm_up import KINDS, Report, WarmUp, record_all
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
+from forerun.engine.given import GivenDraft
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request
@@ -310,6 +311,7 @@ class Engine:
                 and runner.should_launch_another(batch)
             ):
                 self._launch(runner, batch)
+            self.drafting.prepare(batch)
             return runner.collect()
         if runner is not None:
             runner.release_table()
@@ -359,6 +361,9 @@ class Engine:
                 nodes=tuple(len(block) - 1 for block in done.blocks),
                 steps=done.steps,
                 round_number=done.round_number,
+                guessed=None if done.guesses is None else tuple(map(_is_first, done.guesses, progress)),
+                wanted=done.wanted,
+                idle_seconds=done.idle_seconds,
             )
         )
 
@@ -375,8 +380,8 @@ class Engine:
         if not runner.can_run(batch):
             return False
         view, given = self._view(batch, SIZES), None
-        if self.drafting.finds_copies and not runner.has_pending:
-            given = self.drafting.given(batch, view)
+        if not runner.drafts and self.drafting.finds_copies:
+            given = self._find(runner, batch, view)
             if given is None:
                 return False
             lengths = given.lengths
@@ -393,13 +398,32 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            runner.launch(batch, lengths, view, self.drafting.is_fixed, given)
+            # What was found while a round is under way belongs to that one: this one has no draft.
+            runner.launch(batch, lengths, view, self.drafting.is_fixed, None if runner.has_pending else given)
         except CacheFull:  # for a second round, or for one that is shorter step by step
             return False
         except Exception as error:
             runner.disable(error)
             return False
         return True
+
+    def _find(self, runner: Runner, batch: list[Row], view: BatchView) -> GivenDraft | None:
+        """Copies for the coming round; None where it has to wait for the one under way, or to go step by step.
+
+        While a round is under way, copies are looked for behind the text as far as it is known. If one is worth
+        verifying, what is left of it is looked for again once that round's tokens are there; if none is, the coming
+        round is sent off without a draft.
+        """
+        if not runner.has_pending:
+            return self.drafting.given(batch, view)
+        if self.drafting.is_fixed:  # such drafts depend on no outcome, so no round may go without one
+            return None if any(self.drafting.lengths(view)) else GivenDraft.nothing(batch)
+        under_way = runner.pending[-1]
+        if under_way.given is None:
+            under_way.given = self.drafting.given(batch, view)
+        if under_way.given is None or any(under_way.given.lengths):
+            return None
+        return GivenDraft.nothing(batch)
 
     def _start_over(self) -> None:
         """After an error the keys may be wrong: drop them all, and admit the rows again from their texts."""
@@ -647,6 +671,11 @@ class Engine:
             self.target.release(number)
             self.drafting.notify("release", number)
             self._held.discard(number)
+
+
+def _is_first(guess: int | None, gained: Progress) -> bool | None:
+    """Whether a guess is the first token that a row gained; None where there is nothing to compare."""
+    return None if guess is None or not gained.tokens else gained.tokens[0] == guess
 
 
 @contextmanager

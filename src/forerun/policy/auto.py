@@ -12,6 +12,7 @@ from forerun.policy.base import Policy
 from forerun.policy.cost import DraftCost, Samples, ScoreCost
 from forerun.policy.heuristics import OwnAcceptance
 from forerun.policy.plan import MARGIN, best_lengths, best_size
+from forerun.policy.starts import CopyStarts
 from forerun.policy.trust import Trial, Trust
 from forerun.types import BatchView, Draft, RoundOutcome
 
@@ -65,11 +66,19 @@ class CostModel(Policy):
         self._drafting: frozenset[int] = frozenset()  # requests asked in the round before
         self._mixed = False  # whether the drafter both copies and draws
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
+        self._starts = CopyStarts()
+        self._rows = 1  # of the last round
 
     @property
     def runs_ahead(self) -> bool:  # type: ignore[override]
-        """Not while it is finding out: what a trial taught is heard before the next round is decided on."""
-        return self._ask.trial is None and self._score.knows_drafts()
+        """Not while it is finding out: what a trial taught is heard before the next round is decided on.
+
+        Copies are found behind text that is known, so a round that is sent off early has none: that is for text in
+        which they begin so seldom that waiting for them costs more.
+        """
+        if self._ask.trial is not None or not self._score.knows_drafts():
+            return False
+        return not self._trims or not self._starts.are_worth_waiting_for(self._score.plain(self._rows))
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self._mixed = view.is_mixed
@@ -122,6 +131,8 @@ class CostModel(Policy):
         rows = len(outcome.rows)
         if not rows:
             return
+        self._rows = rows
+        self._starts.observe(outcome)
         ask = self._asks.pop(outcome.round_number, Ask())
         # Rounds asked for before this one and not heard of never ran.
         self._asks = {number: later for number, later in self._asks.items() if number > outcome.round_number}
@@ -148,6 +159,7 @@ class CostModel(Policy):
             "acceptance": self._acceptance.describe(),
             "spoken": self._spoken,
             "drafts_are_trimmed": self._trims,
+            "copies_begin": self._starts.rate,
             "credit": self._trust.credit,
             "allowance": self._trust.allowance,
         }
@@ -269,9 +281,12 @@ class CostModel(Policy):
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
         evidence = outcome.evidence or (0,) * len(outcome.rows)
         columns = (outcome.request_ids, evidence, outcome.drafted, outcome.accepted, outcome.ended)
-        for request, kind, drafted, accepted, ended in zip(*columns, strict=True):
+        guessed = outcome.guessed or (None,) * len(outcome.rows)
+        for request, kind, drafted, accepted, ended, right in zip(*columns, guessed, strict=True):
             if drafted:  # a drafter with nothing to say was not wrong
                 self._acceptance.observe(request, kind, drafted, accepted, ended)
+            elif right is not None:  # a copy that was not verified: its first token has been judged all the same
+                self._acceptance.observe(request, kind, 1, int(right), ended=False)
 
     def _record_outcome(self, outcome: RoundOutcome, asked: frozenset[int], trial: Trial | None) -> None:
         """Compare the round with the plain rounds it replaced."""

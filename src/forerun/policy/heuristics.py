@@ -98,6 +98,11 @@ class OwnAcceptance(Policy):
         self.start, self.limit, self.patience = start, limit, patience
         self._trust: dict[int, _Trust] = {}  # by request id
 
+    @property
+    def runs_ahead(self) -> bool:  # type: ignore[override]
+        """While every row has more than one round to wait: the next has no draft whatever becomes of this one."""
+        return bool(self._trust) and all(not t.length and t.waited + 1 < t.pause for t in self._trust.values())
+
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         wanted = (self._of(request).length for request in view.request_ids)
         return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))

@@ -72,7 +72,7 @@ class ReadBuffer:
         self.marks.set(3)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingRound:
     """A round that was launched and not yet collected."""
 
@@ -80,7 +80,8 @@ class PendingRound:
     shape: Shape
     buffer: ReadBuffer
     round_number: int  # of the view its lengths were asked with
-    given: GivenDraft | None  # what the host found for it
+    idle_seconds: float | None  # how long the device had waited for it; None where that is not known
+    given: GivenDraft | None  # what the host found for it, perhaps after it was launched
     alternatives: int | None  # whose log-probabilities were looked up
 
 
@@ -111,6 +112,7 @@ class Runner:
         self._round: DeviceRound | None = None  # whose table holds the rows
         self._weights = 0
         self._scored: list[int] = []  # rows of the last pass alone
+        self._idle_since: float | None = None  # when the last pending round was collected
         self._drafts, self._sizes = ShapeChooser(patience=64), ShapeChooser(patience=512)
         self._size = 0  # entries that the table of the coming rounds should have
         # What a warm-up has recorded: kinds of rows (`RowTable.flags`), and a bound on keys that suits every draft.
@@ -225,18 +227,21 @@ class Runner:
         first = 0 if is_given else self._num_first(number)
         is_tree = self._grows_trees and number > 0
         shape = Shape(number, count, key_bound(self._reserve(table, number, count, first)), first, is_given, is_tree)
+        recorded = self.recorder.seconds
         draft, score, verify = self._work(device_round, shape)
         buffer = next(self._buffers[table.size, table.width])
         for index, work in enumerate((draft, score, verify)):
             buffer.marks.set(index)
             work()
         buffer.fetch(table)
-        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number, given, table.alternatives))
+        idle = self._idle_seconds() if self.recorder.seconds == recorded else None
+        self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number, idle, given, table.alternatives))
 
     def collect(self) -> VerifiedRound:
         """Wait for the oldest pending round and read what became of its rows that are still running."""
         pending = self.pending.popleft()
         pending.buffer.marks.wait()
+        self._idle_since = None if self.pending else self.clock()
         running = [i for i, row in enumerate(pending.rows) if row.finish_reason is None]
         rows, result = [pending.rows[i] for i in running], pending.buffer.result[running]
         drafts = [numbers[HEAD : HEAD + numbers[3]] for numbers in result.tolist()]
@@ -257,6 +262,8 @@ class Runner:
             evidence=None if given is None else given.evidence,
             copied=None if given is None else (True,) * len(rows),
             guesses=None if given is None else given.guesses,
+            wanted=None if given is None else given.lengths,
+            idle_seconds=pending.idle_seconds,
         )
 
     def _logprobs(
@@ -280,6 +287,12 @@ class Runner:
         logits = self.target.score([row.number], [block])
         _set_length(self.target, row, keys)
         return logits
+
+    def _idle_seconds(self) -> float | None:
+        """How long the device has waited for the round that was just launched."""
+        if self.pending:
+            return 0.0
+        return None if self._idle_since is None else self.clock() - self._idle_since
 
     def sync_lengths(self, done: VerifiedRound, progress: Sequence[Progress]) -> None:
         """Bring the host's lengths to the device's, once the rows have been given what they gained."""
