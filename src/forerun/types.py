@@ -236,6 +236,8 @@ class DraftContext:
     device: torch.device
     # Room for a deterministic draft, which the policy may cut once it has seen it; None: as in `max_lengths`.
     copy_lengths: tuple[int, ...] | None = None
+    # Where a drafter both copies and draws: how much to keep of each row's copy. Rows left without one may be drawn.
+    keep_copies: Callable[[Draft], tuple[int, ...]] | None = None
     kernels: Kernels | None = None  # whether they may draw, as the decoder chose; None: as $FORERUN_KERNELS says
 
 
@@ -272,8 +274,9 @@ class RoundOutcome:
     nodes: tuple[int, ...] | None = None  # tokens verified for each row where drafts were trees, else as `drafted`
     steps: int | None = None  # of a recorded round: the draft length that all its rows were run with
     round_number: int = 0  # as in the view it was asked with
-    # Of rows for which a deterministic draft was found: whether it began with the token that the row gained, and how
-    # much of it the policy wanted. That is more than `drafted` where the round was sent off before the draft was found.
-    guessed: tuple[bool | None, ...] | None = None  # None for a row without such a draft
+    # Of rows for which a deterministic draft was found, verified or not: its evidence, and whether it began with the
+    # token that the row gained. None for other rows.
+    guessed: tuple[tuple[int, bool] | None, ...] | None = None
+    # How much of such drafts the policy wanted: in vain where a round was sent off before they were found.
     wanted: tuple[int, ...] | None = None
     idle_seconds: float | None = None  # how long the device had waited for the host before a recorded round

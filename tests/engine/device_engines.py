@@ -12,7 +12,16 @@ from transformers import PreTrainedModel
 
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels, SamplingParams
-from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, PromptLookup, RandomDraft, Tree
+from forerun.drafters import (
+    Chain,
+    DraftModel,
+    EarlyExit,
+    FeatureHead,
+    ParallelHeads,
+    PromptLookup,
+    RandomDraft,
+    Tree,
+)
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.engine.device.capture import Work
@@ -36,7 +45,9 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
     "lookup": lambda model: PromptLookup(max_ngram=1),
     "random": lambda model: RandomDraft(),
     "doubting": lambda model: DraftModel(draft_of(model), stop_below=0.4),
+    "chain": lambda model: Chain(PromptLookup(max_ngram=1), DraftModel(draft_of(model))),
     "exit": lambda model: EarlyExit(1),
+    "chain of a head": lambda model: Chain(PromptLookup(max_ngram=1), FeatureHead(head_of(model, noise=0.03))),
     "feature": lambda model: FeatureHead(head_of(model, noise=0.03)),
     "few words": lambda model: FeatureHead(head_of(model, noise=0.03), draft_vocabulary=torch.arange(1, 97, 3)),
     "tree": lambda model: Tree(DraftModel(draft_of(model)), nodes=9, width=3, siblings="sampled"),

@@ -18,6 +18,7 @@ class Follows(Constant):
         self.runs_ahead = runs_ahead
         self.events: list[tuple[str, int]] = []
         self.drafted: dict[int, list[int]] = defaultdict(list)  # of every round of a request
+        self.copied: dict[int, list[bool]] = defaultdict(list)  # whether its draft was deterministic
         self._sum: dict[int, int] = defaultdict(int)
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
@@ -27,17 +28,30 @@ class Follows(Constant):
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.events.append(("heard", outcome.round_number))
-        for request, drafted, accepted in zip(outcome.request_ids, outcome.drafted, outcome.accepted, strict=True):
+        copied = outcome.copied or (False,) * len(outcome.rows)
+        columns = zip(outcome.request_ids, outcome.drafted, outcome.accepted, copied, strict=True)
+        for request, drafted, accepted, copy in columns:
             self.drafted[request].append(drafted)
+            self.copied[request].append(copy)
             self._sum[request] += 1 + accepted
 
 
 class Replayed(Constant):
-    """The lengths that another run had."""
+    """The lengths that another run had; where `copied` says so, of copies rather than drawn drafts."""
 
-    def __init__(self, drafted: dict[int, list[int]]) -> None:
+    def __init__(self, drafted: dict[int, list[int]], copied: dict[int, list[bool]] | None = None) -> None:
         super().__init__(0)
         self._left = {request: list(lengths) for request, lengths in drafted.items()}
+        self._copied = {request: list(kinds) for request, kinds in (copied or {}).items()}
+        self._copies: list[int] = []
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
-        return tuple(self._left[request].pop(0) for request in view.request_ids)
+        lengths = tuple(self._left[request].pop(0) for request in view.request_ids)
+        if not self._copied:
+            return lengths
+        kinds = [self._copied[request].pop(0) for request in view.request_ids]
+        self._copies = [length * copy for length, copy in zip(lengths, kinds, strict=True)]
+        return tuple(length * (not copy) for length, copy in zip(lengths, kinds, strict=True))
+
+    def copy_lengths(self, view: BatchView) -> tuple[int, ...]:
+        return tuple(self._copies)

@@ -17,7 +17,7 @@ from engine.following import Follows, Replayed
 from exactness.sampling import PLAIN, PROMPT, verdict
 from forerun.cache.paged import PagedCache
 from forerun.config import SamplingParams
-from forerun.drafters import DraftModel, PromptLookup
+from forerun.drafters import Chain, DraftModel, PromptLookup, RandomDraft
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.errors import ForerunWarning
@@ -180,9 +180,35 @@ def test_a_shared_beginning_is_shared_on_the_device() -> None:
 
 
 def test_the_target_alone_is_recorded_where_the_draft_cannot_be() -> None:
-    made = engine(True, drafter=PromptLookup)
-    assert texts(made, requests(3)) == texts(engine(False, drafter=PromptLookup), requests(3))
+    made = engine(True, drafter=RandomDraft)
+    assert texts(made, requests(3)) == texts(engine(False, drafter=RandomDraft), requests(3))
     assert made.runner is not None and made.runner.recorder.num_recordings > 0
+
+
+def copying() -> PromptLookup:
+    return PromptLookup(max_ngram=1)
+
+
+def copying_or_drawing() -> Chain:
+    return Chain(copying(), DraftModel(pair("llama")[1]))
+
+
+@pytest.mark.parametrize("drafter", [copying, copying_or_drawing])
+@pytest.mark.parametrize(("number", "rule"), [(1, Rule.TOKEN), (3, Rule.BLOCK), (8, Rule.TOKEN)])
+def test_same_tokens_where_the_host_finds_copies(drafter: Any, number: int, rule: Rule) -> None:
+    asked = requests(number, SAMPLED, *MIXED)
+    made = engine(True, drafter=drafter, rule=rule)
+    assert texts(made, asked) == texts(engine(False, drafter=drafter, rule=rule), asked)
+    assert made.drafting.finds_copies and made.runner is not None and made.runner.recorder.num_recordings >= 3
+
+
+@pytest.mark.parametrize("drafter", [copying, copying_or_drawing])
+def test_same_tokens_where_rounds_run_ahead_of_copies(drafter: Any) -> None:
+    made, policy = engine(True, drafter=drafter), Follows()
+    made.policy = policy
+    found, slow = texts(made, requests(4)), engine(False, drafter=drafter)
+    slow.policy = Replayed(policy.drafted, policy.copied if made.drafting.is_mixed else None)
+    assert found == texts(slow, requests(4))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

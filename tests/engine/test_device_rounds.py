@@ -44,6 +44,9 @@ CASES: dict[str, dict[str, Any]] = {
     "learned positions": {"family": "gpt2"},
     "not ahead": {"ahead": False},
     "lookup": {"drafter": "lookup"},
+    "chain": {"drafter": "chain", "policy": 3},
+    "chain of a head": {"drafter": "chain of a head", "policy": 3},
+    "chain by blocks": {"drafter": "chain", "policy": 6, "rule": Rule.BLOCK},
     "lookup by blocks": {"drafter": "lookup", "rule": Rule.BLOCK, "policy": 7},
 }
 
@@ -52,7 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     ("case", "params", "number"),
     [
         *[(case, SAMPLED, 3) for case in CASES],
-        *[(case, GREEDY, 1) for case in ("token", "plain", "lookup")],
+        *[(case, GREEDY, 1) for case in ("token", "plain", "lookup", "chain")],
         *[(case, SAMPLED, 8) for case in ("token", "block")],
     ],
 )

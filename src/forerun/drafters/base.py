@@ -33,6 +33,8 @@ class Drafter(ABC):
     """Some drafts are deterministic and others are sampled: a policy treats the two differently."""
     makes_trees = False
     """Drafts may be trees; `max_lengths` then bounds their depth."""
+    drawn_evidence = 0
+    """The evidence class of drafts that are sampled, where others are deterministic."""
     parts: tuple[Drafter, ...] = ()
     """The drafters it drafts with, where it combines others."""
 
@@ -74,8 +76,12 @@ class Drafter(ABC):
         """Where it keeps keys of its own: no more rows run than fit there."""
         return tuple(cache for part in self.parts for cache in part.caches)
 
+    def copying_part(self) -> Drafter | None:
+        """What drafts deterministically before anything is sampled: all of it, a part, or nothing."""
+        return self if self.copies else None
+
     def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
-        """Of one that `copies`: called while the device works on a round, with the rows' texts before that round.
+        """Of one with a copying part: called while the device works on a round, with the rows' texts before that round.
 
         What is done here is not waited for; `propose` follows with the same texts or longer ones.
         """

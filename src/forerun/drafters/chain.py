@@ -16,6 +16,7 @@ from forerun.math.laws import MixedLaw, PointMass, logits_at, logits_of
 from forerun.types import Draft, DraftContext, Law, Siblings, Source, TreeShape
 
 if TYPE_CHECKING:
+    from forerun.drafters.device import DeviceDrafter
     from forerun.models.scorer import Scorer
 
 # Each drafter has this many evidence classes of its own; higher ones count as its highest.
@@ -36,7 +37,11 @@ class Chain(Drafter):
         for drafter in map(as_drafter, drafters):  # chains are flattened, so that evidence classes stay apart
             parts += drafter.parts if isinstance(drafter, Chain) else [drafter]
         self.parts = tuple(parts)
+        self.copies = all(drafter.copies for drafter in parts)
         self.is_mixed = len({drafter.copies for drafter in parts}) > 1
+        # Those asked before anything is sampled: the policy may then choose between a copy and a drawn draft.
+        self._num_copying = next((i for i, drafter in enumerate(parts) if not drafter.copies), len(parts))
+        self.drawn_evidence = self._num_copying * CLASSES
         self.makes_trees = any(drafter.makes_trees for drafter in parts)
 
     def clone(self) -> Self:
@@ -51,9 +56,20 @@ class Chain(Drafter):
 
     def propose(self, context: DraftContext) -> Draft:
         """The first draft of each row that is not empty; drafters for which no row is left are not asked."""
+        rest, answers = self._ask(context, range(self._num_copying))
+        if context.keep_copies is not None and answers:
+            answers = _shortened(answers, context.keep_copies(_combine(answers, context)))
+            taken = [any(answer.takes[b] for answer in answers) for b in range(len(context.rows))]
+            rest = _without(context, taken)
+        more = self._ask(rest, range(self._num_copying, len(self.parts)))[1]
+        return _combine([*answers, *more], context)
+
+    def _ask(self, context: DraftContext, numbers: range) -> tuple[DraftContext, list[_Answer]]:
+        """Answers of these drafters, and the question for those behind them."""
         rest = context
         answers = []
-        for number, drafter in enumerate(self.parts):
+        for number in numbers:
+            drafter = self.parts[number]
             rooms = rest.copy_lengths if drafter.copies and rest.copy_lengths is not None else rest.max_lengths
             if not any(rooms):
                 continue
@@ -65,7 +81,22 @@ class Chain(Drafter):
             if any(takes):
                 answers.append(_Answer(number, draft, takes))
             rest = _without(rest, takes)
-        return _combine(answers, context)
+        return rest, answers
+
+    def copying_part(self) -> Drafter | None:
+        """The drafters before the first that samples, as a chain of their own with the same evidence."""
+        if self._num_copying in (0, len(self.parts)):
+            return super().copying_part()
+        return Chain(*self.parts[: self._num_copying])
+
+    def device_draft(self) -> DeviceDrafter | None:
+        """The last drafter's, where all others copy: the host gives rounds their copies, but none beside a tree."""
+        is_last = self._num_copying == len(self.parts) - 1
+        return self.parts[-1].device_draft() if is_last and not self.makes_trees else None
+
+    def prepare(self, rows: Sequence[int], histories: Sequence[Sequence[int]]) -> None:
+        for drafter in self.parts:
+            drafter.prepare(rows, histories)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Every drafter hears of it, those that were not asked too."""
@@ -113,6 +144,18 @@ class _Answer:
     def evidence(self, row: int) -> int:
         evidence = self.draft.evidence[row] if self.draft.evidence is not None else 0
         return self.number * CLASSES + min(evidence, CLASSES - 1)
+
+
+def _shortened(answers: Sequence[_Answer], lengths: Sequence[int]) -> list[_Answer]:
+    """Deterministic drafts cut to `lengths`; a row of length 0 does not take its draft."""
+    kept = []
+    for answer in answers:
+        takes = tuple(taken and length > 0 for taken, length in zip(answer.takes, lengths, strict=True))
+        most = torch.tensor(lengths, device=answer.draft.lengths.device)
+        draft = replace(answer.draft, lengths=answer.draft.lengths.minimum(most))
+        if any(takes):
+            kept.append(replace(answer, draft=draft, takes=takes))
+    return kept
 
 
 def _combine(answers: Sequence[_Answer], context: DraftContext) -> Draft:
@@ -163,7 +206,7 @@ def _cuttable(answers: Sequence[_Answer], count: int) -> tuple[bool, ...] | None
 
 
 def _law(answers: Sequence[_Answer], choice: Tensor, tokens: Tensor, vocab_size: int) -> Law:
-    if not answers:
+    if all(type(answer.draft.law) is PointMass for answer in answers):
         return PointMass(tokens, vocab_size)
     if len(answers) == 1:
         return answers[0].draft.law

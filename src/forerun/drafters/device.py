@@ -27,8 +27,14 @@ class Shape:
     scored: int  # T
     key_bound: int  # no row has more keys than this
     first: int = 0  # tokens of each row that the first step of a draft takes in
-    is_given: bool = False  # whether the draft was found by the host
+    # Where the host found copies for some rows: what the device drafts for the others, at most K. None: no row has one.
+    steps: int | None = None
     is_tree: bool = False  # K is then the depth of the tree
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that the device drafts."""
+        return self.drafted if self.steps is None else self.steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forerun.engine.adjust import cause_of_failure
 from forerun.engine.branching import Kept
+from forerun.engine.given import Guess
 from forerun.engine.request import FinishReason
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
@@ -35,10 +36,11 @@ class VerifiedRound:
     trees: list[list[int]] | None = None  # each row's parents, where drafts are trees
     evidence: tuple[int, ...] | None = None
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic
-    guesses: tuple[int | None, ...] | None = None  # first tokens of deterministic drafts, kept by the policy or not
+    guesses: tuple[Guess | None, ...] | None = None  # how deterministic drafts began, kept by the policy or not
     wanted: tuple[int, ...] | None = None  # what the policy kept of them, where the round may not have had it
     idle_seconds: float | None = None  # how long the device had waited for the host
     steps: int | None = None  # of a round on the device: the draft length that all its rows were run with
+    drawn: int = 0  # of a round on the device: tokens that were drafted there
 
     @property
     def on_device(self) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
 
 from forerun.cache.base import CacheFull
 from forerun.drafters.base import Drafter, empty_draft, shares_rows
@@ -19,7 +18,7 @@ from forerun.engine.branching import depths_of
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.draft_check import checked, is_ours
 from forerun.engine.faults import Faults
-from forerun.engine.given import GivenDraft, first_tokens
+from forerun.engine.given import GivenDraft, Guess, guesses_of
 from forerun.engine.laws import tokens_of
 from forerun.engine.row import Row
 from forerun.errors import ForerunWarning, InvalidArgument
@@ -39,7 +38,7 @@ class Drafted(NamedTuple):
     """A draft as it is verified."""
 
     draft: Draft
-    guesses: tuple[int | None, ...]  # the first token of each deterministic draft before the policy cut it
+    guesses: tuple[Guess | None, ...]  # of deterministic drafts before the policy cut them
 
 
 class Drafting:
@@ -54,7 +53,8 @@ class Drafting:
         self.passes: DraftPasses | None = None  # of a draft model, where they can be recorded
         self._is_ours = drafter is not None and is_ours(drafter)
         self._warned_of_sharing = False
-        self._breaks_word = False  # said that it copies, and then gave a draft with a law of its own
+        # What finds copies for recorded rounds: the drafter itself, or the part of it that is asked first.
+        self.copier = None if drafter is None else drafter.copying_part()
         self._rows: set[int] = set()  # that a drafter without a clone of its own holds for this engine
         if drafter is not None and drafter.makes_trees:
             _check_trees(target, rule)
@@ -86,33 +86,40 @@ class Drafting:
 
     @property
     def finds_copies(self) -> bool:
-        """Whether all drafts are copies that the host finds: a recorded round is given their tokens."""
-        return self.drafter is not None and self._flag(self.drafter, "copies") and not self._breaks_word
+        """Whether the host finds copies that a recorded round can be given."""
+        return self.copier is not None
 
     def given(self, batch: Sequence[Row], view: BatchView) -> GivenDraft | None:
-        """What a drafter that copies finds behind each row's text, cut to what the policy wants verified.
+        """Copies that are found behind the rows' texts, as far as the policy wants them, and what others may draw.
 
-        None where it found no copies after all, but drafts with a law of their own: they are for rounds step by step.
+        None where what was found are not copies, but drafts with a law of their own: those are for rounds step by step.
         """
         rows, lengths = tuple(batch), self.lengths(view)
-        if not any(lengths):
-            return GivenDraft.nothing(rows)
-        # Copies follow from the text alone, so any uniforms do. A drafter of ours finds them where the text is.
-        device = torch.device("cpu") if self._is_ours else self.target.device
-        uniforms = torch.zeros(len(rows), max(lengths), dtype=torch.float64, device=device)
-        params = LawParams.stack([row.request.params for row in rows], device)
-        found = self._propose(rows, view, lengths, None, params, uniforms)
+        drawn, rooms = (lengths, self._copy_lengths(view) or lengths) if view.is_mixed else ((0,) * len(rows), lengths)
+        found = self._copies(rows, view, rooms) if any(rooms) else None
         if found is None:
-            return GivenDraft.nothing(rows)
+            return self.without_copies(rows, drawn)
         if found.tree is not None or not found.deterministic or type(found.law) is not PointMass:
-            self._breaks_word = True
+            self.copier = None
             return None
-        kept = self._trimmed(found, view)
-        return GivenDraft(rows, tokens_of(kept), found.evidence or (0,) * len(rows), first_tokens(found))
+        keep = self._kept_copies(view, lengths, found) if view.is_mixed else self._trimmed(found, view).lengths.tolist()
+        copies = [tokens[:length] for tokens, length in zip(tokens_of(found), keep, strict=True)]
+        columns = zip(found.evidence or (0,) * len(rows), copies, strict=True)
+        return GivenDraft(
+            rows,
+            copies,
+            tuple(0 if copy else length for copy, length in zip(copies, drawn, strict=True)),
+            tuple(kind if copy or not view.is_mixed else self._drawn_evidence for kind, copy in columns),
+            guesses_of(found),
+        )
+
+    def without_copies(self, batch: Sequence[Row], drawn: tuple[int, ...]) -> GivenDraft:
+        """For a round in which no row copies."""
+        return GivenDraft.without_copies(batch, drawn, self._drawn_evidence)
 
     def prepare(self, batch: Sequence[Row]) -> None:
         """Let a drafter that copies take in the texts so far while the device works on a round."""
-        if self.finds_copies:
+        if self.copier is not None:
             self.notify("prepare", [row.number for row in batch], [row.history for row in batch])
 
     def draft(self, batch: Sequence[Row], view: BatchView, params: LawParams, keys: Keys) -> Drafted:
@@ -122,41 +129,74 @@ class Drafting:
         if not any(lengths) and not any(copies or ()):
             return self._nothing(batch)
         assert self.drafter is not None
-        uniforms = draft_uniforms(keys, self._num_draws(max(lengths)), self.rule)
+        found: list[Draft] = []
+
+        def keep_copies(draft: Draft) -> tuple[int, ...]:
+            found.append(draft)
+            return self._kept_copies(view, lengths, draft)
+
+        context = replace(
+            self._context(batch, view, lengths, params),
+            uniforms=draft_uniforms(keys, self._num_draws(max(lengths)), self.rule),
+            copy_lengths=copies,
+            keep_copies=keep_copies if view.is_mixed else None,
+        )
         with self.passes.lent(batch) if self.passes is not None else nullcontext():
-            draft = self._propose(batch, view, lengths, copies, params, uniforms)
+            draft = self._propose(self.drafter, context)
         if draft is None:
             return self._nothing(batch)
-        guesses = first_tokens(draft)
+        if found:
+            return Drafted(draft, guesses_of(found[0]))
+        guesses = guesses_of(draft)
         if draft.deterministic or draft.cuttable is not None:
             draft = self._trimmed(draft, view)
         return Drafted(draft, guesses)
 
-    def _propose(
-        self,
-        batch: Sequence[Row],
-        view: BatchView,
-        lengths: tuple[int, ...],
-        copies: tuple[int, ...] | None,
-        params: LawParams,
-        uniforms: Tensor,
-    ) -> Draft | None:
-        """The drafter's answer, where it is one."""
-        assert self.drafter is not None
-        context = DraftContext(
+    def _copies(self, rows: Sequence[Row], view: BatchView, rooms: tuple[int, ...]) -> Draft | None:
+        """What the copying part of the drafter finds."""
+        assert self.copier is not None
+        # Copies follow from the text alone, so any uniforms do. A drafter of ours finds them where the text is.
+        device = torch.device("cpu") if self._is_ours else self.target.device
+        params = LawParams.stack([row.request.params for row in rows], device)
+        return self._propose(self.copier, self._context(rows, view, rooms, params))
+
+    def _kept_copies(self, view: BatchView, lengths: tuple[int, ...], found: Draft) -> tuple[int, ...]:
+        """How much of each copy to verify, where rows without one may be drawn drafts of `lengths`."""
+        copied: list[int] = found.lengths.tolist()
+        if not any(copied):
+            return tuple(copied)
+        known = zip(found.evidence or (0,) * len(copied), copied, strict=True)
+        seen = replace(
+            found,
+            lengths=torch.tensor([copy or length for copy, length in zip(copied, lengths, strict=True)]),
+            deterministic=False,
+            cuttable=tuple(map(bool, copied)),
+            evidence=tuple(kind if copy else self._drawn_evidence for kind, copy in known),
+        )
+        kept = self._trim_lengths(view, seen, [length or sys.maxsize for length in copied])
+        return tuple(min(length, copy) for length, copy in zip(kept, copied, strict=True))
+
+    def _context(
+        self, batch: Sequence[Row], view: BatchView, lengths: tuple[int, ...], params: LawParams
+    ) -> DraftContext:
+        """A question without random numbers."""
+        device = params.temperature.device
+        return DraftContext(
             rows=view.rows,
             histories=tuple(row.history for row in batch),
             max_lengths=lengths,
             params=params,
-            uniforms=uniforms,
+            uniforms=torch.zeros(len(batch), max(lengths), dtype=torch.float64, device=device),
             adjusters=tuple(row.adjuster for row in batch),
             vocab_size=self.target.vocab_size,
-            device=uniforms.device,
-            copy_lengths=copies,
+            device=device,
             kernels=self.target.kernels,
         )
+
+    def _propose(self, drafter: Drafter, context: DraftContext) -> Draft | None:
+        """The drafter's answer, where it is one."""
         try:
-            return checked(self.drafter.propose(context), context, self.rule, self.target, self._is_ours)
+            return checked(drafter.propose(context), context, self.rule, self.target, self._is_ours)
         except CacheFull:  # nobody's fault: fewer rows will do
             raise
         except Exception as error:
@@ -194,12 +234,15 @@ class Drafting:
 
     def _trimmed(self, draft: Draft, view: BatchView) -> Draft:
         seen = draft if draft.tree is None else replace(draft, lengths=depths_of(draft))
+        return _cut(draft, self._trim_lengths(view, seen, _rooms(draft, seen)))
+
+    def _trim_lengths(self, view: BatchView, seen: Draft, rooms: Sequence[int]) -> tuple[int, ...]:
+        """What the policy keeps of a draft that it has seen."""
         try:
-            kept = self._within(self.policy.trim(view, seen), _rooms(draft, seen))
+            return self._within(self.policy.trim(view, seen), rooms)
         except Exception as error:
             self.faults.report(self.policy.unwrapped, error, "such drafts are kept whole")
-            kept = kept_whole(view, seen)
-        return _cut(draft, kept)
+            return kept_whole(view, seen)
 
     def _within(self, lengths: Any, rooms: Sequence[int]) -> tuple[int, ...]:
         """A policy's answer, if it is one; where it asks for more than there is room for, what there is room for."""
@@ -253,6 +296,10 @@ class Drafting:
         except Exception as error:
             self.faults.report(whose.unwrapped, error, f"it is taken for one without {name}")
             return False
+
+    @property
+    def _drawn_evidence(self) -> int:
+        return 0 if self.drafter is None else self.drafter.drawn_evidence
 
     @property
     def _given(self) -> Any:

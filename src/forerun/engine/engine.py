@@ -28,7 +28,7 @@ from forerun.engine.device.shapes import SIZES, bucket
 from forerun.engine.device.warm_up import KINDS, Report, WarmUp, record_all
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
-from forerun.engine.given import GivenDraft
+from forerun.engine.given import GivenDraft, Guess
 from forerun.engine.host_round import run as run_on_host
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request
@@ -332,7 +332,7 @@ class Engine:
         if done.on_device:
             assert self.runner is not None
             self.runner.sync_lengths(done, progress)
-            if not self.runner.drafts:
+            if not self.runner.drafts or self.drafting.finds_copies:
                 numbers = [row.number for row in done.rows]
                 self.drafting.notify("rewind", numbers, [len(row.history) - 1 for row in done.rows])
             return progress
@@ -361,7 +361,7 @@ class Engine:
                 nodes=tuple(len(block) - 1 for block in done.blocks),
                 steps=done.steps,
                 round_number=done.round_number,
-                guessed=None if done.guesses is None else tuple(map(_is_first, done.guesses, progress)),
+                guessed=None if done.guesses is None else tuple(map(_came_true, done.guesses, progress)),
                 wanted=done.wanted,
                 idle_seconds=done.idle_seconds,
             )
@@ -380,15 +380,13 @@ class Engine:
         if not runner.can_run(batch):
             return False
         view, given = self._view(batch, SIZES), None
-        if not runner.drafts and self.drafting.finds_copies:
+        if self.drafting.finds_copies:
             given = self._find(runner, batch, view)
             if given is None:
                 return False
-            lengths = given.lengths
-        else:
-            lengths = self.drafting.lengths(view)
-            if any(lengths) and not runner.drafts:
-                return False
+        lengths = self.drafting.lengths(view) if given is None else given.lengths
+        if not runner.drafts and any(lengths if given is None else given.drawn):
+            return False
         if runner.may_reach_forced_token(batch, lengths):
             return False
         if runner.needs_new_table(batch, lengths):
@@ -398,8 +396,7 @@ class Engine:
         elif not runner.may_follow(lengths):
             return False
         try:
-            # What was found while a round is under way belongs to that one: this one has no draft.
-            runner.launch(batch, lengths, view, self.drafting.is_fixed, None if runner.has_pending else given)
+            runner.launch(batch, lengths, view, self.drafting.is_fixed, given)
         except CacheFull:  # for a second round, or for one that is shorter step by step
             return False
         except Exception as error:
@@ -412,18 +409,21 @@ class Engine:
 
         While a round is under way, copies are looked for behind the text as far as it is known. If one is worth
         verifying, what is left of it is looked for again once that round's tokens are there; if none is, the coming
-        round is sent off without a draft.
+        round is sent off without a copy. With a fixed length every round has the copy that it would have had.
         """
         if not runner.has_pending:
             return self.drafting.given(batch, view)
-        if self.drafting.is_fixed:  # such drafts depend on no outcome, so no round may go without one
-            return None if any(self.drafting.lengths(view)) else GivenDraft.nothing(batch)
-        under_way = runner.pending[-1]
-        if under_way.given is None:
-            under_way.given = self.drafting.given(batch, view)
-        if under_way.given is None or any(under_way.given.lengths):
+        under_way, found = runner.pending[-1].given, None
+        if under_way is not None and under_way.guesses is None and not self.drafting.is_fixed:
+            found, under_way = self.drafting.given(batch, view), under_way.of_running()
+            if found is None or [id(row) for row in under_way.rows] != [id(row) for row in batch]:
+                return None
+            under_way = replace(under_way, copies=found.copies, guesses=found.guesses)
+            runner.pending[-1].given = under_way
+        drawn = self.drafting.lengths(view) if found is None else found.drawn
+        if under_way is None or under_way.has_copies or (self.drafting.is_fixed and any(drawn)):
             return None
-        return GivenDraft.nothing(batch)
+        return self.drafting.without_copies(batch, drawn if view.is_mixed else (0,) * len(batch))
 
     def _start_over(self) -> None:
         """After an error the keys may be wrong: drop them all, and admit the rows again from their texts."""
@@ -673,9 +673,9 @@ class Engine:
             self._held.discard(number)
 
 
-def _is_first(guess: int | None, gained: Progress) -> bool | None:
-    """Whether a guess is the first token that a row gained; None where there is nothing to compare."""
-    return None if guess is None or not gained.tokens else gained.tokens[0] == guess
+def _came_true(guess: Guess | None, gained: Progress) -> tuple[int, bool] | None:
+    """The evidence of a guess and whether it is the first token that a row gained; None where there is none of them."""
+    return None if guess is None or not gained.tokens else (guess.evidence, gained.tokens[0] == guess.token)
 
 
 @contextmanager

@@ -4,45 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from forerun.engine.row import Row
 from forerun.types import Draft
 
 
+class Guess(NamedTuple):
+    """How a deterministic draft begins, whether or not it was verified."""
+
+    evidence: int
+    token: int
+
+
 @dataclass(frozen=True, slots=True)
 class GivenDraft:
-    """Deterministic drafts, one a row of the round."""
+    """What the host has for a round: copies for some rows, and how much is to be drawn for the others."""
 
     rows: tuple[Row, ...]
-    tokens: Sequence[Sequence[int]]  # perhaps none
-    evidence: tuple[int, ...]  # as in `Draft`
-    # The first token that was found for each row, whether or not the policy kept it; None where nothing was found.
-    guesses: tuple[int | None, ...]
+    copies: Sequence[Sequence[int]]  # perhaps of no token
+    drawn: tuple[int, ...]  # tokens that the device drafts for each row without a copy
+    evidence: tuple[int, ...]  # of what is verified, as in `Draft`
+    guesses: tuple[Guess | None, ...] | None = None  # of the copies that were found; None: none were looked for
+
+    @property
+    def has_copies(self) -> bool:
+        return any(self.copies)
+
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """How much of each row's copy is to be verified."""
+        return tuple(map(len, self.copies))
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        return tuple(map(len, self.tokens))
+        return tuple(map(max, self.copied, self.drawn))
 
     @classmethod
-    def nothing(cls, rows: Sequence[Row]) -> GivenDraft:
+    def without_copies(cls, rows: Sequence[Row], drawn: tuple[int, ...], evidence: int) -> GivenDraft:
         number = len(rows)
-        return cls(tuple(rows), ((),) * number, (0,) * number, (None,) * number)
+        return cls(tuple(rows), ((),) * number, drawn, (evidence,) * number)
 
     def of_running(self) -> GivenDraft:
         """The same without rows that have finished since."""
         places = [place for place, row in enumerate(self.rows) if row.finish_reason is None]
         return GivenDraft(
             tuple(self.rows[place] for place in places),
-            [self.tokens[place] for place in places],
+            [self.copies[place] for place in places],
+            tuple(self.drawn[place] for place in places),
             tuple(self.evidence[place] for place in places),
-            tuple(self.guesses[place] for place in places),
+            None if self.guesses is None else tuple(self.guesses[place] for place in places),
         )
 
 
-def first_tokens(draft: Draft) -> tuple[int | None, ...]:
-    """The first drafted token of each row whose draft is deterministic; None for all others."""
+def guesses_of(draft: Draft) -> tuple[Guess | None, ...]:
+    """The beginning of each row's draft where that is deterministic."""
     certain = draft.cuttable or (draft.deterministic,) * len(draft.lengths)
     if draft.tree is not None or not draft.width or not any(certain):
         return (None,) * len(draft.lengths)
-    rows = zip(draft.tokens[:, 0].tolist(), draft.lengths.tolist(), certain, strict=True)
-    return tuple(token if length and sure else None for token, length, sure in rows)
+    evidence = draft.evidence or (0,) * len(draft.lengths)
+    rows = zip(evidence, draft.tokens[:, 0].tolist(), draft.lengths.tolist(), certain, strict=True)
+    return tuple(Guess(kind, token) if length and sure else None for kind, token, length, sure in rows)

@@ -11,7 +11,7 @@ from forerun.policy.acceptance import Acceptance
 from forerun.policy.base import Policy
 from forerun.policy.cost import DraftCost, Samples, ScoreCost
 from forerun.policy.heuristics import OwnAcceptance
-from forerun.policy.plan import MARGIN, best_lengths, best_size
+from forerun.policy.plan import MARGIN, RoundPrices, best_copies, best_lengths, best_size
 from forerun.policy.starts import CopyStarts
 from forerun.policy.trust import Trial, Trust
 from forerun.types import BatchView, Draft, RoundOutcome
@@ -76,9 +76,12 @@ class CostModel(Policy):
         Copies are found behind text that is known, so a round that is sent off early has none: that is for text in
         which they begin so seldom that waiting for them costs more.
         """
-        if self._ask.trial is not None or not self._score.knows_drafts():
+        if self._ask.trial is not None or not self._score.knows_plain():
             return False
-        return not self._trims or not self._starts.are_worth_waiting_for(self._score.plain(self._rows))
+        if not self._score.knows_drafts():  # a drafter that finds nothing leaves it at that
+            return not any(self._ask.lengths.values())
+        finds_copies = self._trims or self._mixed
+        return not finds_copies or not self._starts.are_worth_waiting_for(self._score.plain(self._rows))
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self._mixed = view.is_mixed
@@ -91,7 +94,7 @@ class CostModel(Policy):
         self._trims = not view.is_mixed
         proposed = draft.lengths.tolist()
         if draft.cuttable is not None:
-            return self._trim_some(view, draft, proposed, draft.cuttable)
+            return self._choose_copies(view, draft, proposed, draft.cuttable)
         self._ask.proposed = max(proposed, default=0)
         limits = zip(proposed, view.max_lengths, strict=True)
         room = tuple(min(length, most, self.max_length) for length, most in limits)
@@ -103,19 +106,22 @@ class CostModel(Policy):
         free = [0.0] * (self.max_length + 1)  # the draft is there and paid for
         return self._choose(view, room, evidence, free, spoken=1.0, copies=True)
 
-    def _trim_some(
+    def _choose_copies(
         self, view: BatchView, draft: Draft, proposed: Sequence[int], cuttable: Sequence[bool]
     ) -> tuple[int, ...]:
-        """Lengths of the copies in a round in which other rows have drawn drafts, which will be scored as they are."""
-        fixed = sum(length for length, cut in zip(proposed, cuttable, strict=True) if not cut)
+        """How much of each copy to verify, 0 where the row is better off with a drawn draft of the length asked for."""
+        rows = len(proposed)
         room = [min(length, self.max_length) if cut else 0 for length, cut in zip(proposed, cuttable, strict=True)]
-        evidence = draft.evidence or (0,) * len(room)
-        rows = zip(view.request_ids, evidence, room, strict=True)
-        survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
-        score = self._score.table(len(room), fixed + sum(room))[fixed:]
-        if len(score) < 2:  # beyond what has been measured: one step further at a time
+        drawn = [self._ask.lengths.get(row, 0) for row in view.rows]
+        evidence = draft.evidence or (0,) * rows
+        columns = list(zip(view.request_ids, evidence, room, drawn, strict=True))
+        copies = [self._acceptance.survival(request, kind, most) for request, kind, most, _ in columns]
+        others = [sum(self._acceptance.survival(request, self._drawn, length)) for request, _, _, length in columns]
+        score = self._score.table(rows, rows * max(*room, *drawn))
+        if len(score) <= rows:  # beyond what has been measured: one step further at a time
             return tuple(min(1, most) for most in room)
-        return best_lengths(survival, score, [0.0] * (self.max_length + 1), 1.0, self._margin(len(room), True))
+        prices = RoundPrices(score, self._draft.table(rows, self.max_length), view.sizes)
+        return best_copies(copies, drawn, others, prices, self._margin(rows, True))
 
     def _margin(self, rows: int, copies: bool) -> float:
         """By how much drafting must beat plain decoding."""
@@ -281,12 +287,17 @@ class CostModel(Policy):
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
         evidence = outcome.evidence or (0,) * len(outcome.rows)
         columns = (outcome.request_ids, evidence, outcome.drafted, outcome.accepted, outcome.ended)
-        guessed = outcome.guessed or (None,) * len(outcome.rows)
-        for request, kind, drafted, accepted, ended, right in zip(*columns, guessed, strict=True):
+        for request, kind, drafted, accepted, ended in zip(*columns, strict=True):
             if drafted:  # a drafter with nothing to say was not wrong
                 self._acceptance.observe(request, kind, drafted, accepted, ended)
-            elif right is not None:  # a copy that was not verified: its first token has been judged all the same
-                self._acceptance.observe(request, kind, 1, int(right), ended=False)
+        if outcome.guessed is None:
+            return
+        copied = outcome.copied or (False,) * len(outcome.rows)
+        for request, drafted, copy, guess in zip(
+            outcome.request_ids, outcome.drafted, copied, outcome.guessed, strict=True
+        ):
+            if guess is not None and not (drafted and copy):  # not verified, but the token that came has judged it
+                self._acceptance.observe(request, guess[0], 1, int(guess[1]), ended=False)
 
     def _record_outcome(self, outcome: RoundOutcome, asked: frozenset[int], trial: Trial | None) -> None:
         """Compare the round with the plain rounds it replaced."""

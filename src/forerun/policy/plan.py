@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 WORTH = 0.01  # chances smaller than this never pay and only take time to consider
@@ -63,6 +65,49 @@ def best_size(
         if rate > best_rate:
             best, best_rate = size, rate
     return tuple(min(best, len(chances)) for chances in survival)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPrices:
+    """What rounds of one batch take."""
+
+    score: Sequence[float]  # seconds to score with 0, 1, ... drafted tokens in all
+    draft: Sequence[float]  # seconds to draw drafts of at most 0, 1, ... tokens
+    sizes: Sequence[int]  # lengths that rounds are recorded for, where all rows run with one; else empty
+
+    def of(self, lengths: Sequence[int], longest_drawn: int) -> float:
+        """Seconds of a round with such drafts; infinity where that is further than anybody has looked."""
+        run = sum(lengths)
+        if self.sizes:
+            longest = max(lengths)
+            run = len(lengths) * next((size for size in self.sizes if size >= longest), longest)
+        return self.draft[longest_drawn] + self.score[run] if run < len(self.score) else math.inf
+
+
+def best_copies(
+    copies: Sequence[Sequence[float]],  # [B][length of the row's copy]: chance that tokens 1..i are all kept
+    drawn: Sequence[int],  # [B] what is drawn for a row that does not copy
+    others: Sequence[float],  # [B] how much of that is expected to be kept
+    prices: RoundPrices,
+    margin: float = MARGIN,
+) -> tuple[int, ...]:
+    """How much of each copy to verify for the most tokens per second; 0 for rows that are better off without it."""
+    rows = len(copies)
+    best = (0,) * rows
+    best_rate = margin * (rows + sum(others)) / prices.of(drawn, max(drawn))
+    for size in prices.sizes or LADDER:
+        lengths, left, gained = [0] * rows, list(drawn), 0.0
+        for row, chances in enumerate(copies):
+            kept = sum(chances[:size])
+            if kept > others[row]:
+                lengths[row], left[row] = min(size, len(chances)), 0
+            gained += max(kept, others[row])
+        rate = (rows + gained) / prices.of([max(pair) for pair in zip(lengths, left, strict=True)], max(left))
+        if any(lengths) and rate > best_rate:
+            best, best_rate = tuple(lengths), rate
+        if size >= max(map(len, copies)):
+            break
+    return best
 
 
 def _longest_worth_trying(order: Sequence[tuple[float, int, int]], draft: Sequence[float]) -> Sequence[int]:

@@ -6,7 +6,7 @@ from forerun.policy.cost import Samples
 from forerun.types import RoundOutcome
 
 MEMORY = 32.0  # rounds
-FIRST_GUESS = 0.25  # copies that begin in a round, with the weight of two rounds
+FIRST_GUESS = 0.05  # copies that begin in a round, with the weight of two rounds: rare until they are seen
 
 
 class CopyStarts:
@@ -30,7 +30,7 @@ class CopyStarts:
         if outcome.guessed is None or outcome.wanted is None:
             return
         columns = zip(outcome.request_ids, outcome.guessed, outcome.wanted, strict=True)
-        copying = frozenset(request for request, right, wanted in columns if right and wanted)
+        copying = frozenset(request for request, guess, wanted in columns if wanted and guess and guess[1])
         self._weight = min(self._weight + 1, MEMORY)
         self.rate += (len(copying - self._copying) / len(outcome.rows) - self.rate) / self._weight
         self._copying = copying

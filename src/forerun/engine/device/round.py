@@ -6,7 +6,7 @@ length; the scores behind it are not used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.engine.device.recorder import Scratch
 from forerun.engine.device.row_table import RowTable
 from forerun.math.advance import emitted_logprobs, last_tokens
-from forerun.math.laws import KEPT, LogitLaw, PointMass, ReducedLaw
+from forerun.math.laws import KEPT, LogitLaw, MixedLaw, PointMass, ReducedLaw
 from forerun.models.static_pass import StaticPass, StaticRows
 from forerun.types import Draft, Law, Rule, Verdict
 
@@ -43,20 +43,23 @@ class DeviceRound:
         self.kept = torch.zeros(table.width * table.size, KEPT, device=target.scorer.device)
         self._has_kept = False
         self._orders: dict[tuple[int, int], _Order] = {}
+        self._wide: dict[tuple[int, int], Tensor] = {}
         self._places: Tensor | None = None
         if ids is not None:  # made before anything is recorded
             self._places = ReducedLaw(PointMass(ids[:0, None], 1), ids, self.vocab_size).places
 
     def draft(self, shape: Shape) -> None:
         """K tokens for every row: those that the host found, or else drawn here, with the logits they come from."""
-        if shape.is_given:
-            self.table.take_given(shape.drafted)
+        if shape.steps is not None:
+            self.table.take_copies(shape.drafted)
+        if not shape.drawn:
             return
         assert self.drafter is not None
         uniforms = None
         if not self.table.params.all_greedy:  # turned, because kernels read a step's numbers side by side
-            uniforms = ops.draft_uniforms(self.table.keys, shape.drafted, self.rule, self.use).T.contiguous()
-        self.drafter.draft(self.table.device_rows, shape, partial(self._draw, shape.drafted, uniforms))
+            uniforms = ops.draft_uniforms(self.table.keys, shape.drawn, self.rule, self.use).T.contiguous()
+        drawn = replace(shape, drafted=shape.drawn)
+        self.drafter.draft(self.table.device_rows, drawn, partial(self._draw, drawn, uniforms))
 
     def score(self, shape: Shape) -> None:
         """The target's logits behind the last token and every drafted one: row b's are T from b * T on."""
@@ -123,9 +126,10 @@ class DeviceRound:
         drafted = table.row_state.block[:, 2:]
         return ops.adjust_rows(logits, table.options, table.row_state.position, drafted, first, ids, self.use)
 
-    def _draw(self, number: int, uniforms: Tensor | None, step: int, logits: Tensor) -> None:
-        """Token `step` of `number` for every row, written behind the others.
+    def _draw(self, shape: Shape, uniforms: Tensor | None, step: int, logits: Tensor) -> None:
+        """Token `step` for every row, written behind the others.
 
+        A row with a copy keeps the copy's token, so that the drafter reads what may become the row's text.
         Out-of-range ids (a draft model whose logits are not numbers) are clamped: they are rejected anyway.
         """
         table, size = self.table, self.table.size
@@ -135,7 +139,7 @@ class DeviceRound:
         if uniforms is None:
             drawn = logits.argmax(dim=-1)
         else:
-            self.draft_logits.reserve(logits, number * size)
+            self.draft_logits.reserve(logits, shape.drawn * size)
             rows = slice(step * size, (step + 1) * size)
             self.draft_logits.rows[rows].copy_(logits)
             sample = ops.sample(self.draft_logits.rows[rows], table.params, uniforms[step], self.use)
@@ -144,22 +148,36 @@ class DeviceRound:
             if sample.kept is not None:
                 self.kept[rows].copy_(sample.kept)
         place, most = table.row_state.block[:, step + 2], logits.shape[1] - 1
-        if self.ids is None:
+        if shape.steps is not None:
+            drawn = drawn.clamp(0, most) if self.ids is None else self.ids[drawn.clamp(0, most)]
+            place.copy_(torch.where(table.is_copied == 1, place, drawn))
+        elif self.ids is None:
             torch.clamp(drawn, 0, most, out=place)
         else:
             place.copy_(self.ids[drawn.clamp(0, most)])
 
     def _law(self, tokens: Tensor, shape: Shape) -> Law:
         """What the draft was drawn from: step i of row b lies in row i * R + b."""
-        number, params = shape.drafted, self.table.params
-        if not number or params.all_greedy or shape.is_given:
-            return PointMass(tokens, self.vocab_size)
+        number, params, copies = shape.drawn, self.table.params, PointMass(tokens, self.vocab_size)
+        if not number or params.all_greedy:
+            return copies
         size = self.table.size
         order = self._order(number, size)
         logits = self.draft_logits.rows[: number * size]
         kept = self.kept[: number * size] if self._has_kept else None
-        law = LogitLaw(logits, order.turned, params, order.second, kept=kept)
-        return law if self.ids is None else reduced(law, self.ids, self.vocab_size, self._places)
+        # Behind the last step only copies go on: whatever stands there has to be readable, and is not used.
+        index = order.turned if shape.steps is None else self._widened(order.turned, shape.drafted)
+        own = LogitLaw(logits, index, params, order.second, kept=kept)
+        drawn = own if self.ids is None else reduced(own, self.ids, self.vocab_size, self._places)
+        return drawn if shape.steps is None else MixedLaw(self.table.is_copied, (drawn, copies))
+
+    def _widened(self, index: Tensor, width: int) -> Tensor:
+        """[R, S] -> [R, width], the last column again and again; made once a shape, before it is recorded."""
+        key = (index.shape[1], width)
+        if key not in self._wide:
+            columns = torch.arange(width, device=index.device).clamp(max=index.shape[1] - 1)
+            self._wide[key] = index[:, columns].contiguous()
+        return self._wide[key]
 
     def _order(self, rows: int, columns: int) -> _Order:
         """Made once a shape, before it is recorded."""

@@ -44,8 +44,8 @@ class RowTable:
         zeros = {"dtype": torch.int64, "device": device}
         self.values = torch.zeros(len(NUMBERS) + len(SETTINGS), size, **zeros)  # type: ignore[call-overload]
         self.asked = torch.zeros(size, **zeros)  # type: ignore[call-overload]
-        # A draft that the host found: its length, then its tokens. `take_given` moves it to where a draft belongs.
-        self.given = torch.zeros(size, width, **zeros)  # type: ignore[call-overload]
+        # What the host found: draft lengths, whether it is a copy, its tokens. `take_copies` moves them into the block.
+        self.given = torch.zeros(size, 1 + width, dtype=torch.int64, device=device)
         block = torch.zeros(size, 1 + width, **zeros)  # type: ignore[call-overload]
         result = torch.zeros(size, HEAD + width - 1, **zeros)  # type: ignore[call-overload]
         column = dict(zip(NUMBERS, self.values, strict=False))
@@ -171,19 +171,24 @@ class RowTable:
             self._send(self.asked, torch.tensor(asked))
             self._last_asked = asked  # last: what an interrupt kept from being sent has to be sent again
 
-    def send_given(self, drafts: Sequence[Sequence[int]]) -> None:
-        """Drafts of running rows for the coming round, lengths and tokens in one copy."""
+    def send_copies(self, lengths: Sequence[int], copies: Sequence[Sequence[int]]) -> None:
+        """Draft lengths of running rows for the coming round and the tokens of those that copy, in one transfer."""
         self._last_asked = ()  # `asked` will hold other lengths
-        left = iter(drafts)
-        of_rows = [next(left) if row.finish_reason is None else () for row in self.rows]
-        of_rows += [()] * (self.size - len(of_rows))
-        numbers = [[len(tokens), *tokens, *[0] * (self.width - 1 - len(tokens))] for tokens in of_rows]
-        self._send(self.given, torch.tensor(numbers))
+        left = iter(zip(lengths, copies, strict=True))
+        of_rows = [next(left) if row.finish_reason is None else (0, ()) for row in self.rows]
+        of_rows += [(0, ())] * (self.size - len(of_rows))
+        numbers = [[n, bool(copy), *copy, *[0] * (self.width - 1 - len(copy))] for n, copy in of_rows]
+        self._send(self.given, torch.tensor(numbers, dtype=torch.int64))
 
-    def take_given(self, number: int) -> None:
+    @property
+    def is_copied(self) -> Tensor:
+        """[R] int64, 1 for rows whose draft was found by the host, in a round for which any was."""
+        return self.given[:, 1]
+
+    def take_copies(self, number: int) -> None:
         """Of what was sent, lengths and the first `number` tokens: work of a recorded round."""
         self.asked.copy_(self.given[:, 0])
-        self.row_state.block[:, 2 : 2 + number].copy_(self.given[:, 1 : 1 + number])
+        self.row_state.block[:, 2 : 2 + number].copy_(self.given[:, 2 : 2 + number])
 
     def _send(self, place: Tensor, numbers: Tensor) -> None:
         """Without waiting. New page-locked memory each time: its allocator keeps it until the copy has happened."""

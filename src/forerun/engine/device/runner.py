@@ -187,7 +187,7 @@ class Runner:
 
     def may_follow(self, lengths: Sequence[int]) -> bool:
         """Whether the drafter will have kept up with the pending round: after one without a draft it has not."""
-        return not self.pending or not any(lengths) or self.pending[-1].shape.drafted > 0
+        return not self.pending or not any(lengths) or self.pending[-1].shape.drawn > 0
 
     def should_launch_another(self, rows: Sequence[Row]) -> bool:
         """Whether some row needs a round after the pending ones whatever they bring, and a read buffer is free."""
@@ -208,7 +208,8 @@ class Runner:
         round has another length, and none of them is.
         """
         if self.drafter is not None:
-            lengths = [min(length, self.drafter.most) for length in lengths]
+            copied = (0,) * len(lengths) if given is None else given.copied
+            lengths = [copy or min(length, self.drafter.most) for length, copy in zip(lengths, copied, strict=True)]
         longest = max(lengths)
         device_round = self._fill_table(rows, self._num_places(longest))
         table = device_round.table
@@ -218,15 +219,17 @@ class Runner:
         number = self._drafts.pick(kind, longest, size, force)
         count = bucket(self._num_tokens(number) + 1)
         table.deactivate_finished()
-        is_given = given is not None and number > 0
-        if given is not None and is_given:
-            assert not self.pending, "a draft needs the tokens of the round before"
-            table.send_given(given.tokens)
+        steps = None
+        if given is not None and given.has_copies:
+            assert not self.pending, "a copy needs the tokens of the round before"
+            table.send_copies(lengths, given.copies)
+            drawn = max(given.drawn)
+            steps = min(number, drawn if is_fixed else round_up_draft(drawn))
         else:
             table.set_draft_lengths(lengths)
-        first = 0 if is_given else self._num_first(number)
-        is_tree = self._grows_trees and number > 0
-        shape = Shape(number, count, key_bound(self._reserve(table, number, count, first)), first, is_given, is_tree)
+        drawn = number if steps is None else steps
+        first, is_tree = self._num_first(drawn), self._grows_trees and number > 0
+        shape = Shape(number, count, key_bound(self._reserve(table, drawn, count, first)), first, steps, is_tree)
         recorded = self.recorder.seconds
         draft, score, verify = self._work(device_round, shape)
         buffer = next(self._buffers[table.size, table.width])
@@ -259,10 +262,11 @@ class Runner:
             logprobs=self._logprobs(pending, running, blocks, verdict),
             score_again=self._score_again,
             steps=pending.shape.drafted,
+            drawn=pending.shape.drawn if self.drafts else 0,
             evidence=None if given is None else given.evidence,
-            copied=None if given is None else (True,) * len(rows),
+            copied=None if given is None else tuple(not drawn for drawn in given.drawn),
             guesses=None if given is None else given.guesses,
-            wanted=None if given is None else given.lengths,
+            wanted=None if given is None else given.copied,
             idle_seconds=pending.idle_seconds,
         )
 
@@ -301,7 +305,7 @@ class Runner:
             _set_length(self.target, row, keys)
             if self.drafter is not None:
                 past = keys - len(gained.tokens)  # keys before the round
-                self.drafter.set_length(row.number, past, keys, done.steps or 0)
+                self.drafter.set_length(row.number, past, keys, done.drawn)
 
     def disable(self, error: Exception) -> None:
         """After a recording that failed, work is run step by step; pending rounds are still collected."""
@@ -334,6 +338,7 @@ class Runner:
     def release_table(self) -> None:
         """The host's numbers count again: rows have moved, or another kind of round follows."""
         assert not self.pending, "pending rounds would be lost"
+        self._idle_since = None  # whatever comes before the next launch is not the device waiting for it
         if self._round is not None:
             self._round.table.rows = ()
 
@@ -420,19 +425,19 @@ class Runner:
         table, get = device_round.table, self.recordings.get
         draft: Work = _no_draft
         if shape.drafted:
-            kind: tuple[Hashable, ...] = ("draft", table.size, table.width, shape.drafted)
+            kind: tuple[Hashable, ...] = ("draft", table.size, table.width, shape.drafted, shape.steps)
             drafted = replace(shape, key_bound=max(shape.key_bound, self._draft_bound))
-            if not shape.is_given:
+            if shape.drawn:
                 kind = (*kind, drafted.first, drafted.key_bound, table.flags)
             draft = get(
                 kind,
-                lambda: None if shape.is_given else (self._draft_version, device_round.draft_logits.version),
+                lambda: (self._draft_version, device_round.draft_logits.version) if shape.drawn else None,
                 partial(device_round.draft, drafted),
                 table.state,
             )
         score = self._recorded_score(device_round, shape)
         verify = get(
-            ("verify", table.size, table.width, shape.drafted, shape.scored, shape.is_given, table.flags),
+            ("verify", table.size, table.width, shape.drafted, shape.scored, shape.steps, table.flags),
             lambda: (self._scratch.version, device_round.draft_logits.version, *self._versions_after_scoring),
             partial(device_round.verify, shape),
             table.state,
@@ -480,7 +485,8 @@ class Runner:
             table.cover_all()
         self._weights, count = fingerprint(self._scorers), bucket(self._num_tokens(number) + 1)
         for first in {0} if is_given else self._firsts(number):
-            self._work(device_round, Shape(number, count, bound, first, is_given, self._grows_trees and number > 0))
+            steps, is_tree = 0 if is_given else None, self._grows_trees and number > 0
+            self._work(device_round, Shape(number, count, bound, first, steps, is_tree))
         self._warm_kinds.add(table.flags)
         self._drafts.learn((table.size, table.width, table.flags, self._versions), number)
         table.rows = ()
