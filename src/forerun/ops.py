@@ -32,7 +32,7 @@ from forerun.math.attention import Form, Plan, Scale
 from forerun.math.ragged_attention import Reach
 from forerun.math.row_options import RowOptions
 from forerun.math.sample import Sample
-from forerun.math.skinny import Heads, LayerNorm, Norm
+from forerun.math.skinny import Activation, Heads, LayerNorm, Norm
 from forerun.math.verify import CustomRule, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
 
@@ -118,15 +118,16 @@ def rotate_and_write(
     query: Tensor,  # [N, Hq, D] before rotation
     keys: Tensor,  # [N, Hk, D] before rotation
     values: Tensor,  # [N, Hk, Dv]
-    cos: Tensor,  # [N, D]
-    sin: Tensor,  # [N, D]
+    cos: Tensor,  # [N, T]
+    sin: Tensor,  # [N, T]
     addresses: Tensor,  # [N]
     key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
     value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+    interleaved: bool = False,
     use: Kernels = Kernels.AUTO,
 ) -> Tensor:  # [N, Hq, D] rotated
     """Rotate queries and keys, write keys and values; see `forerun.math.cache_write.rotate_and_write`."""
-    new = (query, keys, values, cos, sin, addresses, key_pool, value_pool)
+    new = (query, keys, values, cos, sin, addresses, key_pool, value_pool, interleaved)
     if not why_not_triton(query.device, use):
         from forerun.kernels.attention import cache_write as kernel
 
@@ -141,13 +142,16 @@ def project(
     bias: Tensor | None = None,  # [N]
     norm: Norm | None = None,
     residual: Tensor | None = None,  # [R, N]
+    activation: Activation = Activation.NONE,
+    multiplier: float = 1.0,
 ) -> Tensor:  # [R, N]
     """A product with what stands around it in a layer; see `forerun.math.skinny.project`."""
     if not _why_not_few_rows(x, weight):
         from forerun.kernels.linear import project as kernel
 
-        return kernel.project(x, weight, bias, norm, residual)
-    return skinny_reference.project(x if norm is None else normed(x, norm), weight, bias, None, residual)
+        return kernel.project(x, weight, bias, norm, residual, activation, multiplier)
+    x = x if norm is None else normed(x, norm)
+    return skinny_reference.project(x, weight, bias, None, residual, activation, multiplier)
 
 
 def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -158,13 +162,19 @@ def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = N
         out.copy_(project(x, weight, bias))
 
 
-def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
+def gate(
+    x: Tensor,  # [R, K]
+    weight: Tensor,  # [2 N, K]
+    norm: Norm | None = None,
+    bias: Tensor | None = None,  # [2 N]
+    activation: Activation = Activation.SILU,
+) -> Tensor:  # [R, N]
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
     if not _why_not_few_rows(x, weight, gated=True):
         from forerun.kernels.linear import project as kernel
 
-        return kernel.gate(x, weight, norm)
-    return gated(F.linear(x if norm is None else normed(x, norm), weight))
+        return kernel.gate(x, weight, norm, bias, activation)
+    return gated(F.linear(x if norm is None else normed(x, norm), weight, bias), activation)
 
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
@@ -173,9 +183,8 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
         from forerun.kernels.linear import project as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
-    projected = F.linear(x if norm is None else normed(x, norm), weight, bias).unflatten(-1, (-1, heads.size))
-    query, keys, values = projected.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
-    return rotate_and_write(query, keys, values, *heads.tensors)
+    projected = heads.split(F.linear(x if norm is None else normed(x, norm), weight, bias))
+    return rotate_and_write(*projected, *heads.tensors, heads.interleaved)
 
 
 def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
@@ -188,23 +197,29 @@ def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     return skinny_reference.normed(x, norm)
 
 
-def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
-    """[N, H] each -> their sum, and the norm of it; see `forerun.math.skinny.added`."""
+def added(
+    x: Tensor,  # [N, H]
+    change: Tensor,  # [N, H]
+    norm: Norm | LayerNorm | None,
+    first: Norm | None = None,
+    multiplier: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """A residual sum with the norms before and behind it; see `forerun.math.skinny.added`."""
     if not why_not_triton(x.device):
         from forerun.kernels.linear import norms as kernel
 
-        if kernel.why_not(x, norm) is None:
-            return kernel.added(x, change, norm)
-    return skinny_reference.added(x, change, norm)
+        if kernel.why_not(x, norm, first) is None:
+            return kernel.added(x, change, norm, first, multiplier)
+    return skinny_reference.added(x, change, norm, first, multiplier)
 
 
-def gated(pairs: Tensor) -> Tensor:
+def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     """[N, 2 I] -> [N, I]; see `forerun.math.skinny.gated`."""
     if not why_not_triton(pairs.device):
         from forerun.kernels.linear import norms as kernel
 
-        return kernel.gated(pairs)
-    return skinny_reference.gated(pairs)
+        return kernel.gated(pairs, activation)
+    return skinny_reference.gated(pairs, activation)
 
 
 def _why_not_few_rows(x: Tensor, weight: Tensor, gated: bool = False) -> str | None:

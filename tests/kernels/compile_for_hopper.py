@@ -15,10 +15,11 @@ from forerun.kernels.attention import cache_write
 from forerun.kernels.attention import device as attention_device
 from forerun.kernels.linear import device as linear_device
 from forerun.kernels.linear import norms, project
+from forerun.math.skinny import Activation
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
 INTEGERS = ("slots_ptr", "table_ptr", "lengths_ptr", "starts_ptr")
-FLOATS = ("factor", "softcap", "epsilon")
+FLOATS = ("factor", "softcap", "epsilon", "offset", "first_epsilon", "first_offset", "multiplier")
 
 
 def compiled(
@@ -86,15 +87,18 @@ def small_steps() -> list[Any]:
     return [*made, compiled(random._uniforms_kernel, flags, {**keys, "out_ptr": "*fp64"}, num_warps=1)]
 
 
-def product(end: Any, rows: int, outputs: int = 4096) -> Any:
+def product(
+    end: Any, rows: int, outputs: int = 4096, activation: Activation = Activation.SILU, turning: int = 128
+) -> Any:
     """As it is launched: with its own tiles, and everything aligned, so that copies go through shared memory."""
     place = torch.device("cpu")
     plan = project.choose(rows, outputs, end is not linear_device.PLAIN, torch.bfloat16, place)
     constants = {
-        "END": end, "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
+        "END": end, "ACTIVATION": int(activation), "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "TURNING": turning,
+        "INTERLEAVED": turning < 128, "HAS_ORDER": turning < 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": True, "HAS_RESIDUAL": end is linear_device.PLAIN,
     }  # fmt: skip
-    kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "addresses_ptr": "*i64"}
+    kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "addresses_ptr": "*i64", "order_ptr": "*i32"}
     if not plan.splits:
         kernel, stages = linear_device.vector_kernel, {}
         constants |= {"STAGES": plan.stages, "HAS_NORM": True}
@@ -109,8 +113,8 @@ def rotation() -> Any:
     """With its promise: every step is rounded, as torch's are."""
     made = compiled(
         cache_write._rotate_and_write_kernel,
-        {"HEADS": 9, "KEY_HEADS": 3, "QUERY_BLOCKS": 3, "SIZE": 80, "VALUE_SIZE": 48, "BLOCK_HEADS": 4,
-         "BLOCK_HALF": 64, "BLOCK_VALUE_SIZE": 64},
+        {"HEADS": 9, "KEY_HEADS": 3, "QUERY_BLOCKS": 3, "SIZE": 80, "VALUE_SIZE": 48, "TURNING": 80,
+         "INTERLEAVED": False, "BLOCK_HEADS": 4, "BLOCK_HALF": 64, "BLOCK_VALUE_SIZE": 64},
         {"addresses_ptr": "*i64"},
         enable_fp_fusion=False,
     )  # fmt: skip
@@ -118,10 +122,20 @@ def rotation() -> Any:
     return made
 
 
+def norm(**flags: bool) -> Any:
+    names = ("ADDS", "HAS_NORM", "CENTRED", "HAS_BIAS", "WIDE", "HAS_FIRST", "FIRST_WIDE")
+    constants = {"HEADS": 1, "SIZE": 80, "BLOCK": 128, **dict.fromkeys(names, True), **flags}
+    return compiled(norms.norm_kernel, constants, {})
+
+
+def gating(activation: Activation = Activation.SILU) -> Any:
+    return compiled(norms.gate_kernel, {"ACTIVATION": int(activation), "BLOCK": 1024}, {})
+
+
 def few() -> list[Any]:
     """A kernel of each sort: seconds, not half a minute."""
     return [
-        rotation(), product(linear_device.PLAIN, 1), compiled(norms.gate_kernel, {"BLOCK": 1024}, {}), attend(1, 16),
+        rotation(), product(linear_device.PLAIN, 1), gating(), attend(1, 16),
     ]  # fmt: skip
 
 
@@ -131,11 +145,11 @@ def everything() -> list[Any]:
         *(product(end, rows) for end in project.ENDS for rows in (1, 16)),
         product(linear_device.PLAIN, 16, 32000),
         product(linear_device.GATED, 64),
-        *(
-            compiled(norms.norm_kernel, {"HEADS": 1, "SIZE": 80, "BLOCK": 128, "ADDS": True, "CENTRED": centred}, {})
-            for centred in (False, True)
-        ),
-        compiled(norms.gate_kernel, {"BLOCK": 1024}, {}),
+        *(product(linear_device.ROTATED, rows, turning=turning) for rows in (1, 16) for turning in (0, 32)),
+        norm(),
+        norm(CENTRED=False, HAS_BIAS=False, WIDE=False, HAS_FIRST=False),
+        norm(ADDS=False),
+        *map(gating, Activation),
         attend(1, 16, PADDED=True, HAS_SINKS=True),
         attend(1, 16, IS_PART=True, EARLY=True, ACROSS=True),
         attend(1, 16, HAS_BIAS=True),

@@ -1,11 +1,14 @@
-"""Products of a few rows with a large weight, and what stands right before and after them in a Llama-like layer.
+"""Products of a few rows with a large weight, and what stands right before and after them in a decoder's layer.
 
 `kernels.linear.project` has the same functions: there a weight is streamed once, whatever else is done on the way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,21 +17,35 @@ from torch import Tensor
 from forerun.math.cache_write import rotate_and_write
 
 
+class Activation(IntEnum):
+    """What an MLP does between its products."""
+
+    NONE = 0
+    SILU = 1
+    GELU = 2
+    GELU_TANH = 3  # its approximation by a hyperbolic tangent
+    RELU = 4
+    RELU_SQUARED = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Norm:
     """Division by the root of the mean square, then a gain."""
 
-    weight: Tensor  # [H]
+    weight: Tensor  # [H], or [heads, H] where every head has its own
     epsilon: float
+    offset: float = 0.0  # of the gain from the weight: Gemma stores gains less one
+    wide: bool = False  # whether the gain is applied in float32, and not to what has been rounded
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
     """The mean taken away, division by the standard deviation, a gain and a bias."""
 
-    weight: Tensor  # [H]
-    bias: Tensor  # [H]
+    weight: Tensor  # [H], or [heads, H]
+    bias: Tensor | None  # [H]
     epsilon: float
+    offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +54,80 @@ class Heads:
 
     num_queries: int  # heads
     num_keys: int
-    cos: Tensor  # [R, D] of each token's position
-    sin: Tensor  # [R, D]
+    cos: Tensor  # [R, T] of each token's position: the first T dimensions of a head turn
+    sin: Tensor  # [R, T]
     addresses: Tensor  # [R] int64
     key_pool: Tensor  # [slots * capacity, Hk, D], changed in place
     value_pool: Tensor  # [slots * capacity, Hk, D], changed in place
+    interleaved: bool = False  # see `math.cache_write.rotated`
+    # [Hq + 2 Hk] int32: which head of the weight is query, key, value 0, 1 ...; None where they stand in this order.
+    order: Tensor | None = None
 
     @property
     def size(self) -> int:
-        return self.cos.shape[1]
+        return self.key_pool.shape[2]
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self.cos, self.sin, self.addresses, self.key_pool, self.value_pool
 
+    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, (Hq + 2 Hk) * D] as the weight makes it -> queries, keys and values [N, heads, D]."""
+        made = projected.unflatten(-1, (-1, self.size))
+        made = made if self.order is None else made[:, self.order]
+        query, keys, values = made.split([self.num_queries, self.num_keys, self.num_keys], dim=1)
+        return query, keys, values
+
 
 def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     """[.., H] -> [.., H]: in float32, rounded before the gain (without a bias) and after it, as transformers does."""
     if isinstance(norm, LayerNorm):
-        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
+        return _layer_normed(x, norm)
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.epsilon)
+    if norm.wide:
+        return (wide * (norm.offset + norm.weight.float())).to(x.dtype)
     return norm.weight * wide.to(x.dtype)
 
 
-def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
-    """[N, H] each -> their sum, and the norm of it."""
-    total = x + change
-    return total, normed(total, norm)
+def _layer_normed(x: Tensor, norm: LayerNorm) -> Tensor:
+    if norm.bias is not None and not norm.offset:
+        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
+    wide = F.layer_norm(x.float(), x.shape[-1:], eps=norm.epsilon) * (norm.offset + norm.weight.float())
+    return (wide if norm.bias is None else wide + norm.bias.float()).to(x.dtype)
 
 
-def gated(pairs: Tensor) -> Tensor:
-    """[N, 2 I] -> [N, I]: silu of the first half, times the second."""
+def added(
+    x: Tensor,  # [N, H]
+    change: Tensor,  # [N, H]
+    norm: Norm | LayerNorm | None,
+    first: Norm | None = None,
+    multiplier: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """x + multiplier * first(change), and the norm of it; without a norm, the sum twice."""
+    change = change if first is None else normed(change, first)
+    total = x + (change if multiplier == 1 else multiplier * change)
+    return total, total if norm is None else normed(total, norm)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    return FUNCTIONS[activation](x)
+
+
+FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.NONE: lambda x: x,
+    Activation.SILU: F.silu,
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.RELU: F.relu,
+    Activation.RELU_SQUARED: lambda x: F.relu(x).square(),
+}
+
+
+def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+    """[N, 2 I] -> [N, I]: the first half activated, times the second."""
     first, second = pairs.chunk(2, dim=-1)
-    return F.silu(first) * second
+    return activated(first, activation) * second
 
 
 def project(
@@ -79,19 +136,27 @@ def project(
     bias: Tensor | None = None,  # [N]
     norm: Norm | None = None,
     residual: Tensor | None = None,  # [R, N]
+    activation: Activation = Activation.NONE,
+    multiplier: float = 1.0,
 ) -> Tensor:  # [R, N]
-    """norm(x) @ weight.T + bias + residual."""
-    product = F.linear(x if norm is None else normed(x, norm), weight, bias)
-    return product if residual is None else residual + product
+    """residual + multiplier * activation(norm(x) @ weight.T + bias)."""
+    made = activated(F.linear(x if norm is None else normed(x, norm), weight, bias), activation)
+    made = made if multiplier == 1 else multiplier * made
+    return made if residual is None else residual + made
 
 
-def gate(x: Tensor, weight: Tensor, norm: Norm | None = None) -> Tensor:
-    """[R, K] with [2 * N, K] -> [R, N]: silu of the product with the first half, times that with the second."""
-    return gated(project(x, weight, norm=norm))
+def gate(
+    x: Tensor,  # [R, K]
+    weight: Tensor,  # [2 N, K]
+    norm: Norm | None = None,
+    bias: Tensor | None = None,  # [2 N]
+    activation: Activation = Activation.SILU,
+) -> Tensor:  # [R, N]
+    """The product with the first half of the weight, activated, times that with the second."""
+    return gated(project(x, weight, bias, norm), activation)
 
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
     """[R, K] with [(Hq + 2 Hk) * D, K] -> rotated queries [R, Hq, D]; keys, rotated, and values are written."""
-    projected = project(x, weight, bias, norm).unflatten(-1, (-1, heads.size))
-    query, keys, values = projected.split([heads.num_queries, heads.num_keys, heads.num_keys], dim=1)
-    return rotate_and_write(query, keys, values, *heads.tensors)
+    projected = heads.split(project(x, weight, bias, norm))
+    return rotate_and_write(*projected, *heads.tensors, heads.interleaved)

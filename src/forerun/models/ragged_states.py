@@ -129,7 +129,7 @@ class RaggedStates(Cache):
     ) -> Tensor:
         """What `update` does, and the rotation before it: [N, H, D] each; the rotated queries come back."""
         self.current, self.returned = self.cache.layer(layer_idx, keys, values), (keys, values)
-        return ops.rotate_and_write(query, keys, values, cos, sin, self.addresses, *self.current.flat, self.use)
+        return ops.rotate_and_write(query, keys, values, cos, sin, self.addresses, *self.current.flat, use=self.use)
 
     def _update_padded(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         assert self.padded is not None

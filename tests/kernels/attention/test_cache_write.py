@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.glm import modeling_glm as glm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 pytest.importorskip("triton")
@@ -57,6 +58,25 @@ def test_rotate_and_write(shape: tuple[int, int, int, int], dtype: torch.dtype) 
     same(rotated, reference.rotate_and_write(query, keys, values, cos, sin, ADDRESSES, *want))
     same(got[0], want[0])
     assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize(("turning", "interleaved"), [(64, True), (32, False), (32, True), (0, False)])
+def test_a_part_of_a_head_and_neighbours(turning: int, interleaved: bool) -> None:
+    query, keys, values = new_tokens(SHAPES[0], torch.float32)
+    cos, sin = (torch.randn(5, turning).to(DEVICE) for _ in range(2))
+    got, want = pools(keys, values), pools(keys, values)
+    rotated = kernel.rotate_and_write(query, keys, values, cos, sin, ADDRESSES, *got, interleaved)
+    same(rotated, reference.rotate_and_write(query, keys, values, cos, sin, ADDRESSES, *want, interleaved))
+    same(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+def test_reference_rotates_neighbours_as_transformers_does() -> None:
+    query, keys, _ = new_tokens(SHAPES[0], torch.float32)
+    angles = torch.randn(5, 16, device=DEVICE).repeat(1, 2)
+    states, cos, sin = (t.transpose(0, 1)[None] for t in (query, keys)), angles.cos()[None], angles.sin()[None]
+    want, _ = glm.apply_rotary_pos_emb(*states, cos, sin)
+    torch.testing.assert_close(reference.rotated(query, cos[0], sin[0], interleaved=True), want[0].transpose(0, 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

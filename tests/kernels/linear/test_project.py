@@ -14,7 +14,7 @@ from forerun.kernels.linear import norms
 from forerun.kernels.linear import project as kernel
 from forerun.kernels.linear.project import Plan
 from forerun.math import skinny as reference
-from forerun.math.skinny import Heads, LayerNorm, Norm
+from forerun.math.skinny import Activation, Heads, LayerNorm, Norm
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 
 pytestmark = kernel_tests()
@@ -37,7 +37,7 @@ def norm_of(size: int, dtype: torch.dtype = torch.float32) -> Norm:
 def wide(value: Tensor | Norm | None) -> Tensor | Norm | None:
     """The same numbers in float32."""
     if isinstance(value, Norm):
-        return Norm(value.weight.float(), value.epsilon)
+        return replace(value, weight=value.weight.float())
     return None if value is None else value.float()
 
 
@@ -63,7 +63,7 @@ def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
     x, weight = numbers(rows, 70, dtype=dtype), numbers(45, 70, dtype=dtype)
     bias, residual = numbers(45, dtype=dtype), numbers(rows, 45, dtype=dtype)
     norm = norm_of(70, dtype)
-    got = kernel.project(x, weight, bias, norm, residual, plan)
+    got = kernel.project(x, weight, bias, norm, residual, plan=plan)
     check(got, reference.project(*map(wide, (x, weight, bias, norm, residual))))  # type: ignore[arg-type]
 
 
@@ -72,7 +72,20 @@ def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
 def test_gate(rows: int, dtype: torch.dtype) -> None:
     x, weight, norm = numbers(rows, 70, dtype=dtype), numbers(2 * 45, 70, dtype=dtype, gain=0.3), norm_of(70, dtype)
     for plan in (SMALL, ONE)[: 2 if rows == 1 else 1]:
-        check(kernel.gate(x, weight, norm, plan), reference.gate(*map(wide, (x, weight, norm))))  # type: ignore[arg-type]
+        check(kernel.gate(x, weight, norm, plan=plan), reference.gate(*map(wide, (x, weight, norm))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("plan", [ONE, SMALL, CUT])
+def test_activation_multiplier_and_gains_stored_less_one(activation: Activation, plan: Plan) -> None:
+    x, weight, bias = numbers(1, 70), numbers(90, 70, gain=0.3), numbers(90)
+    norm, residual = replace(norm_of(70), offset=1.0, wide=True), numbers(1, 90)
+    got = kernel.project(x, weight, bias, norm, residual, activation, 0.3, plan)
+    check(got, reference.project(x, weight, bias, norm, residual, activation, 0.3))
+    if plan is not CUT:
+        got = kernel.gate(x, weight, norm, bias, activation, plan)
+        check(got, reference.gate(x, weight, norm, bias, activation))
+    check(norms.gated(residual, activation), reference.gated(residual, activation))
 
 
 def heads_of(rows: int, dtype: torch.dtype, num_queries: int = 6, num_keys: int = 2, size: int = 10) -> Heads:
@@ -104,6 +117,22 @@ def test_project_heads(rows: int, dtype: torch.dtype) -> None:
         check(heads.value_pool, want_heads.value_pool)
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("turning", "interleaved"), [(10, True), (4, False), (4, True), (0, False)])
+def test_rotations_and_orders_of_heads(turning: int, interleaved: bool, in_order: bool) -> None:
+    """A part of a head that turns, neighbours that turn together, heads that lie in any order."""
+    order = None if in_order else torch.randperm(10, dtype=torch.int32, device=DEVICE)
+    for plan, rows in ((ONE, 1), (SMALL, 3)):
+        x, weight, bias, heads = numbers(rows, 70), numbers(100, 70), numbers(100), heads_of(rows, torch.float32)
+        angles = torch.randn(rows, turning // 2, device=DEVICE).repeat(1, 2)
+        heads = replace(heads, cos=angles.cos(), sin=angles.sin(), interleaved=interleaved, order=order)
+        want_heads = wide_heads(heads)
+        want = reference.project_heads(x, weight, bias, None, want_heads)
+        check(kernel.project_heads(x, weight, bias, None, heads, plan), want)
+        check(heads.key_pool, want_heads.key_pool)
+        check(heads.value_pool, want_heads.value_pool)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_normed(dtype: torch.dtype) -> None:
     """As torch rounds it, for rows and for heads that lie apart."""
@@ -122,6 +151,22 @@ def test_added_and_gated(dtype: torch.dtype) -> None:
             check(got, want.float())
     check(norms.normed(x + 3, layer), reference.normed(x + 3, layer).float())
     check(norms.gated(change), reference.gated(change.float()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_of_all_kinds(dtype: torch.dtype) -> None:
+    """Gains stored less one or applied in float32, no bias, a gain a head; a change that is normed and scaled."""
+    x, change, norm = numbers(5, 70, dtype=dtype), numbers(5, 70, dtype=dtype), norm_of(70, dtype)
+    first = replace(norm_of(70, dtype), offset=1.0, wide=True)
+    layer, plain = LayerNorm(norm.weight, None, 1e-5), LayerNorm(norm.weight, norm_of(70, dtype).weight, 1e-5, 1.0)
+    for kind in (norm, replace(norm, wide=True), first, layer, plain, None):
+        for before in (None, norm, first):
+            got, want = (f(x, change, kind, before, 0.3) for f in (norms.added, reference.added))
+            for own, right in zip(got, want, strict=True):
+                check(own, right.float())
+    heads, gains = numbers(3, 7, 12, dtype=dtype), norm_of(84, dtype).weight.view(7, 12)
+    for each in (LayerNorm(gains, None, 1e-5), Norm(gains, 1e-5)):
+        check(norms.normed(heads, each), reference.normed(heads, each).float())
 
 
 @pytest.mark.parametrize("plan", [SMALL, ONE])

@@ -1,4 +1,4 @@
-"""New keys and values into the cache in one launch, rotated on the way where a family rotates halves.
+"""New keys and values into the cache in one launch, rotated on the way where a family has a rotation.
 
 The reference is `math.cache_write`. Numbers are rounded after every step as torch does, so the bits are the same.
 """
@@ -33,13 +33,14 @@ def rotate_and_write(
     query: Tensor,  # [N, Hq, D] before rotation
     keys: Tensor,  # [N, Hk, D] before rotation
     values: Tensor,  # [N, Hk, Dv]
-    cos: Tensor,  # [N, D]
-    sin: Tensor,  # [N, D]
+    cos: Tensor,  # [N, T]
+    sin: Tensor,  # [N, T]
     addresses: Tensor,  # [N] int64
     key_pool: Tensor,  # [slots * capacity, Hk, D], changed in place
     value_pool: Tensor,  # [slots * capacity, Hk, Dv], changed in place
+    interleaved: bool = False,
 ) -> Tensor:  # [N, Hq, D] rotated
-    """Rotate queries and keys as Llama does, and write keys and values."""
+    """Rotate queries and keys, and write keys and values."""
     num, heads, size = query.shape
     out, block = query.new_empty(query.shape), min(HEADS_AT_ONCE, triton.next_power_of_2(keys.shape[1]))
     query_blocks, key_blocks = triton.cdiv(heads, block), triton.cdiv(keys.shape[1], block)
@@ -48,7 +49,7 @@ def rotate_and_write(
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         cos.stride(0), sin.stride(0), key_pool.stride(0), value_pool.stride(0),
         HEADS=heads, KEY_HEADS=keys.shape[1], QUERY_BLOCKS=query_blocks, SIZE=size, VALUE_SIZE=values.shape[2],
-        BLOCK_HEADS=block, BLOCK_HALF=triton.next_power_of_2(size // 2),
+        TURNING=cos.shape[1], INTERLEAVED=interleaved, BLOCK_HEADS=block, BLOCK_HALF=triton.next_power_of_2(size // 2),
         BLOCK_VALUE_SIZE=triton.next_power_of_2(values.shape[2]), num_warps=2,
         enable_fp_fusion=False,  # a fused multiply-add rounds once where torch rounds twice
     )  # fmt: skip
@@ -102,8 +103,8 @@ def _rotate_and_write_kernel(
     q_ptr,  # [N, Hq, D]
     k_ptr,  # [N, Hk, D]
     v_ptr,  # [N, Hk, Dv]
-    cos_ptr,  # [N, D]
-    sin_ptr,  # [N, D]
+    cos_ptr,  # [N, TURNING]
+    sin_ptr,  # [N, TURNING]
     addresses_ptr,  # [N] int64
     key_pool_ptr,  # [P, Hk, D], out
     value_pool_ptr,  # [P, Hk, Dv], out
@@ -122,33 +123,40 @@ def _rotate_and_write_kernel(
     QUERY_BLOCKS: tl.constexpr,
     SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
+    TURNING: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_VALUE_SIZE: tl.constexpr,
 ):
     """One program per (token, few query heads), then one per (token, few key heads with their values)."""
-    HALF: tl.constexpr = SIZE // 2
+    ANGLES: tl.constexpr = TURNING // 2
+    HIGH: tl.constexpr = 0 if INTERLEAVED else ANGLES
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     i = tl.arange(0, BLOCK_HALF)
-    in_half = i < HALF
-    cos_low = tl.load(cos_ptr + token * cos_token + i, mask=in_half)[None, :]
-    cos_high = tl.load(cos_ptr + token * cos_token + HALF + i, mask=in_half)[None, :]
-    sin_low = tl.load(sin_ptr + token * sin_token + i, mask=in_half)[None, :]
-    sin_high = tl.load(sin_ptr + token * sin_token + HALF + i, mask=in_half)[None, :]
+    low, high = pair_of(i, SIZE, TURNING, INTERLEAVED)
+    low = low[None, :]
+    high = high[None, :]
+    in_half = i < SIZE // 2
+    turns = i < ANGLES
+    cos_low = tl.load(cos_ptr + token * cos_token + i, mask=turns, other=1.0)[None, :]
+    cos_high = tl.load(cos_ptr + token * cos_token + HIGH + i, mask=turns, other=1.0)[None, :]
+    sin_low = tl.load(sin_ptr + token * sin_token + i, mask=turns, other=0.0)[None, :]
+    sin_high = tl.load(sin_ptr + token * sin_token + HIGH + i, mask=turns, other=0.0)[None, :]
     if block < QUERY_BLOCKS:
         head = (block * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
         there = (head < HEADS) & in_half[None, :]
-        source = q_ptr + token * q_token + head * q_head + i[None, :]
-        target = out_ptr + (token * HEADS + head) * SIZE + i[None, :]
-        _rotate(source, target, cos_low, cos_high, sin_low, sin_high, there, HALF)
+        source = q_ptr + token * q_token + head * q_head
+        target = out_ptr + (token * HEADS + head) * SIZE
+        _rotate(source, target, low, high, cos_low, cos_high, sin_low, sin_high, there)
     else:
         head = ((block - QUERY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
         address = tl.load(addresses_ptr + token)
         there = (head < KEY_HEADS) & in_half[None, :]
-        source = k_ptr + token * k_token + head * k_head + i[None, :]
-        target = key_pool_ptr + address * key_place + head * SIZE + i[None, :]
-        _rotate(source, target, cos_low, cos_high, sin_low, sin_high, there, HALF)
+        source = k_ptr + token * k_token + head * k_head
+        target = key_pool_ptr + address * key_place + head * SIZE
+        _rotate(source, target, low, high, cos_low, cos_high, sin_low, sin_high, there)
         e = tl.arange(0, BLOCK_VALUE_SIZE)[None, :]
         is_value = (head < KEY_HEADS) & (e < VALUE_SIZE)
         value = tl.load(v_ptr + token * v_token + head * v_head + e, mask=is_value)
@@ -156,12 +164,28 @@ def _rotate_and_write_kernel(
 
 
 @triton.jit
-def _rotate(source, target, cos_low, cos_high, sin_low, sin_high, there, HALF: tl.constexpr):
-    """Dimension i turns with dimension i + HALF."""
-    low = tl.load(source, mask=there, other=0.0)
-    high = tl.load(source + HALF, mask=there, other=0.0)
-    tl.store(target, _turned(low, cos_low, -high.to(tl.float32), sin_low), mask=there)
-    tl.store(target + HALF, _turned(high, cos_high, low.to(tl.float32), sin_high), mask=there)
+def pair_of(i, SIZE: tl.constexpr, TURNING: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The two dimensions of a head that number i < SIZE / 2 stands for: pairs that turn, then those that do not."""
+    ANGLES: tl.constexpr = TURNING // 2
+    if INTERLEAVED:
+        low = 2 * i
+        high = low + 1
+    else:
+        low = i
+        high = i + ANGLES
+    if TURNING < SIZE:
+        low = tl.where(i < ANGLES, low, i + ANGLES)
+        high = tl.where(i < ANGLES, high, i + SIZE // 2)
+    return low, high
+
+
+@triton.jit
+def _rotate(source, target, low, high, cos_low, cos_high, sin_low, sin_high, there):
+    """Dimension `low` turns with dimension `high`."""
+    first = tl.load(source + low, mask=there, other=0.0)
+    second = tl.load(source + high, mask=there, other=0.0)
+    tl.store(target + low, _turned(first, cos_low, -second.to(tl.float32), sin_low), mask=there)
+    tl.store(target + high, _turned(second, cos_high, first.to(tl.float32), sin_high), mask=there)
 
 
 @triton.jit

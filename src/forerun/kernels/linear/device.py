@@ -1,12 +1,15 @@
 """Device code of `project`: one kernel for a single row, one on tensor cores for some, and what both end with.
 
-Outputs are numbered by p. What becomes of the sums is the kernel's END: PLAIN stores them; GATED has a second weight
-row for each output (N further on) and stores silu(first) * second; ROTATED has the two dimensions of a head that turn
-together, and stores queries to `out`, keys and values to the cache.
+Outputs are numbered by p. What becomes of the sums is the kernel's END: PLAIN stores them, activated; GATED has a
+second weight row for each output (N further on) and stores activated(first) * second; ROTATED has the two dimensions of
+a head that turn together, and stores queries to `out`, keys and values to the cache.
 """
 
 import triton
 import triton.language as tl
+
+from forerun.kernels.attention.cache_write import pair_of
+from forerun.kernels.linear.activation import activated
 
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
@@ -22,20 +25,27 @@ def vector_kernel(
     w_ptr,  # [N, K] or [2 N, K]
     bias_ptr,  # as many as weight rows
     residual_ptr,  # [1, N]
-    cos_ptr,  # [1, D]
-    sin_ptr,  # [1, D]
+    cos_ptr,  # [1, TURNING]
+    sin_ptr,  # [1, TURNING]
     addresses_ptr,  # [1] int64
     key_pool_ptr,  # [slots * capacity, Hk, D]
     value_pool_ptr,  # [slots * capacity, Hk, D]
+    order_ptr,  # [Hq + 2 Hk] int32
     gain_ptr,  # [K]
     N,
     K,
     cos_row,
+    multiplier,
     epsilon,
+    offset,
     END: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    TURNING: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
@@ -45,7 +55,7 @@ def vector_kernel(
 ):
     """One program per few outputs: every weight is multiplied where it arrives."""
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
+    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
     total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
     squares = tl.zeros([BLOCK_K], dtype=tl.float32)
@@ -57,7 +67,7 @@ def vector_kernel(
         x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
         if HAS_NORM:
             squares += x * x
-            x = x * tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32)
+            x = x * (tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset)
         total += w.to(tl.float32) * x[None, :]
         if END != PLAIN:
             place = w_ptr + second_row[:, None] * K + k[None, :]
@@ -70,9 +80,9 @@ def vector_kernel(
         first *= shrink
         second *= shrink
     finish(
-        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, cos_row, out_ptr, bias_ptr, residual_ptr,
-        cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS,
-        HAS_RESIDUAL,
+        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, cos_row, multiplier, out_ptr, bias_ptr,
+        residual_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS, KEY_HEADS,
+        SIZE, TURNING, INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
 
 
@@ -83,11 +93,12 @@ def tile_kernel(
     w_ptr,  # [N, K] or [2 N, K]
     bias_ptr,  # as many as weight rows
     residual_ptr,  # [R, N]
-    cos_ptr,  # [R, D]
-    sin_ptr,  # [R, D]
+    cos_ptr,  # [R, TURNING]
+    sin_ptr,  # [R, TURNING]
     addresses_ptr,  # [R] int64
     key_pool_ptr,  # [slots * capacity, Hk, D]
     value_pool_ptr,  # [slots * capacity, Hk, D]
+    order_ptr,  # [Hq + 2 Hk] int32
     part_ptr,  # [S, R, N] float32, for PLAIN with several splits
     count_ptr,  # [tiles] int32, zeros before and after
     R,
@@ -95,10 +106,15 @@ def tile_kernel(
     K,
     chunk,
     cos_row,
+    multiplier,
     END: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    TURNING: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -114,7 +130,7 @@ def tile_kernel(
     r = tl.arange(0, ROWS)
     start = split * chunk
     end = tl.minimum(start + chunk, K)
-    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, END, SIZE)
+    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
     total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
     other_total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
     for begin in range(start, end, BLOCK_K):
@@ -148,18 +164,32 @@ def tile_kernel(
             first += tl.load(part_ptr + other * R * N + place, mask=is_out, other=0.0, cache_modifier=".cg")
         tl.store(count_ptr + tile, 0)
     finish(
-        first, second, first_row, second_row, r, p, R, N, cos_row, out_ptr, bias_ptr, residual_ptr, cos_ptr, sin_ptr,
-        addresses_ptr, key_pool_ptr, value_pool_ptr, END, HEADS, KEY_HEADS, SIZE, HAS_BIAS, HAS_RESIDUAL,
+        first, second, first_row, second_row, r, p, R, N, cos_row, multiplier, out_ptr, bias_ptr, residual_ptr, cos_ptr,
+        sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS, KEY_HEADS, SIZE, TURNING,
+        INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
 
 
 @triton.jit
-def weight_rows(p, N, END: tl.constexpr, SIZE: tl.constexpr):
+def weight_rows(
+    p,
+    N,
+    order_ptr,
+    END: tl.constexpr,
+    SIZE: tl.constexpr,
+    TURNING: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HAS_ORDER: tl.constexpr,
+):
     """The weight rows behind output p: int64, because a weight may have more than 2**31 numbers."""
     if END == ROTATED:
         HALF: tl.constexpr = SIZE // 2
-        first = (p // HALF * SIZE + p % HALF).to(tl.int64)
-        second = first + HALF
+        head = p // HALF
+        low, high = pair_of(p % HALF, SIZE, TURNING, INTERLEAVED)
+        if HAS_ORDER:
+            head = tl.load(order_ptr + head)
+        first = (head * SIZE + low).to(tl.int64)
+        second = (head * SIZE + high).to(tl.int64)
     else:
         first = p.to(tl.int64)
         second = first + N
@@ -177,6 +207,7 @@ def finish(
     R,
     N,
     cos_row,
+    multiplier,
     out_ptr,
     bias_ptr,
     residual_ptr,
@@ -186,9 +217,12 @@ def finish(
     key_pool_ptr,
     value_pool_ptr,
     END: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    TURNING: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
 ):
@@ -200,12 +234,14 @@ def finish(
             second += tl.load(bias_ptr + second_row).to(tl.float32)[None, :]
     if END == ROTATED:
         store_heads(
-            first, second, first_row, r, is_out, R, cos_row, out_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr,
-            value_pool_ptr, HEADS, KEY_HEADS, SIZE,
+            first, second, r, p, is_out, R, cos_row, out_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr,
+            value_pool_ptr, HEADS, KEY_HEADS, SIZE, TURNING, INTERLEAVED,
         )  # fmt: skip
     else:
+        first = activated(first, ACTIVATION)
         if END == GATED:
-            first = first / (1.0 + tl.exp(-first)) * second
+            first *= second
+        first *= multiplier
         place = r[:, None] * N + p[None, :]
         if HAS_RESIDUAL:
             first += tl.load(residual_ptr + place, mask=is_out, other=0.0).to(tl.float32)
@@ -216,8 +252,8 @@ def finish(
 def store_heads(
     first,
     second,
-    first_row,
     r,
+    p,
     is_out,
     R,
     cos_row,
@@ -230,28 +266,31 @@ def store_heads(
     HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    TURNING: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):
     """Queries and keys rotated; queries to `out`, keys and values where their tokens live."""
     HALF: tl.constexpr = SIZE // 2
     KIND: tl.constexpr = out_ptr.dtype.element_ty
-    head = (first_row // SIZE)[None, :]
-    i = (first_row % SIZE)[None, :]
-    turns = is_out & (head < HEADS + KEY_HEADS)
+    head = (p // HALF)[None, :]
+    i = (p % HALF)[None, :]
+    low, high = pair_of(i, SIZE, TURNING, INTERLEAVED)
+    turns = is_out & (head < HEADS + KEY_HEADS) & (i < TURNING // 2)
     angle = r[:, None] * cos_row + i
     cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
     sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
-    low = (first * cos - second * sin).to(KIND)
-    high = (second * cos + first * sin).to(KIND)
+    turned = (first * cos - second * sin).to(KIND)
+    other = (second * cos + first * sin).to(KIND)
     is_query = is_out & (head < HEADS)
-    place = r[:, None].to(tl.int64) * HEADS * SIZE + head * SIZE + i
-    tl.store(out_ptr + place, low, mask=is_query)
-    tl.store(out_ptr + place + HALF, high, mask=is_query)
+    place = r[:, None].to(tl.int64) * HEADS * SIZE + head * SIZE
+    tl.store(out_ptr + place + low, turned, mask=is_query)
+    tl.store(out_ptr + place + high, other, mask=is_query)
     address = tl.load(addresses_ptr + r, mask=r < R, other=0)[:, None]
-    place = (address * KEY_HEADS + head - HEADS) * SIZE + i
-    is_key = turns & (head >= HEADS)
-    tl.store(key_pool_ptr + place, low, mask=is_key)
-    tl.store(key_pool_ptr + place + HALF, high, mask=is_key)
+    place = (address * KEY_HEADS + head - HEADS) * SIZE
+    is_key = is_out & (head >= HEADS) & (head < HEADS + KEY_HEADS)
+    tl.store(key_pool_ptr + place + low, turned, mask=is_key)
+    tl.store(key_pool_ptr + place + high, other, mask=is_key)
     place -= KEY_HEADS * SIZE
     is_value = is_out & (head >= HEADS + KEY_HEADS)
-    tl.store(value_pool_ptr + place, low, mask=is_value)
-    tl.store(value_pool_ptr + place + HALF, high, mask=is_value)
+    tl.store(value_pool_ptr + place + low, turned, mask=is_value)
+    tl.store(value_pool_ptr + place + high, other, mask=is_value)

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.math.skinny import LayerNorm, Norm
+from forerun.kernels.linear.activation import activated
+from forerun.math.skinny import Activation, LayerNorm, Norm
 
 LARGEST = 16384  # numbers of a row, which one program holds
 BLOCK = 1024  # numbers a program gates
@@ -14,85 +15,130 @@ BLOCK = 1024  # numbers a program gates
 
 def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     """[N, H] or [N, heads, D] -> the same shape, contiguous."""
-    out, heads = x.new_empty(x.shape), 1 if x.ndim == 2 else x.shape[1]
-    _launch(out, out, x, x, norm, heads, False)
+    out = x.new_empty(x.shape)
+    _launch(out, out, x, x, norm, None, 1.0, False)
     return out
 
 
-def added(x: Tensor, change: Tensor, norm: Norm | LayerNorm) -> tuple[Tensor, Tensor]:
-    """[N, H] each -> their sum, and the norm of it."""
-    total, out = x.new_empty(x.shape), x.new_empty(x.shape)
-    _launch(out, total, x, change, norm, 1, True)
+def added(
+    x: Tensor,  # [N, H]
+    change: Tensor,  # [N, H]
+    norm: Norm | LayerNorm | None,
+    first: Norm | None = None,
+    multiplier: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """x + multiplier * first(change), and the norm of it; without a norm, the sum twice."""
+    total = x.new_empty(x.shape)
+    out = total if norm is None else x.new_empty(x.shape)
+    _launch(out, total, x, change, norm, first, multiplier, True)
     return total, out
 
 
-def gated(pairs: Tensor) -> Tensor:
-    """[N, 2 I] -> [N, I]: silu of the first half, times the second."""
+def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
+    """[N, 2 I] -> [N, I]: the first half activated, times the second."""
     size = pairs.shape[1] // 2
     out = pairs.new_empty(pairs.shape[0], size)
-    gate_kernel[(pairs.shape[0], triton.cdiv(size, BLOCK))](out, pairs, size, BLOCK=BLOCK)
+    gate_kernel[(pairs.shape[0], triton.cdiv(size, BLOCK))](out, pairs, size, ACTIVATION=int(activation), BLOCK=BLOCK)
     return out
 
 
-def why_not(x: Tensor, norm: Norm | LayerNorm) -> str | None:
+def why_not(x: Tensor, *norms: Norm | LayerNorm | None) -> str | None:
     """What the kernel does not cover, in words; None where it covers everything."""
-    if x.ndim not in (2, 3) or x.stride(-1) != 1 or not norm.weight.is_contiguous():
+    if x.ndim not in (2, 3) or x.stride(-1) != 1:
         return "rows whose numbers do not lie side by side"
-    if x.shape[-1] > LARGEST or norm.weight.dtype != x.dtype:
-        return f"rows of {x.shape[-1]} numbers, a gain of {norm.weight.dtype}"
+    if x.shape[-1] > LARGEST:
+        return f"rows of {x.shape[-1]} numbers"
+    for norm in norms:
+        if norm is not None and (norm.weight.dtype != x.dtype or not norm.weight.is_contiguous()):
+            return f"a gain of {norm.weight.dtype} that may not lie side by side"
     return None
 
 
 def _launch(
-    out: Tensor, total: Tensor, x: Tensor, change: Tensor, norm: Norm | LayerNorm, heads: int, adds: bool
+    out: Tensor,
+    total: Tensor,
+    x: Tensor,
+    change: Tensor,
+    norm: Norm | LayerNorm | None,
+    first: Norm | None,
+    multiplier: float,
+    adds: bool,
 ) -> None:
-    size, is_centred = x.shape[-1], isinstance(norm, LayerNorm)
+    size, heads = x.shape[-1], 1 if x.ndim == 2 else x.shape[1]
     block = triton.next_power_of_2(size)
+    own = norm or Norm(x, 0.0)
+    before = first or Norm(x, 0.0)
+    bias = own.bias if isinstance(own, LayerNorm) else None
     norm_kernel[(x.shape[0], heads)](
-        out, total, x, change, norm.weight, norm.bias if isinstance(norm, LayerNorm) else norm.weight, x.stride(0),
-        x.stride(1), norm.epsilon, HEADS=heads, SIZE=size, BLOCK=block, ADDS=adds, CENTRED=is_centred,
-        num_warps=max(1, min(16, block // 512)),
+        out, total, x, change, own.weight, x if bias is None else bias, before.weight, x.stride(0), x.stride(1),
+        size if own.weight.ndim == 2 else 0, own.epsilon, own.offset, before.epsilon, before.offset, multiplier,
+        HEADS=heads, SIZE=size, BLOCK=block, ADDS=adds, HAS_NORM=norm is not None,
+        CENTRED=isinstance(norm, LayerNorm), HAS_BIAS=bias is not None, WIDE=isinstance(own, LayerNorm) or own.wide,
+        HAS_FIRST=first is not None, FIRST_WIDE=before.wide, num_warps=max(1, min(16, block // 512)),
     )  # fmt: skip
 
 
 @triton.jit
 def norm_kernel(
-    out_ptr,  # [N, heads, D]
+    out_ptr,  # [N, heads, D], where HAS_NORM
     total_ptr,  # [N, D], where ADDS
     x_ptr,  # [N, heads, D]
     change_ptr,  # [N, D], where ADDS
-    gain_ptr,  # [D]
-    bias_ptr,  # [D], where CENTRED
+    gain_ptr,  # [D] or [heads, D]
+    bias_ptr,  # [D], where HAS_BIAS
+    first_gain_ptr,  # [D], where HAS_FIRST
     x_token,
     x_head,
+    gain_head,
     epsilon,
+    offset,
+    first_epsilon,
+    first_offset,
+    multiplier,
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     CENTRED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WIDE: tl.constexpr,
+    HAS_FIRST: tl.constexpr,
+    FIRST_WIDE: tl.constexpr,
 ):
     """One program per (token, head), rounded where torch rounds."""
+    KIND: tl.constexpr = out_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK)
     there = d < SIZE
-    gain = tl.load(gain_ptr + d, mask=there, other=0.0)
     x = tl.load(x_ptr + token * x_token + head * x_head + d, mask=there, other=0.0).to(tl.float32)
     if ADDS:
-        x += tl.load(change_ptr + token * SIZE + d, mask=there, other=0.0).to(tl.float32)
-        rounded = x.to(gain.dtype)
+        change = tl.load(change_ptr + token * SIZE + d, mask=there, other=0.0).to(tl.float32)
+        if HAS_FIRST:
+            gain = tl.load(first_gain_ptr + d, mask=there, other=0.0).to(tl.float32) + first_offset
+            change *= 1.0 / tl.sqrt(tl.sum(change * change, 0) / SIZE + first_epsilon)
+            change = scaled(change, gain, KIND, FIRST_WIDE).to(KIND).to(tl.float32)
+        x += multiplier * change
+        rounded = x.to(KIND)
         tl.store(total_ptr + token * SIZE + d, rounded, mask=there)
         x = rounded.to(tl.float32)
-    if CENTRED:
-        x = tl.where(there, x - tl.sum(x, 0) / SIZE, 0.0)
-    shrink = 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + epsilon)
-    if CENTRED:
-        bias = tl.load(bias_ptr + d, mask=there, other=0.0).to(tl.float32)
-        result = x * shrink * gain.to(tl.float32) + bias
-    else:
-        result = (x * shrink).to(gain.dtype).to(tl.float32) * gain.to(tl.float32)
-    tl.store(out_ptr + (token * HEADS + head) * SIZE + d, result.to(gain.dtype), mask=there)
+    if HAS_NORM:
+        gain = tl.load(gain_ptr + head * gain_head + d, mask=there, other=0.0).to(tl.float32) + offset
+        if CENTRED:
+            x = tl.where(there, x - tl.sum(x, 0) / SIZE, 0.0)
+        x *= 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + epsilon)
+        x = scaled(x, gain, KIND, WIDE)
+        if HAS_BIAS:
+            x += tl.load(bias_ptr + d, mask=there, other=0.0).to(tl.float32)
+        tl.store(out_ptr + (token * HEADS + head) * SIZE + d, x.to(KIND), mask=there)
+
+
+@triton.jit
+def scaled(x, gain, KIND: tl.constexpr, WIDE: tl.constexpr):
+    if not WIDE:
+        x = x.to(KIND).to(tl.float32)
+    return x * gain
 
 
 @triton.jit
@@ -100,6 +146,7 @@ def gate_kernel(
     out_ptr,  # [N, I]
     pairs_ptr,  # [N, 2 I]
     size,
+    ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program per (token, block)."""
@@ -108,5 +155,5 @@ def gate_kernel(
     there = i < size
     first = tl.load(pairs_ptr + token * 2 * size + i, mask=there, other=0.0).to(tl.float32)
     second = tl.load(pairs_ptr + token * 2 * size + size + i, mask=there, other=0.0).to(tl.float32)
-    result = first / (1.0 + tl.exp(-first)) * second
+    result = activated(first, ACTIVATION) * second
     tl.store(out_ptr + token * size + i, result.to(out_ptr.dtype.element_ty), mask=there)

@@ -21,7 +21,7 @@ from torch import Tensor
 from forerun.kernels.launching import DTYPES, multiprocessors, needs_upcast
 from forerun.kernels.linear import device
 from forerun.kernels.linear.norms import normed
-from forerun.math.skinny import Heads, Norm
+from forerun.math.skinny import Activation, Heads, Norm
 
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)
 ROWS = (1, 16, 64)  # up to these the same kernel is used
@@ -60,18 +60,27 @@ def project(
     bias: Tensor | None = None,  # [N]
     norm: Norm | None = None,
     residual: Tensor | None = None,  # [R, N]
+    activation: Activation = Activation.NONE,
+    multiplier: float = 1.0,
     plan: Plan | None = None,
 ) -> Tensor:  # [R, N]
-    """norm(x) @ weight.T + bias + residual."""
+    """residual + multiplier * activation(norm(x) @ weight.T + bias)."""
     out = x.new_empty(x.shape[0], weight.shape[0])
-    _launch(device.PLAIN, out, len(weight), x, weight, bias, norm, residual, None, plan)
+    _launch(device.PLAIN, out, len(weight), x, weight, bias, norm, plan, residual, activation, multiplier)
     return out
 
 
-def gate(x: Tensor, weight: Tensor, norm: Norm | None = None, plan: Plan | None = None) -> Tensor:
-    """[R, K] with [2 * N, K] -> [R, N]: silu of the product with the first half, times that with the second."""
+def gate(
+    x: Tensor,  # [R, K]
+    weight: Tensor,  # [2 N, K]
+    norm: Norm | None = None,
+    bias: Tensor | None = None,  # [2 N]
+    activation: Activation = Activation.SILU,
+    plan: Plan | None = None,
+) -> Tensor:  # [R, N]
+    """The product with the first half of the weight, activated, times that with the second."""
     out = x.new_empty(x.shape[0], len(weight) // 2)
-    _launch(device.GATED, out, len(weight) // 2, x, weight, None, norm, None, None, plan)
+    _launch(device.GATED, out, len(weight) // 2, x, weight, bias, norm, plan, activation=activation)
     return out
 
 
@@ -85,7 +94,7 @@ def project_heads(
 ) -> Tensor:  # [R, Hq, D]
     """Rotated queries; rotated keys, and values, are written to the cache."""
     out = x.new_empty(x.shape[0], heads.num_queries, heads.size)
-    _launch(device.ROTATED, out, len(weight) // 2, x, weight, bias, norm, None, heads, plan)
+    _launch(device.ROTATED, out, len(weight) // 2, x, weight, bias, norm, plan, heads=heads)
     return out
 
 
@@ -126,32 +135,40 @@ def _launch(
     weight: Tensor,
     bias: Tensor | None,
     norm: Norm | None,
-    residual: Tensor | None,
-    heads: Heads | None,
     plan: Plan | None,
+    residual: Tensor | None = None,
+    activation: Activation = Activation.NONE,
+    multiplier: float = 1.0,
+    heads: Heads | None = None,
 ) -> None:
     rows, width = x.shape
     plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, x.device)
     if norm is not None and plan.splits:
         x, norm = normed(x, norm), None  # tensor cores take what is normed and rounded
-    tensors = [out, x, weight, _or(bias, x), _or(residual, x), *((x,) * 5 if heads is None else heads.tensors)]
+    order = None if heads is None else heads.order
+    places = (x,) * 5 if heads is None else heads.tensors
+    tensors = [out, x, weight, _or(bias, x), _or(residual, x), *places, _or(order, x)]
     cos_row = 0 if heads is None else heads.cos.stride(0)
     flags = {
-        "END": end, "HEADS": heads.num_queries if heads else 1, "KEY_HEADS": heads.num_keys if heads else 1,
-        "SIZE": heads.size if heads else 2, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
+        "END": end, "ACTIVATION": int(activation), "HEADS": heads.num_queries if heads else 1,
+        "KEY_HEADS": heads.num_keys if heads else 1, "SIZE": heads.size if heads else 2,
+        "TURNING": heads.cos.shape[1] if heads else 2, "INTERLEAVED": heads is not None and heads.interleaved,
+        "HAS_ORDER": order is not None, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "num_warps": plan.warps,
     }  # fmt: skip
     grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:
-        gain, epsilon = (x, 0.0) if norm is None else (norm.weight, norm.epsilon)
+        own = norm or Norm(x, 0.0)
         device.vector_kernel[(grid,)](
-            *tensors, gain, outputs, width, cos_row, epsilon, STAGES=plan.stages, HAS_NORM=norm is not None, **flags
-        )
+            *tensors, own.weight, outputs, width, cos_row, multiplier, own.epsilon, own.offset, STAGES=plan.stages,
+            HAS_NORM=norm is not None, **flags,
+        )  # fmt: skip
         return
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
     device.tile_kernel[(grid, plan.splits)](
-        *tensors, *_room(out, plan), rows, outputs, width, chunk, cos_row, ROWS=max(16, triton.next_power_of_2(rows)),
-        SPLITS=plan.splits, UPCAST=needs_upcast(x), num_stages=plan.stages, **flags,
+        *tensors, *_room(out, plan), rows, outputs, width, chunk, cos_row, multiplier,
+        ROWS=max(16, triton.next_power_of_2(rows)), SPLITS=plan.splits, UPCAST=needs_upcast(x),
+        num_stages=plan.stages, **flags,
     )  # fmt: skip
 
 
