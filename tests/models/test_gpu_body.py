@@ -3,29 +3,80 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 pytest.importorskip("triton")
 
 from forerun import SpeculativeDecoder, kernels
 from forerun.bench.decode.forward import stepper
 from forerun.config import Kernels
-from forerun.models.bodies import gpu
+from forerun.errors import UnsupportedModel
+from forerun.kernels.attention import cache_write
+from forerun.kernels.linear import device, norms
+from forerun.math.skinny import Norm
+from forerun.models.bodies import gpu, readers
+from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.gpu import GpuBody
 from forerun.models.bodies.merging import merged
 from forerun.models.scorer import Scorer
+from forerun.models.self_check import tried
+from support.census import Recipe, build
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 from support.recompute import check
 from support.tiny import tiny_model
 
 pytestmark = kernel_tests()
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+HALF_A_HEAD = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+# Every family that is described, and what its small configuration needs for all of the description to be seen.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
+    "qwen3": {},
+    "arcee": {"mlp_bias": True},
+    "codegen": {},
+    "cohere": {"use_qk_norm": True},
+    "cohere2": {},
+    "exaone4": {},
+    "gemma": {},
+    "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
+    "gemma3_text": {"final_logit_softcapping": 10.0},
+    "glm": {},
+    "glm4": {},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": True},
+    "gpt_neox": {"use_parallel_residual": False, "rope_parameters": HALF_A_HEAD},
+    "gptj": {},
+    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0,
+                "attention_multiplier": 0.3},
+    "helium": {},
+    "ministral": {},
+    "nemotron": {},
+    "olmo2": {},
+    "olmo3": {},
+    "opt": {},
+    "phi": {"qk_layernorm": True},
+    "phi3": {},
+    "seed_oss": {},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "stablelm": {"use_qkv_bias": True, "rope_parameters": HALF_A_HEAD},
+    "starcoder2": {},
+}  # fmt: skip
+# The same families built in another way.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_neox-parallel": ("gpt_neox", {"use_parallel_residual": True, "rope_parameters": HALF_A_HEAD}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "phi3-partial": ("phi3", {"rope_parameters": HALF_A_HEAD}),
+}  # fmt: skip
+NAMES = (*FAMILIES, *VARIANTS)
 TEXTS = ([5, 11, 3, 60, 7, 7, 21, 40, 2, 19, 33, 9], [8, 90, 4])
 NEW = ([31, 6, 17], [44])
 
@@ -36,32 +87,25 @@ def _kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def model_of(family: str) -> PreTrainedModel:
-    if family == "qwen2":
-        return _qwen2().to(DEVICE)
-    return copy.deepcopy(tiny_model(family)).to(DEVICE)
-
-
-def _qwen2() -> PreTrainedModel:
-    """With biases, and a window in every second layer."""
-    config = Qwen2Config(
-        vocab_size=97, hidden_size=48, intermediate_size=72, num_hidden_layers=2, num_attention_heads=6,
-        num_key_value_heads=2, use_sliding_window=True, sliding_window=8, max_window_layers=1, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config).eval().requires_grad_(False)
-    for weight in model.parameters():
-        weight.copy_(0.3 * torch.randn_like(weight))
-    return model
+def model_of(name: str) -> PreTrainedModel:
+    kind, settings = VARIANTS.get(name) or (name, FAMILIES[name])
+    return build(Recipe(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind], settings)).float().to(DEVICE)
 
 
 def scorer_of(model: PreTrainedModel) -> Scorer:
     scorer = Scorer(model, use=Kernels.ON)
     assert isinstance(scorer.body, GpuBody), gpu.why_not(model)
+    _feed(scorer)
+    return scorer
+
+
+def _feed(scorer: Scorer) -> None:
+    """In two parts, with tokens between them that are taken back."""
     for row, text in enumerate(TEXTS):
         scorer.admit(row)
-        scorer.feed([row], [text])
-    return scorer
+        scorer.feed([row], [[*text[:2], 1, 2, 3]])
+        scorer.rewind([row], [2])
+        scorer.feed([row], [text[2:]])
 
 
 @torch.no_grad()
@@ -70,13 +114,106 @@ def expected(model: PreTrainedModel) -> list[Tensor]:
     return [model(text, use_cache=False).logits[0][-len(new) :] for text, new in zip(texts, NEW, strict=True)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=4)
+def test_all_families_are_here() -> None:
+    assert set(FAMILIES) == set(readers.FAMILIES)
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.quick("llama")
 def test_families(family: str) -> None:
+    """Ragged prompts in two parts with a cut between them, several new tokens of two rows, then one row alone."""
     want = expected(copy.deepcopy(model_of(family)))
-    got = scorer_of(model_of(family)).score([0, 1], NEW).split([len(new) for new in NEW])
+    scorer = scorer_of(model_of(family))
+    got = scorer.score([0, 1], NEW).split([len(new) for new in NEW])
     for own, right in zip(got, want, strict=True):
         check(own, right)
+    scorer.rewind([0], [len(TEXTS[0])])
+    check(torch.cat([scorer.score([0], [[token]]) for token in NEW[0]]), want[0])
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_families_by_the_references(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same through torch alone: the description and the order of the steps, without the interpreter's patience."""
+    want = expected(copy.deepcopy(model_of(family)))
+    model = copy.deepcopy(model_of(family))
+    body = GpuBody(model)
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", frozenset())
+    scorer = Scorer(model, use=Kernels.OFF)
+    scorer.body = body
+    _feed(scorer)
+    for own, right in zip(scorer.score([0, 1], NEW).split([len(new) for new in NEW]), want, strict=True):
+        check(own, right)
+    scorer.rewind([0], [len(TEXTS[0])])
+    check(torch.cat([scorer.score([0], [[token]]) for token in NEW[0]]), want[0])
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_neox", "cohere2"])
+@pytest.mark.parametrize("wrong", [
+    lambda d: replace(d, is_interleaved=not d.is_interleaved),
+    lambda d: replace(d, layers=tuple(replace(layer, is_parallel=not layer.is_parallel) for layer in d.layers)),
+    lambda d: replace(d, norm=replace(d.norm, offset=d.norm.offset + 0.5, **_wide(d.norm))),
+], ids=["rotation", "residual", "gain"])  # fmt: skip
+def test_a_misread_field_is_caught(family: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The self-check compares logits: whatever a reader gets wrong is refused."""
+    model = copy.deepcopy(model_of(family))
+    right = readers.describe
+    monkeypatch.setattr(readers, "describe", lambda model: wrong(right(model)))
+    body = GpuBody(model)
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", frozenset())
+    scorer = Scorer(model, use=Kernels.OFF)
+    scorer.body = body
+    with pytest.raises(UnsupportedModel, match="differ from the model's own"):
+        tried(scorer)
+
+
+def _wide(norm: Any) -> dict[str, bool]:
+    return {"wide": True} if isinstance(norm, Norm) else {}
+
+
+# Launches of a layer with one row and with three, attention's own aside, and of what stands around the layers.
+LAUNCHES = {"llama": ((4, 6), 1), "qwen3": ((7, 9), 1)}
+
+
+@pytest.mark.parametrize("family", LAUNCHES)
+@pytest.mark.quick("llama")
+def test_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch costs two microseconds; none may come unnoticed."""
+    counted: list[str] = []
+
+    def count(module: Any, name: str) -> None:
+        kernel = getattr(module, name)
+
+        class Counted:
+            def __getitem__(self, grid: Any) -> Any:
+                counted.append(name)
+                return kernel[grid]
+
+        monkeypatch.setattr(module, name, Counted())
+
+    for module, names in ((device, ("vector_kernel", "tile_kernel")), (norms, ("norm_kernel", "gate_kernel")),
+                          (cache_write, ("_rotate_and_write_kernel", "_write_kernel"))):  # fmt: skip
+        for name in names:
+            count(module, name)
+    scorer = scorer_of(model_of(family))
+    (one, few), around = LAUNCHES[family]
+    for rows, each in (([0], one), ([0, 1], few)):
+        counted.clear()
+        scorer.body.hidden(ForwardPass(torch.tensor([3] * len(rows), device=DEVICE),
+                                       scorer.cache.extend(rows, [1] * len(rows)), scorer.cache))  # fmt: skip
+        assert len(counted) == each * len(model_of(family).base_model.layers) + around
+
+
+def test_weights_stored_by_inputs_are_turned_round_without_a_copy(tmp_path: object) -> None:
+    model = copy.deepcopy(model_of("gpt2"))
+    before = copy.deepcopy(model.state_dict())
+    body = GpuBody(model)
+    weight = model.base_model.h[0].attn.c_attn.weight
+    assert body.layers[0].qkv.weight.data_ptr() == weight.data_ptr() and weight.T.is_contiguous()
+    assert GpuBody(model).layers[0].qkv.weight.data_ptr() == weight.data_ptr(), "turned once"
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).to(DEVICE).state_dict()
+    assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
+    assert all(torch.equal(loaded[name], before[name]) for name in before)
 
 
 def test_merging_leaves_the_modules_as_they_were() -> None:
@@ -89,9 +226,13 @@ def test_merging_leaves_the_modules_as_they_were() -> None:
     for own, right in zip(expected(model), want, strict=True):
         assert torch.equal(own, right)
     attention = model.base_model.layers[1].self_attn
-    assert attention.k_proj.weight.untyped_storage().data_ptr() == body.layers[1].qkv.untyped_storage().data_ptr()
+    assert (
+        attention.k_proj.weight.untyped_storage().data_ptr() == body.layers[1].qkv.weight.untyped_storage().data_ptr()
+    )
     again = GpuBody(model)
-    assert again.layers[1].qkv.data_ptr() == body.layers[1].qkv.data_ptr(), "merged once, however many bodies"
+    assert again.layers[1].qkv.weight.data_ptr() == body.layers[1].qkv.weight.data_ptr(), (
+        "merged once, however many bodies"
+    )
 
 
 def test_a_merged_model_is_saved_whole(tmp_path: object) -> None:
@@ -128,7 +269,9 @@ def test_parts_with_and_without_bias() -> None:
 
 
 def test_what_is_refused() -> None:
-    assert "gpt2 is none of" in str(gpu.why_not(copy.deepcopy(tiny_model("gpt2")).to(DEVICE)))
+    assert "bloom is none of" in str(gpu.why_not(copy.deepcopy(tiny_model("bloom")).to(DEVICE)))
+    post_norm = build(Recipe("opt", "OPTForCausalLM", {"do_layer_norm_before": False})).float().to(DEVICE)
+    assert "no norm behind the last layer" in str(gpu.why_not(post_norm))
     model = copy.deepcopy(model_of("llama"))
     assert gpu.why_not(model) is None
     assert "float64" in str(gpu.why_not(copy.deepcopy(model).double()))
@@ -146,11 +289,14 @@ def test_tables_are_made_once_for_a_capacity() -> None:
     body = scorer.body
     assert isinstance(body, GpuBody)
     scorer.score([0, 1], NEW)
-    before = body._rotary.data_ptr()
+    before = body._tables[0].data_ptr()
     scorer.score([0, 1], NEW)
-    assert body._rotary.data_ptr() == before
-    body._refresh(len(body._rotary) + 1)
-    assert len(body._rotary) > 1024
+    assert body._tables[0].data_ptr() == before
+    body._refresh(len(body._tables[0]) + 1)
+    assert len(body._tables[0]) > 1024
+
+
+MEDIUM = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "cohere2", "starcoder2", "olmo2", "granite")
 
 
 def medium(family: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -169,7 +315,7 @@ def medium(family: str, dtype: torch.dtype) -> PreTrainedModel:
 @on_gpu_alone
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MEDIUM)
 def test_no_further_from_float32_than_the_modules(family: str, dtype: torch.dtype) -> None:
     model = medium(family, dtype)
     exact = copy.deepcopy(model).float()
@@ -188,7 +334,7 @@ def test_no_further_from_float32_than_the_modules(family: str, dtype: torch.dtyp
 
 
 @on_gpu_alone
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NAMES)
 def test_greedy_text_is_that_of_generate(family: str) -> None:
     model = copy.deepcopy(model_of(family))
     for text in TEXTS:

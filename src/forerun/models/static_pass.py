@@ -173,14 +173,14 @@ def last_of(hidden: Tensor, count: int, last: int = 1) -> Tensor:
 
 def why_not(scorer: Scorer) -> str | None:
     """What keeps a model from such passes; None where nothing is known to."""
+    if isinstance(scorer.body, GpuBody):
+        return None
     if scorer.family.layout is not Layout.PACKED:
         return f"{type(scorer.model).__name__} computes attention in its own modules"
     told = isinstance(scorer, Seq2SeqScorer)  # row by row, by `models.patches.positions`
     if not told and "position_ids" not in signature(scorer.model.base_model.forward).parameters:
         return f"{type(scorer.model).__name__} takes no positions"
-    if not isinstance(scorer.body, GpuBody) and (found := _python_inside(scorer.model)):
-        return found
-    return None
+    return _python_inside(scorer.model)
 
 
 def _python_inside(model: nn.Module) -> str | None:

@@ -1,14 +1,14 @@
-"""Llama-like decoders on a GPU: a few launches a layer, nothing waits for the host, so a CUDA graph can hold a pass.
+"""Decoders on a GPU: a few launches a layer, nothing waits for the host, so a CUDA graph can hold a pass.
 
-transformers' modules stay the definition of the model: this reads their weights, of which q/k/v and gate/up are laid
-side by side when it is made (the modules then hold views of them), refuses whatever it does not know (`why_not` says
-what), and is compared with them in the tests.
+transformers' modules stay the definition of the model: `bodies.readers` describes what they do, and this runs the
+description. Weights that are multiplied with the same input are laid side by side when it is made (the modules then
+hold views of them). What is not described is refused (`why_not` says what); the rest is compared with the modules in
+the tests.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +16,12 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.cache.base import KeyValueCache, ranges
-from forerun.math.attention import Scale
 from forerun.math.ragged_attention import Reach, reach_of
 from forerun.math.skinny import Heads, Norm
 from forerun.models import plain
-from forerun.models.bodies import llama_like
+from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass, FusedBody
+from forerun.models.bodies.description import AnyNorm, DecoderLayer
 from forerun.models.bodies.merging import merged
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -31,40 +31,43 @@ GRAIN = 1024  # the table of angles grows by this many positions
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps `model` (or a headless body) from being run by this; None where nothing does."""
-    if reason := llama_like.why_not(model) or kernels.why_not_triton(model.device.type):
+    if reason := kernels.why_not_triton(model.device.type):
         return reason
     if model.dtype not in DTYPES:
         return f"{model.dtype} is none of float32, float16, bfloat16".replace("torch.", "")
-    size = model.base_model.layers[0].self_attn.head_dim
-    if size > LARGEST_SIZE or size % 2:
-        return f"heads of size {size}, odd or more than {LARGEST_SIZE}"
-
-    if reason := llama_like.why_not_weights(model, model.dtype, model.device):
+    if reason := readers.why_not(model):
         return reason
-    return "layers share weights" if _shares_weights(model) else None
+    size = readers.describe(model).head_size
+    return f"heads of size {size}, odd or more than {LARGEST_SIZE}" if size > LARGEST_SIZE or size % 2 else None
 
 
-def _shares_weights(model: PreTrainedModel) -> bool:
-    """Whether a weight is multiplied with in two places: it can lie side by side with the others of one alone."""
-    places = [parameter.data_ptr() for layer in model.base_model.layers for parameter in layer.parameters()]
-    return len(set(places)) < len(places)
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A weight and a bias as they are multiplied: those of several modules side by side."""
+
+    weight: Tensor  # [N, K]
+    bias: Tensor | None  # [N]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer as they are multiplied."""
+    """A described layer with its weights."""
 
-    qkv: Tensor  # [(Hq + 2 Hk) * D, H]
-    qkv_bias: Tensor | None
-    out: Tensor  # [H, Hq * D]
-    out_bias: Tensor | None
-    gate_up: Tensor  # [2 I, H]
-    down: Tensor  # [H, I]
-    before_attention: Norm
-    before_mlp: Norm
-    query_norm: Norm | None
-    key_norm: Norm | None
-    window: int  # keys a token sees, 0 for all
+    says: DecoderLayer
+    qkv: Weights
+    out: Weights
+    first: Weights  # of the MLP
+    second: Weights
+    order: Tensor | None  # of the heads in `qkv`
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a layer adds to its hidden states and has not added yet: the sum is one launch with the next norm."""
+
+    states: Tensor  # [N, H]
+    norm: Norm | None  # of these states, before they are added
+    multiplier: float
 
 
 class GpuBody(FusedBody):
@@ -72,18 +75,8 @@ class GpuBody(FusedBody):
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
-        base, config = model.base_model, model.config.get_text_config(decoder=True)
-        attention = base.layers[0].self_attn
-        self.size: int = attention.head_dim
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self.scale = Scale(attention.scaling)
-        self.epsilon: float = config.rms_norm_eps
-        self._windows = llama_like.windows(config)
-        self._has_head_norms = llama_like.FAMILIES[config.model_type].head_norms
-        self._like = (model.base_model.norm.weight.new_empty(0, self.kv_heads, self.size),) * 2
-        self._rotary = _table(model, GRAIN)
-        self._read_weights()
+        self._read()
+        self._tables = [table(GRAIN) for table in self.decoder.tables]
 
     def hidden_at(
         self, new: Tensor, positions: Tensor, addresses: Tensor, reach: Reach, cache: KeyValueCache
@@ -95,17 +88,26 @@ class GpuBody(FusedBody):
         The table of angles covers the cache's capacity: a captured pass is good for as long as the cache does not move.
         """
         self._refresh(cache.capacity)
-        x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
-        cos, sin = self._rotary[positions].chunk(2, dim=-1)
-        change: Tensor | None = None  # what is yet to be added to x
+        x = self._embedded(new, positions)
+        angles = [table[positions].chunk(2, dim=-1) for table in self._tables]
+        change: Change | None = None
         for index, layer in enumerate(self.layers):
-            seen = reach if reach.window == layer.window else replace(reach, window=layer.window)
+            attention = layer.says.attention
             pool = cache.layer(index, *self._like)
-            heads = Heads(self.heads, self.kv_heads, cos, sin, addresses, *pool.flat)
-            x, query = self._query(x, change, layer, heads)
-            mixed = ops.attend_ragged(query, *pool.by_head, seen, self.scale).flatten(1)
-            x, change = self._mlp(x, mixed, layer)
-        return ops.normed(x, self.norm) if change is None else ops.added(x, change, self.norm)[1]
+            cos, sin = self._still if attention.angles is None else angles[attention.angles]
+            heads = Heads(
+                self.decoder.num_heads, self.decoder.num_key_heads, cos, sin, addresses, *pool.flat,
+                self.decoder.is_interleaved, layer.order,
+            )  # fmt: skip
+            seen = reach if reach.window == attention.window else replace(reach, window=attention.window)
+            x, inner, norm = _joined(x, change, layer.says.before_attention)
+            query = self._query(inner, norm, layer, heads)
+            mixed = ops.attend_ragged(query, *pool.by_head, seen, attention.scale).flatten(1)
+            if layer.says.is_parallel:
+                x, change = _parallel(x, inner, norm, mixed, layer)
+            else:
+                x, change = _sequential(x, mixed, layer)
+        return _joined(x, change, self.decoder.norm, alone=True)[1]
 
     def hidden(self, call: ForwardPass) -> Tensor:
         rows, cache, device = call.rows, call.cache, call.new.device
@@ -114,81 +116,132 @@ class GpuBody(FusedBody):
 
     def head(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()
-        return ops.project(hidden, head.weight, head.bias)
+        return self._logits(ops.project(hidden, head.weight, head.bias))
 
     def head_into(self, out: Tensor, hidden: Tensor) -> None:
         """The same, left in `out` [M, V]."""
         head = self.model.get_output_embeddings()
         ops.project_into(out, hidden, head.weight, head.bias)
+        self._logits(out)
 
-    def _query(self, x: Tensor, change: Tensor | None, layer: Layer, heads: Heads) -> tuple[Tensor, Tensor]:
-        """x, all changes added, and rotated queries [N, Hq, D]; keys and values are written.
+    def _logits(self, made: Tensor) -> Tensor:
+        """Scaled and capped, in place."""
+        if self.decoder.logit_multiplier != 1:
+            made.mul_(self.decoder.logit_multiplier)
+        if self.decoder.logit_softcap is not None:
+            made.div_(self.decoder.logit_softcap).tanh_().mul_(self.decoder.logit_softcap)
+        return made
 
-        One row is normed by every program of a product for itself; for more there is a launch of its own.
-        """
-        norm: Norm | None = layer.before_attention
-        inner = x
-        if change is not None and norm is not None:
-            (x, inner), norm = ops.added(x, change, norm), None
-        if layer.query_norm is None or layer.key_norm is None:
-            return x, ops.project_heads(inner, layer.qkv, layer.qkv_bias, norm, heads)
-        made = ops.project(inner, layer.qkv, layer.qkv_bias, norm).unflatten(-1, (-1, self.size))
-        query, keys, values = made.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
-        query, keys = ops.normed(query, layer.query_norm), ops.normed(keys, layer.key_norm)
-        return x, ops.rotate_and_write(query, keys, values, *heads.tensors)
+    def _embedded(self, new: Tensor, positions: Tensor) -> Tensor:
+        """[N] ids or [N, H] embeddings -> hidden states before the first layer."""
+        says = self.decoder
+        x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
+        x = x if says.embedding_multiplier == 1 else x * says.embedding_multiplier
+        x = x if says.embedding_norm is None else ops.normed(x, says.embedding_norm)
+        if says.positions is None:
+            return x
+        return x + says.positions[positions + says.position_offset if says.position_offset else positions]
 
-    def _mlp(self, x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Tensor | None]:
-        """x after attention's output and the MLP; of more than one row the MLP's share is still to be added."""
-        if len(x) == 1:
-            x = ops.project(mixed, layer.out, layer.out_bias, residual=x)
-            return ops.project(ops.gate(x, layer.gate_up, layer.before_mlp), layer.down, residual=x), None
-        x, inner = ops.added(x, ops.project(mixed, layer.out, layer.out_bias), layer.before_mlp)
-        return x, ops.project(ops.gate(inner, layer.gate_up), layer.down)
+    def _query(self, inner: Tensor, norm: Norm | None, layer: Layer, heads: Heads) -> Tensor:
+        """Rotated queries [N, Hq, D]; keys and values are written."""
+        says = layer.says.attention
+        if says.query_norm is None or says.key_norm is None:
+            return ops.project_heads(inner, layer.qkv.weight, layer.qkv.bias, norm, heads)
+        query, keys, values = heads.split(ops.project(inner, layer.qkv.weight, layer.qkv.bias, norm))
+        query, keys = _head_normed(query, says.query_norm), _head_normed(keys, says.key_norm)
+        return ops.rotate_and_write(query, keys, values, *heads.tensors, heads.interleaved)
 
     def _refresh(self, capacity: int) -> None:
         """Weights may have moved since the last pass, the cache may have grown."""
         if self._places != self._where():
             if reason := why_not(self.model):
                 plain.refuse_change(reason)
-            self._read_weights()
-        if capacity > len(self._rotary):
-            self._rotary = _table(self.model, -(-capacity // GRAIN) * GRAIN)
+            self._read()
+        for index, table in enumerate(self._tables):
+            if capacity > len(table):
+                self._tables[index] = self.decoder.tables[index](-(-capacity // GRAIN) * GRAIN)
 
-    def _read_weights(self) -> None:
-        base = self.model.base_model
-        self.layers = [self._layer(*pair) for pair in zip(base.layers, self._windows, strict=True)]
-        self.norm = Norm(base.norm.weight.detach(), self.epsilon)
-        self._parameters = [base.norm.weight, *base.layers.parameters()]
+    def _read(self) -> None:
+        self.decoder = readers.describe(self.model)
+        self.layers = [_with_weights(layer, self.model.device) for layer in self.decoder.layers]
+        like = self.layers[0].qkv.weight
+        self._like = (like.new_empty(0, self.decoder.num_key_heads, self.decoder.head_size),) * 2
+        self._still = (like.new_empty(1, 0),) * 2  # angles of layers that do not rotate
+        self._parameters = list(self.model.base_model.parameters())
         self._places = self._where()
 
     def _where(self) -> list[int]:
         return [parameter.data_ptr() for parameter in self._parameters]
 
-    def _layer(self, layer: Any, window: int) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        qkv, qkv_bias = merged([attention.q_proj, attention.k_proj, attention.v_proj])
-        out = attention.o_proj
-        return Layer(
-            qkv=qkv,
-            qkv_bias=qkv_bias,
-            out=out.weight.detach(),
-            out_bias=None if out.bias is None else out.bias.detach(),
-            gate_up=merged([mlp.gate_proj, mlp.up_proj])[0],
-            down=mlp.down_proj.weight.detach(),
-            before_attention=self._norm(layer.input_layernorm),
-            before_mlp=self._norm(layer.post_attention_layernorm),
-            query_norm=self._norm(attention.q_norm) if self._has_head_norms else None,
-            key_norm=self._norm(attention.k_norm) if self._has_head_norms else None,
-            window=window,
-        )
 
-    def _norm(self, module: Any) -> Norm:
-        return Norm(module.weight.detach(), self.epsilon)
+def _joined(
+    x: Tensor, change: Change | None, norm: AnyNorm | None, alone: bool = False
+) -> tuple[Tensor, Tensor, Norm | None]:
+    """x with all changes added, what the next product takes, and the norm that is left to that product.
+
+    One row is normed by every program of a product for itself; for more, and where no product follows (`alone`), there
+    is a launch of its own.
+    """
+    if change is not None:
+        x, inner = ops.added(x, change.states, norm, change.norm, change.multiplier)
+        return x, inner, None
+    if norm is None or (isinstance(norm, Norm) and not alone):
+        return x, x, norm
+    return x, ops.normed(x, norm), None
 
 
-@torch.no_grad()
-def _table(model: PreTrainedModel, count: int) -> Tensor:
-    """The model's own cosines and sines of positions 0 .. count - 1, side by side: [count, 2 D]."""
-    like = torch.zeros(1, dtype=model.dtype, device=model.device)
-    cos, sin = model.base_model.rotary_emb(like, torch.arange(count, device=model.device)[None])
-    return torch.cat([cos[0], sin[0]], dim=-1)
+def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
+    """The MLP reads what attention left."""
+    says = layer.says
+    x, change = _add(x, mixed, layer.out, says.after_attention, says.multiplier)
+    x, inner, norm = _joined(x, change, says.before_mlp)
+    return _add(x, _activated(inner, norm, layer), layer.second, says.after_mlp, says.multiplier)
+
+
+def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
+    """The MLP reads what attention read, unless it has a norm of its own. Both are added as one change."""
+    if layer.says.before_mlp is not None:
+        _, inner, norm = _joined(x, None, layer.says.before_mlp)
+    is_alone, multiplier = len(x) == 1, layer.says.multiplier
+    out, second = layer.out, layer.second
+    made = ops.project(mixed, out.weight, out.bias, residual=x if is_alone else None, multiplier=multiplier)
+    inner = _activated(inner, norm, layer)
+    made = ops.project(inner, second.weight, second.bias, residual=made, multiplier=multiplier)
+    return (made, None) if is_alone else (x, Change(made, None, 1.0))
+
+
+def _add(
+    x: Tensor, states: Tensor, product: Weights, norm: Norm | None, multiplier: float
+) -> tuple[Tensor, Change | None]:
+    """x and a product of `states`: added at once to a single row, otherwise left for the next norm's launch."""
+    if len(x) == 1 and norm is None:
+        made = ops.project(states, product.weight, product.bias, residual=x, multiplier=multiplier)
+        return made, None
+    return x, Change(ops.project(states, product.weight, product.bias), norm, multiplier)
+
+
+def _activated(inner: Tensor, norm: Norm | None, layer: Layer) -> Tensor:
+    """What the MLP's second product takes."""
+    first, mlp = layer.first, layer.says.mlp
+    if mlp.is_gated:
+        return ops.gate(inner, first.weight, norm, first.bias, mlp.activation)
+    return ops.project(inner, first.weight, first.bias, norm, activation=mlp.activation)
+
+
+def _head_normed(states: Tensor, norm: AnyNorm) -> Tensor:
+    """[N, heads, D], each head for itself, or all as one where the norm is as wide as all."""
+    if norm.weight.ndim == 1 and norm.weight.shape[0] != states.shape[-1]:
+        return ops.normed(states.flatten(1), norm).view(states.shape)
+    return ops.normed(states, norm)
+
+
+def _with_weights(says: DecoderLayer, device: torch.device) -> Layer:
+    order = says.attention.head_order
+    return Layer(
+        says,
+        qkv=Weights(*merged(says.attention.qkv)),
+        out=Weights(*merged([says.attention.out])),
+        first=Weights(*merged(says.mlp.first)),
+        second=Weights(*merged([says.mlp.second])),
+        order=None if order is None else torch.tensor(order, dtype=torch.int32, device=device),
+    )

@@ -7,20 +7,33 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+Product = nn.Linear | Conv1D
 
 
 @torch.inference_mode(False)  # what is made in it can never be trained again, and these are the user's own weights
 @torch.no_grad()
-def merged(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """One weight [sum of N, K] and one bias for `parts`, whose own parameters become views of it.
+def merged(parts: Sequence[Product]) -> tuple[Tensor, Tensor | None]:
+    """One weight [sum of N, K] and one bias for linear layers, whose own parameters become views of it.
 
     The modules work as before and know their parameters by the same names. Parts that are merged already stay where
     they are, so several bodies may share a model's layers.
     """
-    weight = _as_one([part.weight for part in parts])
+    weight = _as_one([_by_outputs(part) for part in parts])
     if all(part.bias is None for part in parts):
         return weight, None
     return weight, _as_one([_bias(part) for part in parts])
+
+
+def _by_outputs(part: Product) -> Tensor:
+    """A weight [N, K] that lies in this order; GPT-2 says [K, N], and keeps saying so of the same memory."""
+    weight = part.weight
+    if not isinstance(part, Conv1D):
+        return weight
+    if not weight.T.is_contiguous():
+        weight.data = weight.detach().T.contiguous().T
+    return weight.detach().T
 
 
 def _as_one(parts: Sequence[Tensor]) -> Tensor:
@@ -41,6 +54,6 @@ def _are_neighbours(parts: Sequence[Tensor]) -> bool:
     )
 
 
-def _bias(part: nn.Linear) -> Tensor:
+def _bias(part: Product) -> Tensor:
     """Zeros where some parts have a bias and this one has none: they are nobody's, and merging copies them."""
-    return part.bias if part.bias is not None else part.weight.new_zeros(len(part.weight))
+    return part.bias if part.bias is not None else part.weight.new_zeros(part.weight.shape[0])

@@ -1,0 +1,78 @@
+"""Decoder layers as data: what a fused body must know of a model to run it without its modules.
+
+`bodies.readers` reads a description off transformers' own modules. Weights are named by the modules that hold them, so
+that a body may lay them out as it likes; norms refer to their weights where they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from forerun.math.attention import Scale
+from forerun.math.skinny import Activation, LayerNorm, Norm
+from forerun.models.bodies.merging import Product
+
+AnyNorm = Norm | LayerNorm
+# Cosines and sines [count, 2 T] of positions 0 .. count - 1, side by side, on the model's device and in its dtype.
+AngleTable = Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Queries, keys and values, what they are made of, and what becomes of their product."""
+
+    qkv: tuple[Product, ...]  # products whose results stand side by side: all queries, all keys, all values
+    out: Product
+    scale: Scale
+    # Which head of that product is query, key, value 0, 1 ...; None where they stand in this order.
+    head_order: tuple[int, ...] | None = None
+    query_norm: AnyNorm | None = None  # of each head, or of all heads as one
+    key_norm: AnyNorm | None = None
+    window: int = 0  # keys a token sees, 0 for all
+    angles: int | None = None  # which of the decoder's tables rotates queries and keys; None: they are not rotated
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """One product, an activation, a second product; or two of which one gates the other in the place of the first."""
+
+    first: tuple[Product, ...]  # of a gated one: gate and up, or both in one
+    second: Product
+    activation: Activation
+    is_gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention and an MLP, each with a norm before it, behind it, both or neither."""
+
+    attention: Attention
+    mlp: Mlp
+    before_attention: AnyNorm | None = None
+    after_attention: Norm | None = None
+    before_mlp: AnyNorm | None = None  # of a parallel layer without one, the MLP takes what attention takes
+    after_mlp: Norm | None = None
+    is_parallel: bool = False  # both read the same hidden states; otherwise the MLP reads what attention left
+    multiplier: float = 1.0  # of what each adds to the hidden states
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A whole decoder: embeddings, layers, the last norm, and what its logits go through."""
+
+    num_heads: int
+    num_key_heads: int
+    head_size: int
+    layers: tuple[DecoderLayer, ...]
+    norm: AnyNorm
+    tables: tuple[AngleTable, ...] = ()
+    is_interleaved: bool = False  # which dimensions turn together: see `math.cache_write.rotated`
+    embedding_multiplier: float = 1.0  # of given embeddings, too
+    embedding_norm: AnyNorm | None = None
+    positions: Tensor | None = None  # [P, H] learned, added to embeddings
+    position_offset: int = 0  # of position 0 in that table
+    logit_multiplier: float = 1.0
+    logit_softcap: float | None = None

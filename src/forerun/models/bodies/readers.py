@@ -1,0 +1,471 @@
+"""What transformers' modules say of their decoder, read into a `Decoder`: one short reader a family or group of them.
+
+A reader takes everything from the modules themselves (weights, epsilons, scales, windows), not from what their family
+usually has; what it finds no words for is `NotDescribed`. `bodies.untouched` has made sure before that the modules are
+exactly those that transformers wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from forerun.math.attention import Scale
+from forerun.math.skinny import Activation, LayerNorm, Norm
+from forerun.models.bodies import untouched
+from forerun.models.bodies.description import AngleTable, AnyNorm, Attention, Decoder, DecoderLayer, Mlp
+from forerun.models.bodies.merging import Product
+
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies that do not depend on the batch
+ACTIVATIONS = {
+    "SiLUActivation": Activation.SILU,
+    "SiLU": Activation.SILU,
+    "GELUActivation": Activation.GELU,
+    "GELU": Activation.GELU,
+    "NewGELUActivation": Activation.GELU_TANH,
+    "FastGELUActivation": Activation.GELU_TANH,
+    "GELUTanh": Activation.GELU_TANH,
+    "PytorchGELUTanh": Activation.GELU_TANH,
+    "ReLU": Activation.RELU,
+    "ReLUSquaredActivation": Activation.RELU_SQUARED,
+}
+LESS_ONE = frozenset({"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"})  # gains are stored so
+WIDE = frozenset({"Olmo2RMSNorm", "Olmo3RMSNorm", "HeliumRMSNorm"})  # gains are applied in float32
+
+
+class NotDescribed(Exception):
+    """A part of a model that no field of a description stands for, in words."""
+
+
+def describe(model: PreTrainedModel) -> Decoder:
+    """The decoder below (and the scaling behind) a model's head, or `NotDescribed`."""
+    config = model.config.get_text_config(decoder=True)
+    try:
+        made = FAMILIES[config.model_type](model.base_model, config)
+    except AttributeError as missing:
+        raise NotDescribed(f"{type(model).__name__} is not built as its family is: {missing}") from missing
+    _check_shapes(made)
+    return _with_head(made, model, config)
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """What keeps a model (or a headless body) from being described; None where nothing does."""
+    kind = model.config.get_text_config(decoder=True).model_type
+    if kind not in FAMILIES:
+        return f"{kind} is none of {', '.join(sorted(FAMILIES))}"
+    if reason := untouched.why_not(model):
+        return reason
+    try:
+        describe(model)
+    except NotDescribed as found:
+        return str(found)
+    return None
+
+
+def _check_shapes(decoder: Decoder) -> None:
+    """Whether the products fit each other and the heads."""
+    heads = decoder.num_heads + 2 * decoder.num_key_heads
+    width = decoder.norm.weight.shape[-1]
+    for index, layer in enumerate(decoder.layers):
+        attention, mlp = layer.attention, layer.mlp
+        inner = _outputs([mlp.second]), _inputs(mlp.second) * (2 if mlp.is_gated else 1)
+        fits = (
+            _outputs(attention.qkv) == heads * decoder.head_size
+            and _inputs(attention.out) == decoder.num_heads * decoder.head_size
+            and _outputs([attention.out]) == width
+            and inner == (width, _outputs(mlp.first))
+            and all(_inputs(part) == width for part in (*attention.qkv, *mlp.first))
+        )
+        if not fits:
+            raise NotDescribed(f"layer {index} has weights of other shapes than its heads and widths ask for")
+        if layer.is_parallel and (layer.after_attention or layer.after_mlp):
+            raise NotDescribed("norms behind attention and MLP that stand side by side")
+
+
+def _outputs(parts: Iterable[Product]) -> int:
+    return sum(_shape(part)[0] for part in parts)
+
+
+def _inputs(part: Product) -> int:
+    return _shape(part)[1]
+
+
+def _shape(part: Product) -> tuple[int, int]:
+    """(outputs, inputs) of a product."""
+    rows, columns = part.weight.shape
+    return (columns, rows) if isinstance(part, Conv1D) else (rows, columns)
+
+
+def _with_head(decoder: Decoder, model: Any, config: Any) -> Decoder:
+    """What the model's own forward does to the head's logits."""
+    scaling = getattr(config, "logits_scaling", None)
+    return replace(
+        decoder,
+        logit_multiplier=1 / scaling if scaling else float(getattr(model, "logit_scale", 1.0)),
+        logit_softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+# Parts that families share
+
+
+def _norm(module: Any) -> AnyNorm | None:
+    """By the name of its class, which is transformers' or torch's."""
+    if module is None:
+        return None
+    name = type(module).__name__
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    epsilon = float(getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 0.0)
+    if weight is None:
+        raise NotDescribed("a norm without a weight")
+    if name.endswith(("LayerNorm", "LayerNorm1P")):
+        offset = 1.0 if name.endswith("1P") else 0.0
+        return LayerNorm(weight.detach(), None if bias is None else bias.detach(), epsilon, offset)
+    if name.endswith("RMSNorm"):
+        return Norm(weight.detach(), epsilon, 1.0 if name in LESS_ONE else 0.0, name in LESS_ONE | WIDE)
+    raise NotDescribed(f"a norm of type {name}")
+
+
+def _after(module: Any) -> Norm | None:
+    """A norm of what is added to the hidden states."""
+    norm = _norm(module)
+    if isinstance(norm, LayerNorm):
+        raise NotDescribed("a layer norm behind attention or the MLP")
+    return norm
+
+
+def _product(module: Any) -> Product:
+    if type(module) not in (nn.Linear, Conv1D):
+        raise NotDescribed(f"a product of type {type(module).__name__}")
+    found: Product = module
+    return found
+
+
+def _activation(module: Any) -> Activation:
+    found = ACTIVATIONS.get(type(module).__name__)
+    if found is None:
+        raise NotDescribed(f"the activation {type(module).__name__}")
+    return found
+
+
+def _gated_mlp(mlp: Any) -> Mlp:
+    first = (_product(mlp.gate_proj), _product(mlp.up_proj))
+    return Mlp(first, _product(mlp.down_proj), _activation(mlp.act_fn), True)
+
+
+def _fused_mlp(mlp: Any) -> Mlp:
+    return Mlp((_product(mlp.gate_up_proj),), _product(mlp.down_proj), _activation(mlp.activation_fn), True)
+
+
+def _plain_mlp(mlp: Any, first: str, second: str, activation: str) -> Mlp:
+    products = _product(getattr(mlp, first)), _product(getattr(mlp, second))
+    return Mlp(products[:1], products[1], _activation(getattr(mlp, activation)), False)
+
+
+def _qkv(attention: Any, index: int) -> tuple[Product, ...]:
+    """Queries, keys and values by three products, or by one in this order."""
+    _check_index(attention, index)
+    if hasattr(attention, "qkv_proj"):
+        return (_product(attention.qkv_proj),)
+    return _product(attention.q_proj), _product(attention.k_proj), _product(attention.v_proj)
+
+
+def _check_index(attention: Any, index: int) -> None:
+    if attention.layer_idx != index:
+        raise NotDescribed(f"layer {index} writes the keys of layer {attention.layer_idx}")
+    if not getattr(attention, "is_causal", True):
+        raise NotDescribed("attention in both directions")
+
+
+def _head_norms(attention: Any, names: tuple[str, str] | None) -> dict[str, AnyNorm | None]:
+    if names is None:
+        return {}
+    return {kind: _norm(getattr(attention, name)) for kind, name in zip(("query_norm", "key_norm"), names, strict=True)}
+
+
+def _rotary(base: Any, config: Any, kinds: Sequence[str] = ("",), doubled: bool = False) -> tuple[AngleTable, ...]:
+    """A table for each kind of layers that rotates by angles of its own."""
+    for kind in kinds:
+        rope = (config.rope_parameters[kind] if kind else config.rope_parameters) or {}
+        if rope.get("rope_type", "default") not in ROPE_TYPES:
+            raise NotDescribed(f"rotary embedding of type {rope.get('rope_type')}")
+    return tuple(partial(_angles, base, kind, doubled) for kind in kinds)
+
+
+@torch.no_grad()
+def _angles(base: Any, kind: str, doubled: bool, count: int) -> Tensor:
+    """The model's own cosines and sines; `doubled`: those of each angle stand side by side twice, not half by half."""
+    like = torch.zeros(1, dtype=base.dtype, device=base.device)
+    positions = torch.arange(count, device=base.device)[None]
+    cos, sin = base.rotary_emb(like, positions, *([kind] if kind else []))
+    if doubled:
+        cos, sin = (torch.cat([t[..., ::2]] * 2, dim=-1) for t in (cos, sin))
+    return torch.cat([cos[0], sin[0]], dim=-1)
+
+
+def _decoder(config: Any, layers: Sequence[DecoderLayer], last_norm: Any, size: int, **more: Any) -> Decoder:
+    if len(layers) != config.num_hidden_layers:
+        raise NotDescribed(f"{len(layers)} layers where the configuration has {config.num_hidden_layers}")
+    norm, heads = _norm(last_norm), int(config.num_attention_heads)
+    assert norm is not None
+    return Decoder(heads, int(getattr(config, "num_key_value_heads", None) or heads), size, tuple(layers), norm, **more)
+
+
+# Families
+
+Window = Callable[[Any, int], int]  # (configuration, layer)
+ReadMlp = Callable[[Any], Mlp]
+
+
+def _typed_window(config: Any, index: int) -> int:
+    """Where layers have types, some of them see a window alone."""
+    return int(config.sliding_window or 0) if config.layer_types[index] == "sliding_attention" else 0
+
+
+def _one_window(config: Any, index: int) -> int:
+    return int(getattr(config, "sliding_window", None) or 0)
+
+
+def _no_window(config: Any, index: int) -> int:
+    return 0
+
+
+def _llama(
+    base: Any,
+    config: Any,
+    *,
+    window: Window = _no_window,
+    mlp: ReadMlp = _gated_mlp,
+    out: str = "o_proj",
+    norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", ""),
+    head_norms: tuple[str, str] | None = None,
+    is_parallel: bool = False,
+    last_norm: str = "norm",
+    doubled: bool = False,
+    is_interleaved: bool = False,
+) -> Decoder:
+    """Layers of `self_attn` and `mlp` over rotated queries and keys.
+
+    `norms` are the names of those before and after attention, before and after the MLP; `doubled`, see `_angles`.
+    """
+    by_type = "layer_type" in signature(base.rotary_emb.forward).parameters
+    kinds = tuple(dict.fromkeys(config.layer_types)) if by_type else ("",)
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.self_attn
+        before, after, before_mlp, after_mlp = (getattr(module, name) if name else None for name in norms)
+        attention = Attention(
+            _qkv(own, index),
+            _product(getattr(own, out)),
+            Scale(float(own.scaling), getattr(own, "attn_logit_softcapping", None)),
+            window=window(config, index),
+            angles=(kinds.index(config.layer_types[index]) if by_type else 0) if _is_rotated(own) else None,
+            **_head_norms(own, head_norms),
+        )
+        return DecoderLayer(
+            attention,
+            mlp(module.mlp),
+            before_attention=_norm(before),
+            after_attention=_after(after),
+            before_mlp=_norm(before_mlp),
+            after_mlp=_after(after_mlp),
+            is_parallel=is_parallel,
+            multiplier=float(getattr(module, "residual_multiplier", 1.0)),
+        )
+
+    return _decoder(
+        config,
+        [layer(*pair) for pair in enumerate(base.layers)],
+        getattr(base, last_norm),
+        base.layers[0].self_attn.head_dim,
+        tables=_rotary(base, config, kinds, doubled),
+        is_interleaved=is_interleaved,
+        embedding_multiplier=float(getattr(base, "embedding_multiplier", 1.0)),
+    )
+
+
+def _is_rotated(attention: Any) -> bool:
+    """SmolLM3, Cohere 2 and EXAONE 4 have layers that tell no positions."""
+    kind = type(attention).__name__
+    if kind == "Cohere2Attention":
+        return attention.sliding_window is not None
+    if kind == "Exaone4Attention":
+        return attention.sliding_window is None or bool(attention.is_sliding)
+    return bool(getattr(attention, "use_rope", True))
+
+
+def _gpt_neox(base: Any, config: Any) -> Decoder:
+    heads, size = config.num_attention_heads, base.layers[0].attention.head_size
+    mlp = partial(_plain_mlp, first="dense_h_to_4h", second="dense_4h_to_h", activation="act")
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.attention
+        _check_index(own, index)
+        attention = Attention(
+            (_product(own.query_key_value),),
+            _product(own.dense),
+            Scale(float(own.scaling)),
+            head_order=_one_head_after_the_other(heads),
+            angles=0,
+        )
+        norms = _norm(module.input_layernorm), _norm(module.post_attention_layernorm)
+        return DecoderLayer(attention, mlp(module.mlp), norms[0], before_mlp=norms[1],
+                            is_parallel=bool(module.use_parallel_residual))  # fmt: skip
+
+    layers = [layer(*pair) for pair in enumerate(base.layers)]
+    return _decoder(config, layers, base.final_layer_norm, size, tables=_rotary(base, config))
+
+
+def _one_head_after_the_other(heads: int) -> tuple[int, ...]:
+    """Where query, key and value of a head lie side by side."""
+    return tuple(3 * head + part for part in range(3) for head in range(heads))
+
+
+def _opt(base: Any, config: Any) -> Decoder:
+    decoder = base.decoder
+    if decoder.project_in is not None or decoder.project_out is not None or decoder.final_layer_norm is None:
+        raise NotDescribed("embeddings of another width, or no norm behind the last layer")
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.self_attn
+        if not module.do_layer_norm_before:
+            raise NotDescribed("norms behind the sums")
+        attention = Attention(_qkv(own, index), _product(own.out_proj), Scale(float(own.scaling)))
+        mlp = _plain_mlp(module, "fc1", "fc2", "activation_fn")
+        norms = _norm(module.self_attn_layer_norm), _norm(module.final_layer_norm)
+        return DecoderLayer(attention, mlp, norms[0], before_mlp=norms[1])
+
+    table = decoder.embed_positions
+    return _decoder(
+        config,
+        [layer(*pair) for pair in enumerate(decoder.layers)],
+        decoder.final_layer_norm,
+        decoder.layers[0].self_attn.head_dim,
+        positions=table.weight.detach(),
+        position_offset=int(table.offset),
+    )
+
+
+def _gpt2(base: Any, config: Any) -> Decoder:
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.attn
+        _check_index(own, index)
+        if hasattr(module, "crossattention") or own.reorder_and_upcast_attn:
+            raise NotDescribed("cross-attention, or attention that is upcast")
+        attention = Attention((_product(own.c_attn),), _product(own.c_proj), Scale(float(own.scaling)))
+        mlp = _plain_mlp(module.mlp, "c_fc", "c_proj", "act")
+        return DecoderLayer(attention, mlp, _norm(module.ln_1), before_mlp=_norm(module.ln_2))
+
+    layers = [layer(*pair) for pair in enumerate(base.h)]
+    return _decoder(config, layers, base.ln_f, base.h[0].attn.head_dim, positions=base.wpe.weight.detach())
+
+
+def _cohere(base: Any, config: Any, window: Window = _no_window) -> Decoder:
+    has_norms = getattr(base.layers[0].self_attn, "use_qk_norm", False)
+    return _llama(
+        base, config, window=window, norms=ONE_BEFORE_BOTH, head_norms=HEAD_NORMS if has_norms else None,
+        is_parallel=True, doubled=True, is_interleaved=True,
+    )  # fmt: skip
+
+
+def _stablelm(base: Any, config: Any) -> Decoder:
+    if config.qk_layernorm:
+        raise NotDescribed("a norm of its own for every head")
+    is_parallel = bool(config.use_parallel_residual)
+    norms = ONE_BEFORE_BOTH if is_parallel else ("input_layernorm", "", "post_attention_layernorm", "")
+    return _llama(base, config, norms=norms, is_parallel=is_parallel)
+
+
+def _phi(base: Any, config: Any) -> Decoder:
+    return _llama(
+        base, config, mlp=partial(_plain_mlp, first="fc1", second="fc2", activation="activation_fn"), out="dense",
+        norms=ONE_BEFORE_BOTH, head_norms=("q_layernorm", "k_layernorm") if config.qk_layernorm else None,
+        is_parallel=True, last_norm="final_layernorm",
+    )  # fmt: skip
+
+
+def _gptj(base: Any, config: Any) -> Decoder:
+    """GPT-J; and CodeGen, whose weights were cut for four processors, each part with its queries, values, keys."""
+    heads, size = config.num_attention_heads, base.h[0].attn.head_dim
+    if not config.rotary_dim:
+        raise NotDescribed("no number of dimensions that are rotated")
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.attn
+        order = _in_parts(heads, 4) if hasattr(own, "qkv_proj") else None
+        attention = Attention(
+            _qkv(own, index), _product(own.out_proj), Scale(1 / float(own.scale_attn)), head_order=order, angles=0
+        )
+        mlp = _plain_mlp(module.mlp, "fc_in", "fc_out", "act")
+        return DecoderLayer(attention, mlp, _norm(module.ln_1), is_parallel=True)
+
+    layers = [layer(*pair) for pair in enumerate(base.h)]
+    tables = (partial(_stored_angles, base),)
+    return _decoder(config, layers, base.ln_f, size, tables=tables, is_interleaved=True)
+
+
+def _in_parts(heads: int, parts: int) -> tuple[int, ...]:
+    each = heads // parts
+    first = [3 * each * part + head for part in range(parts) for head in range(each)]
+    return *first, *(head + 2 * each for head in first), *(head + each for head in first)
+
+
+def _stored_angles(base: Any, count: int) -> Tensor:
+    """The sines and cosines that attention keeps for the positions there are; beyond them nothing is ever asked for."""
+    kept: Tensor = base.h[0].attn.embed_positions[:count]
+    sin, cos = kept.to(base.device, base.dtype).chunk(2, dim=-1)
+    return F.pad(torch.cat([cos, cos, sin, sin], dim=-1), (0, 0, 0, count - len(kept)))
+
+
+SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+BEHIND = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+ONE_BEFORE_BOTH = ("input_layernorm", "", "", "")
+HEAD_NORMS = ("q_norm", "k_norm")
+_up_and_down = partial(_plain_mlp, first="up_proj", second="down_proj", activation="act_fn")
+
+FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
+    "arcee": partial(_llama, mlp=_up_and_down),
+    "codegen": _gptj,
+    "cohere": _cohere,
+    "cohere2": partial(_cohere, window=_typed_window),
+    "exaone4": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
+    "gemma": _llama,
+    "gemma2": partial(_llama, window=_typed_window, norms=SANDWICH),
+    "gemma3_text": partial(_llama, window=_typed_window, norms=SANDWICH, head_norms=HEAD_NORMS),
+    "glm": partial(_llama, mlp=_fused_mlp, is_interleaved=True),
+    "glm4": partial(
+        _llama, mlp=_fused_mlp, is_interleaved=True,
+        norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    ),
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "gptj": _gptj,
+    "granite": _llama,
+    "helium": partial(_llama, is_interleaved=True),
+    "llama": _llama,
+    "ministral": partial(_llama, window=_typed_window),
+    "mistral": partial(_llama, window=_one_window),
+    "nemotron": partial(_llama, mlp=_up_and_down),
+    "olmo2": partial(_llama, norms=BEHIND, head_norms=HEAD_NORMS),
+    "olmo3": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
+    "opt": _opt,
+    "phi": _phi,
+    "phi3": partial(_llama, window=_one_window, mlp=_fused_mlp),
+    "qwen2": partial(_llama, window=_typed_window),
+    "qwen3": partial(_llama, window=_typed_window, head_norms=HEAD_NORMS),
+    "seed_oss": _llama,
+    "smollm3": partial(_llama, window=_typed_window),
+    "stablelm": _stablelm,
+    "starcoder2": partial(
+        _llama, window=_one_window, mlp=partial(_plain_mlp, first="c_fc", second="c_proj", activation="act")
+    ),
+}  # fmt: skip

@@ -1,0 +1,54 @@
+"""Whether a model is exactly what transformers wrote, so that what its modules do can be known by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from forerun.models import plain
+
+# Where modules may come from beside the family's own file.
+LIBRARIES = frozenset({"transformers.activations", "transformers.pytorch_utils"}) | {
+    f"torch.nn.modules.{name}" for name in ("activation", "container", "dropout", "linear", "normalization", "sparse")
+}
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """The first thing that was added to a causal model (or to its headless body); None where there is none."""
+    if plain.has_global_hooks():
+        return "forward hooks are registered for all modules"
+    return next(_odd_modules(model), None) or next(_odd_weights(model), None)
+
+
+def _odd_modules(model: PreTrainedModel) -> Iterator[str]:
+    """Whatever would be skipped without a word: adapters, quantised layers, hooks, forwards of somebody's own."""
+    home, base = type(model).__module__, model.base_model
+    if not home.startswith("transformers.models.") or type(base).__module__ != home:
+        yield f"the model is a {type(model).__name__}, which is not transformers' own"
+        return
+    if model is not base:
+        if not type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+            yield f"the model is a {type(model).__name__}, not a causal one"
+        if reason := plain.why_not_module(model.get_output_embeddings(), nn.Linear):
+            yield f"its head {reason}"
+    for name, module in model.named_modules():
+        if type(module).__module__ not in LIBRARIES | {home}:
+            yield f"{name} is a {type(module).__name__}, which is not the family's own"
+        elif not isinstance(module, nn.ModuleList) and (reason := plain.why_not_forward(module)):
+            yield f"{name or 'the model'} {reason}"
+
+
+def _odd_weights(model: PreTrainedModel) -> Iterator[str]:
+    """Weights that are anything but plain memory, of the model's dtype and on its device; or used in two layers."""
+    for name, weight in model.named_parameters():
+        if not (plain.is_memory(weight) or plain.is_memory(weight.T)):  # a body may have transposed it
+            yield f"{name} is a {type(weight).__name__} that does not lie in memory in one piece"
+        elif weight.dtype != model.dtype or weight.device != model.device:
+            yield f"{name} is {weight.dtype} on {weight.device}".replace("torch.", "")
+    lists: Any = (module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
+    places = [weight.data_ptr() for layer in next(lists, ()) for weight in layer.parameters()]
+    if len(set(places)) < len(places):  # it can lie side by side with the others of one layer alone
+        yield "layers share weights"
