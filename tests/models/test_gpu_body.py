@@ -47,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {"use_qk_norm": True},
     "cohere2": {},
     "exaone4": {},
+    "falcon": {"new_decoder_architecture": False, "multi_query": True, "bias": True},
     "gemma": {},
     "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
     "gemma3_text": {"final_logit_softcapping": 10.0},
@@ -72,6 +73,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # The same families built in another way.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon-sequential": ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4,
+                                     "parallel_attn": False}),
     "gpt_neox-parallel": ("gpt_neox", {"use_parallel_residual": True, "rope_parameters": HALF_A_HEAD}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "phi3-partial": ("phi3", {"rope_parameters": HALF_A_HEAD}),

@@ -74,9 +74,8 @@ class StaticPass:
         self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
         self._kept_starts: dict[tuple[int, int], Tensor] = {}
         self._rotary = RotaryPatches(scorer.model, scorer.kernels)
-        told = isinstance(scorer, Seq2SeqScorer)
-        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings()) if told else ()
-        self._patches = ModulePatches(*parts)
+        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings())
+        self._patches = ModulePatches(*(part for part in parts if part is not None and self._body is None))
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:
         """`count` new tokens for each of `slots` [R], behind `past` [R] keys; no row will have more than `span`."""

@@ -144,7 +144,7 @@ def _after(module: Any) -> Norm | None:
 
 
 def _product(module: Any) -> Product:
-    if type(module) not in (nn.Linear, Conv1D):
+    if type(module) not in (nn.Linear, Conv1D) and type(module).__name__ != "FalconLinear":
         raise NotDescribed(f"a product of type {type(module).__name__}")
     found: Product = module
     return found
@@ -217,7 +217,8 @@ def _decoder(config: Any, layers: Sequence[DecoderLayer], last_norm: Any, size: 
         raise NotDescribed(f"{len(layers)} layers where the configuration has {config.num_hidden_layers}")
     norm, heads = _norm(last_norm), int(config.num_attention_heads)
     assert norm is not None
-    return Decoder(heads, int(getattr(config, "num_key_value_heads", None) or heads), size, tuple(layers), norm, **more)
+    key_heads = int(more.pop("num_key_heads", None) or getattr(config, "num_key_value_heads", None) or heads)
+    return Decoder(heads, key_heads, size, tuple(layers), norm, **more)
 
 
 # Families
@@ -330,6 +331,30 @@ def _one_head_after_the_other(heads: int) -> tuple[int, ...]:
     return tuple(3 * head + part for part in range(3) for head in range(heads))
 
 
+def _falcon(base: Any, config: Any) -> Decoder:
+    """The first architecture: one key head for all, or one for each."""
+    if config.alibi or config.new_decoder_architecture:
+        raise NotDescribed("ALiBi, or keys that the cache holds once for every query head")
+    heads, own = config.num_attention_heads, base.h[0].self_attention
+    order = None if config.multi_query else _one_head_after_the_other(heads)
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.self_attention
+        _check_index(own, index)
+        scale = Scale(float(own.inv_norm_factor))
+        qkv = (_product(own.query_key_value),)
+        return DecoderLayer(
+            Attention(qkv, _product(own.dense), scale, head_order=order, angles=0),
+            _plain_mlp(module.mlp, "dense_h_to_4h", "dense_4h_to_h", "act"),
+            before_attention=_norm(module.input_layernorm),
+            before_mlp=None if config.parallel_attn else _norm(module.post_attention_layernorm),
+            is_parallel=bool(config.parallel_attn),
+        )
+
+    layers, tables = [layer(*pair) for pair in enumerate(base.h)], _rotary(base, config)
+    return _decoder(config, layers, base.ln_f, own.head_dim, num_key_heads=own.num_kv_heads, tables=tables)
+
+
 def _opt(base: Any, config: Any) -> Decoder:
     decoder = base.decoder
     if decoder.project_in is not None or decoder.project_out is not None or decoder.final_layer_norm is None:
@@ -438,6 +463,7 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "cohere": _cohere,
     "cohere2": partial(_cohere, window=_typed_window),
     "exaone4": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
+    "falcon": _falcon,
     "gemma": _llama,
     "gemma2": partial(_llama, window=_typed_window, norms=SANDWICH),
     "gemma3_text": partial(_llama, window=_typed_window, norms=SANDWICH, head_norms=HEAD_NORMS),
