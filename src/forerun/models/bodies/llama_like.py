@@ -1,4 +1,4 @@
-"""What the fused bodies ask of a model: one of the families whose layers are Llama's, with nothing added to them."""
+"""What the fused body on a CPU asks of a model: a family whose layers are Llama's, with nothing added to them."""
 
 from __future__ import annotations
 

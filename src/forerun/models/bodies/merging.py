@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-Product = nn.Linear | Conv1D
+Product: TypeAlias = "nn.Linear | Conv1D"
 
 
 @torch.inference_mode(False)  # what is made in it can never be trained again, and these are the user's own weights
@@ -28,7 +29,7 @@ def merged(parts: Sequence[Product]) -> tuple[Tensor, Tensor | None]:
 
 def _by_outputs(part: Product) -> Tensor:
     """A weight [N, K] that lies in this order; GPT-2 says [K, N], and keeps saying so of the same memory."""
-    weight = part.weight
+    weight: Tensor = part.weight
     if not isinstance(part, Conv1D):
         return weight
     if not weight.T.is_contiguous():
@@ -56,4 +57,6 @@ def _are_neighbours(parts: Sequence[Tensor]) -> bool:
 
 def _bias(part: Product) -> Tensor:
     """Zeros where some parts have a bias and this one has none: they are nobody's, and merging copies them."""
-    return part.bias if part.bias is not None else part.weight.new_zeros(part.weight.shape[0])
+    bias: Tensor | None = part.bias
+    weight: Tensor = part.weight
+    return bias if bias is not None else weight.new_zeros(weight.shape[0])

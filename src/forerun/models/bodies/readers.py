@@ -186,7 +186,7 @@ def _check_index(attention: Any, index: int) -> None:
         raise NotDescribed("attention in both directions")
 
 
-def _head_norms(attention: Any, names: tuple[str, str] | None) -> dict[str, AnyNorm | None]:
+def _head_norms(attention: Any, names: tuple[str, str] | None) -> dict[str, Any]:
     if names is None:
         return {}
     return {kind: _norm(getattr(attention, name)) for kind, name in zip(("query_norm", "key_norm"), names, strict=True)}
