@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
 
+from engine.device_engines import engine as device_engine
 from forerun import DraftModel, PromptLookup
 from forerun.config import SamplingParams
 from forerun.drafters.base import Drafter
@@ -135,3 +137,22 @@ def test_a_failing_pass_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         alone = engine_of()
         alone.add(request(prompts()[0 if number == 0 else 2], number))
         assert found[number] == texts(alone)[number]
+
+
+@pytest.mark.parametrize("drafter", ("none", "model", "lookup", "exit"))
+@pytest.mark.parametrize("decoding", (3, 5))
+def test_recorded_rounds_write_nothing_into_a_prompt_that_is_being_read(drafter: str, decoding: int) -> None:
+    """A table for four or eight rows has entries without a row, whose keys go to a slot that nobody has."""
+    asked = [request(prompt, number, tokens=30) for number, prompt in enumerate(ragged_prompts(decoding, 97, 5))]
+    late = replace(request(prompts()[2], decoding), params=SamplingParams())
+
+    alone = device_engine(False, drafter=drafter, policy=2)
+    alone.add(late)
+    want = texts(alone)[decoding]
+    engine = device_engine(True, drafter=drafter, policy=2)
+    engine.prompt_tokens = 3
+    for each in asked:
+        engine.add(each)
+    engine.step()
+    engine.add(late)
+    assert texts(engine)[decoding] == want

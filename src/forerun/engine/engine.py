@@ -533,6 +533,8 @@ class Engine:
             return
         row.number = next(number for number in itertools.count() if number not in self._held)
         self._held.add(row.number)
+        if self.runner is not None:
+            self.runner.release_table()  # entries without a row write where nobody was: the new row may be there now
         self.target.admit(row.number)
         self.drafting.notify("admit", row.number, row.request.prompt)
         if row.request.source is not None:
