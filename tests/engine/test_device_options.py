@@ -201,3 +201,8 @@ def test_through_the_kernels(monkeypatch: MonkeyPatch) -> None:
 def test_a_long_draft_with_log_probabilities() -> None:
     asked = [OPTIONS["alternatives"](request) for request in requests(1, new=34)]
     compare(results(engine(True, policy=32), asked), results(engine(False, policy=32), asked))
+
+
+def test_more_alternatives_than_there_are_ids() -> None:
+    asked = [replace(request, logprobs=2 * VOCAB) for request in requests(1, new=5)]
+    compare(results(engine(True, policy=2), asked), results(engine(False, policy=2), asked))

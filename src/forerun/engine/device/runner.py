@@ -533,6 +533,7 @@ def _on_host(source: Tensor) -> Tensor:
 
 def _token_logprob(token: int, numbers: Sequence[float], looked_up: int, wanted: int) -> TokenLogprob:
     """From the numbers of one position, see `RowTable.logprobs`."""
+    wanted = min(wanted, looked_up)  # there may be fewer ids than were asked for
     ids, chances = numbers[1 : 1 + wanted], numbers[1 + looked_up : 1 + looked_up + wanted]
     return TokenLogprob(token, numbers[0], tuple(zip(map(int, ids), chances, strict=True)))
 
