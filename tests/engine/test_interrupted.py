@@ -200,3 +200,28 @@ def test_a_step_that_fails_is_not_counted() -> None:
     assert len(results) == 2
     for result in results:
         assert result.stats.rounds == result.stats.num_emitted_tokens == len(result.tokens) == NEW
+
+
+def test_keys_that_cannot_be_given_back_cost_nobody_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round was over: its tokens have been given, and each row ends once."""
+    engine, handles = _begun("lookup", 0)
+    release, calls = engine.target.release, list[int]()
+
+    def fail_once(number: int) -> None:
+        calls.append(number)
+        if len(calls) == 1:
+            raise RuntimeError("no memory")
+        release(number)
+
+    monkeypatch.setattr(engine.target, "release", fail_once)
+    engine.prefixes.limit = 0
+    gained: dict[int, tuple[int, ...]] = dict.fromkeys(handles, ())
+    ended = dict[int, tuple[int, ...]]()
+    while not engine.is_idle:
+        for entry in engine.step():
+            gained[entry.row] += entry.tokens
+        for handle, result in engine.take_results_by_handle().items():
+            assert handle not in ended
+            ended[handle] = result.tokens
+    assert calls and ended == gained
+    assert [ended[handle] for handle in handles] == [wanted("lookup")[i] for i in range(3)]

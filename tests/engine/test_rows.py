@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
 import forerun
-from engine.scripted import PROMPT, VOCAB, answer, engine_with, finish, prophet
+from engine.scripted import PROMPT, VOCAB, Spell, answer, engine_with, finish, prophet
 from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, EarlyExit, PromptLookup
 from forerun.engine import FinishReason, Request
@@ -268,3 +269,34 @@ def test_a_prompt_that_is_known_whole_is_scored_again() -> None:
     engine = engine_with(prophet(), keep_rows=1)
     for _ in range(3):
         assert finish(engine, Request(prompt=PROMPT, max_new_tokens=12))[0].tokens == answer()[:12]
+
+
+class Aborting(Spell):
+    """Aborts a row when it spells for the n-th time, in the middle of a step."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.abort = left, lambda: None
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
+        self.left -= 1
+        if self.left == 0:
+            self.abort()
+        return super().decode(tokens)
+
+
+@pytest.mark.parametrize("spelt", (1, 3, 5))
+@pytest.mark.parametrize("which", (0, 1, 2))
+def test_a_row_aborted_within_a_step_ends_with_that_step(which: int, spelt: int) -> None:
+    tokenizer = Aborting(spelt)
+    engine = engine_with(PromptLookup(), tokenizer=tokenizer)
+    handles = [engine.add(request(number, stop_strings=("<never>",))) for number in range(3)]
+    tokenizer.abort = lambda: engine.abort(handles[which])
+    gained: dict[int, tuple[int, ...]] = dict.fromkeys(handles, ())
+    while not engine.is_idle:
+        for entry in engine.step():
+            gained[entry.row] += entry.tokens
+    results = engine.take_results_by_handle()
+    for number, handle in enumerate(handles):
+        assert results[handle].tokens == gained[handle] == answer(PROMPTS[number])[: len(gained[handle])]
+        assert (results[handle].finish_reason is FinishReason.ABORT) == (number == which)
+    assert engine.target.cache.rows == ()

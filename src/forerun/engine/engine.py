@@ -104,6 +104,7 @@ class Engine:
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
         self._results: dict[int, RowResult] = {}  # by handle
+        self._aborted: set[int] = set()  # handles of rows that are to end
         self._held: set[int] = set()  # row numbers that target and drafter know, kept prefixes included
         self._handles = itertools.count()
         self._round_numbers = itertools.count(1)
@@ -171,11 +172,12 @@ class Engine:
             return row.handle
 
     def abort(self, handle: int) -> None:
-        """End a row with what it has; one that has ended stays as it is."""
+        """End a row with what it has; one that has ended stays as it is. Within a step (a tokenizer or a processor may
+        call this): when the step is over."""
         with self._turnstile.calling():
-            for row in [*self._waiting, *self._running.values()]:
-                if row.handle == handle:
-                    row.finish_reason = FinishReason.ABORT
+            self._aborted.add(handle)
+            if self._turnstile.is_stepping:
+                return
             try:
                 self._retire()
             except BaseException:
@@ -256,7 +258,7 @@ class Engine:
                 self._admit()
             self._expire()
             progress = self._round()
-            self._retire()
+            self._retire_behind_round()
             return progress
         except BaseException:  # at any point: a user's Ctrl-C, a tokenizer or a model that fails, memory that runs out
             self._start_over()
@@ -281,6 +283,15 @@ class Engine:
                 row.count()
             return progress
         return []
+
+    def _retire_behind_round(self) -> None:
+        """Keys that cannot be given back must not cost anybody the tokens that this step has gained."""
+        try:
+            self._retire()
+        except Exception:
+            if self.faults.strict:
+                raise
+            self._start_over()
 
     def _batch(self) -> list[Row]:
         """Rows that decode in the coming round: all whose prompts have been read."""
@@ -634,16 +645,22 @@ class Engine:
 
     def _retire(self) -> None:
         """Let finished rows go."""
-        for row in [row for row in self._waiting if row.finish_reason is not None]:
-            self._results[row.handle] = row.result(self.clock())
-            self._waiting.remove(row)
-        done = [row for row in self._running.values() if row.finish_reason is not None]
-        for row in sorted(done, key=lambda row: -self.target.cache.slot(row.number)):
-            self._results[row.handle] = row.result(self.clock())
+        for row in (*self._waiting, *self._running.values()):
+            if row.handle in self._aborted and row.finish_reason is None:
+                row.finish_reason = FinishReason.ABORT
+        self._aborted.clear()
+        leaving = [row for row in self._running.values() if row.finish_reason is not None]
+        ended = [*leaving, *(row for row in self._waiting if row.finish_reason is not None)]
+        if ended:
+            results = self._results | {row.handle: row.result(self.clock()) for row in ended}
+            waiting = [row for row in self._waiting if row.finish_reason is None]
+            running = {number: row for number, row in self._running.items() if row.finish_reason is None}
+            # In one assignment, before anything that may fail: nobody's result is lost, or there twice.
+            self._results, self._waiting, self._running = results, waiting, running
+            self._is_blocked = False
+        for row in sorted(leaving, key=lambda row: -self.target.cache.slot(row.number)):
             if row.error is None:
                 self._keep(row)
-            del self._running[row.number]
-            self._is_blocked = False
         if self.runner is not None and self.runner.has_pending and not self._running:
             self.runner.discard_pending()
         if self.runner is None or not self.runner.has_pending:  # slots move when a row goes

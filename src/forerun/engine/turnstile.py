@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock, RLock
+from threading import RLock, get_ident
 
 NAP = 2e-5  # seconds between two looks whether a caller has got in
 
@@ -15,27 +15,35 @@ class Turnstile:
 
     def __init__(self) -> None:
         self._held = RLock()  # a step may call a tokenizer or processor that aborts a row
-        self._count, self._callers = Lock(), 0
+        self._callers: set[object] = set()  # who waits: a Ctrl-C must not leave a count that nobody takes back
+        self._stepper: int | None = None  # the thread that steps
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """For the thread that steps, again and again: whoever waits goes first."""
-        while self._callers:
+        """For the thread that steps, again and again: whoever waits already goes first, and nobody who comes later."""
+        first = self._callers.copy()
+        while not first.isdisjoint(self._callers):
             time.sleep(NAP)
-        with self._held:
-            yield
+        try:
+            with self._held:
+                self._stepper = get_ident()
+                yield
+        finally:
+            self._stepper = None
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether the caller's own thread is in the middle of a step."""
+        return self._stepper == get_ident()
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """For anybody else: waits until the step under way is over."""
-        with self._count:
-            self._callers += 1
+        """For anybody else: waits until the step under way is over, unless that step is what calls."""
+        caller = object()
         try:
-            self._held.acquire()
+            self._callers.add(caller)
+            with self._held:
+                self._callers.discard(caller)
+                yield
         finally:
-            with self._count:
-                self._callers -= 1
-        try:
-            yield
-        finally:
-            self._held.release()
+            self._callers.discard(caller)
