@@ -221,3 +221,40 @@ def test_an_engine_without_a_thread_of_its_own_takes_requests_from_others() -> N
     found = {result.request.request_id: result for result in engine.take_results()}
     assert sorted(found) == list(range(20)) and max(waits) < 30
     assert all(found[number].tokens == alone(number) for number in range(20) if number % 4 != 3)
+
+
+def test_an_abort_that_fails_ends_its_request_and_harms_nobody(
+    serving: AsyncEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = serving.submit(request(0, tokens=2000))
+    next(first)
+    release, calls = serving.engine.target.release, list[int]()
+
+    def fail_once(number: int) -> None:
+        calls.append(number)
+        if len(calls) == 1:
+            raise RuntimeError("no memory")
+        release(number)
+
+    monkeypatch.setattr(serving.engine.target, "release", fail_once)
+    with serving._arrived:  # both orders are carried out in one go
+        first.close()
+        second = serving.submit(request(1))
+    assert first.result(60).finish_reason is FinishReason.ABORT
+    assert second.result(60).tokens == alone(1) and calls
+    assert serving.submit(request(2)).result(60).tokens == alone(2)
+
+
+def test_readers_of_one_stream_share_it(serving: AsyncEngine) -> None:
+    stream, gained, ends = serving.submit(request(0, tokens=200)), list[int](), list[bool]()
+
+    def read() -> None:
+        for progress in stream:
+            gained.extend(progress.tokens)
+        ends.append(stream.has_ended)
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(read) for _ in range(4)]:
+            future.result(60)
+    assert sorted(gained) == sorted(stream.result(60).tokens)
+    assert ends == [True] * 4, "nobody takes a pause for the end"

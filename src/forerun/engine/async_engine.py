@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -31,12 +32,16 @@ class RequestStream(Iterator[Progress], AsyncIterator[Progress]):
         self._mailbox, self._abort = mailbox, abort
 
     def __next__(self) -> Progress:
-        self._mailbox.wait(self._is_ready)
-        return self._next(StopIteration)
+        while True:
+            self._mailbox.wait(self._is_ready)
+            if (gained := self._next(StopIteration)) is not None:
+                return gained
 
     async def __anext__(self) -> Progress:
-        await self._mailbox.wait_in_loop(self._is_ready)
-        return self._next(StopAsyncIteration)
+        while True:
+            await self._mailbox.wait_in_loop(self._is_ready)
+            if (gained := self._next(StopAsyncIteration)) is not None:
+                return gained
 
     @property
     def has_ended(self) -> bool:
@@ -82,12 +87,12 @@ class RequestStream(Iterator[Progress], AsyncIterator[Progress]):
     def _is_ready(self) -> bool:
         return bool(self._mailbox.gained) or self.has_ended
 
-    def _next(self, end: type[Exception]) -> Progress:
-        if self._mailbox.gained:
-            return self._mailbox.gained.popleft()
-        if self._mailbox.error is not None:
-            raise self._mailbox.error
-        raise end
+    def _next(self, end: type[Exception]) -> Progress | None:
+        """None where another reader of the same stream was faster."""
+        gained, is_last = self._mailbox.take()
+        if gained is None and is_last:
+            raise end if self._mailbox.error is None else self._mailbox.error
+        return gained
 
     def _outcome(self) -> RowResult:
         if self._mailbox.error is not None:
@@ -181,16 +186,17 @@ class AsyncEngine:
         """Waits for some where there is nothing to decode. False once the thread is to end."""
         with self._arrived:
             self._arrived.wait_for(lambda: self._orders or self._is_closing or not self.engine.is_idle)
-            orders, self._orders = self._orders, deque()
             is_closing, is_draining = self._is_closing, self._is_draining
-        for mailbox, request in orders:
+        while self._orders:
+            mailbox, request = self._orders[0]
             if request is None:
-                self.engine.abort(self._handles.get(mailbox, -1))
+                self._abort(self._handles.get(mailbox, -1))
             else:
                 self._add(mailbox, request)
+            self._orders.popleft()  # now: whatever ends the thread, nobody's request is forgotten
         if is_closing and not is_draining:
             for handle in list(self._mailboxes):
-                self.engine.abort(handle)
+                self._abort(handle)
         self._deliver([])  # what an abort has ended
         return not (is_closing and self.engine.is_idle)
 
@@ -201,6 +207,11 @@ class AsyncEngine:
             wake(mailbox.put(error=error))
         else:
             self._mailboxes[handle], self._handles[mailbox] = mailbox, handle
+
+    def _abort(self, handle: int) -> None:
+        """The row ends even where an error follows: then keys were dropped, and the next step makes those it needs."""
+        with suppress(Exception):
+            self.engine.abort(handle)
 
     def _deliver(self, progress: list[Progress]) -> None:
         """Gains first, then the end of those that have ended."""
@@ -218,7 +229,7 @@ class AsyncEngine:
         if self._failures == TRIES:
             self._failures = 0
             for handle in list(self._mailboxes):
-                self.engine.abort(handle)
+                self._abort(handle)
             self.engine.take_results()
             self._end_all(error)
 

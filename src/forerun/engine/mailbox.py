@@ -40,6 +40,11 @@ class Mailbox:
             waiters, self._waiters = self._waiters, []
         return waiters
 
+    def take(self) -> tuple[Progress | None, bool]:
+        """The next of what was gained, if there is anything, and whether nothing will follow it."""
+        with self._changed:
+            return self.gained.popleft() if self.gained else None, self.has_ended and not self.gained
+
     def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         """Until `ready()`, in a thread; False where that took too long."""
         with self._changed:
