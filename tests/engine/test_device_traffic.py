@@ -1,0 +1,128 @@
+"""Requests of every kind that come, go, are given up or fail midway: each says what it would have said alone.
+
+What a row says alone is said by rounds step by step. The engine that is tried runs its rounds on the device (here the
+work itself stands in for its recording), with any drafter, rule and options, over any cache, in any order of events.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.device_engines import CUT, DRAFTERS, GREEDY, SAMPLED, InPython, engine, requests
+from engine.test_device_options import OPTIONS
+from forerun.cache.paged import PagedCache
+from forerun.engine import Engine, FinishReason, Request, RowResult
+from forerun.types import Rule
+
+FAILING = ("feed", "score", "release")  # of the target: what may run out of memory
+MOST_STEPS = 400
+
+
+@dataclass
+class Traffic:
+    """A way to serve requests, drawn from a seed."""
+
+    settings: dict[str, Any]
+    asked: list[Request]
+    rng: random.Random
+    room: int | None  # for keys, where they lie in blocks
+    fails: bool
+    results: dict[int, RowResult] = field(default_factory=dict)  # by handle
+    gained: dict[int, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def drawn(cls, seed: int) -> Traffic:
+        rng = random.Random(seed)
+        drafter = rng.choice(sorted(DRAFTERS))
+        settings = {
+            "rule": Rule.TOKEN if "tree" in drafter else rng.choice(list(Rule)),
+            "drafter": drafter,
+            "policy": rng.randint(0, 6),
+            "ahead": rng.random() < 0.8,
+            "keep_rows": rng.choice((0, 0, 2)),
+        }
+        asked = []
+        for plain in requests(rng.randint(3, 7), new=rng.randint(1, 14)):
+            request = replace(plain, params=rng.choice((SAMPLED, GREEDY, CUT)), seed=seed)
+            for name in rng.sample(sorted(OPTIONS), rng.choice((0, 0, 1, 3))):
+                request = OPTIONS[name](request)
+            if rng.random() < 0.1:
+                request = replace(request, processors=(*request.processors, InPython()))
+            if rng.random() < 0.2:
+                request = replace(request, prompt=request.prompt * 4)
+            asked.append(request)
+        return cls(settings, asked, rng, rng.choice((None, 160, 400)), rng.random() < 0.5)
+
+    def alone(self, request: Request) -> RowResult:
+        made = engine(False, **self.settings)
+        made.add(request)
+        while not made.is_idle:
+            made.step()
+        return made.take_results()[0]
+
+    def serve(self) -> Iterator[tuple[Request, RowResult, list[int]]]:
+        """Every request, its result, and what it was seen to gain."""
+        cache = None if self.room is None else PagedCache(self.room, torch.device("cpu"), block_size=8)
+        made = engine(True, cache=cache, **self.settings)
+        made.prompt_tokens = self.rng.choice((3, 16))
+        left, handles = list(self.asked), dict[int, Request]()
+        for _ in range(MOST_STEPS):
+            while left and (made.is_idle or self.rng.random() < 0.4):
+                request = left.pop(0)
+                handles[made.add(request)] = request
+            if self.rng.random() < 0.05:
+                made.abort(self.rng.choice(sorted(handles)))
+            self._step(made)
+            self._take(made)
+            if made.is_idle and not left:
+                break
+        assert sorted(self.results) == sorted(handles), "each request ends"
+        assert len(handles) == len(self.asked)
+        assert made.prefixes.limit or made.target.cache.rows == ()
+        for handle, request in handles.items():
+            yield request, self.results[handle], self.gained.get(handle, [])
+
+    def _take(self, made: Engine) -> None:
+        for handle, result in made.take_results_by_handle().items():
+            assert handle not in self.results, "and ends once"
+            self.results[handle] = result
+
+    def _step(self, made: Engine) -> None:
+        """A step, of which something may fail in the middle."""
+        name = self.rng.choice(FAILING)
+        with pytest.MonkeyPatch.context() as patch:
+            if self.fails and self.rng.random() < 0.15:
+                patch.setattr(made.target, name, _failing)
+            try:
+                progress = made.step()
+            except MemoryError:
+                return
+        for entry in progress:
+            self.gained.setdefault(entry.row, []).extend(entry.tokens)
+
+
+def _failing(*_: Any, **__: Any) -> None:
+    raise MemoryError("no memory")
+
+
+@pytest.mark.quick(*map(str, range(8)))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 400))])
+def test_every_request_says_what_it_says_alone(seed: int) -> None:
+    traffic = Traffic.drawn(seed)
+    for request, result, gained in traffic.serve():
+        wanted = traffic.alone(request)
+        assert tuple(gained) == result.tokens, "what was told round by round is what there is"
+        if result.finish_reason is FinishReason.ABORT:
+            assert result.tokens == wanted.tokens[: len(result.tokens)]
+        else:
+            assert (result.tokens, result.finish_reason) == (wanted.tokens, wanted.finish_reason)
+        assert (result.logprobs is None) == (request.logprobs is None)
+        assert len(result.logprobs or result.tokens) == len(result.tokens)
+        assert [entry.token for entry in result.logprobs or ()] == list(result.tokens[: len(result.logprobs or ())])
+        assert result.stats.num_emitted_tokens == len(result.tokens)
