@@ -22,12 +22,14 @@ from forerun.errors import UnsupportedModel
 from forerun.kernels.attention import cache_write
 from forerun.kernels.linear import device, norms
 from forerun.math.skinny import Norm
+from forerun.models import static_pass
 from forerun.models.bodies import gpu, readers
 from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.gpu import GpuBody
 from forerun.models.bodies.merging import merged
 from forerun.models.scorer import Scorer
 from forerun.models.self_check import tried
+from forerun.models.static_pass import StaticPass
 from support.census import Recipe, build
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 from support.recompute import check
@@ -46,6 +48,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "codegen": {},
     "cohere": {"use_qk_norm": True},
     "cohere2": {},
+    "cwm": {},
+    "ernie4_5": {"use_bias": True},
     "exaone4": {},
     "falcon": {"new_decoder_architecture": False, "multi_query": True, "bias": True},
     "gemma": {},
@@ -59,6 +63,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0,
                 "attention_multiplier": 0.3},
     "helium": {},
+    "jais2": {},
     "ministral": {},
     "nemotron": {},
     "olmo2": {},
@@ -70,6 +75,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0]},
     "stablelm": {"use_qkv_bias": True, "rope_parameters": HALF_A_HEAD},
     "starcoder2": {},
+    "vaultgemma": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
 }  # fmt: skip
 # The same families built in another way.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -134,20 +140,42 @@ def test_families(family: str) -> None:
     check(torch.cat([scorer.score([0], [[token]]) for token in NEW[0]]), want[0])
 
 
-@pytest.mark.parametrize("family", NAMES)
-def test_families_by_the_references(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same through torch alone: the description and the order of the steps, without the interpreter's patience."""
-    want = expected(copy.deepcopy(model_of(family)))
-    model = copy.deepcopy(model_of(family))
+def _by_the_references(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> Scorer:
+    """Run by `GpuBody`, which runs torch alone."""
     body = GpuBody(model)
     monkeypatch.setattr(kernels, "TRITON_DEVICES", frozenset())
     scorer = Scorer(model, use=Kernels.OFF)
     scorer.body = body
+    return scorer
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_families_by_the_references(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same through torch alone: the description and the order of the steps, without the interpreter's patience."""
+    want = expected(copy.deepcopy(model_of(family)))
+    scorer = _by_the_references(copy.deepcopy(model_of(family)), monkeypatch)
     _feed(scorer)
     for own, right in zip(scorer.score([0, 1], NEW).split([len(new) for new in NEW]), want, strict=True):
         check(own, right)
     scorer.rewind([0], [len(TEXTS[0])])
     check(torch.cat([scorer.score([0], [[token]]) for token in NEW[0]]), want[0])
+
+
+@pytest.mark.parametrize("family", ["codegen", "gptj", "falcon", "gemma2", "opt"])
+def test_passes_of_fixed_shape(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Families that attend in their own modules can be recorded, too: the modules have no part in such a pass."""
+    want = expected(copy.deepcopy(model_of(family)))
+    scorer = _by_the_references(copy.deepcopy(model_of(family)), monkeypatch)
+    _feed(scorer)
+    assert static_pass.why_not(scorer) is None
+    scorer.cache.reserve([0, 1], [16, 16])
+    a_pass, past = StaticPass(scorer), torch.tensor([len(text) for text in TEXTS], device=DEVICE)
+    rows = a_pass.rows(torch.tensor([scorer.cache.slot(row) for row in (0, 1)], device=DEVICE), past, 3, 16)
+    tokens = torch.tensor([NEW[0], [*NEW[1], 5, 5]], device=DEVICE)
+    with torch.inference_mode():
+        got = a_pass.logits(tokens, rows)
+    check(got[:3], want[0])
+    check(got[3:4], want[1])
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "gpt_neox", "cohere2"])
@@ -161,10 +189,7 @@ def test_a_misread_field_is_caught(family: str, wrong: Any, monkeypatch: pytest.
     model = copy.deepcopy(model_of(family))
     right = readers.describe
     monkeypatch.setattr(readers, "describe", lambda model: wrong(right(model)))
-    body = GpuBody(model)
-    monkeypatch.setattr(kernels, "TRITON_DEVICES", frozenset())
-    scorer = Scorer(model, use=Kernels.OFF)
-    scorer.body = body
+    scorer = _by_the_references(model, monkeypatch)
     with pytest.raises(UnsupportedModel, match="differ from the model's own"):
         tried(scorer)
 

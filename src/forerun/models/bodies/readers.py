@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from forerun.errors import kind_and_line
 from forerun.math.attention import Scale
 from forerun.math.skinny import Activation, LayerNorm, Norm
 from forerun.models.bodies import untouched
@@ -38,7 +39,7 @@ ACTIVATIONS = {
     "ReLU": Activation.RELU,
     "ReLUSquaredActivation": Activation.RELU_SQUARED,
 }
-LESS_ONE = frozenset({"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"})  # gains are stored so
+LESS_ONE = frozenset({"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"})  # gains are stored so
 WIDE = frozenset({"Olmo2RMSNorm", "Olmo3RMSNorm", "HeliumRMSNorm"})  # gains are applied in float32
 
 
@@ -51,8 +52,8 @@ def describe(model: PreTrainedModel) -> Decoder:
     config = model.config.get_text_config(decoder=True)
     try:
         made = FAMILIES[config.model_type](model.base_model, config)
-    except AttributeError as missing:
-        raise NotDescribed(f"{type(model).__name__} is not built as its family is: {missing}") from missing
+    except (AttributeError, KeyError, TypeError, ValueError) as odd:
+        raise NotDescribed(f"{type(model).__name__} is not built as its family is: {kind_and_line(odd)}") from odd
     _check_shapes(made)
     return _with_head(made, model, config)
 
@@ -462,6 +463,8 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "codegen": _gptj,
     "cohere": _cohere,
     "cohere2": partial(_cohere, window=_typed_window),
+    "cwm": partial(_llama, window=_typed_window),
+    "ernie4_5": partial(_llama, is_interleaved=True),
     "exaone4": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
     "falcon": _falcon,
     "gemma": _llama,
@@ -477,6 +480,7 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "gptj": _gptj,
     "granite": _llama,
     "helium": partial(_llama, is_interleaved=True),
+    "jais2": partial(_llama, mlp=_up_and_down),
     "llama": _llama,
     "ministral": partial(_llama, window=_typed_window),
     "mistral": partial(_llama, window=_one_window),
@@ -493,5 +497,8 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "stablelm": _stablelm,
     "starcoder2": partial(
         _llama, window=_one_window, mlp=partial(_plain_mlp, first="c_fc", second="c_proj", activation="act")
+    ),
+    "vaultgemma": partial(
+        _llama, window=_typed_window, norms=("input_layernorm", "", "pre_feedforward_layernorm", "")
     ),
 }  # fmt: skip
