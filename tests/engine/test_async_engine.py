@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -258,3 +259,37 @@ def test_readers_of_one_stream_share_it(serving: AsyncEngine) -> None:
             future.result(60)
     assert sorted(gained) == sorted(stream.result(60).tokens)
     assert ends == [True] * 4, "nobody takes a pause for the end"
+
+
+def test_a_call_between_steps_runs_in_the_engines_thread(serving: AsyncEngine) -> None:
+    stream = serving.submit(request(0, tokens=60))
+    assert serving.between_steps(lambda: threading.current_thread().name).result(60) == "forerun-engine"
+    with pytest.raises(ZeroDivisionError):
+        serving.between_steps(lambda: 1 // 0).result(60)
+    assert stream.result(60).tokens == alone(0, 60)
+    serving.close()
+    with pytest.raises(EngineClosed, match="make a new one"):
+        serving.between_steps(lambda: None)
+
+
+def test_progress_carries_log_probabilities_where_they_are_asked_for(serving: AsyncEngine) -> None:
+    stream = serving.submit(replace(request(1), logprobs=2))
+    gained = [entry for progress in stream for entry in progress.logprobs]
+    assert tuple(gained) == stream.result().logprobs and len(gained) == 10
+    assert all(len(entry.top) == 2 for entry in gained)
+    assert not any(progress.logprobs for progress in serving.submit(request(1)))
+
+
+def test_a_row_bounds_its_own_drafts(serving: AsyncEngine) -> None:
+    """Greedy, so that lengths change no token; the neighbours draft as before."""
+    bounds = (None, 0, 1)
+    streams = [
+        serving.submit(replace(request(1, 40), params=SamplingParams(), request_id=i, max_draft_tokens=bound))
+        for i, bound in enumerate(bounds)
+    ]
+    free, plain, short = (stream.result(60) for stream in streams)
+    assert free.tokens == plain.tokens == short.tokens
+    assert plain.stats.num_draft_tokens == 0 and plain.stats.rounds == 40
+    assert [len(row.stats.num_draft_tokens_per_pos) for row in (free, short)] == [2, 1]
+    with pytest.raises(InvalidArgument, match="max_draft_tokens"):
+        replace(request(1), max_draft_tokens=-1)

@@ -159,3 +159,12 @@ def test_long_texts_are_searched_at_their_end_only() -> None:
     rule = StopRule(request, 500, tokenizer)
     assert rule.cut([1] * 300, [5, 6, 7]) == (2, FinishReason.STOP)
     assert tokenizer.longest <= rule.window < 50
+
+
+def test_a_stop_string_that_begins_in_the_prompt_counts_unless_only_the_output_does() -> None:
+    text = f"<{PROMPT[-1]}><{answer()[0]}>"
+    assert run(prophet(), tokenizer=Spell(), stop_strings=(text,)).tokens == answer()[:1]
+    row = run(prophet(), tokenizer=Spell(), stop_strings=(text,), stops_in_prompt=False)
+    assert row.finish_reason is FinishReason.LENGTH and len(row.tokens) == 20
+    later = f"<{answer()[4]}><{answer()[5]}>"
+    assert run(prophet(), tokenizer=Spell(), stop_strings=(later,), stops_in_prompt=False).tokens == answer()[:6]

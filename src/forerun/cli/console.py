@@ -59,7 +59,7 @@ class TextOut:
     @contextmanager
     def streamed(self, tokenizer: Any) -> Iterator[Callable[[Progress], None]]:
         """For `run`: writes what a single row gains as it comes, and a line's end after it."""
-        from forerun.cli.text import StreamDecoder
+        from forerun.text import StreamDecoder
 
         text = StreamDecoder(tokenizer)
 

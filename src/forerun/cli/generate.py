@@ -235,7 +235,7 @@ def _heading(prompt: Prompt, number: int, rank: int, copies: int, row: RowResult
 
 
 def _print_row(out: TextOut, tokenizer: Any, row: RowResult) -> None:
-    from forerun.cli.text import pieces
+    from forerun.text import pieces
 
     for piece, origin in zip(pieces(tokenizer, row.tokens), row.origins, strict=True):
         out.write(piece, origin)

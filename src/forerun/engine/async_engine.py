@@ -7,9 +7,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from forerun.engine.engine import Engine
 from forerun.engine.mailbox import Mailbox, Waiter, wake
@@ -17,6 +18,7 @@ from forerun.engine.request import Request
 from forerun.engine.row import Progress, RowResult
 from forerun.errors import EngineClosed, InvalidArgument
 
+Call = tuple["Future[Any]", Callable[[], Any]]
 TRIES = 2
 """Steps in a row that may fail before requests under way are given the error; a step that failed has done nothing."""
 
@@ -115,6 +117,7 @@ class AsyncEngine:
         self.engine = engine
         self._arrived = threading.Condition()
         self._orders: deque[tuple[Mailbox, Request | None]] = deque()  # without a request: abort
+        self._calls: deque[Call] = deque()
         self._is_closing = self._is_draining = False
         # The thread's own:
         self._mailboxes: dict[int, Mailbox] = {}  # by handle
@@ -128,6 +131,15 @@ class AsyncEngine:
         mailbox = Mailbox()
         self._order(mailbox, request)
         return RequestStream(mailbox, self._order_abort)
+
+    def between_steps(self, function: Callable[[], Any]) -> Future[Any]:
+        """Call `function` in the engine's thread, where no pass of the model is under way."""
+        future: Future[Any] = Future()
+        with self._arrived:
+            self._check_is_open()
+            self._calls.append((future, function))
+            self._arrived.notify_all()
+        return future
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """End the thread. With `drain` all requests are decoded first, else they end with what they have."""
@@ -155,10 +167,13 @@ class AsyncEngine:
 
     def _order(self, mailbox: Mailbox, request: Request) -> None:
         with self._arrived:
-            if self._is_closing or not self._thread.is_alive():
-                raise EngineClosed("this AsyncEngine was closed: make a new one")
+            self._check_is_open()
             self._orders.append((mailbox, request))
             self._arrived.notify_all()
+
+    def _check_is_open(self) -> None:
+        if self._is_closing or not self._thread.is_alive():
+            raise EngineClosed("this AsyncEngine was closed: make a new one")
 
     def _order_abort(self, mailbox: Mailbox) -> None:
         with self._arrived:
@@ -180,12 +195,16 @@ class AsyncEngine:
             with self._arrived:  # nobody may order behind the last look
                 self._is_closing = True
                 unheard = [mailbox for mailbox, request in self._orders if request is not None]
+                calls, self._calls = self._calls, deque()
+            for future, _ in calls:
+                future.cancel()
             self._end_all(EngineClosed("the engine was closed before this request had ended"), unheard)
 
     def _carry_out_orders(self) -> bool:
         """Waits for some where there is nothing to decode. False once the thread is to end."""
         with self._arrived:
-            self._arrived.wait_for(lambda: self._orders or self._is_closing or not self.engine.is_idle)
+            self._arrived.wait_for(lambda: self._orders or self._calls or self._is_closing or not self.engine.is_idle)
+            calls, self._calls = self._calls, deque()
             is_closing, is_draining = self._is_closing, self._is_draining
         while self._orders:
             mailbox, request = self._orders[0]
@@ -198,6 +217,8 @@ class AsyncEngine:
             for handle in list(self._mailboxes):
                 self._abort(handle)
         self._deliver([])  # what an abort has ended
+        for future, function in calls:
+            _call(future, function)
         return not (is_closing and self.engine.is_idle)
 
     def _add(self, mailbox: Mailbox, request: Request) -> None:
@@ -238,3 +259,13 @@ class AsyncEngine:
         under_way = (*self._mailboxes.values(), *unheard)
         self._mailboxes, self._handles = {}, {}
         wake([waiter for mailbox in under_way for waiter in mailbox.put(error=error)])
+
+
+def _call(future: Future[Any], function: Callable[[], Any]) -> None:
+    """Whoever asked for it gets the result, or the error."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)

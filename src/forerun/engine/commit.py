@@ -80,16 +80,20 @@ def _commit_row(
     tokens = [*(drafted[node] for node in draft.nodes), following]
     kept, row.finish_reason = row.stop.cut(row.output, tokens)
     tokens, origins = tokens[:kept], [*[Origin.ACCEPTED] * accepted, last][:kept]
+    logprobs: list[TokenLogprob] = []
     if row.request.logprobs is not None and scores is not None:
-        row.logprobs.extend(
+        logprobs = (
             scores[:kept]
             if isinstance(scores, list)
             else _logprobs(scores, draft.scored_at[:kept], tokens, row.request.logprobs)
         )
+        row.logprobs.extend(logprobs)
     row.gain(tokens, origins)
     row.counts = draft.depth, min(accepted, kept), kept, len(drafted)
     row.round += 1
-    return Progress(row.handle, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason)
+    return Progress(
+        row.handle, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason, tuple(logprobs)
+    )
 
 
 def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None) -> Progress:

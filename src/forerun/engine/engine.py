@@ -483,7 +483,7 @@ class Engine:
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
-            tuple(min(row.remaining - 1, self._most_drafted) for row in batch),
+            tuple(min(row.most_drafted, self._most_drafted) for row in batch),
             self.drafting.is_mixed,
             sizes,
             next(self._round_numbers),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forerun.arguments import integer, list_of, number, refuse
+from forerun.arguments import flag, integer, list_of, number, refuse
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
 from forerun.types import Source
@@ -47,6 +47,8 @@ class Request:
     """Ends the row; the id itself is part of the output."""
     stop_strings: tuple[str, ...] = ()
     """Ends the row with the token that completes one of them."""
+    stops_in_prompt: bool = True
+    """Whether a stop string may begin in the prompt, as in transformers; False looks at the output alone."""
     min_new_tokens: int = 0
     """No stop id before so many tokens."""
     biases: tuple[LogitsProcessor, ...] = ()
@@ -57,6 +59,8 @@ class Request:
     """None for none; n for each token's log-probability under the model itself and the n most likely alternatives."""
     source: Source | None = None
     """What the encoder of an encoder-decoder target reads; the prompt is then how the decoder's text begins."""
+    max_draft_tokens: int | None = None
+    """Tokens drafted for this row in one round, at most; 0 decodes it plainly, None leaves it to the policy."""
     deadline: float | None = None
     """By the engine's clock: what is not finished then ends with what it has."""
 
@@ -73,6 +77,7 @@ class Request:
             "seed": integer("seed", self.seed),
             "request_id": integer("request_id", self.request_id, 0, 2**32 - 1, "must fit 32 bits"),
             "stop_ids": _stop_ids(self.stop_ids),
+            "stops_in_prompt": flag("stops_in_prompt", self.stops_in_prompt),
             "stop_strings": tuple(list_of("stop_strings", self.stop_strings, check_stop_string, "must be strings")),
             "biases": tuple(list_of("biases", self.biases, check_processor, "must be processors")),
             "processors": tuple(list_of("processors", self.processors, check_processor, "must be processors")),
@@ -80,6 +85,9 @@ class Request:
         if self.logprobs is not None:
             rule = "must be >= 0, or None for no log-probabilities"
             checked["logprobs"] = integer("logprobs", self.logprobs, 0, remedy=rule)
+        if self.max_draft_tokens is not None:
+            rule = "must be >= 0, or None to leave it to the policy"
+            checked["max_draft_tokens"] = integer("max_draft_tokens", self.max_draft_tokens, 0, remedy=rule)
         if self.deadline is not None:
             checked["deadline"] = number("deadline", self.deadline)
         for name, value in checked.items():

@@ -29,6 +29,7 @@ class Progress:
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
     finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...] = ()  # one a token, where the request asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,13 @@ class Row:
     @property
     def remaining(self) -> int:
         return self.stop.budget - len(self.output)
+
+    @property
+    def most_drafted(self) -> int:
+        """The longest draft that is of use: what the budget leaves beside one more token, or what was asked for."""
+        room = self.remaining - 1
+        asked = self.request.max_draft_tokens
+        return room if asked is None else min(room, asked)
 
     def gain(self, tokens: list[int], origins: list[Origin]) -> None:
         self.history.extend(tokens)

@@ -43,9 +43,9 @@ class StopRule:
         return any(stop in text[max(known - len(stop) + 1, 0) :] for stop in present)
 
     def _recent(self, output: Sequence[int], new: Sequence[int]) -> list[int]:
-        """The last tokens of the row, those of the prompt included."""
+        """The last tokens of the row, those of the prompt included where they count."""
         gained = [*output[-self.window :], *new][-self.window :]
-        missing = self.window - len(gained)
+        missing = self.window - len(gained) if self.request.stops_in_prompt else 0
         return [*self.request.prompt[-missing:], *gained] if missing else gained
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.cli.text import StreamDecoder, pieces
 from forerun.result import decode_text
+from forerun.text import StreamDecoder, pieces
 from support.folders import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
