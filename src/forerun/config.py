@@ -181,6 +181,11 @@ def cache_folder() -> Path:
     return Path(base) / "forerun"
 
 
+def api_key() -> str | None:
+    """What clients of `forerun serve` have to send: $FORERUN_API_KEY."""
+    return os.environ.get("FORERUN_API_KEY") or None
+
+
 def is_offline() -> bool:
     """Whether the user has told Hugging Face libraries to stay off the network."""
     return any(

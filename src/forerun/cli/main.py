@@ -38,6 +38,7 @@ class LazyCommand:
 COMMANDS = {
     "generate": LazyCommand("forerun.cli.generate:generate", "Continue a prompt, faster; --compare shows how much."),
     "chat": LazyCommand("forerun.cli.chat:chat", "Talk to a model."),
+    "serve": LazyCommand("forerun.cli.serve:serve", "Serve a model to OpenAI's clients over HTTP."),
     "transcribe": LazyCommand("forerun.cli.transcribe:transcribe", "Write down speech, as text or subtitles."),
     "check": LazyCommand("forerun.cli.check:check", "Test that a target and a drafter give exactly the target's text."),
     "plan": LazyCommand("forerun.cli.plan:plan", "Which drafter, drafts how long, how fast? Predicted and checked."),

@@ -126,6 +126,11 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._work, name="forerun-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
     def submit(self, request: Request) -> RequestStream:
         """Queue a request; its tokens arrive in what is returned."""
         mailbox = Mailbox()
@@ -172,7 +177,7 @@ class AsyncEngine:
             self._arrived.notify_all()
 
     def _check_is_open(self) -> None:
-        if self._is_closing or not self._thread.is_alive():
+        if self._is_closing or not self.is_alive:
             raise EngineClosed("this AsyncEngine was closed: make a new one")
 
     def _order_abort(self, mailbox: Mailbox) -> None:

@@ -1,0 +1,107 @@
+"""Who decodes and who waits: so many sequences at a time, a bounded queue behind them, first come first served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from forerun.serve.errors import ApiError
+
+RETRY_AFTER = 1  # seconds
+
+
+class Place:
+    """One sequence's place in the queue, then among those that decode: `async with place` waits for the latter."""
+
+    def __init__(self, admission: Admission, tokens: int) -> None:
+        self.tokens = tokens
+        self.is_running = False
+        self._admission = admission
+        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def __aenter__(self) -> Self:
+        await self._turn
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def start(self) -> None:
+        self.is_running = True
+        if not self._turn.done():
+            self._turn.set_result(None)
+
+    def leave(self) -> None:
+        """From wherever it is; again, nothing happens."""
+        self._admission.remove(self)
+
+
+class Admission:
+    """Used by one event loop. Sequences of one request enter together, and then each runs as soon as it can."""
+
+    def __init__(self, max_rows: int, max_queued: int, max_queued_tokens: int) -> None:
+        self.max_rows, self.max_queued, self.max_queued_tokens = max_rows, max_queued, max_queued_tokens
+        self._running: set[Place] = set()
+        self._queue: deque[Place] = deque()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(place.tokens for place in self._queue)
+
+    def enter(self, prompt_lengths: Sequence[int]) -> list[Place]:
+        """One place for each sequence of a request, or a refusal of all of them."""
+        self._check_can_ever_fit(prompt_lengths)
+        free = 0 if self._queue else self.max_rows - self.num_running
+        late = prompt_lengths[max(free, 0) :]
+        too_many = self.num_waiting + len(late) > self.max_queued
+        if late and (too_many or self.num_waiting_tokens + sum(late) > self.max_queued_tokens):
+            raise ApiError(
+                503,
+                f"{self.num_running} sequences decode and {self.num_waiting} wait, which is all this server takes: "
+                "come back later",
+                code="overloaded",
+                retry_after=RETRY_AFTER,
+            )
+        places = [Place(self, length) for length in prompt_lengths]
+        self._queue.extend(places)
+        self._advance()
+        return places
+
+    def remove(self, place: Place) -> None:
+        """Make room; whoever waits longest takes it."""
+        self._running.discard(place)
+        if place in self._queue:
+            self._queue.remove(place)
+        self._advance()
+
+    def _advance(self) -> None:
+        while self._queue and len(self._running) < self.max_rows:
+            place = self._queue.popleft()
+            self._running.add(place)
+            place.start()
+
+    def _check_can_ever_fit(self, prompt_lengths: Sequence[int]) -> None:
+        most = self.max_rows + self.max_queued
+        if len(prompt_lengths) > most:
+            raise ApiError(
+                400, f"this request asks for {len(prompt_lengths)} sequences; this server takes at most {most} at once",
+                param="n", code="too_many_sequences",
+            )  # fmt: skip
+        if sum(prompt_lengths[self.max_rows :]) > self.max_queued_tokens:
+            raise ApiError(
+                400, f"{sum(prompt_lengths)} prompt tokens in one request are more than this server ever takes at once",
+                param="prompt", code="too_many_tokens",
+            )  # fmt: skip

@@ -1,0 +1,95 @@
+"""What of a growing sequence may be sent: whole characters, and nothing that may still become a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.engine import Progress
+from forerun.engine.row import TokenLogprob
+from forerun.text import StreamDecoder
+from forerun.types import Origin
+
+PLAIN = "plain"
+PROMPT = "prompt"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text of one token; a character that spans several tokens belongs to the last of them."""
+
+    text: str
+    token: int
+    origin: str  # accepted, correction, bonus, plain (a round without a draft) or prompt
+    logprob: TokenLogprob | None = None
+
+
+class AnswerText:
+    """Tokens in, pieces out once nothing can change or take them back.
+
+    `hidden` are ids that end the sequence: where one has no text, nobody hears of it.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), hidden: frozenset[int] = frozenset()) -> None:
+        self.stops, self.hidden = tuple(stops), hidden
+        self.has_stopped = False  # at a stop string, which is cut off
+        self._text = StreamDecoder(tokenizer)
+        self._held: list[Piece] = []
+
+    def push(self, progress: Progress) -> list[Piece]:
+        """What can be sent after a round."""
+        logprobs = progress.logprobs or (None,) * len(progress.tokens)
+        names = origins(progress.origins)
+        for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):
+            text = self._text.push(token)
+            if text or token not in self.hidden:
+                self._held.append(Piece(text, token, origin, logprob))
+        return self._release()
+
+    def finish(self) -> list[Piece]:
+        """The rest, once nothing more comes."""
+        if self.has_stopped:
+            return []
+        if rest := self._text.finish():  # bytes that never became a character
+            self._held.append(Piece(rest, self._text.tokens[-1], PLAIN))
+        ready = self._release()
+        held, self._held = self._held, []
+        return [*ready, *held]
+
+    def _release(self) -> list[Piece]:
+        text = "".join(piece.text for piece in self._held)
+        found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        if found:
+            self.has_stopped = True
+            return self._take(min(found), cut=True)
+        return self._take(len(text) - self._overlap(text))
+
+    def _overlap(self, text: str) -> int:
+        """The longest end of `text` that is the beginning of a stop string."""
+        longest = max((len(stop) - 1 for stop in self.stops), default=0)
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self.stops):
+                return length
+        return 0
+
+    def _take(self, end: int, cut: bool = False) -> list[Piece]:
+        """Pieces that lie before `end`; the one across it stays, or is `cut` there and the rest dropped."""
+        taken, place = [], 0
+        for piece in self._held:
+            if place + len(piece.text) > end:
+                break
+            place += len(piece.text)
+            taken.append(piece)
+        rest = self._held[len(taken) :]
+        if cut and rest and place < end:
+            taken.append(replace(rest[0], text=rest[0].text[: end - place]))
+        self._held = [] if cut else rest
+        return taken
+
+
+def origins(given: Sequence[Origin]) -> list[str]:
+    """Names of a round's origins; a bonus behind no draft is a plainly decoded token."""
+    if list(given) == [Origin.BONUS]:
+        return [PLAIN]
+    return [origin.value for origin in given]

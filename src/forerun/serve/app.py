@@ -1,0 +1,211 @@
+"""The server's routes: OpenAI's, those that vLLM's users know, and what machines ask."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forerun.serve.call import Call
+from forerun.serve.errors import ApiError, from_validation
+from forerun.serve.formats import ChatFormat, CompletionFormat
+from forerun.serve.model import ServedModel
+from forerun.serve.schemas import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
+from forerun.serve.service import Service
+from forerun.serve.settings import AddressSettings
+from forerun.serve.translate import chat_prompt, chat_requests, completion_prompts, completion_requests
+from forerun.version import __version__
+
+log = logging.getLogger("forerun.serve")
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
+"""What needs no key: nothing here reads or writes text."""
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(service: Service, address: AddressSettings) -> FastAPI:
+    """The application; ending it ends the service."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(service.close)
+
+    app = FastAPI(title="Forerun", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _failed)
+    app.add_middleware(BodyLimitMiddleware, most=service.settings.max_body_bytes)
+    if address.api_key:
+        app.add_middleware(ApiKeyMiddleware, key=address.api_key)
+    if address.cors_origin:
+        app.add_middleware(CORSMiddleware, allow_origins=address.cors_origin, allow_methods=["*"], allow_headers=["*"])
+    _add_generation(app, service)
+    _add_tokens(app, service.model)
+    _add_status(app, service)
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    model = service.model
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def chat_completions(body: ChatBody, http: Request) -> Response:
+        """Answer a conversation."""
+        model.check_name(body.model)
+        prompt = await asyncio.to_thread(chat_prompt, body.messages, model)
+        requests = await asyncio.to_thread(chat_requests, body, prompt, model)
+        written = ChatFormat(model, logprobs=bool(body.logprobs), origins=_wants_origins(body))
+        n = body.n or 1
+        return await Call(requests, written, len(prompt), best_of=n, n=n).answer(service, http, body)
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionBody, http: Request) -> Response:
+        """Continue one prompt, or several."""
+        model.check_name(body.model)
+        prompts = await asyncio.to_thread(completion_prompts, body, model)
+        requests = await asyncio.to_thread(completion_requests, body, prompts, model)
+        echoes = [await service.echo(prompt, body.logprobs) for prompt in prompts] if body.echo else []
+        written = CompletionFormat(model, logprobs=body.logprobs is not None, origins=_wants_origins(body))
+        n = body.n or 1
+        call = Call(requests, written, sum(map(len, prompts)), best_of=body.best_of or n, n=n, echoes=echoes)
+        return await call.answer(service, http, body)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model there is."""
+        return {"object": "list", "data": [_card(model)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """The same by its name."""
+        model.check_name(name)
+        return _card(model)
+
+
+def _add_tokens(app: FastAPI, model: ServedModel) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """Token ids of a text, or of a chat as the model reads it."""
+        model.check_name(body.model)
+        if body.messages is not None:
+            tokens = await asyncio.to_thread(chat_prompt, body.messages, model)
+        else:
+            add = body.add_special_tokens is not False
+            tokens = await asyncio.to_thread(model.encode, body.prompt or "", add)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": model.context_length}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        """The text of token ids, special ones included."""
+        model.check_name(body.model)
+        model.check_tokens("tokens", body.tokens)
+        return {"prompt": await asyncio.to_thread(model.decode, body.tokens, False)}
+
+
+def _add_status(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the engine lives."""
+        if not service.is_alive:
+            raise ApiError(503, "the engine has ended: restart the server", code="engine_dead")
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        """Whether new requests are taken."""
+        service.check_is_open()
+        return await health()
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """For Prometheus, under vLLM's names."""
+        return Response(service.metrics.text(), media_type=METRICS_TYPE)
+
+
+class ApiKeyMiddleware:
+    """Refuses calls without the key, before anything of them is read."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self.app, self._key = app, key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(Headers(scope=scope)):
+            await self.app(scope, receive, send)
+            return
+        error = ApiError(401, "this server needs an API key: Authorization: Bearer KEY", code="invalid_api_key")
+        headers = {"WWW-Authenticate": "Bearer"}
+        await JSONResponse(error.body, error.status, headers=headers)(scope, receive, send)
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self._key)
+
+
+class BodyLimitMiddleware:
+    """Refuses bodies that are too large: by their announced size, else as soon as too much has come."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self.app, self.most = RequestBodyLimitMiddleware(app, max_body_size=most), most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = Headers(scope=scope).get("content-length", "0") if scope["type"] == "http" else "0"
+        if not size.isdigit() or int(size) <= self.most:
+            await self.app(scope, receive, send)
+            return
+        error = ApiError(413, f"the body is larger than {self.most} bytes", code="body_too_large")
+        await JSONResponse(error.body, error.status)(scope, receive, send)
+
+
+def _wants_origins(body: Generation) -> bool:
+    return body.speculation is not None and bool(body.speculation.origins)
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "forerun",
+        "max_model_len": model.context_length,
+        "drafter": model.drafter_name,
+    }
+
+
+async def _refused(http: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body, error.status, headers=error.headers)
+
+
+async def _invalid(http: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return await _refused(http, from_validation(error.errors()))
+
+
+async def _http_error(http: Request, error: Exception) -> Response:
+    """Of the framework's own: no such path or method, a body that is too large or cannot be read."""
+    assert isinstance(error, HTTPException)
+    answer = ApiError(error.status_code, str(error.detail))
+    return JSONResponse(answer.body, answer.status, headers=error.headers)
+
+
+async def _failed(http: Request, error: Exception) -> Response:
+    """A fault of ours; the log has the trace."""
+    return await _refused(http, ApiError(500, "the server failed on this request", code="internal_error"))

@@ -1,0 +1,136 @@
+"""One call of a client: decoded and answered, in one piece or in chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from forerun.engine import Request
+from forerun.serve.answer_text import Piece
+from forerun.serve.errors import ApiError
+from forerun.serve.formats import Answer, Format, usage
+from forerun.serve.schemas import Generation
+from forerun.serve.service import Choice, Gain, Service
+
+CLIENT_LEFT = 499  # nobody reads it; nginx writes it into its log for the same reason
+NO_BUFFERING = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(slots=True)
+class Call:
+    """Requests of the engine, and how their answer is written."""
+
+    requests: Sequence[Request]
+    format: Format
+    num_prompt_tokens: int
+    best_of: int = 1  # of so many sequences of each prompt ...
+    n: int = 1  # ... so many are returned
+    echoes: Sequence[Sequence[Piece]] = ()  # each prompt's own pieces, where they are to be returned
+    choices: dict[int, Choice] = field(default_factory=dict)
+
+    async def answer(self, service: Service, http: HttpRequest, body: Generation) -> Response:
+        if not body.stream:
+            return await _unless_left(http, self._whole(service))
+        gains = service.decode(self.requests)
+        if self.requests:
+            await anext(gains)  # an error before the first byte has a status of its own
+        events = self._events(gains, body)
+        return StreamingResponse(events, media_type="text/event-stream", headers=NO_BUFFERING)
+
+    async def _whole(self, service: Service) -> Response:
+        async with aclosing(service.decode(self.requests)) as gains:
+            async for gain in gains:
+                if gain is not None:
+                    self.choices[gain.choice.index] = gain.choice
+        decoded = [self.choices[index] for index in sorted(self.choices)]
+        return JSONResponse(self.format.whole(self._returned(decoded), usage(self.num_prompt_tokens, decoded)))
+
+    def _returned(self, decoded: Sequence[Choice]) -> list[Choice]:
+        """The best of each prompt's sequences, behind the prompt where it is echoed."""
+        if not self.requests:  # nothing but the prompts
+            return [_only_prompt(list(echo)) for echo in self.echoes]
+        kept = []
+        for start in range(0, len(decoded), self.best_of):
+            group = decoded[start : start + self.best_of]
+            if self.best_of > self.n:
+                group = sorted(group, key=lambda choice: -choice.mean_logprob)[: self.n]
+            for choice in group:
+                if self.echoes:
+                    choice.pieces = [*self.echoes[start // self.best_of], *choice.pieces]
+            kept += group
+        return kept
+
+    async def _events(self, gains: AsyncIterator[Gain | None], body: Generation) -> AsyncIterator[str]:
+        """Server-sent events. The client has its status already: an error is an event, and the last."""
+        options = body.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        continuous = options is not None and bool(options.continuous_usage_stats)
+
+        def chunk(choices: Sequence[Answer]) -> str:
+            more = {"usage": None} if wants_usage else {}
+            if continuous:
+                more = {"usage": self._usage()}
+            return _event(self.format.chunk(choices, **more))
+
+        try:
+            for event in map(chunk, self._beginning()):
+                yield event
+            async with aclosing(gains):  # type: ignore[type-var]
+                async for gain in gains:
+                    if gain is None:
+                        yield ": still here\n\n"
+                        continue
+                    self.choices[gain.choice.index] = gain.choice
+                    if self.format.has_news(gain):
+                        yield chunk([self.format.part(gain.choice.index, gain.pieces, gain.finish_reason)])
+            if wants_usage:
+                yield _event(self.format.chunk([], usage=self._usage()))
+        except ApiError as error:
+            yield _event(error.body)
+        yield "data: [DONE]\n\n"
+
+    def _beginning(self) -> list[list[Answer]]:
+        """Chunks before the first token: the assistant's role, or the prompts."""
+        number = len(self.requests) or len(self.echoes)
+        chunks = [[opening] for index in range(number) if (opening := self.format.opening(index)) is not None]
+        if self.echoes:
+            ends = None if self.requests else "length"
+            chunks += [[self.format.part(index, self.echoes[index // self.n], ends)] for index in range(number)]
+        return chunks
+
+    def _usage(self) -> Answer:
+        return usage(self.num_prompt_tokens, [self.choices[index] for index in sorted(self.choices)])
+
+
+def _only_prompt(pieces: list[Piece]) -> Choice:
+    prompt = tuple(piece.token for piece in pieces)
+    return Choice(0, Request(prompt=prompt, max_new_tokens=1), pieces=pieces, finish_reason="length")
+
+
+def _event(answer: Answer) -> str:
+    return f"data: {json.dumps(answer, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def _unless_left(http: HttpRequest, work: Coroutine[Any, Any, Response]) -> Response:
+    """What `work` answers; a client that leaves meanwhile ends it."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(http))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else Response(status_code=CLIENT_LEFT)
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

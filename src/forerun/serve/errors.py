@@ -1,0 +1,86 @@
+"""Errors as OpenAI's clients read them: `{"error": {message, type, param, code}}` and a status they act upon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.errors import ForerunError
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+}
+SERVER_ERROR = "server_error"
+NOT_OFFERED = {
+    "suffix": "models here only continue a text",
+    "tools": "describe them in a message",
+    "tool_choice": "there are no tools here",
+    "parallel_tool_calls": "there are no tools here",
+    "functions": "describe them in a message",
+    "prediction": "the server's drafter finds repetitions of the prompt by itself",
+    "modalities": "text is all there is",
+    "audio": "text is all there is",
+    "reasoning_effort": "say it in a message, as the model was trained to read it",
+    "store": "nothing is stored",
+    "metadata": "nothing is stored",
+    "service_tier": "all requests are served alike",
+    "chat_template": "the model's own is used",
+    "use_beam_search": "beam search is not sampling",
+}
+"""Fields of OpenAI's and vLLM's that clients send, and what to do without them."""
+
+
+class ApiError(ForerunError):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = KINDS.get(self.status, SERVER_ERROR if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def refused(param: str, reason: str, code: str | None = None) -> ApiError:
+    """A field that cannot be honoured."""
+    return ApiError(400, f"{param}: {reason}", param=param, code=code)
+
+
+def from_validation(errors: Sequence[Any]) -> ApiError:
+    """The first complaint of pydantic about a body. Values are not repeated: they may be prompts."""
+    error = errors[0]
+    # Of a union pydantic names the member that failed, too: those are not parts of the body.
+    names = [str(part) for part in error["loc"] if part != "body" and not _is_kind(str(part))]
+    param, kind = ".".join(names), error["type"]
+    if kind == "value_error":  # of a check of ours, which names the fields
+        return ApiError(400, f"{error['msg'].removeprefix('Value error, ')}", param=param or None)
+    if kind == "json_invalid" or not names or param.isdigit():  # the place in the text
+        return ApiError(400, f"the body must be a JSON object: {error['msg']}", code="invalid_json")
+    if names[0] in NOT_OFFERED and kind in ("extra_forbidden", "literal_error"):
+        return ApiError(400, f"{param} is not offered: {NOT_OFFERED[names[0]]}", param=param, code="not_offered")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"{param}: there is no such field here", param=param, code="unknown_field")
+    return ApiError(400, f"{param}: {error['msg']}", param=param, code=kind)
+
+
+def _is_kind(part: str) -> bool:
+    is_class = part[:1].isupper() and part.isalpha()
+    return is_class or "[" in part or part.startswith("constrained-") or part in ("str", "int", "float", "bool", "none")

@@ -1,0 +1,191 @@
+"""Answers as OpenAI's clients read them, whole and in chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from forerun.engine import Stats
+from forerun.serve.answer_text import Piece
+from forerun.serve.model import ServedModel
+from forerun.serve.service import Choice, Gain
+from forerun.version import __version__
+
+Answer = dict[str, Any]
+LEAST_LOGPROB = -9999.0  # what OpenAI's API says of very unlikely tokens: JSON has no infinity
+
+
+class Format(ABC):
+    """One answer: its identity, its choices, its usage."""
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, model: ServedModel, *, logprobs: bool, origins: bool) -> None:
+        self.model, self.logprobs, self.origins = model, logprobs, origins
+        self.id, self.created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
+
+    @abstractmethod
+    def whole_choice(self, index: int, choice: Choice) -> Answer:
+        """A choice of an answer in one piece."""
+
+    @abstractmethod
+    def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
+        """A choice of a chunk."""
+
+    def opening(self, index: int) -> Answer | None:
+        """A choice of the first chunk, where there is one before any text."""
+        return None
+
+    def has_news(self, gain: Gain) -> bool:
+        """Whether a chunk is worth sending: in the middle of a character there is no text."""
+        wants_tokens = bool(gain.pieces) and (self.logprobs or self.origins)
+        return gain.finish_reason is not None or wants_tokens or any(piece.text for piece in gain.pieces)
+
+    def whole(self, choices: Sequence[Choice], usage: Answer) -> Answer:
+        listed = [self.whole_choice(index, choice) for index, choice in enumerate(choices)]
+        return {**self._head(self.kind), "choices": listed, "usage": usage}
+
+    def chunk(self, choices: Sequence[Answer], **more: Any) -> Answer:
+        return {**self._head(self.chunk_kind), "choices": list(choices), **more}
+
+    def _head(self, kind: str) -> Answer:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+            "system_fingerprint": f"forerun-{__version__}",
+        }
+
+    def _extras(self, pieces: Sequence[Piece]) -> Answer:
+        if not self.origins:
+            return {}
+        return {"origins": [{"text": piece.text, "origin": piece.origin} for piece in pieces]}
+
+    def _token(self, token: int) -> str:
+        return self.model.token_bytes(token).decode("utf-8", "replace")
+
+
+class ChatFormat(Format):
+    """Of `/v1/chat/completions`."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, index: int) -> Answer | None:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def whole_choice(self, index: int, choice: Choice) -> Answer:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs(choice.pieces),
+            "finish_reason": choice.finish_reason,
+            **self._extras(choice.pieces),
+        }
+
+    def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
+        text = "".join(piece.text for piece in pieces)
+        return {
+            "index": index,
+            "delta": {"content": text} if text or not finish_reason else {},
+            "logprobs": self._logprobs(pieces) if pieces else None,
+            "finish_reason": finish_reason,
+            **self._extras(pieces),
+        }
+
+    def _logprobs(self, pieces: Sequence[Piece]) -> Answer | None:
+        if not self.logprobs:
+            return None
+        entries = [piece.logprob for piece in pieces if piece.logprob is not None]
+        return {
+            "content": [
+                {**self._entry(entry.token, entry.logprob), "top_logprobs": [self._entry(*top) for top in entry.top]}
+                for entry in entries
+            ],
+            "refusal": None,
+        }
+
+    def _entry(self, token: int, logprob: float) -> Answer:
+        written = self.model.token_bytes(token)
+        return {"token": self._token(token), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(written)}
+
+
+class CompletionFormat(Format):
+    """Of `/v1/completions`."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: ServedModel, *, logprobs: bool, origins: bool) -> None:
+        super().__init__(model, logprobs=logprobs, origins=origins)
+        self._sent: dict[int, int] = defaultdict(int)  # characters of each choice
+
+    def whole_choice(self, index: int, choice: Choice) -> Answer:
+        return self.part(index, choice.pieces, choice.finish_reason)
+
+    def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
+        logprobs = self._logprobs(pieces, self._sent[index])
+        text = "".join(piece.text for piece in pieces)
+        self._sent[index] += len(text)
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            **self._extras(pieces),
+        }
+
+    def _logprobs(self, pieces: Sequence[Piece], start: int) -> Answer | None:
+        if not self.logprobs:
+            return None
+        offsets, end = [], start
+        for piece in pieces:
+            offsets.append(end)
+            end += len(piece.text)
+        entries = [piece.logprob for piece in pieces]
+        return {
+            "tokens": [self._token(piece.token) for piece in pieces],
+            "token_logprobs": [None if entry is None else max(entry.logprob, LEAST_LOGPROB) for entry in entries],
+            "top_logprobs": [
+                None
+                if entry is None
+                else {self._token(token): max(value, LEAST_LOGPROB) for token, value in reversed(entry.top)}
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }
+
+
+def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Answer:
+    """Tokens, and what speculation did for each choice."""
+    completion = sum(choice.num_tokens for choice in choices)
+    drafted = sum(choice.stats.num_draft_tokens for choice in choices)
+    accepted = sum(choice.stats.num_accepted_tokens for choice in choices)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": num_prompt_tokens + completion,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+        "speculation": [{"index": index, **_speculation(choice.stats)} for index, choice in enumerate(choices)],
+    }
+
+
+def _speculation(stats: Stats) -> Answer:
+    return {
+        "rounds": stats.rounds,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_accepted_tokens": stats.num_accepted_tokens,
+        "num_draft_tokens_per_pos": stats.num_draft_tokens_per_pos,
+        "num_accepted_tokens_per_pos": stats.num_accepted_tokens_per_pos,
+        "tokens_per_round": round(stats.tokens_per_round, 3),
+    }

@@ -1,0 +1,106 @@
+"""What Prometheus is told, under vLLM's names, so that its dashboards and benchmarks read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from forerun.engine import Request, Stats
+from forerun.serve.admission import Admission
+
+if TYPE_CHECKING:
+    from forerun.serve.service import Times
+
+LABELS = ("model_name", "engine")
+SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+class Metrics:
+    """Counts of one server. Everything is written by the event loop's thread."""
+
+    def __init__(self, model_name: str, admission: Admission) -> None:
+        self.registry = CollectorRegistry()
+        self._values = (model_name, "0")
+        self._model_name = model_name
+        self._running = self._gauge("vllm:num_requests_running", "Sequences that decode.")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait their turn.")
+        self._running.set_function(lambda: admission.num_running)
+        self._waiting.set_function(lambda: admission.num_waiting)
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts.")
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens that were generated.")
+        self._success = Counter(
+            "vllm:request_success", "Sequences that ended, by how.", (*LABELS, "finished_reason"),
+            registry=self.registry,
+        )  # fmt: skip
+        self._first = self._seconds("vllm:time_to_first_token_seconds", "From arrival to the first token.")
+        self._between = self._seconds(
+            "vllm:inter_token_latency_seconds", "Between tokens; those of one round share its time.", PER_TOKEN
+        )
+        self._per_token = self._seconds(
+            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first, by sequence.", PER_TOKEN
+        )
+        self._whole = self._seconds("vllm:e2e_request_latency_seconds", "From arrival to the end.")
+        self._queued = self._seconds("vllm:request_queue_time_seconds", "Waiting for a turn.")
+        self._prefill = self._seconds("vllm:request_prefill_time_seconds", "From the turn to the first token.")
+        self._decode = self._seconds("vllm:request_decode_time_seconds", "From the first token to the last.")
+        self._inference = self._seconds("vllm:request_inference_time_seconds", "From the turn to the last token.")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
+        self._draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were emitted.")
+        self._accepted_at = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens that were emitted, by position.",
+            (*LABELS, "position"), registry=self.registry,
+        )  # fmt: skip
+        self._drafted_at = Counter(
+            "forerun:spec_decode_num_draft_tokens_per_pos", "Tokens that were drafted, by position.",
+            (*LABELS, "position"), registry=self.registry,
+        )  # fmt: skip
+        self._rounds = self._counter("forerun:rounds", "Passes of the target, counted for each sequence in them.")
+
+    def text(self) -> bytes:
+        """In Prometheus' own format."""
+        return generate_latest(self.registry)
+
+    def see_round(self, last: float | None, now: float, tokens: int) -> None:
+        """A round of a sequence. Between two rounds each of its tokens took its share of the time."""
+        if last is not None:
+            for _ in range(tokens):
+                self._between.observe((now - last) / tokens)
+
+    def count(self, request: Request, num_tokens: int, stats: Stats, times: Times, outcome: str) -> None:
+        """A sequence that has ended: stop, length, abort or error."""
+        self._success.labels(*self._values, outcome).inc()
+        self._prompt_tokens.inc(len(request.prompt))
+        self._generation_tokens.inc(num_tokens)
+        self._drafts.inc(stats.num_drafts)
+        self._draft_tokens.inc(stats.num_draft_tokens)
+        self._accepted.inc(stats.num_accepted_tokens)
+        self._rounds.inc(stats.rounds)
+        for position, number in enumerate(stats.num_accepted_tokens_per_pos):
+            self._accepted_at.labels(*self._values, str(position)).inc(number)
+        for position, number in enumerate(stats.num_draft_tokens_per_pos):
+            self._drafted_at.labels(*self._values, str(position)).inc(number)
+        self._time(times, num_tokens)
+
+    def _time(self, times: Times, num_tokens: int) -> None:
+        if times.started is None or times.first is None or times.last is None:
+            return
+        self._queued.observe(times.started - times.arrived)
+        self._first.observe(times.first - times.arrived)
+        self._prefill.observe(times.first - times.started)
+        self._decode.observe(times.last - times.first)
+        self._inference.observe(times.last - times.started)
+        self._whole.observe(times.last - times.arrived)
+        if num_tokens > 1:
+            self._per_token.observe((times.last - times.first) / (num_tokens - 1))
+
+    def _counter(self, name: str, meaning: str) -> Counter:
+        return Counter(name, meaning, LABELS, registry=self.registry).labels(*self._values)
+
+    def _gauge(self, name: str, meaning: str) -> Gauge:
+        return Gauge(name, meaning, LABELS, registry=self.registry).labels(*self._values)
+
+    def _seconds(self, name: str, meaning: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        return Histogram(name, meaning, LABELS, registry=self.registry, buckets=buckets).labels(*self._values)

@@ -1,0 +1,116 @@
+"""The model that is served: its names, its limits, its tokens as text and as bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLTokenizer
+from transformers import GenerationConfig
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from forerun.decoder import SpeculativeDecoder
+from forerun.errors import InvalidArgument
+from forerun.inputs import render_chat, text_ids, tokenize_rendered
+from forerun.keywords import id_set
+from forerun.serve.errors import ApiError, refused
+from forerun.serve.grammar import make_tokenizer
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that is no character
+SPACE = "\u2581"  # and a space
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A decoder with the tokenizer that reads and writes for it."""
+
+    decoder: SpeculativeDecoder
+    tokenizer: Any
+    name: str
+    created: int  # seconds since 1970
+    drafter_name: str = "auto"
+    byte_alphabet: dict[str, int] = field(default_factory=lambda: {char: b for b, char in bytes_to_unicode().items()})
+
+    def __post_init__(self) -> None:
+        """Refuse what has no text to serve."""
+        if self.decoder.target.config.is_encoder_decoder:
+            raise InvalidArgument(
+                f"{self.name} is an encoder-decoder model, which is not served: use forerun generate or transcribe"
+            )
+        if self.tokenizer is None or not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+            raise InvalidArgument(f"{self.name} has no tokenizer of transformers, which serving text needs")
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """End tokens, from where `decoder.generate` has them."""
+        config = self.decoder.target.generation_config or GenerationConfig()
+        return id_set(config.eos_token_id)
+
+    @cached_property
+    def grammar_tokenizer(self) -> LLTokenizer:
+        return make_tokenizer(self.tokenizer, self.vocab_size, self.stop_ids)
+
+    @property
+    def context_length(self) -> int | None:
+        return self.decoder.engine.target.context_length
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.engine.target.vocab_size
+
+    def check_name(self, asked: str | None) -> None:
+        if asked not in (None, self.name):
+            raise ApiError(
+                404, f"there is no model {asked!r} here, only {self.name!r}", param="model", code="model_not_found"
+            )
+
+    def check_drafter(self, asked: str | None) -> None:
+        if asked not in (None, self.drafter_name):
+            raise refused("speculation.drafter", f"this server drafts with {self.drafter_name!r} and no other")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return text_ids(self.tokenizer, text) if add_special_tokens else tokenize_rendered(self.tokenizer, text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        if getattr(self.tokenizer, "chat_template", None) is None:
+            raise refused("messages", "this model has no chat template: use /v1/completions", "no_chat_template")
+        try:
+            return tokenize_rendered(self.tokenizer, render_chat(self.tokenizer, messages))
+        except InvalidArgument as error:  # a template that does not know a role, or wants another order
+            raise refused("messages", str(error).removeprefix("input_ids: ")) from error
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self.tokenizer.decode(
+            list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def check_tokens(self, param: str, tokens: Sequence[int]) -> None:
+        if any(token >= self.vocab_size for token in tokens):
+            raise refused(param, f"the vocabulary ends at token {self.vocab_size - 1}")
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token writes, which may be a part of a character."""
+        piece = self.tokenizer.convert_ids_to_tokens(token)
+        if piece is None:  # the model's table may be larger than the vocabulary
+            return b""
+        if token in self._special:
+            return str(piece).encode()
+        if found := BYTE.fullmatch(piece):
+            return bytes([int(found[1], 16)])
+        if self._is_byte_level and all(char in self.byte_alphabet for char in piece):
+            return bytes(self.byte_alphabet[char] for char in piece)
+        return str(piece).replace(SPACE, " ").encode()
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.all_special_ids)
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        """Whether characters of the vocabulary stand for bytes, as in GPT-2's."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return backend is not None and "ByteLevel" in repr(backend.decoder)

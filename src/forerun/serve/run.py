@@ -1,0 +1,56 @@
+"""Listening until a signal ends it: the first lets requests under way end, the second does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from forerun.serve.app import create_app
+from forerun.serve.service import Service
+from forerun.serve.settings import AddressSettings
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, with a service that stops taking requests at the first signal and ends at the second."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self.service, self._on_ready = service, on_ready
+
+    async def startup(self, sockets: object = None) -> None:
+        await super().startup(sockets)  # type: ignore[arg-type]
+        if not self.should_exit:
+            self._on_ready(self.url)
+
+    @property
+    def url(self) -> str:
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        scheme = "https" if self.config.is_ssl else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self.service.is_draining = True
+
+
+def serve(service: Service, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
+    """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
+    config = uvicorn.Config(
+        create_app(service, address),
+        host=address.host,
+        port=address.port,
+        log_level=address.log_level,
+        ssl_keyfile=address.ssl_keyfile,
+        ssl_certfile=address.ssl_certfile,
+        timeout_graceful_shutdown=max(1, round(service.settings.drain_seconds)),
+        server_header=False,
+    )
+    server = DrainingServer(config, service, on_ready)
+    try:
+        server.run()
+    finally:
+        service.close(drain=False)
+    return server.started

@@ -1,0 +1,169 @@
+"""What a request may hold. A field that is not here is refused by name; a null is the same as leaving it out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+INT64 = 2**63
+MOST_CHOICES = 128
+MOST_LOGPROBS = 20
+MOST_STOPS = 16
+MOST_TOKENS = 2**31 - 1
+
+TokenIds = list[Annotated[int, Field(ge=0)]]
+Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
+NewTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Prompt = Annotated[str, Field(min_length=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class Body(BaseModel):
+    """Nothing is ignored, and nothing is converted: "1" is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Body):
+    """Of OpenAI, and vLLM's `continuous_usage_stats`."""
+
+    include_usage: bool | None = Field(None, description="A last chunk without choices tells the usage.")
+    continuous_usage_stats: bool | None = Field(None, description="Every chunk tells the usage so far.")
+
+
+class Speculation(Body):
+    """How this request is drafted for. None of it changes the law of the text."""
+
+    enabled: bool | None = Field(None, description="False decodes this request plainly, beside others that draft.")
+    max_draft_tokens: int | None = Field(None, ge=0, le=1024, description="At most so many tokens a draft.")
+    drafter: str | None = Field(None, description="Must be the server's own, as /v1/models names it.")
+    origins: bool | None = Field(None, description="Every choice and chunk tells where each token came from.")
+
+
+class JsonSchema(Body):
+    """Of `response_format`."""
+
+    name: Annotated[str, Field(max_length=64)]
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="Any JSON value unless given.")
+    description: str | None = None
+    strict: bool | None = Field(None, description="The schema is always kept to.")
+
+
+class ResponseFormat(Body):
+    """What the text must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Generation(Body):
+    """What chats and completions share."""
+
+    model: str | None = Field(None, description="As /v1/models names it.")
+    n: Count | None = Field(None, description="Sequences for each prompt.")
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description="1 unless given; 0 is greedy.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Bias] | None = None
+    max_tokens: NewTokens | None = None
+    user: str | None = Field(None, description="A label of the client's own; it changes nothing.")
+    # As in vLLM
+    top_k: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = Field(None, description="0 and -1: no limit.")
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=1024)] | None = None
+    guided_json: dict[str, Any] | str | None = Field(None, description="A JSON schema.")
+    guided_regex: Annotated[str, Field(min_length=1)] | None = None
+    guided_choice: Annotated[list[Prompt], Field(min_length=1, max_length=1000)] | None = None
+    guided_grammar: Annotated[str, Field(min_length=1)] | None = Field(None, description="In Lark's notation.")
+    response_format: ResponseFormat | None = None
+    # Ours
+    speculation: Speculation | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Generation:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+
+class CompletionBody(Generation):
+    """`POST /v1/completions`."""
+
+    prompt: Prompt | Annotated[list[Prompt], Field(min_length=1)] | TokenIds | list[TokenIds]
+    max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(  # type: ignore[assignment]
+        None, description="16 unless given, as in OpenAI's API; 0 only with echo."
+    )
+    best_of: Count | None = Field(None, description="Decode so many and return the n most likely.")
+    echo: bool | None = Field(None, description="Return the prompt in front, with its log-probabilities if asked for.")
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    suffix: Literal[""] | None = Field(None, description="Not offered: models here only continue.")
+
+
+class TextPart(Body):
+    """The only kind of content there is."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+
+class ChatBody(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: NewTokens | None = Field(None, description="Up to the context's end unless given.")
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> ChatBody:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
+        return self
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a text, or a chat as the model reads it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give prompt or messages, one of them")
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise ValueError("add_special_tokens is for a prompt: a chat template brings its own")
+        return self
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: TokenIds
+
+
+Answer = dict[str, Any]

@@ -1,0 +1,220 @@
+"""Requests of clients on their way through the engine, within limits: one choice, and several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from forerun.engine import AsyncEngine, FinishReason, Progress, Request, Stats
+from forerun.engine.row import RowResult
+from forerun.errors import EngineClosed, ForerunError, InvalidArgument
+from forerun.serve.admission import Admission, Place
+from forerun.serve.answer_text import PROMPT, AnswerText, Piece
+from forerun.serve.errors import ApiError
+from forerun.serve.metrics import Metrics
+from forerun.serve.model import ServedModel
+from forerun.serve.prompt_logprobs import prompt_logprobs
+from forerun.serve.settings import ServiceSettings
+from forerun.text import pieces as texts_of
+
+log = logging.getLogger("forerun.serve")
+ROWS = {"cuda": 128, "cpu": 16}
+"""Sequences that decode at a time unless the user says otherwise: by then a round costs more with every further row."""
+KEEP_ALIVE = 15.0  # seconds without a token after which a stream says that it is still there
+FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds by one clock; of tokens, those of the rounds they came in."""
+
+    arrived: float
+    started: float | None = None
+    first: float | None = None
+    last: float | None = None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence of an answer: what was sent so far, and how it ended."""
+
+    index: int
+    request: Request
+    num_tokens: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    finish_reason: str | None = None
+    stats: Stats = field(default_factory=Stats)
+    mean_logprob: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What one choice has to tell: pieces, and with the last of them how it ended."""
+
+    choice: Choice
+    pieces: list[Piece]
+    finish_reason: str | None
+
+
+class Service:
+    """One model, its engine's thread, and the queue in front of it."""
+
+    def __init__(self, model: ServedModel, settings: ServiceSettings) -> None:
+        self.model, self.settings = model, settings
+        self.engine = AsyncEngine(model.decoder.engine)
+        device = model.decoder.target.device.type
+        max_rows = settings.max_rows or ROWS.get(device, ROWS["cpu"])
+        self.admission = Admission(max_rows, settings.max_queued, settings.max_queued_tokens)
+        self.metrics = Metrics(model.name, self.admission)
+        self.is_draining = False
+
+    def close(self, drain: bool = True) -> None:
+        self.is_draining = True
+        self.engine.close(drain)
+
+    async def decode(self, requests: Sequence[Request]) -> AsyncIterator[Gain | None]:
+        """All choices of one call, as they come; None once all have been let in, and where nothing comes for long.
+
+        Leaving it ends those that have not ended.
+        """
+        self.check_is_open()
+        deadline = time.monotonic() + self.settings.timeout
+        choices = [Choice(index, request) for index, request in enumerate(requests)]
+        places = self.admission.enter([len(request.prompt) for request in requests])
+        try:
+            yield None
+            streams = [self._decode(choice, place) for choice, place in zip(choices, places, strict=True)]
+            async with aclosing(_merged(streams, deadline)) as gains:
+                async for gain in gains:
+                    yield gain
+        finally:
+            for place in places:
+                place.leave()
+
+    @property
+    def is_alive(self) -> bool:
+        return self.engine.is_alive
+
+    def check_is_open(self) -> None:
+        if self.is_draining:
+            raise _shutting_down()
+
+    async def echo(self, prompt: Sequence[int], alternatives: int | None) -> list[Piece]:
+        """The prompt's own pieces, with log-probabilities where they are asked for."""
+        texts = texts_of(self.model.tokenizer, prompt)
+        if alternatives is None:
+            return [Piece(text, token, PROMPT) for text, token in zip(texts, prompt, strict=True)]
+        self.check_is_open()
+        found = await prompt_logprobs(self.engine, self.model.decoder.target, prompt, alternatives)
+        return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
+
+    async def _decode(self, choice: Choice, place: Place) -> AsyncIterator[Gain]:
+        """One choice, from the queue to its end."""
+        times, request = Times(time.perf_counter()), choice.request
+        text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids)
+        outcome = "abort"
+        try:
+            async with place:
+                times.started = time.perf_counter()
+                async with self.engine.submit(request) as stream:
+                    async for progress in stream:
+                        self._note(choice, progress, times)
+                        if pieces := text.push(progress):
+                            yield _gained(choice, pieces)
+                        if text.has_stopped:
+                            stream.close()
+                            break
+                    result = await stream.finished()
+            rest = text.finish()
+            choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
+            choice.stats, choice.mean_logprob = result.stats, result.mean_logprob or 0.0
+            outcome = choice.finish_reason
+            yield _gained(choice, rest)
+        except (ForerunError, RuntimeError, MemoryError) as error:
+            outcome = "error"
+            raise _told(error) from error
+        finally:
+            self.metrics.count(request, choice.num_tokens, choice.stats, times, outcome)
+
+    def _note(self, choice: Choice, progress: Progress, times: Times) -> None:
+        now = time.perf_counter()
+        if progress.tokens:
+            self.metrics.see_round(times.last, now, len(progress.tokens))
+            times.first, times.last = times.first or now, now
+        choice.num_tokens += len(progress.tokens)
+
+
+def _gained(choice: Choice, pieces: list[Piece]) -> Gain:
+    choice.pieces += pieces
+    return Gain(choice, pieces, choice.finish_reason)
+
+
+def _finish_reason(result: RowResult) -> str:
+    if result.finish_reason in FINISH:
+        return FINISH[result.finish_reason]
+    if result.finish_reason is FinishReason.ERROR:
+        message = result.error or "the model failed on this request"
+        is_clients = "leaves no token to choose" in message  # an option of the request has forbidden all of them
+        raise ApiError(400 if is_clients else 500, message, code="no_token" if is_clients else "not_finite")
+    raise _shutting_down()
+
+
+def _shutting_down() -> ApiError:
+    return ApiError(503, "this server is shutting down", code="shutting_down", retry_after=1)
+
+
+def _told(error: Exception) -> ApiError:
+    """An error of the engine, in words that hold no path and no trace; the log has both."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidArgument):
+        return ApiError(400, str(error))
+    if isinstance(error, EngineClosed):
+        return _shutting_down()
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, f"the model failed on this request: {type(error).__name__}", code="engine_error")
+
+
+async def _merged(streams: Sequence[AsyncIterator[Gain]], deadline: float) -> AsyncIterator[Gain | None]:
+    """What several streams give, as it comes; None where nothing does. The first error ends all of them."""
+    arrived: asyncio.Queue[Gain | Exception | None] = asyncio.Queue()
+
+    async def read(stream: AsyncIterator[Gain]) -> None:
+        try:
+            async for gain in stream:
+                arrived.put_nowait(gain)
+            arrived.put_nowait(None)
+        except Exception as error:
+            arrived.put_nowait(error)
+
+    tasks = [asyncio.create_task(read(stream)) for stream in streams]
+    try:
+        under_way = len(tasks)
+        while under_way:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ApiError(408, "the time for this request is over", code="timeout")
+            try:
+                async with asyncio.timeout(min(left, KEEP_ALIVE)):
+                    item = await arrived.get()
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                under_way -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

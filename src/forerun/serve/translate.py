@@ -1,0 +1,167 @@
+"""From the fields of a body to requests of the engine. What cannot be honoured is refused by the field's name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.config import SamplingParams
+from forerun.engine import Request
+from forerun.errors import ForerunError
+from forerun.serve.errors import ApiError, refused
+from forerun.serve.grammar import Grammar, asked_grammar
+from forerun.serve.model import ServedModel
+from forerun.serve.schemas import ChatBody, CompletionBody, Generation, Message
+
+DEFAULT_COMPLETION = 16  # tokens, as in OpenAI's API
+SEEDS = 2**63
+
+
+def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[int]]:
+    """Token ids of each prompt."""
+    given: list[Any] = body.prompt if isinstance(body.prompt, list) else [body.prompt]
+    if given and isinstance(given[0], int):
+        given = [given]
+    prompts = [model.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in given]
+    if not prompts or not all(prompts):
+        raise refused("prompt", "must not be empty: give at least one token")
+    for prompt in prompts:
+        model.check_tokens("prompt", prompt)
+    return prompts
+
+
+def chat_prompt(messages: Sequence[Message], model: ServedModel) -> list[int]:
+    """Token ids of a chat, up to where the answer begins."""
+    ids = model.encode_chat([_turn(message) for message in messages])
+    if not ids:
+        raise refused("messages", "the chat template makes no text of them")
+    return ids
+
+
+def completion_requests(body: CompletionBody, prompts: Sequence[Sequence[int]], model: ServedModel) -> list[Request]:
+    """One for each sequence, prompt by prompt; none where nothing is to be decoded (`max_tokens` 0)."""
+    n, best_of = body.n or 1, body.best_of or body.n or 1
+    if best_of < n:
+        raise refused("best_of", f"must be at least n, which is {n}")
+    if best_of > n and body.stream:
+        raise refused("best_of", "what is best is known at the end: leave out stream, or best_of")
+    if body.max_tokens == 0:
+        if not body.echo:
+            raise refused("max_tokens", "must be at least 1, or 0 with echo: true")
+        return []
+    logprobs = body.logprobs if body.logprobs is not None or best_of == n else 0
+    limit = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
+    budgets = [_budget(prompt, limit, model, is_default=body.max_tokens is None) for prompt in prompts]
+    return _requests(body, prompts, budgets, best_of, logprobs, model)
+
+
+def chat_requests(body: ChatBody, prompt: Sequence[int], model: ServedModel) -> list[Request]:
+    """One for each choice."""
+    limit = body.max_completion_tokens or body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _requests(body, [prompt], [_budget(prompt, limit, model)], body.n or 1, logprobs, model)
+
+
+def _requests(
+    body: Generation,
+    prompts: Sequence[Sequence[int]],
+    budgets: Sequence[int],
+    copies: int,
+    logprobs: int | None,
+    model: ServedModel,
+) -> list[Request]:
+    """As `decoder.generate` makes them for the same call, so that texts are the same."""
+    seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed
+    stops = stop_strings(body)
+    stop_ids = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else model.stop_ids)
+    model.check_tokens("stop_token_ids", body.stop_token_ids or ())
+    params, max_draft_tokens = _params(body, model), _max_draft_tokens(body, model)
+    grammar = _grammar(body, model)
+    try:
+        return [
+            Request(
+                prompt=tuple(prompt),
+                max_new_tokens=budget,
+                params=params,
+                seed=seed,
+                request_id=place * copies + copy,
+                stop_ids=stop_ids,
+                stop_strings=stops,
+                stops_in_prompt=False,
+                min_new_tokens=body.min_tokens or 0,
+                processors=() if grammar is None else (grammar.processor(len(prompt)),),
+                logprobs=logprobs,
+                max_draft_tokens=max_draft_tokens,
+            )
+            for place, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
+            for copy in range(copies)
+        ]
+    except ForerunError as error:
+        raise ApiError(400, str(error)) from error
+
+
+def stop_strings(body: Generation) -> tuple[str, ...]:
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+
+
+def _grammar(body: Generation, model: ServedModel) -> Grammar | None:
+    if (asked := asked_grammar(body)) is None:
+        return None
+    param, text = asked
+    if not model.stop_ids:
+        raise refused(param, "this model has no end token, so no text of it is ever complete")
+    return Grammar(text, param, model.grammar_tokenizer, model.stop_ids)
+
+
+def _turn(message: Message) -> dict[str, str]:
+    text = message.content if isinstance(message.content, str) else "".join(part.text for part in message.content)
+    turn = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    return turn if message.name is None else {**turn, "name": message.name}
+
+
+def _budget(prompt: Sequence[int], limit: int | None, model: ServedModel, is_default: bool = False) -> int:
+    """New tokens: what was asked for, if the context holds it; where nothing was, what the context leaves."""
+    context = model.context_length
+    if context is None:
+        return DEFAULT_COMPLETION if limit is None else limit
+    room = context - len(prompt)
+    if room < 1 or (limit is not None and limit > room and not is_default):
+        asked = "" if limit is None else f" and {limit} are asked for"
+        raise ApiError(
+            400, f"this model's context holds {context} tokens; the prompt has {len(prompt)}{asked}",
+            param="prompt" if room < 1 else "max_tokens", code="context_length_exceeded",
+        )  # fmt: skip
+    return room if limit is None else min(limit, room)
+
+
+def _params(body: Generation, model: ServedModel) -> SamplingParams:
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    model.check_tokens("logit_bias", list(bias))
+    given = {
+        "top_p": body.top_p,
+        "min_p": body.min_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "repetition_penalty": body.repetition_penalty,
+    }
+    try:
+        return SamplingParams(
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k if (body.top_k or 0) > 0 else None,
+            logit_bias=bias,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    except ForerunError as error:
+        raise ApiError(400, str(error)) from error
+
+
+def _max_draft_tokens(body: Generation, model: ServedModel) -> int | None:
+    if (asked := body.speculation) is None:
+        return None
+    model.check_drafter(asked.drafter)
+    if asked.enabled is False:
+        if asked.max_draft_tokens:
+            raise refused("speculation.max_draft_tokens", "has no use where enabled is false: leave it out")
+        return 0
+    return asked.max_draft_tokens

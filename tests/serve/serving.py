@@ -1,0 +1,85 @@
+"""A server in this process: a small random model, a byte tokenizer, HTTP over a real socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from forerun import PromptLookup, SpeculativeDecoder
+from forerun.serve.app import create_app
+from forerun.serve.model import ServedModel
+from forerun.serve.service import Service
+from forerun.serve.settings import AddressSettings, ServiceSettings
+from support.folders import VOCAB, byte_tokenizer
+from support.tiny import tiny_model
+
+NAME = "tiny"
+KEY = "sesame"
+
+
+def make_decoder(**settings: Any) -> SpeculativeDecoder:
+    """The rule under which a seed gives one text, whoever decodes beside it."""
+    model = tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048)
+    settings = {"rule": "coupled", "policy": 3, **settings}
+    return SpeculativeDecoder(model, PromptLookup(), tokenizer=byte_tokenizer(), **settings)
+
+
+class Server:
+    """Somebody to call."""
+
+    def __init__(self, service: Service, url: str, key: str | None) -> None:
+        self.service, self.url = service, url
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self.client = httpx.Client(base_url=url, headers=headers, timeout=60)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def chat(self, text: str, **body: Any) -> Any:
+        answer = self.post("/v1/chat/completions", messages=[{"role": "user", "content": text}], **body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def complete(self, prompt: Any, **body: Any) -> Any:
+        answer = self.post("/v1/completions", prompt=prompt, **body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def is_idle(self, seconds: float = 20.0) -> bool:
+        """Whether nobody decodes or waits, within so many seconds."""
+        admission, end = self.service.admission, time.monotonic() + seconds
+        while time.monotonic() < end:
+            if not admission.num_running and not admission.num_waiting and self.service.engine.engine.is_idle:
+                return True
+            time.sleep(0.01)
+        return False
+
+
+@contextmanager
+def running(
+    decoder: SpeculativeDecoder | None = None, key: str | None = None, tokenizer: Any = None, **settings: Any
+) -> Iterator[Server]:
+    """A server at a port of its own, until the block ends."""
+    decoder = decoder or make_decoder()
+    model = ServedModel(decoder, tokenizer or byte_tokenizer(), NAME, created=0, drafter_name="lookup")
+    service = Service(model, ServiceSettings(**{"timeout": 60.0, **settings}))
+    app = create_app(service, AddressSettings(api_key=key))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        called = Server(service, f"http://127.0.0.1:{listening.getsockname()[1]}", key)
+        try:
+            yield called
+        finally:
+            called.client.close()
+            server.should_exit = True
+            thread.join(60)
+            assert not thread.is_alive() and not service.is_alive

@@ -1,0 +1,70 @@
+"""What may be sent when: joined, the pieces are the text up to the first stop string, and nothing is taken back."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.engine import Progress
+from forerun.result import decode_text
+from forerun.serve.answer_text import AnswerText
+from forerun.types import Origin
+from support.folders import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+END = 0  # <|end|>
+
+
+def rounds_of(tokens: list[int], sizes: list[int]) -> list[Progress]:
+    """The tokens in rounds of some sizes, again and again."""
+    rounds, start, number = [], 0, 0
+    while start < len(tokens):
+        part = tokens[start : start + sizes[number % len(sizes)]]
+        origins = (*[Origin.ACCEPTED] * (len(part) - 1), Origin.BONUS)
+        rounds.append(Progress(0, 0, tuple(part), origins, None))
+        start, number = start + len(part), number + 1
+    return rounds
+
+
+def sent(tokens: list[int], sizes: list[int], stops: list[str]) -> tuple[list[str], bool]:
+    text, parts = AnswerText(TOKENIZER, stops, frozenset({END})), []
+    for progress in rounds_of(tokens, sizes):
+        parts.append("".join(piece.text for piece in text.push(progress)))
+        if text.has_stopped:
+            break
+    parts.append("".join(piece.text for piece in text.finish()))
+    return parts, text.has_stopped
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["a", "b", "ab", "é", "日本", "🙂", " "]), max_size=12),
+    st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    st.lists(st.sampled_from(["ab", "ba", "aab", "éa", "本🙂", "b "]), max_size=3),
+)
+def test_stop_strings_never_leak_and_characters_are_whole(words: list[str], sizes: list[int], stops: list[str]) -> None:
+    whole = "".join(words)
+    parts, stopped = sent(TOKENIZER(whole).input_ids, sizes, stops)
+    places = [whole.find(stop) for stop in stops if stop in whole]
+    assert "".join(parts) == (whole[: min(places)] if places else whole)
+    assert stopped == bool(places)
+    assert not any("\ufffd" in part for part in parts)
+
+
+def test_a_held_back_beginning_of_a_stop_string_comes_out_at_the_end() -> None:
+    parts, stopped = sent(TOKENIZER("one STO").input_ids, [2], ["STOP"])
+    assert "".join(parts) == "one STO" and parts[-1] == "STO" and not stopped
+
+
+def test_bytes_that_never_become_a_character_are_shown_at_the_end() -> None:
+    tokens = TOKENIZER("x日").input_ids[:-1]
+    for ending in ([], [END]):
+        parts, _ = sent([*tokens, *ending], [1], [])
+        assert "".join(parts) == decode_text(TOKENIZER, tokens)
+
+
+def test_an_end_token_without_text_is_not_sent() -> None:
+    text = AnswerText(TOKENIZER, (), frozenset({END}))
+    (progress,) = rounds_of([*TOKENIZER("ab").input_ids, END], [3])
+    assert [piece.text for piece in text.push(progress)] == ["a", "b"]
+    assert not text.finish()

@@ -1,0 +1,124 @@
+"""Formats and grammars along drafts: every text keeps to them, and the law is the model's, masked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from llguidance import LLMatcher
+
+from forerun import SamplingParams, SpeculativeDecoder
+from forerun.engine import Request
+from forerun.serve.grammar import Grammar, make_tokenizer
+from serve.serving import Server
+from support.folders import VOCAB, byte_tokenizer
+from support.tiny import tiny_model
+
+TOKENIZER = byte_tokenizer()
+GUIDE = make_tokenizer(TOKENIZER, VOCAB, frozenset({0}))
+NO_SPACE = {str(token): -100.0 for token in TOKENIZER(" \n\t\r").input_ids}  # JSON may hold any number of them
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"enum": ["x", "yy"]}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def ask(server: Server, **more: Any) -> str:
+    answer = server.complete('{"a": "x"} {"a": "x"}', max_tokens=60, seed=2, **more)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "stop", "the grammar says where the text ends"
+    return choice["text"]
+
+
+def test_texts_keep_to_what_was_asked_for(server: Server) -> None:
+    regex = r"[ab]{3,9}c"
+    assert re.fullmatch(regex, ask(server, guided_regex=regex))
+    assert ask(server, guided_choice=["Größe", "Maß"]) in ("Größe", "Maß")
+    assert ask(server, guided_grammar='start: "a" b\nb: "b" | "b" b "b"').strip("b") == "a"
+    for asked in (
+        {"guided_json": SCHEMA},
+        {"guided_json": json.dumps(SCHEMA)},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    ):
+        found = json.loads(ask(server, **asked, logit_bias=NO_SPACE))
+        assert found["a"] in ("x", "yy") and isinstance(found["b"], bool)
+
+
+def test_a_processor_equals_a_fresh_matcher_at_every_place() -> None:
+    """Along drafts that are right, wrong in the middle, taken back and gone on with."""
+    grammar = Grammar(LLMatcher.grammar_from_regex("(ab|ac)*d"), "guided_regex", GUIDE, frozenset({0}))
+    processor, prompt = grammar.processor(2), [5, 6]
+    generator, output = torch.Generator().manual_seed(0), TOKENIZER("ab").input_ids
+    for drafted in ("acab", "axab", "acad", "d", "ab"):
+        ids = TOKENIZER(drafted).input_ids
+        logits = torch.randn(len(ids) + 1, VOCAB, generator=generator)
+        found = processor.along([*prompt, *output], ids, logits.clone())
+        for place in range(len(ids) + 1):
+            alone = Grammar(LLMatcher.grammar_from_regex("(ab|ac)*d"), "guided_regex", GUIDE, frozenset({0})).processor(
+                2
+            )
+            history = torch.tensor([[*prompt, *output, *ids[:place]]])
+            assert torch.equal(found[place], alone(history, logits[place : place + 1])[0]), (drafted, place)
+
+
+def law_of_first_tokens(masked: bool, samples: int) -> Counter[int]:
+    model = tiny_model("llama", vocab=VOCAB, eos_token_id=0)
+    decoder = SpeculativeDecoder(model, "lookup", policy=2)
+    grammar = Grammar(LLMatcher.grammar_from_regex("[a-h]{2}"), "guided_regex", GUIDE, frozenset({0}))
+    prompt = tuple(TOKENIZER("abcdabcdab").input_ids)
+    for number in range(samples):
+        processors = (grammar.processor(len(prompt)),) if masked else ()
+        params = SamplingParams(temperature=3.0)
+        decoder.engine.add(
+            Request(prompt=prompt, max_new_tokens=2, params=params, seed=1, request_id=number, processors=processors)
+        )
+    while not decoder.engine.is_idle:
+        decoder.engine.step()
+    return Counter(row.tokens[1] for row in decoder.engine.take_results())
+
+
+def test_the_law_under_a_grammar_is_the_models_masked() -> None:
+    """Second tokens, summed over the first: what a draft was verified by. Without the mask the same test fails."""
+    model, prompt = tiny_model("llama", vocab=VOCAB, eos_token_id=0), TOKENIZER("abcdabcdab").input_ids
+    letters = TOKENIZER("abcdefgh").input_ids
+
+    def law(ids: list[int]) -> torch.Tensor:
+        logits = model(torch.tensor([ids])).logits[0, -1].double() / 3.0
+        return torch.softmax(logits[letters], dim=-1)
+
+    first = law(prompt)
+    expected = sum(first[i] * law([*prompt, letter]) for i, letter in enumerate(letters))
+    samples = 1500
+
+    def statistic(counts: Counter[int]) -> float:
+        seen = torch.tensor([counts[letter] for letter in letters], dtype=torch.float64)
+        return float((((seen - samples * expected) ** 2) / (samples * expected)).sum())
+
+    critical = 24.3  # chi-square with 7 degrees of freedom: 0.1 %
+    assert statistic(law_of_first_tokens(True, samples)) < critical
+    assert statistic(law_of_first_tokens(False, samples)) > critical
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    (
+        ({"guided_regex": "(a"}, "guided_regex", "cannot be followed"),
+        ({"guided_json": {"not": {}}}, "guided_json", "Unimplemented"),
+        ({"guided_json": "{"}, "guided_json", "JSON schema"),
+        ({"guided_json": {"$ref": "http://a/b"}}, "guided_json", "cannot be followed"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "give one"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "ends"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "json_object"),
+    ),
+)
+def test_grammars_that_cannot_be_followed(server: Server, body: dict[str, Any], param: str, message: str) -> None:
+    answer = server.post("/v1/completions", prompt="x", **body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param and message in error["message"], error

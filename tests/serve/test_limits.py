@@ -1,0 +1,212 @@
+"""Bad bodies, too many callers, callers who leave: an error that says why, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun.serve.admission import Admission
+from forerun.serve.errors import ApiError
+from serve.events import events
+from serve.serving import KEY, Server, make_decoder, running
+
+BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
+    ({}, "prompt", "required"),
+    ({"prompt": "x", "foo": 1}, "foo", "no such field"),
+    ({"prompt": "x", "suffix": "y"}, "suffix", "only continue"),
+    ({"prompt": "x", "temperature": "1"}, "temperature", "valid number"),
+    ({"prompt": "x", "temperature": -1}, "temperature", "greater than"),
+    ({"prompt": "x", "n": 0}, "n", "greater than"),
+    ({"prompt": "x", "n": True}, "n", "valid integer"),
+    ({"prompt": "x", "top_p": 0}, "top_p", "greater than 0"),
+    ({"prompt": "x", "stop": ""}, "stop", "at least 1"),
+    ({"prompt": "x", "stop": ["a", 3]}, "stop", "valid string"),
+    ({"prompt": "x", "best_of": 2, "n": 3}, "best_of", "at least n"),
+    ({"prompt": "x", "best_of": 2, "stream": True}, "best_of", "known at the end"),
+    ({"prompt": "x", "stream_options": {}}, None, "needs stream"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
+    ({"prompt": "x", "max_tokens": 3000}, "max_tokens", "context holds 2048"),
+    ({"prompt": "x" * 3000}, "prompt", "context holds 2048"),
+    ({"prompt": [[]]}, "prompt", "empty"),
+    ({"prompt": [999]}, "prompt", "vocabulary ends at token 257"),
+    ({"prompt": "x", "logit_bias": {"999": 1}}, "logit_bias", "vocabulary ends"),
+    ({"prompt": "x", "stop_token_ids": [999]}, "stop_token_ids", "vocabulary ends"),
+    ({"prompt": "x", "speculation": {"drafter": "other"}}, "speculation.drafter", "drafts with 'lookup'"),
+    ({"prompt": "x", "speculation": {"enabled": False, "max_draft_tokens": 2}}, "speculation.max_draft_tokens", "use"),
+    ({"prompt": "x", "speculation": {"speed": 2}}, "speculation.speed", "no such field"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "param", "message"), BAD, ids=[json.dumps(body)[:50] for body, _, _ in BAD])
+def test_a_field_that_cannot_be_honoured_is_named(server: Server, body: Any, param: str | None, message: str) -> None:
+    answer = server.post("/v1/completions", **body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param and message in error["message"], error
+
+
+@pytest.mark.parametrize("field", ("tools", "prediction", "modalities"))
+def test_what_is_not_offered_says_so(server: Server, field: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], field: [{}]}
+    error = server.post("/v1/chat/completions", **body).json()["error"]
+    assert error["code"] == "not_offered" and error["param"] == field
+
+
+@pytest.mark.parametrize(
+    "content", (b"{", b"[]", b"\xff", b"[" * 20000, b'{"prompt": "\\ud800"}', b'{"prompt": "x", "top_p": NaN}', b"")
+)
+def test_bodies_that_are_no_json(server: Server, content: bytes) -> None:
+    answer = server.client.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+def test_paths_models_and_messages_that_are_not_there(server: Server) -> None:
+    assert server.client.get("/nowhere").json()["error"]["type"] == "not_found_error"
+    error = server.post("/v1/completions", prompt="x", model="other")
+    assert error.status_code == 404 and error.json()["error"]["code"] == "model_not_found"
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    assert server.post("/v1/chat/completions", messages=image).status_code == 400
+    assert server.post("/v1/chat/completions", messages=[{"role": "wizard", "content": "x"}]).status_code == 400
+
+
+def test_bodies_that_are_too_large(server: Server) -> None:
+    large = b" " * (9 * 2**20)
+    whole = server.client.post("/v1/completions", content=large)
+    assert whole.status_code == 413 and whole.json()["error"]["code"] == "body_too_large"
+    parts = server.client.post("/v1/completions", content=(large[: 2**20] for _ in range(9)))
+    assert parts.status_code == 413
+
+
+def test_keys() -> None:
+    with running(key=KEY) as server:
+        assert server.client.get("/v1/models").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}, {"Authorization": "Bearer ü"}):
+            raw = {name: value.encode("latin-1") for name, value in headers.items()}
+            for path in ("/v1/models", "/v1/completions", "/tokenize", "/openapi.json"):
+                answer = httpx.get(server.url + path, headers=raw)
+                assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+                assert KEY not in answer.text
+        for path in ("/health", "/ready", "/version", "/metrics"):
+            assert httpx.get(server.url + path).status_code == 200
+
+
+def test_whoever_leaves_frees_the_row() -> None:
+    body = {"prompt": "abc", "max_tokens": 1900, "temperature": 0, "ignore_eos": True}
+    with running(max_rows=2) as server:
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
+        with server.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            next(answer.iter_lines())
+        assert server.is_idle(10), "nobody decodes for those who left"
+        assert 'finished_reason="abort"' in server.client.get("/metrics").text
+
+
+def test_excess_is_told_to_come_back_and_what_waits_is_served() -> None:
+    body = {"prompt": "abc", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    with running(max_rows=1, max_queued=2) as server, ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: server.post("/v1/completions", **body), range(12)))
+        served = [answer for answer in answers if answer.status_code == 200]
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert len(served) + len(refused) == 12 and len(served) >= 3 and refused
+        assert len({answer.json()["choices"][0]["text"] for answer in served}) == 1
+        assert all(answer.headers["retry-after"] == "1" for answer in refused)
+        never = server.post("/v1/completions", **{**body, "n": 4})
+        assert never.status_code == 400 and "at most 3" in never.json()["error"]["message"]
+        assert server.is_idle()
+
+
+def test_time_is_bounded() -> None:
+    body = {"prompt": "abc", "max_tokens": 1900, "temperature": 0, "ignore_eos": True}
+    with running(max_rows=1, timeout=0.4) as server, ThreadPoolExecutor(2) as pool:
+        decoding, waiting = pool.map(lambda _: server.post("/v1/completions", **body), range(2))
+        for answer in (decoding, waiting):
+            assert answer.status_code == 408 and answer.json()["error"]["code"] == "timeout"
+        *_, last = events(server, "/v1/completions", body)
+        assert last["error"]["code"] == "timeout"
+        assert server.is_idle()
+
+
+def test_an_engine_that_fails_fails_its_requests_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = make_decoder()
+    step, failures = decoder.engine._step, iter(range(2))
+
+    def failing() -> Any:
+        if next(failures, None) is not None:
+            raise RuntimeError("no memory at /secret/path")
+        return step()
+
+    monkeypatch.setattr(decoder.engine, "_step", failing)
+    with running(decoder) as server:
+        answer = server.post("/v1/completions", prompt="abc", max_tokens=5)
+        assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+        assert server.complete("abc", max_tokens=5)["choices"][0]["finish_reason"]
+
+
+def test_requests_under_way_end_while_new_ones_are_refused() -> None:
+    body = {"prompt": "abc", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    with running() as server, ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(server.post, "/v1/completions", **body)
+        while not server.service.admission.num_running:
+            time.sleep(0.005)
+        server.service.is_draining = True
+        late = server.post("/v1/completions", **body)
+        assert late.status_code == 503 and late.json()["error"]["code"] == "shutting_down"
+        assert server.client.get("/ready").status_code == 503 and server.client.get("/health").status_code == 200
+        assert under_way.result(60).json()["usage"]["completion_tokens"] == 200
+
+
+def test_a_queue_is_first_come_first_served() -> None:
+    async def play() -> None:
+        admission = Admission(max_rows=2, max_queued=3, max_queued_tokens=100)
+        first = admission.enter([10, 10, 10])
+        assert [place.is_running for place in first] == [True, True, False]
+        second = admission.enter([40])
+        assert (admission.num_running, admission.num_waiting, admission.num_waiting_tokens) == (2, 2, 50)
+        with pytest.raises(ApiError, match="come back later"):
+            admission.enter([60])
+        with pytest.raises(ApiError, match="at most 5"):
+            admission.enter([1] * 6)
+        first[0].leave()
+        assert first[2].is_running and not second[0].is_running
+        second[0].leave()
+        second[0].leave()
+        for place in first:
+            place.leave()
+        assert admission.num_running == admission.num_waiting == 0
+
+    asyncio.run(play())
+
+
+def test_metrics_add_up() -> None:
+    with running() as server:
+        answers = [
+            server.complete("the sea the sea", max_tokens=20 + i, temperature=0, ignore_eos=True) for i in range(3)
+        ]
+        counts = metrics_of(server)
+    speculation = [answer["usage"]["speculation"][0] for answer in answers]
+    assert counts["vllm:generation_tokens_total"] == 63 and counts["vllm:prompt_tokens_total"] == 45
+    for metric, field in (("draft_tokens", "num_draft_tokens"), ("accepted_tokens", "num_accepted_tokens")):
+        assert counts[f"vllm:spec_decode_num_{metric}_total"] == sum(entry[field] for entry in speculation) > 0
+    assert (
+        counts["vllm:spec_decode_num_accepted_tokens_per_pos_total"]
+        == counts["vllm:spec_decode_num_accepted_tokens_total"]
+    )
+    assert counts["vllm:time_to_first_token_seconds_count"] == counts["vllm:e2e_request_latency_seconds_count"] == 3
+    assert counts["vllm:num_requests_running"] == counts["vllm:num_requests_waiting"] == 0
+
+
+def metrics_of(server: Server) -> dict[str, float]:
+    """Values by name, those of several labels added up."""
+    values: dict[str, float] = {}
+    for line in server.client.get("/metrics").text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.partition("{")[0].partition(" ")[0], float(line.rpartition(" ")[2])
+            values[name] = values.get(name, 0.0) + value
+    return values
