@@ -7,6 +7,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forerun.serve.call import Call
@@ -32,6 +33,12 @@ from forerun.version import __version__
 log = logging.getLogger("forerun.serve")
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 """What needs no key: nothing here reads or writes text."""
+PAGE = Path(__file__).with_name("page.html")
+PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src data:; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
+}
+"""The page talks to its own server and to nobody else."""
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -129,6 +136,11 @@ def _add_status(app: FastAPI, service: Service) -> None:
         """Whether new requests are taken."""
         service.check_is_open()
         return await health()
+
+    @app.get("/", response_class=HTMLResponse)
+    async def page() -> Response:
+        """A page to try it."""
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

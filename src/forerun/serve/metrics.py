@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from forerun.engine import Request, Stats
 from forerun.serve.admission import Admission
 
-if TYPE_CHECKING:
-    from forerun.serve.service import Times
-
 LABELS = ("model_name", "engine")
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds by one clock; of tokens, those of the rounds they came in."""
+
+    arrived: float
+    started: float | None = None
+    first: float | None = None
+    last: float | None = None
 
 
 class Metrics:

@@ -15,7 +15,7 @@ from forerun.errors import EngineClosed, ForerunError, InvalidArgument
 from forerun.serve.admission import Admission, Place
 from forerun.serve.answer_text import PROMPT, AnswerText, Piece
 from forerun.serve.errors import ApiError
-from forerun.serve.metrics import Metrics
+from forerun.serve.metrics import Metrics, Times
 from forerun.serve.model import ServedModel
 from forerun.serve.prompt_logprobs import prompt_logprobs
 from forerun.serve.settings import ServiceSettings
@@ -26,16 +26,6 @@ ROWS = {"cuda": 128, "cpu": 16}
 """Sequences that decode at a time unless the user says otherwise: by then a round costs more with every further row."""
 KEEP_ALIVE = 15.0  # seconds without a token after which a stream says that it is still there
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-
-
-@dataclass(slots=True)
-class Times:
-    """Seconds by one clock; of tokens, those of the rounds they came in."""
-
-    arrived: float
-    started: float | None = None
-    first: float | None = None
-    last: float | None = None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,85 @@
+"""`forerun serve`: what is refused before anything is loaded, and how it ends."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli.command import Command
+from support.folders import VOCAB, save
+from support.tiny import tiny_model
+
+serve = Command("serve")
+BODY = {"prompt": "abc", "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
+
+
+def test_an_address_that_others_reach_needs_a_key() -> None:
+    refused = serve("--host", "0.0.0.0", FORERUN_API_KEY="")
+    assert refused.exit_code == 2 and "set an API key, or say --allow-anyone" in refused.stderr
+    assert serve("--max-rows", "0").exit_code == 2
+    assert "both" in serve("--ssl-keyfile", "x").stderr
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fastapi" else find(name))
+    refused = serve()
+    assert refused.exit_code == 2 and "serving needs fastapi: pip install 'forerun[serve]'" in refused.stderr
+
+
+def test_other_commands_do_not_import_the_server() -> None:
+    code = (
+        "import sys, forerun, forerun.cli.main, forerun.cli.serve; "
+        "sys.exit(bool({'fastapi', 'uvicorn', 'pydantic', 'llguidance', 'torch'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@contextmanager
+def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The command in a process of its own: the process, its address, and the line that names it."""
+    save(folder, tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
+    command = [sys.executable, "-m", "forerun", "serve", str(folder), "--device", "cpu", "--port", "0", *options]
+    environment = {**os.environ, "FORERUN_KERNELS": "off", "HF_HUB_OFFLINE": "1", "COLUMNS": "300"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if line.startswith("Serving "))
+        yield process, line.split(" at ")[1].split(": ")[0], line
+    finally:
+        process.kill()
+        process.wait()
+
+
+def begun(url: str) -> Any:
+    """A stream of which a part has been read."""
+    client = httpx.Client(timeout=60)
+    answer = client.send(client.build_request("POST", f"{url}/v1/completions", json=BODY), stream=True)
+    lines = answer.iter_lines()
+    assert next(lines).startswith("data: ")
+    return lines
+
+
+@pytest.mark.slow
+def test_the_first_signal_drains_and_the_second_ends(tmp_path: Path) -> None:
+    with served(tmp_path / "one", "--log-level", "error") as (process, url, line):
+        assert "cpu, float32" in line and "16 sequences at a time" in line
+        lines = begun(url)
+        process.send_signal(signal.SIGTERM)
+        assert [text for text in lines if text][-1] == "data: [DONE]", "what was under way has ended"
+        assert process.wait(30) == 0
+    with served(tmp_path / "two", "--log-level", "error") as (process, url, _):
+        begun(url)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) is not None
