@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +56,7 @@ class Call:
         """The best of each prompt's sequences, behind the prompt where it is echoed."""
         if not self.requests:  # nothing but the prompts
             return [_only_prompt(list(echo)) for echo in self.echoes]
-        kept = []
+        kept: list[Choice] = []
         for start in range(0, len(decoded), self.best_of):
             group = decoded[start : start + self.best_of]
             if self.best_of > self.n:
@@ -67,14 +67,14 @@ class Call:
             kept += group
         return kept
 
-    async def _events(self, gains: AsyncIterator[Gain | None], body: Generation) -> AsyncIterator[str]:
+    async def _events(self, gains: AsyncGenerator[Gain | None, None], body: Generation) -> AsyncIterator[str]:
         """Server-sent events. The client has its status already: an error is an event, and the last."""
         options = body.stream_options
         wants_usage = options is not None and bool(options.include_usage)
         continuous = options is not None and bool(options.continuous_usage_stats)
 
         def chunk(choices: Sequence[Answer]) -> str:
-            more = {"usage": None} if wants_usage else {}
+            more: Answer = {"usage": None} if wants_usage else {}
             if continuous:
                 more = {"usage": self._usage()}
             return _event(self.format.chunk(choices, **more))
@@ -82,7 +82,7 @@ class Call:
         try:
             for event in map(chunk, self._beginning()):
                 yield event
-            async with aclosing(gains):  # type: ignore[type-var]
+            async with aclosing(gains):
                 async for gain in gains:
                     if gain is None:
                         yield ": still here\n\n"

@@ -101,7 +101,7 @@ class CompletionBody(Generation):
     """`POST /v1/completions`."""
 
     prompt: Prompt | Annotated[list[Prompt], Field(min_length=1)] | TokenIds | list[TokenIds]
-    max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(  # type: ignore[assignment]
+    max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
         None, description="16 unless given, as in OpenAI's API; 0 only with echo."
     )
     best_of: Count | None = Field(None, description="Decode so many and return the n most likely.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -70,7 +70,7 @@ class Service:
         self.is_draining = True
         self.engine.close(drain)
 
-    async def decode(self, requests: Sequence[Request]) -> AsyncIterator[Gain | None]:
+    async def decode(self, requests: Sequence[Request]) -> AsyncGenerator[Gain | None, None]:
         """All choices of one call, as they come; None once all have been let in, and where nothing comes for long.
 
         Leaving it ends those that have not ended.
@@ -106,7 +106,7 @@ class Service:
         found = await prompt_logprobs(self.engine, self.model.decoder.target, prompt, alternatives)
         return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
 
-    async def _decode(self, choice: Choice, place: Place) -> AsyncIterator[Gain]:
+    async def _decode(self, choice: Choice, place: Place) -> AsyncGenerator[Gain, None]:
         """One choice, from the queue to its end."""
         times, request = Times(time.perf_counter()), choice.request
         text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids)
@@ -173,11 +173,11 @@ def _told(error: Exception) -> ApiError:
     return ApiError(500, f"the model failed on this request: {type(error).__name__}", code="engine_error")
 
 
-async def _merged(streams: Sequence[AsyncIterator[Gain]], deadline: float) -> AsyncIterator[Gain | None]:
+async def _merged(streams: Sequence[AsyncGenerator[Gain, None]], deadline: float) -> AsyncGenerator[Gain | None, None]:
     """What several streams give, as it comes; None where nothing does. The first error ends all of them."""
     arrived: asyncio.Queue[Gain | Exception | None] = asyncio.Queue()
 
-    async def read(stream: AsyncIterator[Gain]) -> None:
+    async def read(stream: AsyncGenerator[Gain, None]) -> None:
         try:
             async for gain in stream:
                 arrived.put_nowait(gain)
