@@ -31,8 +31,8 @@ BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({"prompt": "x", "best_of": 2, "stream": True}, "best_of", "known at the end"),
     ({"prompt": "x", "stream_options": {}}, None, "needs stream"),
     ({"prompt": "x", "max_tokens": 0}, "max_tokens", "echo"),
-    ({"prompt": "x", "max_tokens": 3000}, "max_tokens", "context holds 2048"),
-    ({"prompt": "x" * 3000}, "prompt", "context holds 2048"),
+    ({"prompt": "x", "max_tokens": 3000}, "max_tokens", "holds 2048 tokens"),
+    ({"prompt": "x" * 3000}, "prompt", "holds 2048 tokens"),
     ({"prompt": [[]]}, "prompt", "empty"),
     ({"prompt": [999]}, "prompt", "vocabulary ends at token 257"),
     ({"prompt": "x", "logit_bias": {"999": 1}}, "logit_bias", "vocabulary ends"),
@@ -119,6 +119,18 @@ def test_excess_is_told_to_come_back_and_what_waits_is_served() -> None:
         never = server.post("/v1/completions", **{**body, "n": 4})
         assert never.status_code == 400 and "at most 3" in never.json()["error"]["message"]
         assert server.is_idle()
+
+
+def test_what_the_cache_cannot_hold_is_told_at_once() -> None:
+    with running(make_decoder(cache_tokens=300)) as server:
+        assert server.client.get("/v1/models").json()["data"][0]["max_model_len"] == 300
+        answer = server.post("/v1/completions", prompt="x" * 200, max_tokens=101)
+        assert answer.status_code == 400 and "holds 300 tokens" in answer.json()["error"]["message"]
+        with ThreadPoolExecutor(4) as pool:
+            bodies = [{"max_tokens": 100, "temperature": 0, "ignore_eos": True}] * 4
+            texts = list(pool.map(lambda body: server.complete("x" * 200, **body)["choices"][0]["text"], bodies))
+        assert len(set(texts)) == 1, "one after the other, or preempted: the text is the same"
+        assert "vllm:kv_cache_usage_perc" in server.client.get("/metrics").text
 
 
 def test_time_is_bounded() -> None:

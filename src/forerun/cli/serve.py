@@ -80,14 +80,18 @@ def _check_installed() -> None:
 
 def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Console) -> Service:
     """Load the model and compile what rounds use: the first request should not wait for it."""
+    from forerun.cli.console import busy
     from forerun.cli.pair import load
     from forerun.cli.run import ready_decoder
     from forerun.serve.model import ServedModel
-    from forerun.serve.service import Service
+    from forerun.serve.service import Service, default_rows
 
     console.print(f"loading {options['model']} ...", style="dim", markup=False, highlight=False)
     loaded = load(options, console)
     decoder = ready_decoder(loaded, console, WARM_UP, {}, keep_rows=options["keep_rows"])
+    rows = limits.max_rows or default_rows(decoder.target.device.type)
+    with busy(console, "compiling and recording rounds"):
+        decoder.engine.warm_up(rows)
     name = limits.served_model_name or options["model"].rstrip("/").rsplit("/", 1)[-1]
     model = ServedModel(decoder, loaded.tokenizer, name, int(time.time()), options["draft"])
     return Service(model, limits)

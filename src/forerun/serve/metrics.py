@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from forerun.engine import Request, Stats
+from forerun.engine import Engine, Request, Stats
 from forerun.serve.admission import Admission
 
 LABELS = ("model_name", "engine")
@@ -24,13 +28,31 @@ class Times:
     last: float | None = None
 
 
+class EngineCollector(Collector):
+    """What the engine counts by itself, read when somebody asks."""
+
+    def __init__(self, engine: Engine, values: tuple[str, str]) -> None:
+        self.engine, self.values = engine, values
+
+    def collect(self) -> Iterator[Metric]:
+        preempted = CounterMetricFamily("vllm:num_preemptions", "Sequences that had to wait again.", labels=LABELS)
+        preempted.add_metric(self.values, self.engine.num_preempted)
+        yield preempted
+        cache = self.engine.target.cache
+        if cache.num_tokens:
+            usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the cache in use, 1 is all.", labels=LABELS)
+            with suppress(KeyError):  # of a row that has left meanwhile
+                usage.add_metric(self.values, sum(map(cache.length, cache.rows)) / cache.num_tokens)
+            yield usage
+
+
 class Metrics:
     """Counts of one server. Everything is written by the event loop's thread."""
 
-    def __init__(self, model_name: str, admission: Admission) -> None:
+    def __init__(self, model_name: str, admission: Admission, engine: Engine) -> None:
         self.registry = CollectorRegistry()
         self._values = (model_name, "0")
-        self._model_name = model_name
+        self.registry.register(EngineCollector(engine, self._values))
         self._running = self._gauge("vllm:num_requests_running", "Sequences that decode.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait their turn.")
         self._running.set_function(lambda: admission.num_running)

@@ -55,7 +55,10 @@ class ServedModel:
 
     @property
     def context_length(self) -> int | None:
-        return self.decoder.engine.target.context_length
+        """Tokens that prompt and answer may have together: the model's bound, or what its cache holds if less."""
+        target = self.decoder.engine.target
+        limits = [limit for limit in (target.context_length, target.cache.num_tokens) if limit is not None]
+        return min(limits, default=None)
 
     @property
     def vocab_size(self) -> int:

@@ -23,7 +23,7 @@ from forerun.text import pieces as texts_of
 
 log = logging.getLogger("forerun.serve")
 ROWS = {"cuda": 128, "cpu": 16}
-"""Sequences that decode at a time unless the user says otherwise: by then a round costs more with every further row."""
+"""By device: by then a round costs more with every further row."""
 KEEP_ALIVE = 15.0  # seconds without a token after which a stream says that it is still there
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -60,10 +60,9 @@ class Service:
     def __init__(self, model: ServedModel, settings: ServiceSettings) -> None:
         self.model, self.settings = model, settings
         self.engine = AsyncEngine(model.decoder.engine)
-        device = model.decoder.target.device.type
-        max_rows = settings.max_rows or ROWS.get(device, ROWS["cpu"])
+        max_rows = settings.max_rows or default_rows(model.decoder.target.device.type)
         self.admission = Admission(max_rows, settings.max_queued, settings.max_queued_tokens)
-        self.metrics = Metrics(model.name, self.admission)
+        self.metrics = Metrics(model.name, self.admission, self.engine.engine)
         self.is_draining = False
 
     def close(self, drain: bool = True) -> None:
@@ -140,6 +139,11 @@ class Service:
             self.metrics.see_round(times.last, now, len(progress.tokens))
             times.first, times.last = times.first or now, now
         choice.num_tokens += len(progress.tokens)
+
+
+def default_rows(device: str) -> int:
+    """Sequences that decode at a time unless the user says otherwise."""
+    return ROWS.get(device, ROWS["cpu"])
 
 
 def _gained(choice: Choice, pieces: list[Piece]) -> Gain:

@@ -129,7 +129,7 @@ def _budget(prompt: Sequence[int], limit: int | None, model: ServedModel, is_def
     if room < 1 or (limit is not None and limit > room and not is_default):
         asked = "" if limit is None else f" and {limit} are asked for"
         raise ApiError(
-            400, f"this model's context holds {context} tokens; the prompt has {len(prompt)}{asked}",
+            400, f"this server holds {context} tokens a request; the prompt has {len(prompt)}{asked}",
             param="prompt" if room < 1 else "max_tokens", code="context_length_exceeded",
         )  # fmt: skip
     return room if limit is None else min(limit, room)
