@@ -94,7 +94,7 @@ def test_the_law_under_a_grammar_is_the_models_masked() -> None:
 
     first = law(prompt)
     expected = sum(first[i] * law([*prompt, letter]) for i, letter in enumerate(letters))
-    samples = 1500
+    samples = 500
 
     def statistic(counts: Counter[int]) -> float:
         seen = torch.tensor([counts[letter] for letter in letters], dtype=torch.float64)
