@@ -1,13 +1,13 @@
 """What transformers' modules say of their decoder, read into a `Decoder`: one short reader a family or group of them.
 
-A reader takes everything from the modules themselves (weights, epsilons, scales, windows), not from what their family
-usually has; what it finds no words for is `NotDescribed`. `bodies.untouched` has made sure before that the modules are
-exactly those that transformers wrote.
+A reader takes everything from the modules (scales, windows, weights), not from what its family usually has; what it has
+no words for is `NotDescribed`. `bodies.untouched` has made sure before that the modules are exactly those that
+transformers wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -15,36 +15,29 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from forerun.errors import kind_and_line
 from forerun.math.attention import Scale
-from forerun.math.skinny import Activation, LayerNorm, Norm
 from forerun.models.bodies import untouched
-from forerun.models.bodies.description import AngleTable, AnyNorm, Attention, Decoder, DecoderLayer, Mlp
+from forerun.models.bodies.description import Attention, Decoder, DecoderLayer, Mlp
 from forerun.models.bodies.merging import Product
-
-ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies that do not depend on the batch
-ACTIVATIONS = {
-    "SiLUActivation": Activation.SILU,
-    "SiLU": Activation.SILU,
-    "GELUActivation": Activation.GELU,
-    "GELU": Activation.GELU,
-    "NewGELUActivation": Activation.GELU_TANH,
-    "FastGELUActivation": Activation.GELU_TANH,
-    "GELUTanh": Activation.GELU_TANH,
-    "PytorchGELUTanh": Activation.GELU_TANH,
-    "ReLU": Activation.RELU,
-    "ReLUSquaredActivation": Activation.RELU_SQUARED,
-}
-LESS_ONE = frozenset({"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"})  # gains are stored so
-WIDE = frozenset({"Olmo2RMSNorm", "Olmo3RMSNorm", "HeliumRMSNorm"})  # gains are applied in float32
-
-
-class NotDescribed(Exception):
-    """A part of a model that no field of a description stands for, in words."""
+from forerun.models.bodies.parts import (
+    NotDescribed,
+    angle_tables,
+    check_attention,
+    decoder_of,
+    read_fused_mlp,
+    read_gated_mlp,
+    read_head_norms,
+    read_norm,
+    read_norm_behind,
+    read_plain_mlp,
+    read_product,
+    read_qkv,
+)
 
 
 def describe(model: PreTrainedModel) -> Decoder:
@@ -116,114 +109,6 @@ def _with_head(decoder: Decoder, model: Any, config: Any) -> Decoder:
     )
 
 
-# Parts that families share
-
-
-def _norm(module: Any) -> AnyNorm | None:
-    """By the name of its class, which is transformers' or torch's."""
-    if module is None:
-        return None
-    name = type(module).__name__
-    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-    epsilon = float(getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 0.0)
-    if weight is None:
-        raise NotDescribed("a norm without a weight")
-    if name.endswith(("LayerNorm", "LayerNorm1P")):
-        offset = 1.0 if name.endswith("1P") else 0.0
-        return LayerNorm(weight.detach(), None if bias is None else bias.detach(), epsilon, offset)
-    if name.endswith("RMSNorm"):
-        return Norm(weight.detach(), epsilon, 1.0 if name in LESS_ONE else 0.0, name in LESS_ONE | WIDE)
-    raise NotDescribed(f"a norm of type {name}")
-
-
-def _after(module: Any) -> Norm | None:
-    """A norm of what is added to the hidden states."""
-    norm = _norm(module)
-    if isinstance(norm, LayerNorm):
-        raise NotDescribed("a layer norm behind attention or the MLP")
-    return norm
-
-
-def _product(module: Any) -> Product:
-    if type(module) not in (nn.Linear, Conv1D) and type(module).__name__ != "FalconLinear":
-        raise NotDescribed(f"a product of type {type(module).__name__}")
-    found: Product = module
-    return found
-
-
-def _activation(module: Any) -> Activation:
-    found = ACTIVATIONS.get(type(module).__name__)
-    if found is None:
-        raise NotDescribed(f"the activation {type(module).__name__}")
-    return found
-
-
-def _gated_mlp(mlp: Any) -> Mlp:
-    first = (_product(mlp.gate_proj), _product(mlp.up_proj))
-    return Mlp(first, _product(mlp.down_proj), _activation(mlp.act_fn), True)
-
-
-def _fused_mlp(mlp: Any) -> Mlp:
-    return Mlp((_product(mlp.gate_up_proj),), _product(mlp.down_proj), _activation(mlp.activation_fn), True)
-
-
-def _plain_mlp(mlp: Any, first: str, second: str, activation: str) -> Mlp:
-    products = _product(getattr(mlp, first)), _product(getattr(mlp, second))
-    return Mlp(products[:1], products[1], _activation(getattr(mlp, activation)), False)
-
-
-def _qkv(attention: Any, index: int) -> tuple[Product, ...]:
-    """Queries, keys and values by three products, or by one in this order."""
-    _check_index(attention, index)
-    if hasattr(attention, "qkv_proj"):
-        return (_product(attention.qkv_proj),)
-    return _product(attention.q_proj), _product(attention.k_proj), _product(attention.v_proj)
-
-
-def _check_index(attention: Any, index: int) -> None:
-    if attention.layer_idx != index:
-        raise NotDescribed(f"layer {index} writes the keys of layer {attention.layer_idx}")
-    if not getattr(attention, "is_causal", True):
-        raise NotDescribed("attention in both directions")
-
-
-def _head_norms(attention: Any, names: tuple[str, str] | None) -> dict[str, Any]:
-    if names is None:
-        return {}
-    return {kind: _norm(getattr(attention, name)) for kind, name in zip(("query_norm", "key_norm"), names, strict=True)}
-
-
-def _rotary(base: Any, config: Any, kinds: Sequence[str] = ("",), doubled: bool = False) -> tuple[AngleTable, ...]:
-    """A table for each kind of layers that rotates by angles of its own."""
-    for kind in kinds:
-        rope = (config.rope_parameters[kind] if kind else config.rope_parameters) or {}
-        if rope.get("rope_type", "default") not in ROPE_TYPES:
-            raise NotDescribed(f"rotary embedding of type {rope.get('rope_type')}")
-    return tuple(partial(_angles, base, kind, doubled) for kind in kinds)
-
-
-@torch.no_grad()
-def _angles(base: Any, kind: str, doubled: bool, count: int) -> Tensor:
-    """The model's own cosines and sines; `doubled`: those of each angle stand side by side twice, not half by half."""
-    like = torch.zeros(1, dtype=base.dtype, device=base.device)
-    positions = torch.arange(count, device=base.device)[None]
-    cos, sin = base.rotary_emb(like, positions, *([kind] if kind else []))
-    if doubled:
-        cos, sin = (torch.cat([t[..., ::2]] * 2, dim=-1) for t in (cos, sin))
-    return torch.cat([cos[0], sin[0]], dim=-1)
-
-
-def _decoder(config: Any, layers: Sequence[DecoderLayer], last_norm: Any, size: int, **more: Any) -> Decoder:
-    if len(layers) != config.num_hidden_layers:
-        raise NotDescribed(f"{len(layers)} layers where the configuration has {config.num_hidden_layers}")
-    norm, heads = _norm(last_norm), int(config.num_attention_heads)
-    assert norm is not None
-    key_heads = int(more.pop("num_key_heads", None) or getattr(config, "num_key_value_heads", None) or heads)
-    return Decoder(heads, key_heads, size, tuple(layers), norm, **more)
-
-
-# Families
-
 Window = Callable[[Any, int], int]  # (configuration, layer)
 ReadMlp = Callable[[Any], Mlp]
 
@@ -246,7 +131,7 @@ def _llama(
     config: Any,
     *,
     window: Window = _no_window,
-    mlp: ReadMlp = _gated_mlp,
+    mlp: ReadMlp = read_gated_mlp,
     out: str = "o_proj",
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", ""),
     head_norms: tuple[str, str] | None = None,
@@ -266,30 +151,30 @@ def _llama(
         own = module.self_attn
         before, after, before_mlp, after_mlp = (getattr(module, name) if name else None for name in norms)
         attention = Attention(
-            _qkv(own, index),
-            _product(getattr(own, out)),
+            read_qkv(own, index),
+            read_product(getattr(own, out)),
             Scale(float(own.scaling), getattr(own, "attn_logit_softcapping", None)),
             window=window(config, index),
             angles=(kinds.index(config.layer_types[index]) if by_type else 0) if _is_rotated(own) else None,
-            **_head_norms(own, head_norms),
+            **read_head_norms(own, head_norms),
         )
         return DecoderLayer(
             attention,
             mlp(module.mlp),
-            before_attention=_norm(before),
-            after_attention=_after(after),
-            before_mlp=_norm(before_mlp),
-            after_mlp=_after(after_mlp),
+            before_attention=read_norm(before),
+            after_attention=read_norm_behind(after),
+            before_mlp=read_norm(before_mlp),
+            after_mlp=read_norm_behind(after_mlp),
             is_parallel=is_parallel,
             multiplier=float(getattr(module, "residual_multiplier", 1.0)),
         )
 
-    return _decoder(
+    return decoder_of(
         config,
         [layer(*pair) for pair in enumerate(base.layers)],
         getattr(base, last_norm),
         base.layers[0].self_attn.head_dim,
-        tables=_rotary(base, config, kinds, doubled),
+        tables=angle_tables(base, config, kinds, doubled),
         is_interleaved=is_interleaved,
         embedding_multiplier=float(getattr(base, "embedding_multiplier", 1.0)),
     )
@@ -307,24 +192,24 @@ def _is_rotated(attention: Any) -> bool:
 
 def _gpt_neox(base: Any, config: Any) -> Decoder:
     heads, size = config.num_attention_heads, base.layers[0].attention.head_size
-    mlp = partial(_plain_mlp, first="dense_h_to_4h", second="dense_4h_to_h", activation="act")
+    mlp = partial(read_plain_mlp, first="dense_h_to_4h", second="dense_4h_to_h", activation="act")
 
     def layer(index: int, module: Any) -> DecoderLayer:
         own = module.attention
-        _check_index(own, index)
+        check_attention(own, index)
         attention = Attention(
-            (_product(own.query_key_value),),
-            _product(own.dense),
+            (read_product(own.query_key_value),),
+            read_product(own.dense),
             Scale(float(own.scaling)),
             head_order=_one_head_after_the_other(heads),
             angles=0,
         )
-        norms = _norm(module.input_layernorm), _norm(module.post_attention_layernorm)
+        norms = read_norm(module.input_layernorm), read_norm(module.post_attention_layernorm)
         return DecoderLayer(attention, mlp(module.mlp), norms[0], before_mlp=norms[1],
                             is_parallel=bool(module.use_parallel_residual))  # fmt: skip
 
     layers = [layer(*pair) for pair in enumerate(base.layers)]
-    return _decoder(config, layers, base.final_layer_norm, size, tables=_rotary(base, config))
+    return decoder_of(config, layers, base.final_layer_norm, size, tables=angle_tables(base, config))
 
 
 def _one_head_after_the_other(heads: int) -> tuple[int, ...]:
@@ -341,19 +226,19 @@ def _falcon(base: Any, config: Any) -> Decoder:
 
     def layer(index: int, module: Any) -> DecoderLayer:
         own = module.self_attention
-        _check_index(own, index)
+        check_attention(own, index)
         scale = Scale(float(own.inv_norm_factor))
-        qkv = (_product(own.query_key_value),)
+        qkv = (read_product(own.query_key_value),)
         return DecoderLayer(
-            Attention(qkv, _product(own.dense), scale, head_order=order, angles=0),
-            _plain_mlp(module.mlp, "dense_h_to_4h", "dense_4h_to_h", "act"),
-            before_attention=_norm(module.input_layernorm),
-            before_mlp=None if config.parallel_attn else _norm(module.post_attention_layernorm),
+            Attention(qkv, read_product(own.dense), scale, head_order=order, angles=0),
+            read_plain_mlp(module.mlp, "dense_h_to_4h", "dense_4h_to_h", "act"),
+            before_attention=read_norm(module.input_layernorm),
+            before_mlp=None if config.parallel_attn else read_norm(module.post_attention_layernorm),
             is_parallel=bool(config.parallel_attn),
         )
 
-    layers, tables = [layer(*pair) for pair in enumerate(base.h)], _rotary(base, config)
-    return _decoder(config, layers, base.ln_f, own.head_dim, num_key_heads=own.num_kv_heads, tables=tables)
+    layers, tables = [layer(*pair) for pair in enumerate(base.h)], angle_tables(base, config)
+    return decoder_of(config, layers, base.ln_f, own.head_dim, num_key_heads=own.num_kv_heads, tables=tables)
 
 
 def _opt(base: Any, config: Any) -> Decoder:
@@ -365,13 +250,13 @@ def _opt(base: Any, config: Any) -> Decoder:
         own = module.self_attn
         if not module.do_layer_norm_before:
             raise NotDescribed("norms behind the sums")
-        attention = Attention(_qkv(own, index), _product(own.out_proj), Scale(float(own.scaling)))
-        mlp = _plain_mlp(module, "fc1", "fc2", "activation_fn")
-        norms = _norm(module.self_attn_layer_norm), _norm(module.final_layer_norm)
+        attention = Attention(read_qkv(own, index), read_product(own.out_proj), Scale(float(own.scaling)))
+        mlp = read_plain_mlp(module, "fc1", "fc2", "activation_fn")
+        norms = read_norm(module.self_attn_layer_norm), read_norm(module.final_layer_norm)
         return DecoderLayer(attention, mlp, norms[0], before_mlp=norms[1])
 
     table = decoder.embed_positions
-    return _decoder(
+    return decoder_of(
         config,
         [layer(*pair) for pair in enumerate(decoder.layers)],
         decoder.final_layer_norm,
@@ -384,15 +269,15 @@ def _opt(base: Any, config: Any) -> Decoder:
 def _gpt2(base: Any, config: Any) -> Decoder:
     def layer(index: int, module: Any) -> DecoderLayer:
         own = module.attn
-        _check_index(own, index)
+        check_attention(own, index)
         if hasattr(module, "crossattention") or own.reorder_and_upcast_attn:
             raise NotDescribed("cross-attention, or attention that is upcast")
-        attention = Attention((_product(own.c_attn),), _product(own.c_proj), Scale(float(own.scaling)))
-        mlp = _plain_mlp(module.mlp, "c_fc", "c_proj", "act")
-        return DecoderLayer(attention, mlp, _norm(module.ln_1), before_mlp=_norm(module.ln_2))
+        attention = Attention((read_product(own.c_attn),), read_product(own.c_proj), Scale(float(own.scaling)))
+        mlp = read_plain_mlp(module.mlp, "c_fc", "c_proj", "act")
+        return DecoderLayer(attention, mlp, read_norm(module.ln_1), before_mlp=read_norm(module.ln_2))
 
     layers = [layer(*pair) for pair in enumerate(base.h)]
-    return _decoder(config, layers, base.ln_f, base.h[0].attn.head_dim, positions=base.wpe.weight.detach())
+    return decoder_of(config, layers, base.ln_f, base.h[0].attn.head_dim, positions=base.wpe.weight.detach())
 
 
 def _cohere(base: Any, config: Any, window: Window = _no_window) -> Decoder:
@@ -413,7 +298,7 @@ def _stablelm(base: Any, config: Any) -> Decoder:
 
 def _phi(base: Any, config: Any) -> Decoder:
     return _llama(
-        base, config, mlp=partial(_plain_mlp, first="fc1", second="fc2", activation="activation_fn"), out="dense",
+        base, config, mlp=partial(read_plain_mlp, first="fc1", second="fc2", activation="activation_fn"), out="dense",
         norms=ONE_BEFORE_BOTH, head_norms=("q_layernorm", "k_layernorm") if config.qk_layernorm else None,
         is_parallel=True, last_norm="final_layernorm",
     )  # fmt: skip
@@ -429,14 +314,18 @@ def _gptj(base: Any, config: Any) -> Decoder:
         own = module.attn
         order = _in_parts(heads, 4) if hasattr(own, "qkv_proj") else None
         attention = Attention(
-            _qkv(own, index), _product(own.out_proj), Scale(1 / float(own.scale_attn)), head_order=order, angles=0
+            read_qkv(own, index),
+            read_product(own.out_proj),
+            Scale(1 / float(own.scale_attn)),
+            head_order=order,
+            angles=0,
         )
-        mlp = _plain_mlp(module.mlp, "fc_in", "fc_out", "act")
-        return DecoderLayer(attention, mlp, _norm(module.ln_1), is_parallel=True)
+        mlp = read_plain_mlp(module.mlp, "fc_in", "fc_out", "act")
+        return DecoderLayer(attention, mlp, read_norm(module.ln_1), is_parallel=True)
 
     layers = [layer(*pair) for pair in enumerate(base.h)]
     tables = (partial(_stored_angles, base),)
-    return _decoder(config, layers, base.ln_f, size, tables=tables, is_interleaved=True)
+    return decoder_of(config, layers, base.ln_f, size, tables=tables, is_interleaved=True)
 
 
 def _in_parts(heads: int, parts: int) -> tuple[int, ...]:
@@ -456,7 +345,7 @@ SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_laye
 BEHIND = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 ONE_BEFORE_BOTH = ("input_layernorm", "", "", "")
 HEAD_NORMS = ("q_norm", "k_norm")
-_up_and_down = partial(_plain_mlp, first="up_proj", second="down_proj", activation="act_fn")
+_up_and_down = partial(read_plain_mlp, first="up_proj", second="down_proj", activation="act_fn")
 
 FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "arcee": partial(_llama, mlp=_up_and_down),
@@ -470,9 +359,9 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "gemma": _llama,
     "gemma2": partial(_llama, window=_typed_window, norms=SANDWICH),
     "gemma3_text": partial(_llama, window=_typed_window, norms=SANDWICH, head_norms=HEAD_NORMS),
-    "glm": partial(_llama, mlp=_fused_mlp, is_interleaved=True),
+    "glm": partial(_llama, mlp=read_fused_mlp, is_interleaved=True),
     "glm4": partial(
-        _llama, mlp=_fused_mlp, is_interleaved=True,
+        _llama, mlp=read_fused_mlp, is_interleaved=True,
         norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     ),
     "gpt2": _gpt2,
@@ -489,14 +378,14 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "olmo3": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
     "opt": _opt,
     "phi": _phi,
-    "phi3": partial(_llama, window=_one_window, mlp=_fused_mlp),
+    "phi3": partial(_llama, window=_one_window, mlp=read_fused_mlp),
     "qwen2": partial(_llama, window=_typed_window),
     "qwen3": partial(_llama, window=_typed_window, head_norms=HEAD_NORMS),
     "seed_oss": _llama,
     "smollm3": partial(_llama, window=_typed_window),
     "stablelm": _stablelm,
     "starcoder2": partial(
-        _llama, window=_one_window, mlp=partial(_plain_mlp, first="c_fc", second="c_proj", activation="act")
+        _llama, window=_one_window, mlp=partial(read_plain_mlp, first="c_fc", second="c_proj", activation="act")
     ),
     "vaultgemma": partial(
         _llama, window=_typed_window, norms=("input_layernorm", "", "pre_feedforward_layernorm", "")

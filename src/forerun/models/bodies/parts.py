@@ -1,0 +1,144 @@
+"""What the readers of all families share: norms, products, MLPs, rotations, read off modules into a description.
+
+Everything is taken from the modules themselves (weights, epsilons), and their classes are known by name: they are
+transformers' or torch's, as `bodies.untouched` has made sure. What there are no words for is `NotDescribed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from forerun.math.skinny import Activation, LayerNorm, Norm
+from forerun.models.bodies.description import AngleTable, AnyNorm, Decoder, DecoderLayer, Mlp
+from forerun.models.bodies.merging import Product
+
+ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies that do not depend on the batch
+ACTIVATIONS = {
+    "SiLUActivation": Activation.SILU,
+    "SiLU": Activation.SILU,
+    "GELUActivation": Activation.GELU,
+    "GELU": Activation.GELU,
+    "NewGELUActivation": Activation.GELU_TANH,
+    "FastGELUActivation": Activation.GELU_TANH,
+    "GELUTanh": Activation.GELU_TANH,
+    "PytorchGELUTanh": Activation.GELU_TANH,
+    "ReLU": Activation.RELU,
+    "ReLUSquaredActivation": Activation.RELU_SQUARED,
+}
+LESS_ONE = frozenset({"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"})  # gains are stored so
+WIDE = frozenset({"Olmo2RMSNorm", "Olmo3RMSNorm", "HeliumRMSNorm"})  # gains are applied in float32
+
+
+class NotDescribed(Exception):
+    """A part of a model that no field of a description stands for, in words."""
+
+
+def read_norm(module: Any) -> AnyNorm | None:
+    """By the name of its class, which is transformers' or torch's."""
+    if module is None:
+        return None
+    name = type(module).__name__
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    epsilon = float(getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 0.0)
+    if weight is None:
+        raise NotDescribed("a norm without a weight")
+    if name.endswith(("LayerNorm", "LayerNorm1P")):
+        offset = 1.0 if name.endswith("1P") else 0.0
+        return LayerNorm(weight.detach(), None if bias is None else bias.detach(), epsilon, offset)
+    if name.endswith("RMSNorm"):
+        return Norm(weight.detach(), epsilon, 1.0 if name in LESS_ONE else 0.0, name in LESS_ONE | WIDE)
+    raise NotDescribed(f"a norm of type {name}")
+
+
+def read_norm_behind(module: Any) -> Norm | None:
+    """A norm of what is added to the hidden states."""
+    norm = read_norm(module)
+    if isinstance(norm, LayerNorm):
+        raise NotDescribed("a layer norm behind attention or the MLP")
+    return norm
+
+
+def read_product(module: Any) -> Product:
+    if type(module) not in (nn.Linear, Conv1D) and type(module).__name__ != "FalconLinear":
+        raise NotDescribed(f"a product of type {type(module).__name__}")
+    found: Product = module
+    return found
+
+
+def read_activation(module: Any) -> Activation:
+    found = ACTIVATIONS.get(type(module).__name__)
+    if found is None:
+        raise NotDescribed(f"the activation {type(module).__name__}")
+    return found
+
+
+def read_gated_mlp(mlp: Any) -> Mlp:
+    first = (read_product(mlp.gate_proj), read_product(mlp.up_proj))
+    return Mlp(first, read_product(mlp.down_proj), read_activation(mlp.act_fn), True)
+
+
+def read_fused_mlp(mlp: Any) -> Mlp:
+    return Mlp((read_product(mlp.gate_up_proj),), read_product(mlp.down_proj), read_activation(mlp.activation_fn), True)
+
+
+def read_plain_mlp(mlp: Any, first: str, second: str, activation: str) -> Mlp:
+    products = read_product(getattr(mlp, first)), read_product(getattr(mlp, second))
+    return Mlp(products[:1], products[1], read_activation(getattr(mlp, activation)), False)
+
+
+def read_qkv(attention: Any, index: int) -> tuple[Product, ...]:
+    """Queries, keys and values by three products, or by one in this order."""
+    check_attention(attention, index)
+    if hasattr(attention, "qkv_proj"):
+        return (read_product(attention.qkv_proj),)
+    return read_product(attention.q_proj), read_product(attention.k_proj), read_product(attention.v_proj)
+
+
+def check_attention(attention: Any, index: int) -> None:
+    if attention.layer_idx != index:
+        raise NotDescribed(f"layer {index} writes the keys of layer {attention.layer_idx}")
+    if not getattr(attention, "is_causal", True):
+        raise NotDescribed("attention in both directions")
+
+
+def read_head_norms(attention: Any, names: tuple[str, str] | None) -> dict[str, Any]:
+    if names is None:
+        return {}
+    return {
+        kind: read_norm(getattr(attention, name)) for kind, name in zip(("query_norm", "key_norm"), names, strict=True)
+    }
+
+
+def angle_tables(base: Any, config: Any, kinds: Sequence[str] = ("",), doubled: bool = False) -> tuple[AngleTable, ...]:
+    """A table for each kind of layers that rotates by angles of its own."""
+    for kind in kinds:
+        rope = (config.rope_parameters[kind] if kind else config.rope_parameters) or {}
+        if rope.get("rope_type", "default") not in ROPE_TYPES:
+            raise NotDescribed(f"rotary embedding of type {rope.get('rope_type')}")
+    return tuple(partial(_angles, base, kind, doubled) for kind in kinds)
+
+
+@torch.no_grad()
+def _angles(base: Any, kind: str, doubled: bool, count: int) -> Tensor:
+    """The model's own cosines and sines; `doubled`: those of each angle stand side by side twice, not half by half."""
+    like = torch.zeros(1, dtype=base.dtype, device=base.device)
+    positions = torch.arange(count, device=base.device)[None]
+    cos, sin = base.rotary_emb(like, positions, *([kind] if kind else []))
+    if doubled:
+        cos, sin = (torch.cat([t[..., ::2]] * 2, dim=-1) for t in (cos, sin))
+    return torch.cat([cos[0], sin[0]], dim=-1)
+
+
+def decoder_of(config: Any, layers: Sequence[DecoderLayer], last_norm: Any, size: int, **more: Any) -> Decoder:
+    if len(layers) != config.num_hidden_layers:
+        raise NotDescribed(f"{len(layers)} layers where the configuration has {config.num_hidden_layers}")
+    norm, heads = read_norm(last_norm), int(config.num_attention_heads)
+    assert norm is not None
+    key_heads = int(more.pop("num_key_heads", None) or getattr(config, "num_key_value_heads", None) or heads)
+    return Decoder(heads, key_heads, size, tuple(layers), norm, **more)
