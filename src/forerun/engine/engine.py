@@ -6,7 +6,7 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -30,6 +30,7 @@ from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.given import GivenDraft, Guess
 from forerun.engine.host_round import run as run_on_host
+from forerun.engine.host_share import HostShare
 from forerun.engine.prefix_cache import PrefixCache
 from forerun.engine.request import FinishReason, Request
 from forerun.engine.row import Progress, Row, RowResult
@@ -101,6 +102,7 @@ class Engine:
         self.seconds = Seconds()
         self._turnstile = Turnstile()
         self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
+        self._host_share = HostShare()
         self._waiting: list[Row] = []
         self._running: dict[int, Row] = {}
         self._results: dict[int, RowResult] = {}  # by handle
@@ -116,6 +118,7 @@ class Engine:
         self.admission = Admission(self._caches)
         self.num_preempted = 0  # how often a running row had to wait again because keys ran out of room
         self._is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
+        self._is_crowded = False  # whether rounds under way have left no room for one of the others
         self._connect(drafter, policy)
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
@@ -247,7 +250,10 @@ class Engine:
         return results
 
     def step(self) -> list[Progress]:
-        """One round for every row: admit, run, commit, observe, retire."""
+        """One round for every row: admit, run, commit, observe, retire.
+
+        Rows that need the host beside rows whose rounds the device runs by itself may have to wait for a later step.
+        """
         with self._turnstile.stepping():
             return self._step()
 
@@ -267,13 +273,15 @@ class Engine:
     def _round(self) -> list[Progress]:
         """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
         while batch := self._batch():
+            progress: dict[int, Progress] = {}
             try:
                 with _undone_if_it_fails(batch):
-                    done = self._run(batch)
-                    progress = self._commit(done)
-                    self._observe(done, progress)
-                    self._run_ahead(batch, done)
-                    self._account(done.seconds)  # last: what was recorded for the next round took this one's time
+                    for done in self._run(batch):
+                        gained = self._commit(done)
+                        self._observe(done, gained)
+                        self._run_ahead(done)
+                        self._account(done.seconds)  # last: what was recorded for the next round took this one's time
+                        progress.update((entry.row, entry) for entry in gained)
             except CacheFull:
                 if len(self._running) == 1:
                     raise
@@ -281,7 +289,7 @@ class Engine:
                 continue
             for row in batch:
                 row.count()
-            return progress
+            return [progress[row.handle] for row in batch if row.handle in progress]
         return []
 
     def _retire_behind_round(self) -> None:
@@ -307,34 +315,69 @@ class Engine:
 
     @property
     def _has_newcomers(self) -> bool:
-        """Whether the next round may be of other rows than this one."""
-        may_join = bool(self._waiting) and not self._is_blocked
-        return may_join or any(row.is_reading for row in self._running.values())
+        """Whether the next round on the device may be of other rows than this one."""
+        if (self._waiting and not self._is_blocked) or self._is_crowded:
+            return True
+        if any(row.is_reading for row in self._running.values()):
+            return True
+        if self.runner is None:
+            return False
+        present = {row.handle for row in self.runner.running}
+        return any(row.handle not in present and self.runner.takes(row) for row in self._running.values())
 
-    def _run(self, batch: list[Row]) -> VerifiedRound:
-        """Draft, score and verify: on the device where it can run the round by itself, else step by step."""
+    def _run(self, batch: list[Row]) -> Iterator[VerifiedRound]:
+        """Draft, score and verify: first the rows that the device can run by itself, then the others step by step.
+
+        What the device has done is committed before the others' round begins, and the next one is on its way.
+        """
+        on_device: set[int] = set()
+        for done in self._run_on_device(batch):
+            on_device = {row.handle for row in done.rows}
+            self._host_share.add_device_round(done.seconds.decoding)
+            yield done
+        rest = [row for row in batch if row.handle not in on_device]
+        if not on_device and self.runner is not None:
+            self.runner.release_table()
+        if rest and (not on_device or self._host_share.is_due):
+            yield from self._run_on_host(rest)
+
+    def _run_on_host(self, rows: list[Row]) -> Iterator[VerifiedRound]:
+        """A round step by step; nothing where its keys find no room beside those of rounds under way."""
         runner = self.runner
-        if runner is not None and (runner.has_pending or self._launch(runner, batch)):
-            if (
-                self.ahead
-                and self.drafting.runs_ahead
-                and not self._has_newcomers
-                and runner.should_launch_another(batch)
-            ):
-                self._launch(runner, batch)
-            self.drafting.prepare(batch)
-            return runner.collect()
         if runner is not None:
-            runner.release_table()
-        return run_on_host(
-            batch,
-            self._view(batch),
-            target=self.target,
-            drafting=self.drafting,
-            rule=self.rule,
-            runner=runner,
-            clock=self.clock,
-        )
+            runner.wait()  # a round is timed by the clock: the device's own come before it
+        self._is_crowded = False
+        try:
+            done = run_on_host(
+                rows,
+                self._view(rows),
+                target=self.target,
+                drafting=self.drafting,
+                rule=self.rule,
+                runner=runner,
+                clock=self.clock,
+            )
+        except CacheFull:
+            if runner is None or not runner.has_pending:
+                raise
+            self._is_crowded = True  # nothing more is sent off, so that the next step can make room
+            self._rewind_to_history(rows)
+            return
+        self._host_share.add_host_round(done.seconds.decoding)
+        yield done
+
+    def _run_on_device(self, batch: list[Row]) -> Iterator[VerifiedRound]:
+        """The round of all rows that the device can run by itself; nothing where there are none."""
+        runner = self.runner
+        if runner is None:
+            return
+        rows = runner.running if runner.has_pending else [row for row in batch if runner.takes(row)]
+        if not rows or not (runner.has_pending or self._launch(runner, rows)):
+            return
+        if self.ahead and self.drafting.runs_ahead and not self._has_newcomers and runner.should_launch_another(rows):
+            self._launch(runner, rows)
+        self.drafting.prepare(rows)
+        yield runner.collect()
 
     def _commit(self, done: VerifiedRound) -> list[Progress]:
         """Rows gain their tokens; target and drafter are cut back to what was kept."""
@@ -378,9 +421,9 @@ class Engine:
             )
         )
 
-    def _run_ahead(self, batch: list[Row], done: VerifiedRound) -> None:
+    def _run_ahead(self, done: VerifiedRound) -> None:
         """Behind a round on the device, send the next one off before the caller looks at this one."""
-        running = [row for row in batch if row.finish_reason is None]
+        running = [row for row in done.rows if row.finish_reason is None]
         if self.ahead and done.on_device and running and not self._has_newcomers:
             assert self.runner is not None
             if not self.runner.has_pending:
@@ -388,7 +431,7 @@ class Engine:
 
     def _launch(self, runner: Runner, batch: list[Row]) -> bool:
         """Send a round to the device, if it is one that the device can run by itself."""
-        if not runner.can_run(batch):
+        if not all(map(runner.takes, batch)):
             return False
         view, given = self._view(batch, SIZES), None
         if self.drafting.finds_copies:
@@ -494,7 +537,9 @@ class Engine:
         self.admission.check(len(request.prompt), budget)
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
-        return Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
+        row = Row(next(self._handles), request, list(request.prompt), output, stop, adjust, bans_of(request))
+        row.needs_host = max(request.params.logit_bias, default=0) >= self.target.vocab_size  # where it is refused
+        return row
 
     def _budget(self, request: Request) -> int:
         """New tokens a row may have: what was asked for, or what the model's context leaves."""
@@ -579,10 +624,13 @@ class Engine:
         self._is_blocked = True
         self.num_preempted += 1
         self._let_go()
-        # Others may have been in the middle of a round.
-        numbers, lengths = list(self._running), [len(row.history) - 1 for row in self._running.values()]
-        self.target.rewind(numbers, [min(n, self.target.length(r)) for r, n in zip(numbers, lengths, strict=True)])
-        self.drafting.notify("rewind", numbers, lengths)
+        self._rewind_to_history(self._running.values())  # others may have been in the middle of a round
+
+    def _rewind_to_history(self, rows: Iterable[Row]) -> None:
+        """Forget all keys of a round that did not come to its end."""
+        lengths = {row.number: len(row.history) - 1 for row in rows}
+        self.target.rewind(list(lengths), [min(n, self.target.length(r)) for r, n in lengths.items()])
+        self.drafting.notify("rewind", list(lengths), list(lengths.values()))
 
     def _read_prompts(self) -> None:
         """Feed prompts up to their last token, except those that the coming round can take along whole."""
@@ -661,7 +709,7 @@ class Engine:
         for row in sorted(leaving, key=lambda row: -self.target.cache.slot(row.number)):
             if row.error is None:
                 self._keep(row)
-        if self.runner is not None and self.runner.has_pending and not self._running:
+        if self.runner is not None and self.runner.has_pending and not self.runner.running:
             self.runner.discard_pending()
         if self.runner is None or not self.runner.has_pending:  # slots move when a row goes
             self._let_go()

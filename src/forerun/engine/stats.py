@@ -22,6 +22,11 @@ class Seconds:
     """Spent once a shape of round on recording it as CUDA graphs, the compiling of kernels included; by the command
     line also on compiling a CPU's kernels."""
 
+    @property
+    def decoding(self) -> float:
+        """Of rounds alone."""
+        return self.draft + self.score + self.verify
+
     def __add__(self, other: Seconds) -> Seconds:
         return Seconds(*(mine + more for mine, more in zip(astuple(self), astuple(other), strict=True)))
 

@@ -140,8 +140,12 @@ class CostModel(Policy):
         self._rows = rows
         self._starts.observe(outcome)
         ask = self._asks.pop(outcome.round_number, Ask())
-        # Rounds asked for before this one and not heard of never ran.
-        self._asks = {number: later for number, later in self._asks.items() if number > outcome.round_number}
+        # Rounds of these rows asked for before this one and not heard of never ran.
+        self._asks = {
+            number: other
+            for number, other in self._asks.items()
+            if number > outcome.round_number or other.lengths.keys().isdisjoint(outcome.rows)
+        }
         asked = frozenset(
             request for row, request in zip(outcome.rows, outcome.request_ids, strict=True) if ask.lengths.get(row)
         )
@@ -149,10 +153,13 @@ class CostModel(Policy):
         self._learn_acceptance(outcome)
         if self._score.knows_plain():
             self._record_outcome(outcome, asked, ask.trial)
-        self._drafting = self._drew(outcome) if self._mixed else asked
+        # Rows that had no part in this round are drafted for as they were.
+        others = self._drafting.difference(outcome.request_ids)
+        self._drafting = others | (self._drew(outcome) if self._mixed else asked)
         for request, ended in zip(outcome.request_ids, outcome.ended, strict=True):
             if ended:
                 self._acceptance.forget(request)
+                self._drafting -= {request}
         if self._acceptance.requests > 4 * rows + 64:  # requests that were aborted never report an end
             self._acceptance.keep_only(outcome.request_ids)
 

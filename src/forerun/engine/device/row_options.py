@@ -14,14 +14,12 @@ from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
 Send = Callable[[Tensor], Tensor]  # a tensor of the host -> the same on the device
 
 
-def why_not(row: Row, vocab_size: int) -> str | None:
+def why_not(row: Row) -> str | None:
     """What a row asks of its logits that only the host can do; None where the device can do all of it."""
     if row.bans is None:
         return "processors that are called in Python"
     if len(row.output) < row.bans.since:
         return "a token that a processor prescribes"
-    if max(row.request.params.logit_bias, default=0) >= vocab_size:
-        return "a bias on ids the target does not have"
     return None
 
 

@@ -2,7 +2,8 @@
 
 While no round is pending, the host's lengths are the truth: a row has `len(history) - 1` keys in the target's cache,
 and the row table is written from that. A pending round advances the table on the device; collecting it brings the host
-to the same numbers. So a round of any other kind may come between two launches, but never between launch and collect.
+to the same numbers. Rows outside of the table may have rounds of any other kind meanwhile; those in it only between two
+launches, never between launch and collect.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ class Runner:
         self._scratch, self._hidden = Scratch(), Scratch()
         self._draft_scratches = Scratch(), Scratch()  # as drafts give them, and as options leave them
         self._pass = StaticPass(target)
-        self._rounds: dict[tuple[int, int], DeviceRound] = {}
-        self._buffers: dict[tuple[int, int], cycle[ReadBuffer]] = {}
+        self._rounds: dict[tuple[int, int, bool], DeviceRound] = {}
+        self._buffers: dict[tuple[int, int, bool], cycle[ReadBuffer]] = {}
         self._round: DeviceRound | None = None  # whose table holds the rows
         self._weights = 0
         self._scored: list[int] = []  # rows of the last pass alone
@@ -129,21 +130,24 @@ class Runner:
     def has_pending(self) -> bool:
         return bool(self.pending)
 
-    def can_run(self, rows: Sequence[Row]) -> bool:
-        """Whether a round of these rows can be recorded work."""
-        if not self.whole_rounds or self.is_disabled or self._is_overheard:
+    @property
+    def running(self) -> list[Row]:
+        """Rows of the table that have not finished: pending rounds are theirs."""
+        return [] if self._round is None else self._round.table.running
+
+    def takes(self, row: Row) -> bool:
+        """Whether rounds of this row can be recorded work."""
+        if not self.whole_rounds or self.is_disabled or self._is_overheard or row.needs_host:
             return False
         if self.drafter is not None:
-            if not all(self.drafter.knows(row.number, len(row.history)) for row in rows):
+            if not self.drafter.knows(row.number, len(row.history)):
                 return False
-            if self._grows_trees and any(map(wants_options, rows)):  # which follow each node's own path
+            if self._grows_trees and wants_options(row):  # which follow each node's own path
                 return False
-            longest = max(len(row.history) for row in rows) + self._pending_keys
+            longest = len(row.history) + self._pending_keys
             if self.drafter.room(self.target.vocab_size, longest) < MARGIN:
                 return False
-        if self._are_in_table(rows):
-            return True
-        return all(_why_not(row, self.target) is None for row in rows)
+        return _why_not(row, self.target) is None
 
     @property
     def _grows_trees(self) -> bool:
@@ -181,9 +185,15 @@ class Runner:
         return not is_in_table or not self._table_fits(self._num_places(longest))
 
     def may_reach_forced_token(self, rows: Sequence[Row], lengths: Sequence[int]) -> bool:
-        """Whether such a round might reach a position whose token a processor prescribes: recordings only ban ids."""
+        """Whether such a round might reach a position whose token a processor prescribes: recordings only ban ids.
+
+        Rows that come so near are the host's from now on.
+        """
         most = self._pending_keys + max(lengths) + 1
-        return any(row.bans is not None and len(row.output) + most > row.bans.until for row in rows)
+        near = [row for row in rows if row.bans is not None and len(row.output) + most > row.bans.until]
+        for row in near:
+            row.needs_host = True
+        return bool(near)
 
     def may_follow(self, lengths: Sequence[int]) -> bool:
         """Whether the drafter will have kept up with the pending round: after one without a draft it has not."""
@@ -232,7 +242,7 @@ class Runner:
         shape = Shape(number, count, key_bound(self._reserve(table, drawn, count, first)), first, steps, is_tree)
         recorded = self.recorder.seconds
         draft, score, verify = self._work(device_round, shape)
-        buffer = next(self._buffers[table.size, table.width])
+        buffer = next(self._buffers[table.size, table.width, False])
         for index, work in enumerate((draft, score, verify)):
             buffer.marks.set(index)
             work()
@@ -307,6 +317,11 @@ class Runner:
                 past = keys - len(gained.tokens)  # keys before the round
                 self.drafter.set_length(row.number, past, keys, done.drawn)
 
+    def wait(self) -> None:
+        """Until the device has run all pending rounds; they are still to be collected."""
+        if self.pending:
+            self.pending[-1].buffer.marks.wait()
+
     def disable(self, error: Exception) -> None:
         """After a recording that failed, work is run step by step; pending rounds are still collected."""
         self.is_disabled = True
@@ -320,7 +335,10 @@ class Runner:
         count, cache = bucket(max(counts)), self.target.cache
         if self._scored != numbers:
             self._scored, self._weights = numbers, fingerprint(self._scorers)
-        device_round = self._round_of(next_power_of_two(len(rows)), table_width(count))
+        size, width = next_power_of_two(len(rows)), table_width(count)
+        device_round = self._round_of(size, width)
+        if device_round is self._round and self.running:  # rows whose rounds are recorded stay in their table
+            device_round = self._round_of(size, width, is_second=True)
         table = device_round.table
         dummy = cache.reserve_slots(table.size > len(rows))
         cache.reserve(numbers, [start + count for start in past], _final_length(rows))
@@ -363,7 +381,7 @@ class Runner:
 
     def _are_in_table(self, rows: Sequence[Row]) -> bool:
         """Whether these are all running rows of the table: a row that has finished may stay in it."""
-        present = [] if self._round is None else self._round.table.running
+        present = self.running
         return len(present) == len(rows) and all(a is b for a, b in zip(present, rows, strict=True))
 
     def _table_fits(self, number: int) -> bool:
@@ -425,7 +443,7 @@ class Runner:
         table, get = device_round.table, self.recordings.get
         draft: Work = _no_draft
         if shape.drafted:
-            kind: tuple[Hashable, ...] = ("draft", table.size, table.width, shape.drafted, shape.steps)
+            kind: tuple[Hashable, ...] = ("draft", device_round, shape.drafted, shape.steps)
             drafted = replace(shape, key_bound=max(shape.key_bound, self._draft_bound))
             if shape.drawn:
                 kind = (*kind, drafted.first, drafted.key_bound, table.flags)
@@ -437,7 +455,7 @@ class Runner:
             )
         score = self._recorded_score(device_round, shape)
         verify = get(
-            ("verify", table.size, table.width, shape.drafted, shape.scored, shape.steps, table.flags),
+            ("verify", device_round, shape.drafted, shape.scored, shape.steps, table.flags),
             lambda: (self._scratch.version, device_round.draft_logits.version, *self._versions_after_scoring),
             partial(device_round.verify, shape),
             table.state,
@@ -448,7 +466,7 @@ class Runner:
         table = device_round.table
         depth = shape.drafted if shape.is_tree else 0
         return self.recordings.get(
-            ("score", table.size, table.width, shape.scored, shape.key_bound, depth, bool(self.target.observers)),
+            ("score", device_round, shape.scored, shape.key_bound, depth, bool(self.target.observers)),
             lambda: (self.target.version, self._scratch.version, self._hidden.version, self._weights),
             partial(device_round.score, shape),
             table.state,
@@ -505,16 +523,17 @@ class Runner:
         before = [[], *([length] for length in self._lengths_before)]
         return {self.drafter.num_first(number, pending) for pending in before}
 
-    def _round_of(self, size: int, positions: int) -> DeviceRound:
-        if (size, positions) not in self._rounds:
+    def _round_of(self, size: int, positions: int, is_second: bool = False) -> DeviceRound:
+        """The round of a table of this size; with `is_second` another one, for passes alone."""
+        if (key := (size, positions, is_second)) not in self._rounds:
             table = RowTable(size, positions, self.target.vocab_size, self.target.device)
             # Buffers first: a Ctrl-C in between must not leave a round without them.
-            self._buffers[size, positions] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
+            self._buffers[key] = cycle([_read_buffer(table, self.clock) for _ in range(READ_BUFFERS)])
             kind = TreeRound if self._grows_trees else DeviceRound
-            self._rounds[size, positions] = kind(
+            self._rounds[key] = kind(
                 table, self._pass, self.drafter, self.rule, self._scratch, self._draft_scratches, self._hidden
             )
-        return self._rounds[size, positions]
+        return self._rounds[key]
 
 
 def _kept_of_trees(result: Tensor) -> list[Kept]:
@@ -542,7 +561,7 @@ def _why_not(row: Row, target: Scorer) -> str | None:
     """What a row asks for that a recorded round does not give; None where it asks for nothing of the kind."""
     if target.length(row.number) != len(row.history) - 1:
         return "a prompt that comes along"
-    return row_options.why_not(row, target.vocab_size)
+    return row_options.why_not(row)
 
 
 def _final_length(rows: Sequence[Row]) -> int:
