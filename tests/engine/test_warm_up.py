@@ -66,6 +66,7 @@ def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> Non
     assert before > 0
     found = texts(engine, asked, 2)
     assert engine.runner.recorder.num_recordings == before, "a round was recorded that the warm-up should have"
+    assert not engine.runner.is_disabled
     host = make_engine(False, drafter=drafter, policy=2)
     assert found == texts(host, asked, 2)
 

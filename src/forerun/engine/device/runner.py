@@ -226,6 +226,7 @@ class Runner:
         kind = (table.size, table.width, table.flags, self._versions)
         size = longest if is_fixed else round_up_draft(longest)
         force = longest == size and max(view.max_lengths) >= 2 * longest + NEAR
+        force = force or not (longest or self.drafts)  # without a drafter nothing longer can stand in for no draft
         number = self._drafts.pick(kind, longest, size, force)
         count = bucket(self._num_tokens(number) + 1)
         table.deactivate_finished()
