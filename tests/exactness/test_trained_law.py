@@ -18,6 +18,7 @@ from forerun import SpeculativeDecoder
 from forerun.drafters import Chain, DraftModel, FeatureHead, ParallelHeads, PromptLookup, autoregressive
 from forerun.drafters.base import Drafter
 from forerun.drafters.causal_folder import CausalFolder
+from forerun.engine.drafting import Drafting
 from forerun.loading.drafter_folder import DrafterManifest, describe_target
 from forerun.math.laws import ReducedLaw
 from forerun.types import BatchView, Draft, RoundOutcome
@@ -122,11 +123,16 @@ def test_copies_are_cut_and_drawn_drafts_are_not() -> None:
 @pytest.mark.slow
 def test_control_cutting_a_drawn_draft_is_noticed(monkeypatch: MonkeyPatch) -> None:
     """By what it drew: the law of what is left is no longer the one it was drawn from."""
+    right = Drafting.draft
 
-    def heedless(draft: Draft, lengths: tuple[int, ...]) -> Draft:
-        return replace(draft, tokens=draft.tokens[:, : max(lengths)], lengths=torch.tensor(lengths))
+    def heedless(self: Drafting, *question: Any) -> Any:
+        drafted = right(self, *question)
+        draft = drafted.draft
+        if not draft.width:
+            return drafted
+        return drafted._replace(draft=replace(draft, lengths=draft.lengths * (draft.tokens[:, 0] != 0)))
 
-    monkeypatch.setattr("forerun.engine.drafting._cut", heedless)
+    monkeypatch.setattr(Drafting, "draft", heedless)
     assert any(misfits("chain", "token", policy=Snips()))
 
 

@@ -135,9 +135,14 @@ class Drafting:
             found.append(draft)
             return self._kept_copies(view, lengths, draft)
 
+        try:
+            uniforms = draft_uniforms(keys, self._num_draws(max(lengths)), self.rule)
+        except Exception as error:  # a drafter that cannot say how many numbers it draws
+            self.faults.report(self._given, error, PLAIN)
+            return self._nothing(batch)
         context = replace(
             self._context(batch, view, lengths, params),
-            uniforms=draft_uniforms(keys, self._num_draws(max(lengths)), self.rule),
+            uniforms=uniforms,
             copy_lengths=copies,
             keep_copies=keep_copies if view.is_mixed else None,
         )
