@@ -101,10 +101,11 @@ def _say_ready(service: Service, url: str, console: Console) -> None:
     from forerun.cli.console import say
 
     decoder, rows = service.model.decoder, service.admission.max_rows
-    drafter = "no drafter" if decoder.drafter is None else type(decoder.drafter).__name__
+    drafter = "no drafter" if decoder.drafter is None else f"drafter {service.model.drafter_name}"
     target = decoder.target
     say(
         console,
         f"Serving {service.model.name} at {url}: {target.device.type}, {str(target.dtype).removeprefix('torch.')}, "
-        f"{drafter}, rule {decoder.engine.rule}, {rows} sequences at a time; recorded: {decoder.recorded}",
+        f"{drafter}, rule {decoder.engine.rule}, {rows} sequences at a time; "
+        f"keys: {decoder.cache}; recorded: {decoder.recorded}",
     )

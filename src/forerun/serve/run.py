@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import FrameType
 
@@ -48,6 +49,8 @@ def serve(service: Service, address: AddressSettings, on_ready: Callable[[str], 
         timeout_graceful_shutdown=max(1, round(service.settings.drain_seconds)),
         server_header=False,
     )
+    if address.log_level == "info":  # which server process started where is `on_ready`'s to say
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server = DrainingServer(config, service, on_ready)
     try:
         server.run()
