@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.test_device_graphs import GREEDY, MIXED, NUMBER, ROWS, VOCAB, law, requests, texts
+from engine.graphs import GREEDY, MIXED, NUMBER, ROWS, VOCAB, law, requests, texts
 from exactness.sampling import PLAIN, PROMPT, verdict
 from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, Tree
 from forerun.drafters.base import Drafter

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from engine.device_engines import CUT, DRAFTERS, GREEDY, SAMPLED, InPython, engine, requests
-from engine.test_device_options import OPTIONS
+from engine.options import OPTIONS
 from forerun.cache.paged import PagedCache
 from forerun.engine import Engine, FinishReason, Request, RowResult
 from forerun.types import Rule

@@ -339,10 +339,13 @@ class Engine:
         if not on_device and self.runner is not None:
             self.runner.release_table()
         if rest and (not on_device or self._host_share.is_due):
-            yield from self._run_on_host(rest)
+            yield from self._run_on_host(rest, beside_device=bool(on_device))
 
-    def _run_on_host(self, rows: list[Row]) -> Iterator[VerifiedRound]:
-        """A round step by step; nothing where its keys find no room beside those of rounds under way."""
+    def _run_on_host(self, rows: list[Row], beside_device: bool) -> Iterator[VerifiedRound]:
+        """A round step by step; nothing where its keys find no room beside those of rounds under way.
+
+        What the device has done in this step has been told to the policy: it must not be taken back and done again.
+        """
         runner = self.runner
         if runner is not None:
             runner.wait()  # a round is timed by the clock: the device's own come before it
@@ -358,7 +361,7 @@ class Engine:
                 clock=self.clock,
             )
         except CacheFull:
-            if runner is None or not runner.has_pending:
+            if runner is None or not (beside_device or runner.has_pending):
                 raise
             self._is_crowded = True  # nothing more is sent off, so that the next step can make room
             self._rewind_to_history(rows)

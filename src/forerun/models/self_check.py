@@ -19,6 +19,7 @@ from forerun.cache.ragged import RaggedCache
 from forerun.config import self_check as settings
 from forerun.errors import UnsupportedModel, kind_and_line
 from forerun.models import proven
+from forerun.models.bodies.gpu import TIMED, GpuBody
 from forerun.models.cross_attention import Sources
 from forerun.models.encoder import EncoderOutput
 from forerun.models.scorer import Scorer
@@ -62,7 +63,13 @@ def self_check(scorer: Scorer, wanted: bool = True) -> SelfCheck:
     """Find out whether `scorer` scores as its model does, or raise `UnsupportedModel` with what differs."""
     if not wanted:
         return SelfCheck(Kind.OFF)
-    return SelfCheck(Kind.PROVEN) if is_proven(scorer.model) else tried(scorer)
+    is_known = is_proven(scorer.model) and not _is_new_on_gpus(scorer)
+    return SelfCheck(Kind.PROVEN) if is_known else tried(scorer)
+
+
+def _is_new_on_gpus(scorer: Scorer) -> bool:
+    """Whether fused layers run it that no GPU has been seen to run."""
+    return isinstance(scorer.body, GpuBody) and scorer.model.config.model_type not in TIMED
 
 
 def tried(scorer: Scorer) -> SelfCheck:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from forerun import ops
+from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.math.ragged_attention import Reach
 from forerun.models import plain
@@ -74,7 +75,9 @@ class StaticPass:
         self._body = scorer.body if isinstance(scorer.body, GpuBody) else None
         self._kept_starts: dict[tuple[int, int], Tensor] = {}
         self._rotary = RotaryPatches(scorer.model, scorer.kernels)
-        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings())
+        # Of causal models' modules only where kernels are asked for: there they were compared on CPUs alone.
+        told = isinstance(scorer, Seq2SeqScorer) or scorer.kernels is Kernels.ON
+        parts = (scorer.model.get_decoder(), scorer.model.get_output_embeddings()) if told else ()
         self._patches = ModulePatches(*(part for part in parts if part is not None and self._body is None))
 
     def rows(self, slots: Tensor, past: Tensor, count: int, span: int) -> StaticRows:

@@ -27,6 +27,9 @@ from forerun.models.bodies.merging import merged
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
 GRAIN = 1024  # the table of angles grows by this many positions
+# Families that were compared with their modules and timed on a GPU: they are run by this without being asked for. All
+# others that can be described were compared on CPUs, through the references and Triton's interpreter: kernels="on".
+TIMED = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def why_not(model: PreTrainedModel) -> str | None:
