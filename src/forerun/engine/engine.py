@@ -323,7 +323,7 @@ class Engine:
         if self.runner is None:
             return False
         present = {row.handle for row in self.runner.running}
-        return any(row.handle not in present and self.runner.takes(row) for row in self._running.values())
+        return any(row.handle not in present and self.runner.may_take(row) for row in self._running.values())
 
     def _run(self, batch: list[Row]) -> Iterator[VerifiedRound]:
         """Draft, score and verify: first the rows that the device can run by itself, then the others step by step.
@@ -338,7 +338,8 @@ class Engine:
         rest = [row for row in batch if row.handle not in on_device]
         if not on_device and self.runner is not None:
             self.runner.release_table()
-        if rest and (not on_device or self._host_share.is_due):
+        may_join = self.runner is not None and any(map(self.runner.may_take, rest))
+        if rest and (not on_device or may_join or self._host_share.is_due):
             yield from self._run_on_host(rest, beside_device=bool(on_device))
 
     def _run_on_host(self, rows: list[Row], beside_device: bool) -> Iterator[VerifiedRound]:

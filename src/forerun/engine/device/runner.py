@@ -137,17 +137,18 @@ class Runner:
 
     def takes(self, row: Row) -> bool:
         """Whether rounds of this row can be recorded work."""
-        if not self.whole_rounds or self.is_disabled or self._is_overheard or row.needs_host:
+        is_known = self.drafter is None or self.drafter.knows(row.number, len(row.history))
+        return self.may_take(row) and is_known and _why_not(row, self.target) is None
+
+    def may_take(self, row: Row) -> bool:
+        """Whether they can be now, or once the host has brought the row further."""
+        if not self.whole_rounds or self.is_disabled or self._is_overheard or row.needs_host or row.bans is None:
             return False
-        if self.drafter is not None:
-            if not self.drafter.knows(row.number, len(row.history)):
-                return False
-            if self._grows_trees and wants_options(row):  # which follow each node's own path
-                return False
-            longest = len(row.history) + self._pending_keys
-            if self.drafter.room(self.target.vocab_size, longest) < MARGIN:
-                return False
-        return _why_not(row, self.target) is None
+        if self.drafter is None:
+            return True
+        if self._grows_trees and wants_options(row):  # which follow each node's own path
+            return False
+        return self.drafter.room(self.target.vocab_size, len(row.history) + self._pending_keys) >= MARGIN
 
     @property
     def _grows_trees(self) -> bool:
@@ -338,7 +339,7 @@ class Runner:
             self._scored, self._weights = numbers, fingerprint(self._scorers)
         size, width = next_power_of_two(len(rows)), table_width(count)
         device_round = self._round_of(size, width)
-        if device_round is self._round and self.running:  # rows whose rounds are recorded stay in their table
+        if device_round is self._round and self.pending:  # whose rows stay in their table
             device_round = self._round_of(size, width, is_second=True)
         table = device_round.table
         dummy = cache.reserve_slots(table.size > len(rows))
