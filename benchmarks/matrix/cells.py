@@ -60,6 +60,11 @@ class Cell:
     per_round: bool = False  # rounds are compared, not tokens
     most_milliseconds: float | None = None  # of a round, on an H200 with the pair of 6.7 billion parameters
 
+    @property
+    def first_timed(self) -> int:
+        """The row from which on tokens are counted: those before it have the option that the others should not feel."""
+        return self.odd_rows or 0
+
     def requests(self) -> list[Request]:
         """One a row."""
         odd = self.batch if self.odd_rows is None else self.odd_rows
@@ -146,10 +151,10 @@ def _rules() -> list[Cell]:
 
 
 def _mixed() -> list[Cell]:
-    """One row of eight asks for something; the others should hardly notice."""
+    """One row of eight asks for something; the others, whose tokens are timed, should hardly notice."""
     base = f"{MODEL}, {DRAFTED} drafted, 8"
     return [
-        Cell(f"one row of 8: {name}", MODEL, batch=8, option=name, odd_rows=1, base=base, most=most, per_round=True)
+        Cell(f"one row of 8: {name}", MODEL, batch=8, option=name, odd_rows=1, base=base, most=most)
         for name, most in (("repetition penalty", 1.10), ("python processor", 1.5))
     ]
 

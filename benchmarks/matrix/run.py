@@ -75,7 +75,7 @@ def select(known: list[Cell], only: str) -> list[Cell]:
 
 def measure_cell(decoder: SpeculativeDecoder, pair: Pair, cell: Cell, asked: Settings) -> Measurement:
     """Rounds from the third on of one call a seed."""
-    seeds = range(1, asked.repeats + 1)
+    seeds, timed = range(1, asked.repeats + 1), cell.batch - cell.first_timed
     for seed in seeds:
         decode(decoder.engine, pair, cell, asked.tokens, seed)
     calls = [decode(decoder.engine, pair, cell, asked.tokens, seed) for seed in seeds]
@@ -84,8 +84,8 @@ def measure_cell(decoder: SpeculativeDecoder, pair: Pair, cell: Cell, asked: Set
     return Measurement(
         cell=cell,
         round_seconds=tuple(median(call.seconds) for call in calls),
-        token_seconds=tuple(sum(call.seconds) * cell.batch / call.tokens for call in calls),
-        tokens_per_round=sum(call.tokens for call in calls) / sum(len(call.seconds) * cell.batch for call in calls),
+        token_seconds=tuple(sum(call.seconds) * timed / call.tokens for call in calls),
+        tokens_per_round=sum(call.tokens for call in calls) / sum(len(call.seconds) * timed for call in calls),
         capture_seconds=sum(call.captured for call in calls),
     )
 
@@ -93,7 +93,7 @@ def measure_cell(decoder: SpeculativeDecoder, pair: Pair, cell: Cell, asked: Set
 @dataclass(slots=True)
 class Call:
     seconds: list[float]  # of each round
-    tokens: int = 0  # of all rows
+    tokens: int = 0  # of the rows that are timed
     captured: float = 0.0
 
 
@@ -116,7 +116,7 @@ def decode(engine: Engine, pair: Pair, cell: Cell, tokens: int, seed: int) -> Ca
         rounds += 1
         if rounds > SKIP and not ended:
             call.seconds.append(taken - lost)
-            call.tokens += sum(len(row.tokens) for row in progress)
+            call.tokens += sum(len(row.tokens) for row in progress if row.request_id >= cell.first_timed)
             call.captured += lost
         ended = ended or any(row.finish_reason is not None for row in progress)
     engine.take_results()
