@@ -161,7 +161,10 @@ def complaint(case: Case, decoder: Any, inputs: dict[str, Any], limit: float = L
     except Exception as error:
         return f"{case.label}: {type(error).__name__}: {str(error)[:200]}"
     if case.method == "new":
-        answer = answer.generate(**inputs, max_new_tokens=2)
+        try:
+            answer = answer.generate(**inputs, max_new_tokens=2)
+        except ForerunError as error:  # a cache that no text fits into is told by the first text
+            return _unclear(case, str(error))
     odd = [row.tokens for row in answer.rows if not all(isinstance(token, int) for token in row.tokens)]
     return f"{case.label}: tokens {odd}" if odd else None
 
