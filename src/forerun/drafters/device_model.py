@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
@@ -14,18 +14,30 @@ from forerun.models import static_pass
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass
 
-if TYPE_CHECKING:
-    from forerun.drafters.draft_model import DraftModel
-    from forerun.drafters.early_exit import EarlyExit
-
 FIRST = 2  # after a draft that was kept whole a draft model is one key behind, so every draft begins with two tokens
 STOPS = "stop_below looks at every drafted token"
+
+
+class ModelDrafter(Protocol):
+    """What a drafter with a model of its own is asked here; `DraftModel` is one."""
+
+    stop_below: float | None
+    scorer: Scorer
+    ids: Tensor | None
+
+    def room(self, vocab_size: int, longest: int) -> int:
+        """As in `DeviceDrafter`."""
+        ...
+
+    def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
+        """As in `DeviceDrafter`."""
+        ...
 
 
 class DeviceDraftModel(DeviceDrafter):
     """A draft model with a cache of its own."""
 
-    def __init__(self, drafter: DraftModel) -> None:
+    def __init__(self, drafter: ModelDrafter) -> None:
         self.drafter, self.scorer, self.ids = drafter, drafter.scorer, drafter.ids
         self.scorers, self.caches = (self.scorer,), (self.scorer.cache,)
 
@@ -66,15 +78,15 @@ class DeviceEarlyExit(DeviceDrafter):
     Keys of guesses lie where the target writes its own when it scores them.
     """
 
-    def __init__(self, drafter: EarlyExit, scorer: Scorer) -> None:
-        self.drafter, self.scorer, self.scorers = drafter, scorer, (scorer,)
+    def __init__(self, scorer: Scorer, stop_below: float | None) -> None:
+        self.scorer, self.scorers, self.stop_below = scorer, (scorer,), stop_below
 
     @cached_property
     def _pass(self) -> StaticPass:
         return StaticPass(self.scorer)
 
     def why_not(self, target: Scorer) -> str | None:
-        return STOPS if self.drafter.stop_below is not None else static_pass.why_not(self.scorer)
+        return STOPS if self.stop_below is not None else static_pass.why_not(self.scorer)
 
     def room(self, vocab_size: int, longest: int) -> int:
         return sys.maxsize

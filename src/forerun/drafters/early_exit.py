@@ -65,10 +65,10 @@ class EarlyExit(BranchingDrafter):
         return ModelSteps(self.scorer, context, unseen, None, partial(self.scorer.rewind, context.rows, before))
 
     def device_draft(self) -> DeviceEarlyExit | None:
-        return None if self.scorer is None else DeviceEarlyExit(self, self.scorer)
+        return None if self.scorer is None else DeviceEarlyExit(self.scorer, self.stop_below)
 
     def device_levels(self) -> ExitLevels | None:
-        return None if self.scorer is None else ExitLevels(self, self.scorer)
+        return None if self.scorer is None else ExitLevels(self.scorer, self.stop_below)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """The target's cache is cut back by the engine."""
