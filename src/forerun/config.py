@@ -101,6 +101,8 @@ class ModelSettings:
     """float32, bfloat16 or float16."""
     offline: bool = False
     """Use only what is on this machine."""
+    tensor_parallel: int = 1
+    """Split the target over N processes of this machine, one a device; see docs/parallel.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +194,35 @@ def is_offline() -> bool:
         os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}
         for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     )
+
+
+def coordinator_host() -> str:
+    """Where rank 0 of a group of processes is reached: $MASTER_ADDR, which torchrun sets."""
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Which of how many processes this one is, as torchrun says it: (0, 1) where it did not start this one."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0, 1
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """Which of the processes of one machine this one is, and with it which of the machine's devices is its own."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def rank_timeout() -> float:
+    """Seconds that one rank of a group may keep the others waiting in a pass: $FORERUN_RANK_TIMEOUT, or 20."""
+    setting = os.environ.get("FORERUN_RANK_TIMEOUT", "20")
+    try:
+        seconds = float(setting)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise InvalidArgument(f"FORERUN_RANK_TIMEOUT={setting!r}: must be a number of seconds above 0")
+    return seconds
 
 
 def data_folder() -> Path | None:

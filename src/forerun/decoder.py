@@ -30,6 +30,7 @@ from forerun.models.cache_size import describe as describe_cache
 from forerun.models.families import check_model
 from forerun.models.self_check import self_check as examine_target
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
+from forerun.parallel import Coordinator, Worker, join
 from forerun.policy import as_policy
 from forerun.policy.base import Policy
 from forerun.result import GenerateResult
@@ -100,10 +101,25 @@ class SpeculativeDecoder:
             compile=recorded,
             strict=flag("strict", strict),
         )
-        scorer = self._new_scorer()
-        self.self_check = examine_target(scorer, wanted)
-        self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
+        self.ranks = join(target)
+        if self.ranks is None:
+            scorer = self._new_scorer()
+            self.self_check = examine_target(scorer, wanted)
+            self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
+        else:
+            self.self_check = self.ranks.examine(target, self._new_scorer.keywords | {"form": form}, wanted)
+            self.engine = self._engine_of_rank(self.ranks, drafter)
         self._call_engines: OrderedDict[Any, tuple[Any, Engine]] = OrderedDict()  # by name or identity of the drafter
+
+    def _engine_of_rank(self, ranks: Coordinator | Worker, drafter: Any) -> Engine:
+        """On rank 0 the engine that decodes; on the others one that is only asked what it can do."""
+        made: list[Engine] = []
+
+        def make() -> None:
+            made.append(self._new_engine(self._new_scorer(), _drafter(drafter, self.target), self.policy))
+
+        ranks.call(make)
+        return made[0] if made else self._new_engine(self._new_scorer(), None, self.policy)
 
     def __repr__(self) -> str:
         parts = (type(self.target).__name__, type(self.drafter).__name__ if self.drafter is not None else "no drafter")
@@ -141,7 +157,11 @@ class SpeculativeDecoder:
         `encoder_outputs`; its text begins with `decoder_input_ids`, or else with the model's start token.
         One deliberate difference: nothing is read from a hidden default. Without sampling parameters it is greedy.
         """
-        return _finished(self.stream(input_ids, attention_mask, **keywords))
+        if self.ranks is None:
+            return _finished(self.stream(input_ids, attention_mask, **keywords))
+        result = self.ranks.call(lambda: _finished(self.stream(input_ids, attention_mask, **keywords)), _portable)
+        tokenizer = self.tokenizer if keywords.get("tokenizer") is None else keywords["tokenizer"]
+        return replace(result, tokenizer=tokenizer, sequences=result.sequences.to(self.target.device))
 
     def stream(
         self,
@@ -155,6 +175,11 @@ class SpeculativeDecoder:
         there once it has ended. Until then no other call can run on this decoder; a stream that was left and that
         nobody holds any more is closed.
         """
+        if isinstance(self.ranks, Worker):
+            raise InvalidArgument(
+                "stream on a rank that holds a part of the target: rank 0 streams, the others call "
+                "forerun.parallel.serve_passes(decoder); or all of them call generate"
+            )
         others: dict[str, Any] = dict(keywords)
         engine = self._engine_of_call(others.pop("drafter")) if "drafter" in others else self.engine
         policy = others.pop("policy", None)
@@ -199,11 +224,14 @@ class SpeculativeDecoder:
             generation_config: GenerationConfig | None = None,
             **model_kwargs: Any,
         ) -> Any:
-            with listening(model) as streamer:  # until a stream takes over
-                call, like = self._call_inside(
-                    model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
-                )
-            result = _finished(Stream(self.engine, call, like, streams_prompt=False))
+            def run() -> GenerateResult:
+                with listening(model) as streamer:  # until a stream takes over
+                    call, like = self._call_inside(
+                        model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, streamer
+                    )
+                return _finished(Stream(self.engine, call, like, streams_prompt=False))
+
+            result = run() if self.ranks is None else self.ranks.call(run, _portable)
             wants_dict = generation_config is not None and generation_config.return_dict_in_generate
             return result if wants_dict else result.sequences
 
@@ -270,6 +298,12 @@ class SpeculativeDecoder:
                 f"a streamer takes one sequence and there are {len(call.requests)}; use decoder.stream"
             )
         return call, like
+
+
+def _portable(result: GenerateResult) -> GenerateResult:
+    """A result for other processes: without what only this one can hold."""
+    rows = tuple(replace(row, request=replace(row.request, biases=(), processors=())) for row in result.rows)
+    return replace(result, rows=rows, tokenizer=None, sequences=result.sequences.cpu())
 
 
 def _finished(stream: Stream) -> GenerateResult:

@@ -39,6 +39,10 @@ class EngineClosed(ForerunError, RuntimeError):
     """A request for an `AsyncEngine` whose thread has ended, or is about to."""
 
 
+class RankLost(ForerunError, RuntimeError):
+    """A process that holds a part of the target has ended, hangs or is out of step: nothing can be decoded any more."""
+
+
 class ForerunWarning(UserWarning):
     """Something was survived that the user should hear of once."""
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from forerun.drafters.model_folder import ModelFolder, cut_head
 from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import build, check_target, fill
+from forerun.models.sharded import refuse_parts_of_sharded
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class CausalFolder(ModelFolder):
         """The model in its target's type and place, and the ids of its head's outputs (None for all)."""
         check_target(self.manifest.target, target)
         shares = self.manifest.shares
+        if shares:
+            refuse_parts_of_sharded(f"drafter {self.name!r}", target)
         if shares and self.config.get_text_config(decoder=True).hidden_size != self.manifest.target["hidden_size"]:
             raise InvalidArgument(
                 f"drafter {self.name!r} shares {' and '.join(shares)} with its target but is of another width "

@@ -15,6 +15,7 @@ from forerun.drafters.feature_head import FeatureHead
 from forerun.drafters.parallel_heads import ParallelHeads
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.loading.drafter_folder import is_drafter_folder, read_kind
+from forerun.models.sharded import is_sharded
 
 MIN_NGRAM = 2  # before a trained drafter, prompt lookup only drafts where a longer match makes it fairly sure
 
@@ -35,9 +36,10 @@ def from_folder(folder: str | Path, *, stop_below: float | None = None, **loadin
 def default_drafter(target: PreTrainedModel) -> Drafter:
     """Prompt lookup; where a trained drafter for this target comes with Forerun, that one behind it.
 
-    Speech is the exception: a transcript repeats itself too seldom for lookup to be worth its rounds.
+    Speech is the exception: a transcript repeats itself too seldom for lookup to be worth its rounds. Trained drafters
+    compute with their target's weights, which one process does not have of a target that is split over several.
     """
-    folder = drafts.for_target(target)
+    folder = None if is_sharded(target) else drafts.for_target(target)
     if folder is None:
         return PromptLookup()
     trained = from_folder(folder)

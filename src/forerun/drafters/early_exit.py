@@ -18,6 +18,7 @@ from forerun.drafters.device_model import DeviceEarlyExit
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
+from forerun.models.sharded import refuse_parts_of_sharded
 from forerun.types import Draft, DraftContext
 
 
@@ -41,6 +42,7 @@ class EarlyExit(BranchingDrafter):
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         """Called once by the engine with the target whose layers are used."""
+        refuse_parts_of_sharded("an early exit", target.model)
         first = shallow(target.model, self.num_layers)
         if isinstance(target, Seq2SeqScorer):
             self.scorer = Seq2SeqScorer(first, target.form, target.cache, use=target.kernels, beside=target)

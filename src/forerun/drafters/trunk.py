@@ -23,6 +23,7 @@ from forerun.math.attention import Form
 from forerun.models.bodies.merging import merged
 from forerun.models.draft_head import DraftHead, check_plain
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
+from forerun.models.sharded import refuse_parts_of_sharded
 from forerun.types import DraftContext
 
 
@@ -65,6 +66,7 @@ class Trunk:
     def bind(self, target: Scorer) -> None:
         """Listen to `target` from now on, with its embedding and head; a wrong one is refused."""
         check_target(self.made_for, target.model)
+        refuse_parts_of_sharded("a drafter on features", target.model)
         check_plain(target.model)
         self._weight = self._draft_head(target)
         if self._ear is not None:

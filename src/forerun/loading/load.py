@@ -24,6 +24,7 @@ from forerun.errors import (
     kind_and_line,
 )
 from forerun.files import parse_json
+from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
 
@@ -70,6 +71,28 @@ def load_model(
     return LoadedModel(model, _tokenizer_of(request))
 
 
+def load_shard(
+    name_or_path: str | Path,
+    size: int,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    offline: bool = False,
+) -> Any:
+    """This process's part of a causal model that `size` processes load together, by transformers' plan for it."""
+    request = LoadRequest.of(name_or_path, dtype, device, offline, None)
+    return request.model("a causal model", lambda config: _text_class(config, request.source.name, False), size)
+
+
+def check_shards(name_or_path: str | Path, size: int, *, offline: bool = False) -> None:
+    """Refuse a model that cannot be split over `size` processes; only its configuration is read."""
+    request = LoadRequest.of(name_or_path, device="cpu", offline=offline)
+    if request.source.gguf_file:
+        raise UnsupportedModel(f"{request.source.name!r} is a GGUF file, which is loaded whole; use the model's folder")
+    with request.told_plainly("a causal model"), quiet():
+        check_divides(request._config(), size, request.source.name)
+
+
 def load_speech_model(
     name_or_path: str | Path = WHISPER,
     *,
@@ -102,6 +125,17 @@ def load_draft_weights(folder: str | Path) -> Any:
 def load_tokenizer(name_or_path: str | Path = EMBEDDED, *, offline: bool = False, revision: str | None = None) -> Any:
     """The tokenizer of a model, padding on the left and with a padding token."""
     return _tokenizer_of(LoadRequest.of(name_or_path, device="cpu", offline=offline, revision=revision))
+
+
+def load_outline(name_or_path: str | Path, *, dtype: torch.dtype | str, offline: bool = False) -> Any:
+    """A causal model without its weights: only the configuration is read. Its tensors are on the meta device."""
+    request = LoadRequest.of(name_or_path, dtype, "cpu", offline)
+    if request.source.gguf_file:
+        raise UnsupportedModel(f"{request.source.name!r} is a GGUF file, which has no configuration to read by itself")
+    with request.told_plainly("a causal model"), quiet(), torch.device("meta"):
+        config = request._config()
+        loader = _text_class(config, request.source.name, False)
+        return loader.from_config(config, dtype=request.dtype, trust_remote_code=False)
 
 
 def _tokenizer_of(request: LoadRequest) -> Any:
@@ -153,10 +187,11 @@ class LoadRequest:
         source = resolve(name_or_path)
         return cls(source, kind, place, loading_options(source, offline or is_offline(), revision))
 
-    def model(self, what: str, class_for: Callable[[Any], Any]) -> Any:
+    def model(self, what: str, class_for: Callable[[Any], Any], processes: int = 1) -> Any:
         """The model, every weight of it from the source: transformers fills gaps at random.
 
         `class_for` gives transformers' class for a configuration, None for that of a GGUF file, which it reads itself.
+        With several `processes`, the part of it that belongs to this one.
         """
         with self.told_plainly(what), quiet():
             config = None if self.source.gguf_file else self._config()
@@ -164,10 +199,10 @@ class LoadRequest:
             if config is not None:
                 self._check_size(loader, config)
             model, report = loader.from_pretrained(
-                self.source.location, dtype=self.dtype, output_loading_info=True, **self.options
+                self.source.location, dtype=self.dtype, output_loading_info=True, **self.options, **_split(processes)
             )
             _check_report(report, type(model).__name__, self.source.name)
-        return model.to(self.device).eval()
+        return (model if processes > 1 else model.to(self.device)).eval()
 
     def told_plainly(self, what: str) -> AbstractContextManager[None]:
         """Turn transformers' long messages into one line that names the remedy."""
@@ -194,6 +229,15 @@ class LoadRequest:
         except Exception:  # transformers will say the same, and better, when it loads the model
             return
         check_size(sketch, stored, self.source.name)
+
+
+def _split(processes: int) -> dict[str, Any]:
+    """Options of from_pretrained for a model that several processes load together."""
+    if processes == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=processes)}
 
 
 def _check_report(report: Mapping[str, Any], kind: str, name: str) -> None:

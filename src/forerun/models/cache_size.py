@@ -6,6 +6,7 @@ alone on its card: it takes a share of what is free when the first row comes, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,14 +23,23 @@ SHARE = 0.4  # of the memory that is free when the first row comes
 MOST_TOKENS = 131072  # more is for those who say so: a small model would otherwise hold gigabytes that nobody uses
 
 
-def new_cache(model: PreTrainedModel, tokens: int | None, use: Kernels, longest: int | None) -> KeyValueCache:
+def new_cache(
+    model: PreTrainedModel,
+    tokens: int | None,
+    use: Kernels,
+    longest: int | None,
+    agreed: Callable[[int], int] | None = None,
+) -> KeyValueCache:
     """A cache for `tokens` keys of all rows together, of which no row has more than `longest`, where that is known.
 
     Blocks where kernels read them; elsewhere rows in one piece, which torch and a CPU's kernels read where they lie.
+    Of a model that is split over processes all caches have the same size, on which they have `agreed`: at once.
     """
     if model.device.type != "cuda" or ops.why_not_triton(model.device, use) is not None:
         return RaggedCache(tokens)
-    asked = partial(default_tokens, model, longest) if tokens is None else tokens
+    asked: int | Callable[[], int] = partial(default_tokens, model, longest) if tokens is None else tokens
+    if agreed is not None and callable(asked):
+        asked = agreed(asked())
     return PagedCache(asked, model.device, longest=longest)
 
 
@@ -58,13 +68,15 @@ def free_bytes(device: torch.device) -> int:
 def bytes_per_token(model: PreTrainedModel) -> int:
     """Of keys and values in all layers, as the configuration tells it.
 
-    Families that keep less (a latent in place of heads, layers that share keys) are taken for ones that do not.
+    Families that keep less (a latent in place of heads, layers that share keys) are taken for ones that do not. Of a
+    model that is split over processes: in this one, which has its share of the heads.
     """
     config = model.config.get_text_config(decoder=True)
     layers = _first(config, "num_hidden_layers", "decoder_layers", "num_decoder_layers", "n_layer")
     heads = _first(config, "num_attention_heads", "decoder_attention_heads", "num_heads", "n_head")
     size = _first(config, "head_dim", "d_kv") or _first(config, "hidden_size", "d_model", "n_embd") // heads
-    return 2 * layers * (_first(config, "num_key_value_heads") or heads) * size * int(model.dtype.itemsize)
+    all_heads = 2 * layers * (_first(config, "num_key_value_heads") or heads) * size * int(model.dtype.itemsize)
+    return all_heads // (getattr(model, "_tp_size", None) or 1)
 
 
 def _first(config: Any, *names: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Protocol
@@ -12,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.cache.base import KeyValueCache, common_length, ranges
+from forerun.cache.journal import digest, replay
 from forerun.config import Kernels, kernels
-from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.errors import InvalidArgument, RankLost, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.math.tree import is_chain
 from forerun.models import families
@@ -26,6 +28,7 @@ from forerun.models.cross_attention import SourcesRead
 from forerun.models.families import Family, Layout
 from forerun.models.fingerprint import Fingerprint
 from forerun.models.passes import between_passes, restore
+from forerun.models.sharded import Counterparts, PassCall, ranks_of
 from forerun.types import Source
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
@@ -77,10 +80,20 @@ class Scorer:
         self.kernels = kernels(use)
         self._headless, self._layout = headless, layout
         self._cache_tokens, self._has_own_cache = cache_tokens, cache is None
+        self._ranks = ranks_of(model)
         with between_passes(model):
+            number = self._open()
             self.cache = self._new_cache() if cache is None else cache
+            self._counterparts = Counterparts.of(self._ranks, number, self.cache)
             self._connect()
             self._made_of = Fingerprint.of(model)
+
+    def _open(self) -> int | None:
+        """Let other ranks make a counterpart, where the model is split over several; its number."""
+        if self._ranks is None:
+            return None
+        options = {"form": self.form, "use": self.kernels, "layout": self._layout, "cache_tokens": self._cache_tokens}
+        return self._ranks.open(self.model, options)
 
     def _connect(self) -> None:
         """Take from the model, as it is now, whatever passes need to know of it."""
@@ -95,7 +108,8 @@ class Scorer:
         self.body: Body = self.modules if fused is None else fused
 
     def _new_cache(self) -> KeyValueCache:
-        return new_cache(self.model, self._cache_tokens, self.kernels, self._inspect().context_length)
+        agreed = None if self._ranks is None else self._ranks.smallest
+        return new_cache(self.model, self._cache_tokens, self.kernels, self._inspect().context_length, agreed)
 
     def _inspect(self) -> Family:
         return families.inspect(self.model, headless=self._headless)
@@ -119,9 +133,12 @@ class Scorer:
         self.reset()
         self.cache.give_back(self.model.device)
         forget_configs(self.model)
+        self._counterparts = None
         with between_passes(self.model):
+            number = self._open()
             if self._has_own_cache:
                 self.cache = self._new_cache()
+            self._counterparts = Counterparts.of(self._ranks, number, self.cache)
             self._connect()
             self._made_of = Fingerprint.of(self.model)
 
@@ -303,7 +320,9 @@ class Scorer:
         try:
             places = self.cache.extend(rows, counts)
             body = body or (self.body if trees is None else self.modules)
-            out = body.run(ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden))
+            call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden)
+            with self._on_all_ranks(call, body):
+                out = body.run(call)
         except BaseException:
             self.rewind(rows, before)  # a pass that fails leaves no token behind
             raise
@@ -311,6 +330,31 @@ class Scorer:
             assert out.hidden is not None
             observer.on_hidden_states(rows, places.past, places.counts, out.hidden)
         return out
+
+    def _on_all_ranks(self, call: ForwardPass, body: Body) -> AbstractContextManager[None]:
+        if self._counterparts is None:
+            return nullcontext()
+        return self._counterparts.run(
+            call.new,
+            call.trees,
+            call.keep,
+            wants_logits=call.wants_logits,
+            wants_hidden=call.wants_hidden,
+            by_modules=body is self.modules,
+        )
+
+    def repeat(self, call: PassCall) -> None:
+        """On a rank that follows: bring the cache to the state of rank 0's and run its pass."""
+        with torch.inference_mode():
+            places = replay(self.cache, call.changes)
+            if call.digest is not None and call.digest != digest(self.cache):
+                raise RankLost("the caches of two ranks are no longer in the same state: this is a fault in Forerun")
+            tokens = torch.tensor(call.tokens, device=self.device)
+            keep = None if call.keep is None else torch.tensor(call.keep, device=self.device)
+            body = self.modules if call.by_modules else self.body
+            body.run(
+                ForwardPass(tokens, places, self.cache, call.trees, None, call.wants_logits, keep, call.wants_hidden)
+            )
 
     def _sources(self, rows: Sequence[int]) -> SourcesRead | None:
         """What the rows of a pass read, encoded."""

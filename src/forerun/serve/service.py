@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from forerun.engine import AsyncEngine, FinishReason, Progress, Request, Stats
 from forerun.engine.row import RowResult
-from forerun.errors import EngineClosed, ForerunError, InvalidArgument
+from forerun.errors import EngineClosed, ForerunError, InvalidArgument, RankLost
+from forerun.parallel import Coordinator
 from forerun.serve.admission import Admission, Place
 from forerun.serve.answer_text import PROMPT, AnswerText, Piece
 from forerun.serve.errors import ApiError
@@ -90,7 +91,18 @@ class Service:
 
     @property
     def is_alive(self) -> bool:
-        return self.engine.is_alive
+        return self.engine.is_alive and (self.ranks is None or self.ranks.link.lost is None)
+
+    @property
+    def ranks(self) -> Coordinator | None:
+        """The processes that hold the model together, where it is split over several."""
+        ranks = self.model.decoder.ranks
+        return ranks if isinstance(ranks, Coordinator) else None
+
+    def check_ranks(self) -> None:
+        """Raise if one of them was lost."""
+        if self.ranks is not None:
+            self.ranks.link.check()
 
     def check_is_open(self) -> None:
         if self.is_draining:
@@ -102,6 +114,8 @@ class Service:
         if alternatives is None:
             return [Piece(text, token, PROMPT) for text, token in zip(texts, prompt, strict=True)]
         self.check_is_open()
+        if self.ranks is not None:
+            raise ApiError(400, "log-probabilities of a prompt are not offered by a model that is split over processes")
         found = await prompt_logprobs(self.engine, self.model.decoder.target, prompt, alternatives)
         return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
 
@@ -173,6 +187,8 @@ def _told(error: Exception) -> ApiError:
         return ApiError(400, str(error))
     if isinstance(error, EngineClosed):
         return _shutting_down()
+    if isinstance(error, RankLost):
+        return ApiError(503, "a process that holds a part of the model was lost", code="rank_lost", retry_after=10)
     log.error("a request failed", exc_info=error)
     return ApiError(500, f"the model failed on this request: {type(error).__name__}", code="engine_error")
 

@@ -14,6 +14,7 @@ from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.runner import Runner
 from forerun.models import static_pass
 from forerun.models.scorer import Scorer
+from forerun.models.sharded import is_sharded
 from forerun.rules import AnyRule
 from forerun.types import Rule
 
@@ -50,6 +51,8 @@ def why_nothing(target: Scorer) -> str | None:
     """What keeps all of a target's work from being recorded, in words; None where nothing does."""
     if target.device.type != "cuda":
         return f"{target.device.type} has no CUDA graphs"
+    if is_sharded(target.model):  # what their collectives do in a graph has not been tried
+        return "the target is split over processes"
     if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
         return "kernels='off' leaves drawing and judging to torch"
     if lack := kernels.why_not_triton("cuda"):

@@ -1,0 +1,169 @@
+"""Models whose weights are split over several processes: a pass of theirs has to run in all of them at once.
+
+One process, rank 0, decodes. Its scorers have counterparts on the other ranks, which repeat the changes of the cache
+and then run the same pass. What carries this to the others is `forerun.parallel`; here is what a scorer knows of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from forerun.cache.base import KeyValueCache
+from forerun.cache.journal import Change, Journal, digest
+from forerun.errors import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class PassCall:
+    """One pass of rank 0, as the other ranks need to know it."""
+
+    scorer: int
+    changes: list[Change]  # of the cache since the last pass; the last one makes room for the tokens
+    tokens: list[int]  # [N] new ones of all rows, one row after the other
+    trees: Sequence[Sequence[int]] | None
+    keep: list[int] | None  # positions among N whose logits are wanted; None: all
+    wants_logits: bool
+    wants_hidden: bool
+    by_modules: bool  # whether transformers' modules run it although another body could
+    digest: str | None = None  # of the cache behind the changes, where it is to be compared
+
+
+class Ranks(Protocol):
+    """The processes that hold a model together, seen from one of them."""
+
+    def open(self, model: nn.Module, options: dict[str, Any]) -> int | None:
+        """Let the other ranks make a counterpart of a scorer; its number, or None on a rank that only repeats."""
+        ...
+
+    def close(self, scorer: int) -> None:
+        """The counterparts may go. Called from anywhere, even by the garbage collector: nothing is sent now."""
+        ...
+
+    def run(self, call: PassCall) -> AbstractContextManager[None]:
+        """While this rank runs a pass: the others run the same one."""
+        ...
+
+    def wants_digest(self) -> bool:
+        """Whether the next pass is to compare the states of the caches."""
+        ...
+
+    def smallest(self, number: int) -> int:
+        """The smallest of the numbers that the ranks give: all of them ask at the same time."""
+        ...
+
+
+_ranks: WeakKeyDictionary[nn.Module, Ranks] = WeakKeyDictionary()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether some weights are split over processes: no other process can be left out of a pass."""
+    if not torch.distributed.is_available():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(weight, DTensor) for weight in model.parameters())
+
+
+def connect(model: nn.Module, ranks: Ranks) -> None:
+    """From now on scorers of `model` run in step with their counterparts on other ranks."""
+    _ranks[model] = ranks
+
+
+@contextmanager
+def on_every_rank(model: nn.Module) -> Iterator[None]:
+    """While all ranks do the same by themselves: scorers made meanwhile have no counterparts."""
+    ranks = _ranks.get(model)
+    _ranks[model] = _Nobody()
+    try:
+        yield
+    finally:
+        if ranks is None:
+            del _ranks[model]
+        else:
+            _ranks[model] = ranks
+
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """Those that hold `model` together; None for a model that is whole. One that nobody has connected is refused."""
+    if not is_sharded(model):
+        return None
+    if model not in _ranks:
+        raise UnsupportedModel(
+            f"{type(model).__name__} is split over processes, and what drafts runs on rank 0 alone, which would wait "
+            "for the others for ever; use a draft model that was loaded whole, or lookup"
+        )
+    return _ranks[model]
+
+
+def refuse_parts_of_sharded(what: str, model: nn.Module) -> None:
+    """For drafters that compute with their target's own weights."""
+    if is_sharded(model):
+        raise UnsupportedModel(
+            f"{what} computes with the weights of its target, and those of this {type(model).__name__} are split over "
+            "processes; use a draft model of its own, or lookup"
+        )
+
+
+class Counterparts:
+    """Of one scorer of rank 0: what lets the other ranks follow it."""
+
+    def __init__(self, ranks: Ranks, number: int, cache: KeyValueCache) -> None:
+        self._ranks, self._number = ranks, number
+        self._cache, self._journal = cache, Journal(cache)
+        self._closing = weakref.finalize(self, ranks.close, number)
+
+    @classmethod
+    def of(cls, ranks: Ranks | None, number: int | None, cache: KeyValueCache) -> Counterparts | None:
+        """None for a model that is whole, and on ranks that only repeat."""
+        return None if ranks is None or number is None else cls(ranks, number, cache)
+
+    def run(
+        self,
+        tokens: Tensor,
+        trees: Sequence[Sequence[int]] | None,
+        keep: Tensor | None,
+        *,
+        wants_logits: bool,
+        wants_hidden: bool,
+        by_modules: bool,
+    ) -> AbstractContextManager[None]:
+        """While this rank runs a pass: the others run the same one, over caches in the same state."""
+        call = PassCall(
+            self._number,
+            self._journal.take(),
+            tokens.tolist(),
+            None if trees is None else [tuple(parents) for parents in trees],
+            None if keep is None else keep.tolist(),
+            wants_logits,
+            wants_hidden,
+            by_modules,
+            digest(self._cache) if self._ranks.wants_digest() else None,
+        )
+        return self._ranks.run(call)
+
+
+class _Nobody:
+    """The ranks of a scorer that has no counterparts, because all of them do the same by themselves."""
+
+    def open(self, model: nn.Module, options: dict[str, Any]) -> None:
+        return None
+
+    def close(self, scorer: int) -> None:
+        raise AssertionError("no counterparts were made")
+
+    def run(self, call: PassCall) -> AbstractContextManager[None]:
+        raise AssertionError("no counterparts were made")
+
+    def wants_digest(self) -> bool:
+        return False
+
+    def smallest(self, number: int) -> int:
+        return number

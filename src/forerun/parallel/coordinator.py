@@ -1,0 +1,167 @@
+"""Rank 0 of a group of processes that hold a target together: it decodes, and tells the others what to repeat.
+
+It alone drafts, draws, verifies and schedules, so no random number has to be agreed upon and no near tie can make
+ranks disagree. The others are told what changed in the key/value cache and which pass comes next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from torch import nn
+
+from forerun.config import rank_timeout
+from forerun.errors import ForerunError, RankLost, UnsupportedModel, first_line
+from forerun.models import sharded
+from forerun.models.self_check import SelfCheck
+from forerun.models.sharded import PassCall
+from forerun.parallel.link import MEETING, Link
+from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop
+from forerun.parallel.together import Models, examine, limited_waiting
+
+T = TypeVar("T")
+PING_SECONDS = 5.0  # between two looks at ranks that wait for work
+
+
+class Coordinator:
+    """Rank 0. With `calls_are_shared`, all ranks run the same script, and make and call decoders at the same time."""
+
+    def __init__(self, link: Link, *, calls_are_shared: bool) -> None:
+        self.link, self.calls_are_shared = link, calls_are_shared
+        self.check_every = 0  # passes after which the caches' states are compared; 0 for never
+        self._models = Models()
+        self._numbers, self._passes = itertools.count(), itertools.count(1)
+        self._gone: list[int] = []  # scorers whose counterparts can go
+        self._lock = threading.Lock()  # of a message with its answers, or of a whole pass
+        self._is_inside = False  # all ranks are in the same forward of the model
+        atexit.register(self.stop)
+
+    def connect(self, model: nn.Module) -> None:
+        self._models.add(model)
+        sharded.connect(model, self)
+
+    def open(self, model: nn.Module, options: dict[str, Any]) -> int:
+        number = next(self._numbers)
+        with self._lock:
+            self._send(Open(number, self._models.number(model), options))
+        return number
+
+    def close(self, scorer: int) -> None:
+        self._gone.append(scorer)
+
+    def wants_digest(self) -> bool:
+        return self.check_every > 0 and next(self._passes) % self.check_every == 0
+
+    @contextmanager
+    def run(self, call: PassCall) -> Iterator[None]:
+        """An error in the middle of a pass leaves other ranks in a collective: they cannot be brought back in step."""
+        with self._lock:
+            self._send(call)
+            self._is_inside = True
+            try:
+                with limited_waiting(self._models.all()):
+                    yield
+            except BaseException as error:
+                ended = self.link.ended_peers()
+                reason = f"rank {ended[0]} has ended" if ended else f"a pass failed on rank 0 ({first_line(error)})"
+                self.link.close(reason)
+                if isinstance(error, Exception) and not isinstance(error, ForerunError):
+                    raise self.link.error() from error
+                raise
+            finally:
+                self._is_inside = False
+
+    def smallest(self, number: int) -> int:
+        with self._lock:
+            agreed: int = min(number, *self.link.receive(MEETING))
+            self.link.send(agreed)
+        return agreed
+
+    def examine(self, model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
+        """The self-check of a target, by all ranks at once."""
+        if not self.calls_are_shared:
+            with self._lock:
+                self._send(Examine(self._models.number(model), options | {"wanted": wanted}))
+        self._is_inside = True
+        try:
+            return examine(model, options, wanted)
+        finally:
+            self._is_inside = False
+
+    def load(self, load_shard: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+        """A model that all ranks load together."""
+        with self._lock:
+            self._send(Load(name, options))
+            model = load_shard(name, **options)
+            self._send(Meet())
+            self.link.receive(MEETING)
+        self.connect(model)
+        model.register_forward_pre_hook(self._refuse_others)
+        return model
+
+    def _refuse_others(self, model: nn.Module, inputs: Any) -> None:
+        """Whoever calls the model itself would wait for ranks that do not know of it."""
+        if not self._is_inside:
+            raise UnsupportedModel(
+                f"{type(model).__name__} is split over processes that only run Forerun's own passes; what calls the "
+                "model directly needs it whole: run this without torchrun and --tensor-parallel"
+            )
+
+    def call(self, function: Callable[[], T], shared: Callable[[T], Any] = lambda value: value) -> T:
+        """Run `function`; the same call on the other ranks returns `shared` of what it gives, or raises its error."""
+        if not self.calls_are_shared:
+            return function()
+        with self._lock:
+            self._send(Meet())
+            self.link.receive(MEETING)
+        try:
+            value = function()
+        except Exception as error:
+            with suppress(RankLost), self._lock:
+                self._send(Outcome(error=_portable(error)))
+            raise
+        with self._lock:
+            self._send(Outcome(shared(value)))
+        return value
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Look after ranks that wait, and call `on_lost` once one of them does not answer or something else failed."""
+
+        def work() -> None:
+            while not self.link.has_ended.wait(PING_SECONDS):
+                with suppress(RankLost), self._lock:
+                    self._send(Meet())
+                    self.link.receive(rank_timeout())
+            on_lost()
+
+        threading.Thread(target=work, name="forerun-ranks", daemon=True).start()
+
+    def stop(self) -> None:
+        """The others need not listen any more."""
+        has_lock = self._lock.acquire(timeout=1.0)  # whoever holds it is in a pass that does not end
+        with suppress(RankLost):
+            self.link.send(Stop())
+        self.link.close("the group was closed")
+        if has_lock:
+            self._lock.release()
+
+    def _send(self, message: Any) -> None:
+        if self._gone:
+            gone, self._gone = self._gone, []
+            self.link.send(Close(tuple(gone)))
+        self.link.send(message)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that another process can raise: itself, or its message."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return ForerunError(f"rank 0 failed: {type(error).__name__}: {first_line(error)}")
+    return error

@@ -1,0 +1,56 @@
+"""What rank 0 tells the other ranks, beside passes (`models.sharded.PassCall`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Answer: rank 0 waits until all ranks are listening."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a model together; the arguments are those of `parallel.loading.load_shard`."""
+
+    name: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Try a model that no test has proven, all ranks at once: its own forward is part of that."""
+
+    model: int
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Make the counterpart of a scorer."""
+
+    scorer: int
+    model: int  # counted in the order in which models were connected, which is the same on all ranks
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Scorers of rank 0 that are gone."""
+
+    scorers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call that all ranks have made returns on each of them, or the error it raises there."""
+
+    value: Any = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """There will be no more passes."""

@@ -1,0 +1,64 @@
+"""What all ranks do at the same time: wait for each other, but not for ever, and try a model before it is trusted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.tensor import DTensor
+
+from forerun.config import rank_timeout
+from forerun.models.self_check import SelfCheck, self_check
+from forerun.models.seq2seq import scorer_of
+from forerun.models.sharded import on_every_rank
+
+
+class Models:
+    """Models that are split over the ranks, numbered in the order in which they came, which is the same everywhere."""
+
+    def __init__(self) -> None:
+        self._models: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._numbers = itertools.count()
+
+    def add(self, model: Any) -> None:
+        """Once."""
+        if not any(model is known for known in self._models.values()):
+            self._models[next(self._numbers)] = model
+
+    def number(self, model: Any) -> int:
+        return next(number for number, known in self._models.items() if known is model)
+
+    def model(self, number: int) -> Any:
+        return self._models[number]
+
+    def all(self) -> list[Any]:
+        return list(self._models.values())
+
+
+@contextmanager
+def limited_waiting(models: Sequence[Any]) -> Iterator[None]:
+    """Let no collective of a pass wait for ever for a rank that hangs: ranks are apart by less than a pass.
+
+    The group is the user's, who may have reasons to wait longer between our calls.
+    """
+    shards = [next(w for w in model.parameters() if isinstance(w, DTensor)) for model in models]
+    groups = {shard.device_mesh.get_group(): shard.device for shard in shards}
+    before = {group: group._get_backend(device).options._timeout for group, device in groups.items()}
+    for group in groups:
+        _set_pg_timeout(timedelta(seconds=rank_timeout()), group)
+    try:
+        yield
+    finally:
+        for group, timeout in before.items():
+            _set_pg_timeout(timeout, group)
+
+
+def examine(model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
+    """Find out whether a scorer of `model` scores as the model itself does; all ranks have to come here."""
+    with on_every_rank(model):
+        return self_check(scorer_of(model, **options), wanted)

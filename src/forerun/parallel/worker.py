@@ -1,0 +1,96 @@
+"""A rank other than 0 of a group of processes that hold a target together: it repeats the passes of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from forerun.errors import RankLost
+from forerun.models import sharded
+from forerun.models.scorer import Scorer
+from forerun.models.self_check import SelfCheck
+from forerun.models.sharded import PassCall
+from forerun.parallel.link import MEETING, Link
+from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop
+from forerun.parallel.together import Models, examine, limited_waiting
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Counterparts of rank 0's scorers, with caches in the same state."""
+
+    def __init__(self, link: Link, load_shard: Callable[..., Any] | None = None) -> None:
+        self.link, self._load_shard = link, load_shard
+        self._models = Models()
+        self._loaded: list[nn.Module] = []  # by order of rank 0, which nobody else holds
+        self._scorers: dict[int, Scorer] = {}
+
+    def connect(self, model: nn.Module) -> None:
+        self._models.add(model)
+        sharded.connect(model, self)
+
+    def open(self, model: nn.Module, options: dict[str, Any]) -> None:
+        return None
+
+    def close(self, scorer: int) -> None:
+        raise AssertionError("scorers of this rank have no counterparts")
+
+    def wants_digest(self) -> bool:
+        return False
+
+    def run(self, call: PassCall) -> Any:
+        raise AssertionError("scorers of this rank have no counterparts")
+
+    def smallest(self, number: int) -> int:
+        self.link.send(number)
+        agreed: int = self.link.receive(MEETING)[0]
+        return agreed
+
+    def examine(self, model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
+        return examine(model, options, wanted)
+
+    def call(self, function: Callable[[], T], shared: Callable[[T], Any] = lambda value: value) -> T:
+        """What the same call gives on rank 0; `function` is not run here."""
+        outcome = self.serve()
+        if outcome is None:
+            raise RankLost("rank 0 has ended its calls while this rank is still calling: make the same calls on all")
+        if outcome.error is not None:
+            raise outcome.error
+        value: T = outcome.value
+        return value
+
+    def serve(self, until_stop: bool = False) -> Outcome | None:
+        """Repeat passes until a call of rank 0 has ended, or with `until_stop` all of them; None: there are no more."""
+        while True:
+            message = self.link.receive()[0]
+            match message:
+                case PassCall():
+                    with limited_waiting(self._models.all()):
+                        self._scorers[message.scorer].repeat(message)
+                case Open():
+                    model = self._models.model(message.model)
+                    self._scorers[message.scorer] = Scorer(model, **message.options)
+                case Close():
+                    for number in message.scorers:
+                        self._scorers.pop(number, None)
+                case Meet():
+                    self.link.send(None)
+                case Load():
+                    assert self._load_shard is not None
+                    model = self._load_shard(message.name, **message.options)
+                    self._loaded.append(model)
+                    self.connect(model)
+                case Examine():
+                    options = dict(message.options)
+                    examine(self._models.model(message.model), options, options.pop("wanted"))
+                case Outcome() if not until_stop:
+                    return message
+                case Outcome():
+                    pass
+                case Stop():
+                    return None
+                case _:
+                    raise AssertionError(f"rank 0 said {message!r}")

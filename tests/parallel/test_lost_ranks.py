@@ -1,0 +1,72 @@
+"""A rank that dies or hangs: whoever waits hears of it in time, and nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import forerun
+from forerun.models.scorer import Scorer
+from forerun.serve.service import _told
+from support.ranks import load_shard, raised, run_ranks
+from support.tiny import tiny_model
+
+SECONDS = 2.0  # that a rank may keep the others waiting
+
+
+def lose(folder: str, how: int) -> Any:
+    """On rank 0 what a request under way and one behind it are told, and after how many seconds."""
+    os.environ["FORERUN_RANK_TIMEOUT"] = str(SECONDS)
+    decoder = forerun.SpeculativeDecoder(load_shard(folder), None, kernels="off")
+    if dist.get_rank() == 1:
+        repeat, passes = Scorer.repeat, []
+
+        def repeat_some(self: Scorer, call: Any) -> None:
+            passes.append(call)
+            if len(passes) == 4:
+                os.kill(os.getpid(), how)
+            repeat(self, call)
+
+        Scorer.repeat = repeat_some  # type: ignore[method-assign]
+        return raised(lambda: forerun.parallel.serve_passes(decoder))
+    requests = decoder.requests([[1, 2, 3]], max_new_tokens=50)
+    with forerun.AsyncEngine(decoder.engine) as engine:
+        started = time.monotonic()
+        first = raised(lambda: engine.submit(requests[0]).result(60))
+        seconds = time.monotonic() - started
+        return first, seconds, raised(lambda: engine.submit(requests[0]).result(60))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_requests_under_way_are_told(how: signal.Signals, tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    leader = run_ranks(2, lose, str(tmp_path), int(how), wait_for=(0,))[0]
+    assert isinstance(leader, tuple), leader
+    first, seconds, later = leader
+    assert first.startswith("RankLost: "), first
+    assert later.startswith("RankLost: "), later
+    assert ("rank 1 has ended" in first) is (how == signal.SIGKILL)
+    assert seconds < SECONDS + 20  # of a machine that is busy with other things
+
+
+def test_a_lost_rank_is_a_503() -> None:
+    error = _told(forerun.errors.RankLost("rank 1 has ended"))
+    assert (error.status, error.code) == (503, "rank_lost")
+
+
+def leave_early(folder: str) -> Any:
+    decoder = forerun.SpeculativeDecoder(load_shard(folder), None, kernels="off")
+    if dist.get_rank() == 0:
+        return None
+    return raised(lambda: decoder.generate([[1, 2]], max_new_tokens=3))
+
+
+def test_ranks_that_call_when_rank_0_has_ended(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    assert run_ranks(2, leave_early, str(tmp_path))[1].startswith("RankLost: ")

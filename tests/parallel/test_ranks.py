@@ -1,0 +1,58 @@
+"""A target that is split over processes says what it says in one piece."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.ranks import Call, Case, decode_all, run_ranks
+from support.ties import check_greedy, deviation
+from support.tiny import tiny_model
+
+RAGGED = [[5, 6, 7, 8, 5, 6, 7], [9, 3], [4, 4, 1, 2, 11, 12, 13, 14, 15, 16, 17, 18]]
+BEGINNING = list(range(20, 90))
+SHARED = [[*BEGINNING, 1, 2], [*BEGINNING, 3], BEGINNING]
+GREEDY: Call = (RAGGED, {"max_new_tokens": 10})
+SAMPLED: Call = (RAGGED, {"max_new_tokens": 10, "temperature": 0.9, "top_p": 0.95, "seed": 3})
+PENALISED: Call = (
+    SHARED,
+    {"max_new_tokens": 6, "temperature": 1.0, "repetition_penalty": 1.3, "presence_penalty": 0.5, "seed": 4},
+)
+CASES = {
+    "lookup": Case("lookup", {"policy": 3}, (GREEDY, SAMPLED, PENALISED)),
+    "draft": Case("draft", {"policy": 3, "rule": "block"}, (GREEDY, SAMPLED)),
+    "preempted": Case("lookup", {"policy": 2, "cache_tokens": 90}, (SAMPLED, PENALISED)),
+    "kept": Case("lookup", {"policy": 2, "keep_rows": 3}, (PENALISED, PENALISED)),
+    "tree": Case("tree", {"policy": 3}, (GREEDY, SAMPLED)),
+    "kernels": Case("lookup", {"policy": 3, "kernels": "on"}, (SAMPLED,)),
+}
+
+
+def check(model: Any, folder: Path, cases: list[Case], size: int) -> None:
+    """Greedy text may differ at ties; a sampled one does where a random number falls between two roundings."""
+    model.save_pretrained(folder)
+    ranks = run_ranks(size, decode_all, str(folder), cases)
+    assert all(rank == ranks[0] for rank in ranks), "ranks returned different results"
+    assert isinstance(ranks[0], list), ranks[0]
+    noise = 2 * max(deviation(model, prompt) for prompt in RAGGED)
+    for case, outcomes in zip(cases, ranks[0], strict=True):
+        for (prompts, keywords), got, want in zip(case.calls, outcomes, case.decode(model), strict=True):
+            if keywords.get("temperature"):
+                assert got == want, (case, keywords)
+                continue
+            for prompt, ours, theirs in zip(prompts, got, want, strict=True):
+                check_greedy(model, prompt, ours, theirs, noise)
+
+
+def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
+    check(tiny_model("llama"), tmp_path, list(CASES.values()), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "phi3"])
+def test_families(family: str, size: int, tmp_path: Path) -> None:
+    heads = {"num_key_value_heads": 4} if size == 4 and family != "gpt_neox" else {}
+    check(tiny_model(family, **heads), tmp_path, [CASES["lookup"], CASES["draft"], CASES["preempted"]], size)

@@ -1,0 +1,59 @@
+"""What cannot be split, or cannot draft for a split target, is refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, LlamaConfig, Phi3Config, T5Config
+
+import forerun
+from forerun.errors import UnsupportedModel
+from forerun.loading.shards import check_divides
+from forerun.models.bodies.modules import ModulesBody
+from support.ranks import load_shard, raised, run_ranks
+from support.tiny import tiny_model
+
+
+def test_heads_that_do_not_divide() -> None:
+    config = LlamaConfig(hidden_size=96, num_attention_heads=12, num_key_value_heads=6)
+    check_divides(config, 3, "llama")
+    with pytest.raises(
+        UnsupportedModel, match=r"12 heads of attention and 6 of keys.* by 4 processes; use 1 or 2 or 3 or 6"
+    ):
+        check_divides(config, 4, "llama")
+
+
+@pytest.mark.parametrize("config", [GPT2Config(), T5Config()])
+def test_models_without_a_plan(config: Any) -> None:
+    with pytest.raises(UnsupportedModel, match="no tensor parallel plan"):
+        check_divides(config, 2, "model")
+
+
+def test_heads_that_every_process_has() -> None:
+    check_divides(Phi3Config(num_attention_heads=5, num_key_value_heads=5), 2, "phi3")
+
+
+def refusals(folder: str) -> Any:
+    target = load_shard(folder)
+    early = raised(lambda: forerun.SpeculativeDecoder(target, forerun.EarlyExit(1)))
+    split = raised(lambda: forerun.SpeculativeDecoder(target, forerun.DraftModel(load_shard(folder))))
+    decoder = forerun.SpeculativeDecoder(target, "auto", kernels="on")
+    asked = raised(lambda: decoder.generate([[1, 2]], max_new_tokens=2, temperature=-1))
+    streams = raised(lambda: decoder.stream([[1, 2]], max_new_tokens=2).close())
+    scorer = decoder.engine.target
+    return early, split, asked, streams, isinstance(scorer.body, ModulesBody)
+
+
+def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    ranks = run_ranks(2, refusals, str(tmp_path))
+    assert all(isinstance(rank, tuple) for rank in ranks), ranks
+    for early, split, asked, _, by_modules in ranks:
+        assert "UnsupportedModel: an early exit computes with the weights of its target" in early
+        assert "what drafts runs on rank 0 alone" in split
+        assert asked.startswith("InvalidArgument: temperature")
+        assert by_modules, "weights that are split were given to kernels that take addresses"
+    assert ranks[0][3] == "nothing was raised"
+    assert "serve_passes" in ranks[1][3]

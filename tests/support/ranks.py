@@ -1,0 +1,126 @@
+"""Functions run by several processes at once, which form a group of torch.distributed over gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+import forerun
+from forerun.parallel import Coordinator
+from support.tiny import tiny_model
+
+RankFunction = Callable[..., Any]
+
+
+def run_ranks(
+    size: int, function: RankFunction, *arguments: Any, seconds: float = 120, wait_for: Sequence[int] | None = None
+) -> list[Any]:
+    """What `function(*arguments)` returns on each rank; a string with its traceback where it raises, None where the
+    process ends without a word. Only the ranks of `wait_for` are waited for, where it is given."""
+    context = multiprocessing.get_context("forkserver")  # a child is there in milliseconds, with everything imported
+    context.set_forkserver_preload(["support.ranks", "transformers.models.llama.modeling_llama"])
+    store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+    readers, processes = [], []
+    for rank in range(size):
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=_rank, args=(rank, size, store.port, writer, function, arguments), daemon=True)
+        process.start()
+        writer.close()
+        readers.append(reader)
+        processes.append(process)
+    try:
+        return _collect([readers[rank] for rank in wait_for or range(size)], monotonic() + seconds)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _collect(readers: Sequence[Connection], deadline: float) -> list[Any]:
+    results: dict[Any, Any] = {}
+    while len(results) < len(readers):
+        ready = wait([reader for reader in readers if reader not in results], max(deadline - monotonic(), 0))
+        assert ready, "ranks hang"
+        for reader in ready:
+            assert isinstance(reader, Connection)
+            try:
+                results[reader] = reader.recv()
+            except EOFError:
+                results[reader] = None
+    return [results[reader] for reader in readers]
+
+
+def _rank(rank: int, size: int, port: int, writer: Connection, function: RankFunction, arguments: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    store = TCPStore("127.0.0.1", port, size, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    try:
+        result = function(*arguments)
+    except Exception:
+        result = traceback.format_exc()
+    writer.send(result)
+    os._exit(0)  # peers that were killed or stopped must not be waited for
+
+
+def load_shard(folder: str) -> Any:
+    """This rank's part of a model."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    config = DistributedConfig(tp_size=dist.get_world_size())
+    return AutoModelForCausalLM.from_pretrained(folder, distributed_config=config).eval()
+
+
+Call = tuple[list[list[int]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decoder and some calls of it."""
+
+    drafter: str
+    settings: dict[str, Any]
+    calls: tuple[Call, ...]
+
+    def decoder(self, target: Any) -> forerun.SpeculativeDecoder:
+        return forerun.SpeculativeDecoder(target, _drafter(self.drafter), **{"kernels": "off", **self.settings})
+
+    def decode(self, target: Any) -> list[list[list[int]]]:
+        """New tokens of each call."""
+        decoder = self.decoder(target)
+        if isinstance(decoder.ranks, Coordinator):
+            decoder.ranks.check_every = 1  # states of caches are compared before every pass
+        return [decoder.generate(prompts, **keywords).new_tokens for prompts, keywords in self.calls]
+
+
+def _drafter(name: str) -> Any:
+    if name == "lookup":
+        return forerun.PromptLookup()
+    draft = forerun.DraftModel(tiny_model("llama", seed=1, layers=1))
+    return draft if name == "draft" else forerun.Tree(draft, nodes=5, width=2)
+
+
+def decode_all(folder: str, cases: Sequence[Case]) -> list[list[list[list[int]]]]:
+    """What all cases give on this rank, with one target."""
+    target = load_shard(folder)
+    return [case.decode(target) for case in cases]
+
+
+def raised(function: Callable[[], Any]) -> str:
+    """The kind and message of the error that a function raises."""
+    try:
+        function()
+    except forerun.errors.ForerunError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
