@@ -15,6 +15,7 @@ from forerun.cli.options import (
     length_options,
     model_options,
     option,
+    parallel_options,
     sampling_options,
     speculation_options,
 )
@@ -43,6 +44,7 @@ WARM_UP = ((1, 2, 3, 4),)
 @click.command(cls=GroupedCommand)
 @option("Prompt", "--system", metavar="TEXT", show_default="the template's own", help="System message.")
 @model_options
+@parallel_options("Model")
 @speculation_options()
 @sampling_options
 @length_options(max_new_tokens=512)

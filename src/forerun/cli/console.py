@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from forerun.config import rank_and_size
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -24,17 +26,17 @@ MEANINGS = {
 
 
 def out_console() -> Console:
-    """stdout; rich finds out whether it is a terminal and whether NO_COLOR is set."""
+    """stdout; rich finds out whether it is a terminal and whether NO_COLOR is set. Of several ranks, only 0 writes."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, quiet=rank_and_size()[0] > 0)
 
 
 def err_console(quiet: bool = False) -> Console:
     """stderr, silent on demand."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, quiet=quiet)
+    return Console(stderr=True, highlight=False, quiet=quiet or rank_and_size()[0] > 0)
 
 
 class TextOut:

@@ -17,6 +17,7 @@ from forerun.cli.options import (
     length_options,
     model_options,
     option,
+    parallel_options,
     sampling_options,
     speculation_options,
 )
@@ -65,6 +66,7 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
     "(summarization, translation_en_to_de ...), whose prefix is put in front.",
 )
 @model_options
+@parallel_options("Model")
 @speculation_options()
 @sampling_options
 @length_options()

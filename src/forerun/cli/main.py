@@ -17,7 +17,8 @@ from typing import IO, Any, ClassVar
 
 import click
 
-from forerun.errors import ForerunError
+from forerun.config import rank_and_size
+from forerun.errors import ForerunError, InvalidArgument
 from forerun.version import __version__
 
 
@@ -48,6 +49,8 @@ COMMANDS = {
     "export": LazyCommand("forerun.cli.export:export", "Make a trained draft a model of its own."),
     "doctor": LazyCommand("forerun.cli.doctor:doctor", "Say what is installed and what will be used."),
 }
+UNDER_TORCHRUN = ("generate", "chat", "serve", "plan", "train")
+"""Commands that several processes may run: they split the target, or train together."""
 INTERRUPTED = 130
 """The exit code shells give to a program stopped by Ctrl-C."""
 
@@ -58,6 +61,8 @@ class Failure(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
+        if rank_and_size()[0] > 0:  # rank 0 says the same
+            return
         click.echo(
             click.style("Error: ", fg="red", bold=True) + click.style(self.message, fg="red"), file=file, err=True
         )
@@ -102,6 +107,19 @@ class ForerunGroup(LazyGroup):
         except KeyboardInterrupt:
             click.echo(err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Under torchrun, every process would run the whole command, unless it knows what to do with the others."""
+        name, command, rest = super().resolve_command(ctx, args)
+        size = rank_and_size()[1]
+        if size > 1 and name not in UNDER_TORCHRUN:
+            raise InvalidArgument(
+                f"torchrun has started {size} processes, and `forerun {name}` runs in one: start it without; those "
+                f"that use several are {', '.join(UNDER_TORCHRUN)}"
+            )
+        return name, command, rest
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Run, then write out what is still held back: here a full disk can be told, at Python's end it cannot."""

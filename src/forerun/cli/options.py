@@ -253,6 +253,14 @@ def place_options(group: str) -> Callable[[Function], Function]:
     )  # fmt: skip
 
 
+def parallel_options(group: str) -> Callable[[Function], Function]:
+    """Over how many processes the target is split."""
+    return options_from(
+        ModelSettings, group, "tensor_parallel",
+        tensor_parallel={"type": click.IntRange(min=1), "metavar": "N"},
+    )  # fmt: skip
+
+
 def place_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """What `place_options` were given, as keywords of `load_model`."""
     return {name: options[name] for name in ("device", "dtype", "offline")}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.cli.console import busy
 from forerun.cli.options import place_of
+from forerun.config import rank_and_size
 from forerun.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -52,14 +53,30 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
         from forerun.drafters import named_drafter
         from forerun.loading import load_model
 
-        place = place_of(options)
-        if options["draft"] == "auto":  # which one depends on the target
+        place, size = place_of(options), options.get("tensor_parallel", 1)
+        if is_split(size):  # first, because other ranks go no further than this
+            model, tokenizer = load_split(options["model"], size, place)
+            drafter = named_drafter(options["draft"], model, option="--draft", **place)
+        elif options["draft"] == "auto":  # which one depends on the target
             model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **place)
             drafter = named_drafter("auto", model)
         else:
             drafter = named_drafter(options["draft"], option="--draft", **place)
             model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **place)
     return loaded_with(options, model, tokenizer, drafter)
+
+
+def is_split(size: int) -> bool:
+    """Whether the target is to be split over processes: by --tensor-parallel, or because torchrun started several."""
+    return size > 1 or rank_and_size()[1] > 1
+
+
+def load_split(name: str, size: int, place: dict[str, Any]) -> tuple[Any, Any]:
+    """The target and its tokenizer on rank 0. The other ranks serve passes and then end."""
+    from forerun.loading import load_tokenizer
+    from forerun.parallel.start import sharded_target
+
+    return sharded_target(name, size, place), load_tokenizer(name, offline=place["offline"])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from forerun.cli.options import (
     GroupedCommand,
     number,
     options_from,
+    parallel_options,
     place_options,
     settings_from,
     speculation_options,
@@ -48,6 +49,7 @@ WARM_UP = ((1, 2, 3, 4),)
     drain_seconds={"metavar": "SECONDS"},
 )  # fmt: skip
 @place_options("Model")
+@parallel_options("Model")
 @speculation_options()
 @number(
     "Model", "--keep-rows", least=0, default=0,
@@ -70,6 +72,7 @@ def serve(**options: Any) -> None:
         service = _make_service(options, limits, console)
         if not serve_until_ended(service, address, lambda url: _say_ready(service, url, console)):
             raise InvalidArgument(f"--port {address.port}: cannot listen at {address.host}; choose another, or 0")
+        service.check_ranks()
 
 
 def _check_installed() -> None:

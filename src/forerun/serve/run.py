@@ -31,6 +31,11 @@ class DrainingServer(uvicorn.Server):
         scheme = "https" if self.config.is_ssl else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
+    def end(self) -> None:
+        """Without a signal: requests under way are answered, new ones are not taken."""
+        self.service.is_draining = True
+        self.should_exit = True
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
@@ -52,6 +57,8 @@ def serve(service: Service, address: AddressSettings, on_ready: Callable[[str], 
     if address.log_level == "info":  # which server process started where is `on_ready`'s to say
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     server = DrainingServer(config, service, on_ready)
+    if service.ranks is not None:
+        service.ranks.watch(server.end)
     try:
         server.run()
     finally:

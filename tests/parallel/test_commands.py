@@ -1,0 +1,139 @@
+"""Commands whose target is split: under torchrun, and with --tensor-parallel; how a server ends when a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cli.command import Command
+from support.folders import VOCAB, save
+from support.tiny import tiny_model
+
+pytestmark = pytest.mark.slow  # processes of their own, each of which imports torch
+
+ENVIRONMENT = {
+    **os.environ,
+    "FORERUN_KERNELS": "off",
+    "FORERUN_RANK_TIMEOUT": "5",
+    "HF_HUB_OFFLINE": "1",
+    "COLUMNS": "300",
+    "OMP_NUM_THREADS": "1",
+}
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "forerun")
+BODY = {"prompt": "abc", "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+
+
+def tiny_folder(folder: Path) -> str:
+    return save(folder, tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False
+    )
+
+
+def test_torchrun_and_tensor_parallel_say_the_same(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    asked = (
+        "--model",
+        folder,
+        "--no-chat",
+        "--max-new-tokens",
+        "12",
+        "--seed",
+        "3",
+        "--temperature",
+        "0.8",
+        "-q",
+        "abcabc",
+    )
+    whole = run("forerun", "generate", *asked)
+    split = run("forerun", "generate", "--tensor-parallel", "2", *asked)
+    torchrun = run(
+        "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "forerun", "generate", *asked
+    )
+    assert whole.returncode == split.returncode == torchrun.returncode == 0, (whole, split, torchrun)
+    assert whole.stdout and whole.stdout == split.stdout == torchrun.stdout
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path)
+    heads = Command("generate")("--model", folder, "--tensor-parallel", "3", "abc")
+    assert heads.exit_code == 2 and "do not divide by 3 processes; use 1 or 2" in heads.stderr
+    several = run(*TORCHRUN, "doctor")
+    assert several.returncode and "`forerun doctor` runs in one" in several.stderr
+
+
+@contextmanager
+def served(folder: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [
+        sys.executable,
+        "-m",
+        "forerun",
+        "serve",
+        folder,
+        "--port",
+        "0",
+        "--tensor-parallel",
+        "2",
+        "-d",
+        "lookup",
+    ]
+    process = subprocess.Popen([*command, "--log-level", "error"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if line.startswith("Serving "))
+        yield process, line.split(" at ")[1].split(": ")[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
+def test_a_server_that_loses_a_rank(how: signal.Signals, tmp_path: Path) -> None:
+    with served(tiny_folder(tmp_path)) as (process, url):
+        workers = children(process.pid)
+        assert len(workers) == 1
+        client = httpx.Client(base_url=url, timeout=60)
+        with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as under_way:
+            lines = under_way.iter_lines()
+            assert next(lines).startswith("data: ")
+            os.kill(workers[0], how)
+            started = time.monotonic()
+            rest = [line for line in lines if line]
+        assert time.monotonic() - started < 30
+        assert any("rank_lost" in line for line in rest), rest[-3:]
+        assert process.wait(60) == 2
+        assert all(map(is_gone, workers))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    with served(tiny_folder(tmp_path)) as (process, url):
+        workers = children(process.pid)
+        assert httpx.post(f"{url}/v1/completions", json=BODY | {"max_tokens": 3}, timeout=60).status_code == 200
+        process.kill()
+        process.wait()
+        end = time.monotonic() + 30
+        while not all(map(is_gone, workers)):
+            assert time.monotonic() < end, "workers outlive the server"
+            time.sleep(0.1)
