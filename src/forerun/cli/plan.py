@@ -14,6 +14,7 @@ from forerun.cli.main import INTERRUPTED
 from forerun.cli.options import GroupedCommand, number, option, options_from, place_of, place_options, settings_from
 from forerun.config import SpeculationSettings
 from forerun.errors import InvalidArgument
+from forerun.plan.devices import DeviceSettings
 from forerun.plan.settings import PlanSettings
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from forerun.measure.record import Record
     from forerun.plan.rounds import Prompt
 
-MODEL, PROMPTS, MEASURE, OUTPUT = "Model", "Prompts", "Measuring", "Output"
+MODEL, PROMPTS, MEASURE, DEVICES, OUTPUT = "Model", "Prompts", "Measuring", "Devices", "Output"
 OWN = "own"  # the draft that belongs to a synthetic target
 DEFAULTS = ("auto", "lookup")
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -73,6 +74,12 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     contexts={"show_default": "none"},
     check_prompts={"show_default": "all"},
 )
+@options_from(
+    DeviceSettings,
+    DEVICES,
+    devices={"default": None, "metavar": "N", "show_default": "none: measure here"},
+    rate={"metavar": "REQUESTS", "show_default": "no simulation"},
+)
 @option(OUTPUT, "--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @option(OUTPUT, "--output", "-o", type=FILE, show_default="none", help="Write the record to a file.")
 @option(
@@ -95,7 +102,13 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan                                       two minutes, embedded model
     forerun plan MODEL -d DRAFT -d lookup -d early:8   which of these?
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
+    forerun plan MODEL --devices 8 --rate 20           split over devices, or copies?
     """
+    if options["devices"] is not None:
+        from forerun.cli.plan_devices import plan_devices
+
+        plan_devices(target, options, as_json)
+        return
     from forerun.cli.console import err_console, plain_warnings, say
     from forerun.files import check_output
     from forerun.measure.plot import check_plot
@@ -174,6 +187,7 @@ def _settings(target: str, options: dict[str, Any]) -> PlanSettings:
 
 def _load(target: str, options: dict[str, Any]) -> Loaded:
     from forerun.bench.synthetic import is_synthetic
+    from forerun.cli.pair import is_split, load_split
     from forerun.loading import load_model
 
     where = place_of(options)
@@ -185,7 +199,10 @@ def _load(target: str, options: dict[str, Any]) -> Loaded:
             raise InvalidArgument(f"--draft own: only synthetic pairs have a draft of their own, {target!r} is none")
     if is_synthetic(target):
         return _synthetic(target, wanted, where)
-    model, tokenizer = load_model(target, **where)
+    if is_split(1):
+        model, tokenizer = load_split(target, 1, where)
+    else:
+        model, tokenizer = load_model(target, **where)
     return Loaded(model, tokenizer, _drafters(wanted or list(DEFAULTS), model, where, chosen=bool(wanted)))
 
 
