@@ -6,7 +6,7 @@ that calls, for all of a round alike; where it is None, $FORERUN_KERNELS decides
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from forerun.config import kernels as kernels_asked
 from forerun.math import advance as advance_reference
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
+from forerun.math import experts as experts_reference
 from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
@@ -29,6 +30,7 @@ from forerun.math import tree as tree_reference
 from forerun.math import verify as verify_reference
 from forerun.math.advance import DeviceRowState, Layout
 from forerun.math.attention import Form, Plan, Scale
+from forerun.math.experts import ExpertWeights
 from forerun.math.ragged_attention import Reach
 from forerun.math.row_options import RowOptions
 from forerun.math.sample import Sample
@@ -131,7 +133,7 @@ def rotate_and_write(
     if not why_not_triton(query.device, use):
         from forerun.kernels.attention import cache_write as kernel
 
-        if kernel.why_not(query, keys, values, cos, sin, key_pool, value_pool) is None:
+        if kernel.why_not(query, keys, values, key_pool, value_pool, angles=(cos, sin)) is None:
             return kernel.rotate_and_write(*new)
     return cache_write_reference.rotate_and_write(*new)
 
@@ -185,6 +187,23 @@ def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | N
         return kernel.project_heads(x, weight, bias, norm, heads)
     projected = heads.split(F.linear(x if norm is None else normed(x, norm), weight, bias))
     return rotate_and_write(*projected, *heads.tensors, heads.interleaved)
+
+
+def run_experts(
+    x: Tensor,  # [N, H]
+    chosen: Tensor,  # [N, k]
+    shares: Tensor,  # [N, k]
+    weights: ExpertWeights,
+    library: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:  # [N, H]
+    """A mixture of experts; see `forerun.math.experts.run_experts`. Of many rows the `library` makes the same."""
+    if not why_not_triton(x.device):
+        from forerun.kernels.linear import experts as kernel
+
+        if kernel.why_not(x, weights) is None:
+            return kernel.run_experts(x, chosen, shares, weights)
+        return library(x, chosen, shares)
+    return experts_reference.run_experts(x, chosen, shares, weights)
 
 
 def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:

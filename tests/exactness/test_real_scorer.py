@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from forerun.drafters import Chain, DraftModel, EarlyExit, PromptLookup
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.kernels import why_not_numba
+from forerun.models.bodies.description import Decoder
 from forerun.policy import Constant
 from forerun.types import Rule
 from support.devices import GPU
@@ -92,10 +94,17 @@ def test_control_with_compiled_kernels(monkeypatch: MonkeyPatch) -> None:
 @needs_kernels
 def test_control_a_kernel_that_forgets_the_first_key(monkeypatch: MonkeyPatch) -> None:
     """Tokens stay plausible and the loop is untouched: only the law can tell."""
-    from forerun.models.bodies import llama_like
+    from forerun.models.bodies import readers
 
-    monkeypatch.setattr(llama_like, "windows", lambda config: [2] * config.num_hidden_layers)
+    right = readers.describe
+    monkeypatch.setattr(readers, "describe", lambda model: _short_sighted(right(model)))
     assert any(misfits("model", Rule.TOKEN, "auto", kernels="on"))
+
+
+def _short_sighted(decoder: Decoder) -> Decoder:
+    """Every layer sees two keys."""
+    layers = (replace(layer, attention=replace(layer.attention, window=2)) for layer in decoder.layers)
+    return replace(decoder, layers=tuple(layers))
 
 
 @pytest.mark.parametrize("device", [GPU])

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 pytest.importorskip("triton")
 
@@ -31,63 +29,11 @@ from forerun.models.scorer import Scorer
 from forerun.models.self_check import tried
 from forerun.models.static_pass import StaticPass
 from support.census import Recipe, build
+from support.described import FAMILIES, NAMES, NEW, TEXTS, described_model, expected, feed
 from support.interpreter import DEVICE, kernel_tests, on_gpu_alone
 from support.recompute import check
-from support.tiny import tiny_model
 
 pytestmark = kernel_tests()
-
-HALF_A_HEAD = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-# Every family that is described, and what its small configuration needs for all of the description to be seen.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"attention_bias": True, "mlp_bias": True},
-    "mistral": {},
-    "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
-    "qwen3": {},
-    "arcee": {"mlp_bias": True},
-    "codegen": {},
-    "cohere": {"use_qk_norm": True},
-    "cohere2": {},
-    "cwm": {},
-    "ernie4_5": {"use_bias": True},
-    "exaone4": {},
-    "falcon": {"new_decoder_architecture": False, "multi_query": True, "bias": True},
-    "gemma": {},
-    "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
-    "gemma3_text": {"final_logit_softcapping": 10.0},
-    "glm": {},
-    "glm4": {},
-    "gpt2": {"scale_attn_by_inverse_layer_idx": True},
-    "gpt_neox": {"use_parallel_residual": False, "rope_parameters": HALF_A_HEAD},
-    "gptj": {},
-    "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.0,
-                "attention_multiplier": 0.3},
-    "helium": {},
-    "jais2": {},
-    "ministral": {},
-    "nemotron": {},
-    "olmo2": {},
-    "olmo3": {},
-    "opt": {},
-    "phi": {"qk_layernorm": True},
-    "phi3": {},
-    "seed_oss": {},
-    "smollm3": {"no_rope_layers": [1, 0]},
-    "stablelm": {"use_qkv_bias": True, "rope_parameters": HALF_A_HEAD},
-    "starcoder2": {},
-    "vaultgemma": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
-}  # fmt: skip
-# The same families built in another way.
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "falcon-sequential": ("falcon", {"new_decoder_architecture": False, "multi_query": False, "num_kv_heads": 4,
-                                     "parallel_attn": False}),
-    "gpt_neox-parallel": ("gpt_neox", {"use_parallel_residual": True, "rope_parameters": HALF_A_HEAD}),
-    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
-    "phi3-partial": ("phi3", {"rope_parameters": HALF_A_HEAD}),
-}  # fmt: skip
-NAMES = (*FAMILIES, *VARIANTS)
-TEXTS = ([5, 11, 3, 60, 7, 7, 21, 40, 2, 19, 33, 9], [8, 90, 4])
-NEW = ([31, 6, 17], [44])
 
 
 @pytest.fixture(autouse=True)
@@ -97,30 +43,14 @@ def _kernels_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def model_of(name: str) -> PreTrainedModel:
-    kind, settings = VARIANTS.get(name) or (name, FAMILIES[name])
-    return build(Recipe(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind], settings)).float().to(DEVICE)
+    return described_model(name).to(DEVICE)
 
 
 def scorer_of(model: PreTrainedModel) -> Scorer:
     scorer = Scorer(model, use=Kernels.ON)
     assert isinstance(scorer.body, GpuBody), gpu.why_not(model)
-    _feed(scorer)
+    feed(scorer)
     return scorer
-
-
-def _feed(scorer: Scorer) -> None:
-    """In two parts, with tokens between them that are taken back."""
-    for row, text in enumerate(TEXTS):
-        scorer.admit(row)
-        scorer.feed([row], [[*text[:2], 1, 2, 3]])
-        scorer.rewind([row], [2])
-        scorer.feed([row], [text[2:]])
-
-
-@torch.no_grad()
-def expected(model: PreTrainedModel) -> list[Tensor]:
-    texts = [torch.tensor([[*text, *new]], device=DEVICE) for text, new in zip(TEXTS, NEW, strict=True)]
-    return [model(text, use_cache=False).logits[0][-len(new) :] for text, new in zip(texts, NEW, strict=True)]
 
 
 def test_all_families_are_here() -> None:
@@ -154,7 +84,7 @@ def test_families_by_the_references(family: str, monkeypatch: pytest.MonkeyPatch
     """The same through torch alone: the description and the order of the steps, without the interpreter's patience."""
     want = expected(copy.deepcopy(model_of(family)))
     scorer = _by_the_references(copy.deepcopy(model_of(family)), monkeypatch)
-    _feed(scorer)
+    feed(scorer)
     for own, right in zip(scorer.score([0, 1], NEW).split([len(new) for new in NEW]), want, strict=True):
         check(own, right)
     scorer.rewind([0], [len(TEXTS[0])])
@@ -166,7 +96,7 @@ def test_passes_of_fixed_shape(family: str, monkeypatch: pytest.MonkeyPatch) -> 
     """Families that attend in their own modules can be recorded, too: the modules have no part in such a pass."""
     want = expected(copy.deepcopy(model_of(family)))
     scorer = _by_the_references(copy.deepcopy(model_of(family)), monkeypatch)
-    _feed(scorer)
+    feed(scorer)
     assert static_pass.why_not(scorer) is None
     scorer.cache.reserve([0, 1], [16, 16])
     a_pass, past = StaticPass(scorer), torch.tensor([len(text) for text in TEXTS], device=DEVICE)
@@ -297,7 +227,7 @@ def test_parts_with_and_without_bias() -> None:
 
 
 def test_what_is_refused() -> None:
-    assert "bloom is none of" in str(gpu.why_not(copy.deepcopy(tiny_model("bloom")).to(DEVICE)))
+    assert "mpt is none of" in str(gpu.why_not(build(Recipe("mpt", "MptForCausalLM", {})).float().to(DEVICE)))
     post_norm = build(Recipe("opt", "OPTForCausalLM", {"do_layer_norm_before": False})).float().to(DEVICE)
     assert "no norm behind the last layer" in str(gpu.why_not(post_norm))
     model = copy.deepcopy(model_of("llama"))
@@ -357,8 +287,10 @@ def test_no_further_from_float32_than_the_modules(family: str, dtype: torch.dtyp
             scorer.admit(row)
         scorer.feed(range(rows), [text[0, :-new].tolist() for text in texts])
         got = scorer.score(range(rows), [text[0, -new:].tolist() for text in texts]).float()
-        # In float32 the modules are what they are held against, and any other order of adding is 3e-6 off.
-        assert (got - want).norm() <= 1.25 * (modules - want).norm() + 1e-5 * want.norm()
+        # In float32 the modules are what they are held against, and any other order of adding is 3e-6 off. With 16
+        # bits both errors are draws of roundings: over n numbers the ratio of their norms spreads by 1 / sqrt(n).
+        spread = 1 + 4 / want.numel() ** 0.5
+        assert (got - want).norm() <= 1.25 * spread * (modules - want).norm() + 1e-5 * want.norm()
 
 
 @on_gpu_alone

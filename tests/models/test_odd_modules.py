@@ -14,7 +14,7 @@ from forerun import SpeculativeDecoder
 from forerun.config import Kernels
 from forerun.errors import UnsupportedModel
 from forerun.models import plain, static_pass
-from forerun.models.bodies.llama_like import why_not
+from forerun.models.bodies.readers import why_not
 from forerun.models.scorer import Scorer
 from support.tiny import plain_greedy, tiny_model
 

@@ -99,7 +99,7 @@ def test_gelu_keeps_its_digits() -> None:
     In units of half an ulp: the exponent -x^2 / 2 is rounded four times, which e^x turns into 2 x^2; the polynomial,
     the exponential and the products after it add 16. Fused multiply-adds only make it less.
     """
-    from forerun.kernels.cpu.decoder_stack import gelus
+    from forerun.kernels.cpu.activation import gelus
 
     x = torch.linspace(-12, 9, 50001)
     found = x.clone()

@@ -35,7 +35,8 @@ def rotate_and_write(
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """[N, H, D], of which the first T dimensions turn in pairs. Rounded after every step, as transformers does.
+    """[N, H, D], of which the first T dimensions turn in pairs. Rounded after every step, as transformers does: to
+    float32 where the angles are float32 (OLMo), and to the states' type at the end.
 
     Dimension i turns with dimension i + T / 2 (Llama); interleaved, 2 i turns with 2 i + 1 by the i-th angle (GPT-J).
     """
@@ -49,5 +50,5 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False)
     else:
         first, second = turning.chunk(2, dim=-1)
         across = torch.cat([-second, first], dim=-1)
-    turned = turning * cos[:, None] + across * sin[:, None]
+    turned = (turning * cos[:, None] + across * sin[:, None]).to(states.dtype)
     return torch.cat([turned, still], dim=-1) if still.shape[-1] else turned

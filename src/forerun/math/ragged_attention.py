@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form, Scale, attend_by_hand
 from forerun.types import RaggedRows
 
+PROMPT = 512  # new tokens of a row from which on torch's attention is the faster one
 EVEN = 0.8  # live keys over padded ones from which on rows count as equally long
 
 
@@ -93,6 +96,43 @@ def attend_ragged(
         bias = _bias(scale.by_distance, length, count) if scale.by_distance is not None else None
         out[tokens] = _attend_row(query[tokens].float(), k, v, seen, scale, bias).to(out.dtype)
     return out
+
+
+def attend_prompts(
+    query: Tensor,  # [N, Hq, D]
+    keys: Tensor,  # [R, Hk, C, D]
+    values: Tensor,  # [R, Hk, C, D]
+    rows: RaggedRows,
+    table: Tensor | None,
+    scale: Scale,
+) -> Tensor:  # [N, Hq, D]
+    """`attend_ragged` by torch's own attention, row by row: for prompts, whose many queries keep a device busy.
+
+    A row's keys are copied out of their blocks; see `why_not_prompts` for what torch's attention does not know.
+    """
+    out, start = torch.empty_like(query), 0
+    group = query.shape[1] // keys.shape[1]
+    for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True):
+        k, v = (row_of(pool, slot, past + count, table)[None] for pool in (keys, values))
+        q = query[start : start + count].transpose(0, 1)[None]
+        mask = None if past == 0 else causal_lower_right(count, past + count)
+        made = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=past == 0, scale=scale.factor, enable_gqa=group > 1
+        )
+        out[start : start + count] = made[0].transpose(0, 1)
+        start += count
+    return out
+
+
+def why_not_prompts(rows: RaggedRows, window: int, scale: Scale) -> str | None:
+    """What keeps `attend_prompts` from these rows, in words; None where nothing does."""
+    if min(rows.counts) < PROMPT:
+        return f"rows of fewer than {PROMPT} new tokens"
+    if 0 < window < rows.longest:
+        return "a window"
+    if scale.softcap is not None or scale.sinks is not None or scale.by_distance is not None:
+        return "scores that are capped, biased or shared with a sink"
+    return None
 
 
 def row_of(pool: Tensor, slot: int, length: int, table: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from transformers import PreTrainedModel
 
 from forerun.cache.ragged import RaggedCache
 from forerun.config import self_check as settings
-from forerun.errors import UnsupportedModel, kind_and_line
+from forerun.errors import ForerunWarning, UnsupportedModel, kind_and_line
 from forerun.models import proven
-from forerun.models.bodies.gpu import TIMED, GpuBody
+from forerun.models.bodies import choose, readers
+from forerun.models.bodies.described import DescribedBody
 from forerun.models.cross_attention import Sources
 from forerun.models.encoder import EncoderOutput
 from forerun.models.scorer import Scorer
@@ -60,16 +62,29 @@ class SelfCheck:
 
 
 def self_check(scorer: Scorer, wanted: bool = True) -> SelfCheck:
-    """Find out whether `scorer` scores as its model does, or raise `UnsupportedModel` with what differs."""
+    """Find out whether `scorer` scores as its model does, or raise `UnsupportedModel` with what differs.
+
+    Where fused layers differ and the model's own modules do not, the scorer goes on with the modules, with a warning.
+    """
     if not wanted:
         return SelfCheck(Kind.OFF)
-    is_known = is_proven(scorer.model) and not _is_new_on_gpus(scorer)
-    return SelfCheck(Kind.PROVEN) if is_known else tried(scorer)
+    if is_proven(scorer.model) and not _is_described(scorer):
+        return SelfCheck(Kind.PROVEN)
+    try:
+        return tried(scorer)
+    except UnsupportedModel as found:
+        if not scorer.is_fused:
+            raise
+        choose.refuse(scorer.model)
+        scorer.renew()
+        checked = tried(scorer)
+        warnings.warn(f"the fused layers are not used, and decoding is slower: {found}", ForerunWarning, stacklevel=2)
+        return checked
 
 
-def _is_new_on_gpus(scorer: Scorer) -> bool:
-    """Whether fused layers run it that no GPU has been seen to run."""
-    return isinstance(scorer.body, GpuBody) and scorer.model.config.model_type not in TIMED
+def _is_described(scorer: Scorer) -> bool:
+    """Whether fused layers run it as a reader describes them: one model at a time tells whether that is right."""
+    return isinstance(scorer.body, DescribedBody) and scorer.model.config.model_type not in readers.PROVEN
 
 
 def tried(scorer: Scorer) -> SelfCheck:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from transformers.models.glm import modeling_glm as glm
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.olmo2 import modeling_olmo2 as olmo2
 
 pytest.importorskip("triton")
 
@@ -69,6 +72,19 @@ def test_a_part_of_a_head_and_neighbours(turning: int, interleaved: bool) -> Non
     same(rotated, reference.rotate_and_write(query, keys, values, cos, sin, ADDRESSES, *want, interleaved))
     same(got[0], want[0])
     assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("rotate", [kernel.rotate_and_write, reference.rotate_and_write])
+def test_float32_angles_round_once(rotate: Any) -> None:
+    """OLMo 2 rotates 16-bit heads in float32."""
+    query, keys, values = new_tokens(SHAPES[0], torch.float16)
+    cos, sin = (torch.randn(5, 64).to(DEVICE) for _ in range(2))
+    assert kernel.why_not(query, keys, values, angles=(cos, sin)) is None
+    got = pools(keys, values)
+    states = (t.transpose(0, 1)[None] for t in (query, keys))
+    want = [t[0].transpose(0, 1) for t in olmo2.apply_rotary_pos_emb(*states, cos[None], sin[None])]
+    same(rotate(query, keys, values, cos, sin, ADDRESSES, *got), want[0])
+    same(got[0][ADDRESSES], want[1])
 
 
 def test_reference_rotates_neighbours_as_transformers_does() -> None:

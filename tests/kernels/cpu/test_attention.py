@@ -8,8 +8,9 @@ import torch
 
 pytest.importorskip("numba")
 
+from forerun.kernels.cpu.activation import gated
 from forerun.kernels.cpu.attention import attend
-from forerun.kernels.cpu.exponential import exponentials, gated
+from forerun.kernels.cpu.exponential import exponentials
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, head: int, scale: float) -> torch.Tensor:

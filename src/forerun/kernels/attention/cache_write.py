@@ -5,6 +5,7 @@ The reference is `math.cache_write`. Numbers are rounded after every step as tor
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -56,10 +57,13 @@ def rotate_and_write(
     return out
 
 
-def why_not(*tensors: Tensor) -> str | None:
-    """What the kernels do not cover, in words; None where they cover everything."""
+def why_not(*tensors: Tensor, angles: tuple[Tensor, ...] = ()) -> str | None:
+    """What the kernels do not cover, in words; None where they cover everything. Angles may be float32 for any type."""
     if any(t.dtype != tensors[0].dtype for t in tensors):
         return "tensors of different types"
+    if any(t.dtype not in (tensors[0].dtype, torch.float32) for t in angles):
+        return "angles of another type than what they turn"
+    tensors += angles
     if any(t.stride(-1) != 1 for t in tensors):
         return "a head whose numbers are not contiguous"
     return None
@@ -190,7 +194,8 @@ def _rotate(source, target, low, high, cos_low, cos_high, sin_low, sin_high, the
 
 @triton.jit
 def _turned(x, cos, other, sin):
-    """x * cos + other * sin, every product and the sum rounded to their dtype."""
-    straight = (x.to(tl.float32) * cos.to(tl.float32)).to(x.dtype)
-    across = (other * sin.to(tl.float32)).to(x.dtype)
+    """x * cos + other * sin, every product and the sum rounded as torch does: to float32 where the angles are."""
+    KIND: tl.constexpr = tl.float32 if cos.dtype == tl.float32 else x.dtype
+    straight = (x.to(tl.float32) * cos.to(tl.float32)).to(KIND)
+    across = (other * sin.to(tl.float32)).to(KIND)
     return (straight.to(tl.float32) + across.to(tl.float32)).to(x.dtype)

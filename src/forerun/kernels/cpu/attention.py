@@ -11,8 +11,8 @@ from numba.extending import intrinsic
 
 from forerun.kernels.cpu import tile as tiles
 from forerun.kernels.cpu.compiled import compiled
-from forerun.kernels.cpu.exponential import exponentials
-from forerun.kernels.cpu.memory import pointer, prefetch
+from forerun.kernels.cpu.exponential import capped, exponential, exponentials
+from forerun.kernels.cpu.memory import Floats, pointer, prefetch
 from forerun.kernels.cpu.tile import LANES, ROWS, thin, wide
 
 MOST_QUERIES = 4  # query heads mixed at once
@@ -83,9 +83,26 @@ _small_1 = _mixer(1, 1)
 
 @njit(nogil=True, cache=True)
 def attend(
-    q: int, k: int, v: int, out: int, heads: int, size: int, key_stride: int, keys: int, scale: float, scores: int
+    q: int,
+    k: int,
+    v: int,
+    out: int,
+    heads: int,
+    size: int,
+    key_stride: int,
+    keys: int,
+    scale: float,
+    scores: int,
+    softcap: float = 0.0,
+    sinks: int = 0,
+    by_distance: int = 0,
+    distances: int = 0,
 ) -> None:
-    """`heads` queries that lie side by side at `q`, against `keys` keys from `k` on; `scores` has room for them."""
+    """`heads` queries that lie side by side at `q`, against `keys` keys from `k` on; `scores` has room for them.
+
+    `softcap`, `sinks` [heads] and `by_distance` [heads, distances] are `math.attention.Scale`'s, 0 where there is none;
+    distances count from the last key.
+    """
     key = 0
     while key + ROWS <= keys:
         for row in range(key + AHEAD, key + AHEAD + ROWS):
@@ -97,26 +114,48 @@ def attend(
         thin(k + key * key_stride * 4, q, size, scores + key * 4, keys, heads, size)
         key += 1
     for h in range(heads):
-        _softmax(scores + h * keys * 4, keys, scale)
+        row = carray(pointer(scores + h * keys * 4), (keys,), np.float32)
+        if softcap > 0 or by_distance:
+            for i in range(keys):
+                row[i] *= np.float32(scale)
+            if softcap > 0:
+                capped(row, np.float32(softcap))
+            if by_distance:
+                _add_by_distance(row, by_distance + h * distances * 4, distances)
+            _softmax(row, np.float32(1), sinks + h * 4 if sinks else 0)
+        else:
+            _softmax(row, np.float32(scale), sinks + h * 4 if sinks else 0)
     _mix(v, key_stride, scores, out, heads, size, keys)
 
 
 @compiled()
-def _softmax(scores: int, keys: int, scale: float) -> None:
-    row = carray(pointer(scores), (keys,), np.float32)
+def _softmax(row: Floats, scale: np.float32, sink: int) -> None:
+    """Of a row times `scale`; a score at the address `sink` has its share, which goes to no key."""
+    keys = row.shape[0]
     peak = np.float32(-np.inf)
     for i in range(keys):
         row[i] *= scale
         peak = max(peak, row[i])
+    total = np.float32(0)
+    if sink:
+        extra = carray(pointer(sink), (1,), np.float32)[0]
+        peak = max(peak, extra)
+        total = exponential(extra - peak)
     for i in range(keys):
         row[i] -= peak
     exponentials(row)
-    total = np.float32(0)
     for i in range(keys):
         total += row[i]
     share = np.float32(1) / total
     for i in range(keys):
         row[i] *= share
+
+
+@compiled()
+def _add_by_distance(row: Floats, table: int, distances: int) -> None:
+    keys, more = row.shape[0], carray(pointer(table), (distances,), np.float32)
+    for i in range(keys):
+        row[i] += more[min(keys - 1 - i, distances - 1)]
 
 
 @njit(nogil=True, cache=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit, prange
 
+from forerun.kernels.cpu.activation import gelus
 from forerun.kernels.cpu.attention import MOST_QUERIES, attend
 from forerun.kernels.cpu.compiled import compiled
-from forerun.kernels.cpu.exponential import exponential
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
+from forerun.kernels.cpu.norms import centred_norm
 from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.tile import ROWS, rows_product
 
@@ -29,40 +30,11 @@ NAMES = (
 ) = range(len(NAMES))  # fmt: skip
 
 
-@compiled()
+@njit(nogil=True, cache=True)
 def norms(x: Floats, weight: int, bias: int, out: Floats, epsilon: np.float32) -> None:
     """LayerNorm of every row; `out` may be `x`."""
-    width = x.shape[1]
-    gain, shift = carray(pointer(weight), (width,), np.float32), carray(pointer(bias), (width,), np.float32)
     for n in range(x.shape[0]):
-        mean = np.float32(0)
-        for i in range(width):
-            mean += x[n, i]
-        mean /= np.float32(width)
-        spread = np.float32(0)
-        for i in range(width):
-            spread += (x[n, i] - mean) * (x[n, i] - mean)
-        factor = np.float32(1) / np.sqrt(spread / np.float32(width) + epsilon)
-        for i in range(width):
-            out[n, i] = (x[n, i] - mean) * factor * gain[i] + shift[i]
-
-
-@compiled()
-def gelus(x: Floats) -> None:
-    """x times the normal distribution's mass below x, in place.
-
-    The mass of the tail is e^(-z^2) t P(t) with z = |x| / sqrt(2) and t = 1 / (1 + z / 2). P was fitted over z < 9.6
-    for the least relative error, 4.3e-8: small values far below zero keep their digits, which 1 + erf would lose.
-    """
-    for i in range(x.shape[0]):
-        z = abs(x[i]) * np.float32(0.7071067811865476)
-        t = np.float32(1) / (np.float32(1) + np.float32(0.5) * z)
-        p = np.float32(-0.029464051) * t + np.float32(0.14194383)
-        p = (p * t - np.float32(0.24288782)) * t + np.float32(0.13821757)
-        p = (p * t - np.float32(0.012749191)) * t + np.float32(0.101104)
-        p = (p * t + np.float32(0.12161273)) * t + np.float32(0.14117923)
-        tail = (p * t + np.float32(0.1410437)) * t * exponential(-z * z)
-        x[i] = x[i] * (np.float32(1) - tail) if x[i] >= 0 else x[i] * tail
+        centred_norm(x[n], weight, bias, epsilon, np.float32(0), out[n])
 
 
 @compiled()

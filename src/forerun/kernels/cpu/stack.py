@@ -1,65 +1,67 @@
-"""All decoder layers of a Llama-like model in one call: no Python, no allocation, five parallel regions a layer.
+"""All decoder layers of a described model in one call: no Python, no allocation, five parallel regions a layer.
 
-The layer as transformers' modules define it: x += o(attention(rotary(qkv(norm(x))))); x += down(silu(gate(norm(x))) *
-up(norm(x))). Threads split the rows of a weight between them; small pointwise work is done by whoever needs its result.
-New keys and values go straight into the ragged cache. Every number of a token depends on that token's row alone.
+What a layer does is data (`LAYER`, filled from `models.bodies.description`): norms, heads, rotation, attention, MLP.
+Threads split heads or the rows of a weight between them; small pointwise work is done by whoever needs its result, or
+by one thread between two regions. New keys and values go straight into the ragged cache. Every number of a token
+depends on that token's row alone.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import carray, njit, prange
 
+from forerun.kernels.cpu.activation import SILU, activate, gated
 from forerun.kernels.cpu.attention import attend
 from forerun.kernels.cpu.compiled import compiled
-from forerun.kernels.cpu.exponential import gated
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
+from forerun.kernels.cpu.norms import NONE, NORM, norm, norms
 from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.tile import ROWS, rows_product
 
-# Columns of `weights`: addresses of float32 tensors, 0 where the model has none.
-NAMES = (
-    "input_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down",
-    "q_norm", "k_norm", "q_bias", "k_bias", "v_bias", "o_bias",
-)  # fmt: skip
-IN_NORM, Q, K, V, OUT, MLP_NORM, GATE, UP, DOWN, Q_NORM, K_NORM, Q_BIAS, K_BIAS, V_BIAS, OUT_BIAS = range(len(NAMES))
+SHARED_GAINS, OWN_GAINS, ALL_AS_ONE = range(3)  # norms of queries and keys: one gain for all heads, one for each, ...
+# Names that are no norms, numbers or flags are addresses of float32 tensors, 0 where the model has none.
+LAYER = np.dtype([
+    ("before_attention", NORM), ("query_norm", NORM), ("key_norm", NORM), ("after_attention", NORM),
+    ("before_mlp", NORM), ("after_mlp", NORM),
+    ("out", "i8"), ("out_bias", "i8"),
+    ("gate", "i8"), ("gate_bias", "i8"), ("up", "i8"), ("up_bias", "i8"),  # without a gate: `gate` is the first product
+    ("down", "i8"), ("down_bias", "i8"),
+    ("keys", "i8"), ("values", "i8"),  # of the layer's cache: [slots, capacity, key heads, size]
+    ("sinks", "i8"), ("by_distance", "i8"), ("distances", "i8"),  # see `attention.attend`
+    ("head_norms", "i8"),  # SHARED_GAINS, OWN_GAINS, ALL_AS_ONE
+    ("window", "i8"),  # keys that a token sees, 0 for all
+    ("table", "i8"),  # which angles rotate queries and keys; -1: none
+    ("inner", "i8"),  # width of the MLP; 0: it is no part of this call
+    ("activation", "i8"), ("is_gated", "i8"), ("is_parallel", "i8"),
+    ("scale", "f4"), ("softcap", "f4"), ("multiplier", "f4"),
+], align=True)  # fmt: skip
 
 
 @compiled()
-def _norm(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
-    """RMSNorm of one vector."""
-    gain = carray(pointer(weight), (x.shape[0],), np.float32)
-    total = np.float32(0)
-    for i in range(x.shape[0]):
-        total += x[i] * x[i]
-    factor = np.float32(1) / np.sqrt(total / np.float32(x.shape[0]) + epsilon)
-    for i in range(x.shape[0]):
-        out[i] = gain[i] * (x[i] * factor)
-
-
-@compiled()
-def norms(x: Floats, weight: int, out: Floats, epsilon: np.float32) -> None:
-    """RMSNorm of every row; `out` may be `x`."""
-    for n in range(x.shape[0]):
-        _norm(x[n], weight, out[n], epsilon)
-
-
-@compiled()
-def _finish_head(head: Floats, bias: int, norm: int, epsilon: np.float32, cos: Floats, sin: Floats, turn: bool) -> None:
-    """What happens to one head of one token behind the product: bias, norm, rotary."""
-    size = head.shape[0]
-    if bias:
-        more = carray(pointer(bias), (size,), np.float32)
-        for i in range(size):
-            head[i] += more[i]
-    if norm:
-        _norm(head, norm, head, epsilon)
-    if turn:
-        half = size // 2
+def _rotate(head: Floats, angles: Floats, interleaved: bool) -> None:
+    """The first dimensions of a head, in pairs, by cosines and sines [2 T] side by side."""
+    turning = angles.shape[0] // 2
+    half = turning // 2
+    if interleaved:
+        for i in range(half):
+            low, high = head[2 * i], head[2 * i + 1]
+            head[2 * i] = low * angles[i] - high * angles[turning + i]
+            head[2 * i + 1] = high * angles[i] + low * angles[turning + i]
+    else:
         for i in range(half):
             low, high = head[i], head[half + i]
-            head[i] = low * cos[i] - high * sin[i]
-            head[half + i] = high * cos[half + i] + low * sin[half + i]
+            head[i] = low * angles[i] - high * angles[turning + i]
+            head[half + i] = high * angles[half + i] + low * angles[turning + half + i]
+
+
+@compiled()
+def _add(x: Floats, more: int) -> None:
+    added = carray(pointer(more), (x.shape[0],), np.float32)
+    for i in range(x.shape[0]):
+        x[i] += added[i]
 
 
 @njit(nogil=True, cache=True)
@@ -67,141 +69,262 @@ def _project_head(
     unit: int,
     num_heads: int,
     num_kv_heads: int,
-    w: Ints,
+    layer: Any,
+    weight: int,
+    bias: int,
     normed: Floats,
-    q: Floats,
-    kv: Floats,
-    cos: Floats,
-    sin: Floats,
+    heads: Floats,
+    angles: Floats,
     positions: Ints,
     addresses: Ints,
-    cache: Ints,
-    epsilon: np.float32,
+    interleaved: bool,
 ) -> None:
-    """One head of q, k or v for all tokens; keys and values end in the cache."""
+    """One head of queries, keys or values for all tokens; keys and values end in the cache."""
     tokens, hidden = normed.shape
-    size = cos.shape[1]
-    kind, head = Q, unit
-    if unit >= num_heads:
-        kind, head = (K, unit - num_heads) if unit < num_heads + num_kv_heads else (V, unit - num_heads - num_kv_heads)
-    out = q if kind == Q else kv
-    column = (head if kind == Q else unit - num_heads) * size
-    width = out.shape[1]
-    address = w[kind] + head * size * hidden * 4
-    rows_product(address, normed.ctypes.data, hidden, out.ctypes.data + column * 4, width, tokens, hidden, 0, size)
-    bias = w[Q_BIAS] if kind == Q else (w[K_BIAS] if kind == K else w[V_BIAS])
-    if bias:
-        bias += head * size * 4
-    norm = w[Q_NORM] if kind == Q else (w[K_NORM] if kind == K else 0)
+    width = heads.shape[1]
+    size = width // (num_heads + 2 * num_kv_heads)
+    place = heads.ctypes.data + unit * size * 4
+    rows_product(weight, normed.ctypes.data, hidden, place, width, tokens, hidden, 0, size)
     for n in range(tokens):
-        part = out[n, column : column + size]
-        _finish_head(part, bias, norm, epsilon, cos[positions[n]], sin[positions[n]], kind != V)
-        if kind != Q:
-            place = cache[0 if kind == K else 1] + (addresses[n] * num_kv_heads + head) * size * 4
-            carray(pointer(place), (size,), np.float32)[:] = part
+        part = heads[n, unit * size : (unit + 1) * size]
+        if bias:
+            _add(part, bias)
+        if layer.head_norms != ALL_AS_ONE:
+            _finish_head(unit, num_heads, num_kv_heads, layer, part, angles, positions[n], addresses[n], interleaved)
+
+
+@njit(nogil=True, cache=True)
+def _finish_head(
+    unit: int,
+    num_heads: int,
+    num_kv_heads: int,
+    layer: Any,
+    part: Floats,
+    angles: Floats,
+    position: int,
+    address: int,
+    interleaved: bool,
+) -> None:
+    """What happens to one head of one token behind the product: norm, rotation, the cache's write."""
+    size = part.shape[0]
+    if unit < num_heads + num_kv_heads:
+        is_query = unit < num_heads
+        head = unit if is_query else unit - num_heads
+        skip = head * size if layer.head_norms == OWN_GAINS else 0
+        if layer.head_norms != ALL_AS_ONE:
+            norm(part, layer.query_norm if is_query else layer.key_norm, part, skip)
+        if layer.table >= 0:
+            _rotate(part, angles[layer.table, position], interleaved)
+    if unit >= num_heads:
+        is_key = unit < num_heads + num_kv_heads
+        head = unit - num_heads - (0 if is_key else num_kv_heads)
+        place = (layer.keys if is_key else layer.values) + (address * num_kv_heads + head) * size * 4
+        carray(pointer(place), (size,), np.float32)[:] = part
+
+
+@njit(nogil=True, cache=True)
+def _attend_part(
+    part: int,
+    num_threads: int,
+    together: int,
+    group: int,
+    num_heads: int,
+    num_kv_heads: int,
+    layer: Any,
+    heads: Floats,
+    mixed: Floats,
+    positions: Ints,
+    starts: Ints,
+    scores: int,
+) -> None:
+    """Every `num_threads`-th (token, `together` query heads of one key head)."""
+    tokens, width = heads.shape
+    size = mixed.shape[1] // num_heads
+    for unit in range(part, tokens * (num_heads // together), num_threads):
+        n, head = unit % tokens, unit // tokens * together
+        first = max(0, positions[n] + 1 - layer.window) if layer.window else 0
+        offset = ((starts[n] + first) * num_kv_heads + head // group) * size * 4
+        attend(
+            heads.ctypes.data + (n * width + head * size) * 4, layer.keys + offset, layer.values + offset,
+            mixed.ctypes.data + (n * num_heads + head) * size * 4, together, size, num_kv_heads * size,
+            positions[n] + 1 - first, layer.scale, scores, layer.softcap, layer.sinks + head * 4 if layer.sinks else 0,
+            layer.by_distance + head * layer.distances * 4 if layer.by_distance else 0, layer.distances,
+        )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def _inner_part(layer: Any, normed: Floats, gate: Floats, up: Floats, first: int, last: int) -> None:
+    """Columns `first` to `last` of what the MLP's second product takes."""
+    tokens, hidden = normed.shape
+    source, width = normed.ctypes.data, gate.shape[1]
+    rows_product(layer.gate, source, hidden, gate.ctypes.data, width, tokens, hidden, first, last)
+    if layer.is_gated:
+        rows_product(layer.up, source, hidden, up.ctypes.data, width, tokens, hidden, first, last)
+    for n in range(tokens):
+        mine, other = gate[n, first:last], up[n, first:last]
+        if layer.gate_bias:
+            _add(mine, layer.gate_bias + first * 4)
+        if layer.up_bias:
+            _add(other, layer.up_bias + first * 4)
+        if layer.is_gated and layer.activation == SILU:
+            gated(mine, other)
+        else:
+            activate(mine, layer.activation)
+            if layer.is_gated:
+                for i in range(mine.shape[0]):
+                    mine[i] *= other[i]
+
+
+@njit(nogil=True, cache=True)
+def _add_product(
+    x: Floats,
+    weight: int,
+    bias: int,
+    source: Floats,
+    delta: Floats,
+    first: int,
+    last: int,
+    multiplier: np.float32,
+    is_normed: bool,
+) -> None:
+    """Columns `first` to `last` of x += multiplier * (source @ weight.T + bias); only `delta` where a norm follows."""
+    tokens, width = source.shape
+    hidden = x.shape[1]
+    rows_product(weight, source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
+    for n in range(tokens):
+        if bias:
+            _add(delta[n, first:last], bias + first * 4)
+        if not is_normed:
+            for i in range(first, last):
+                x[n, i] += multiplier * delta[n, i]
+
+
+@njit(nogil=True, cache=True)
+def _add_normed(x: Floats, delta: Floats, says: Any, multiplier: np.float32) -> None:
+    """x += multiplier * norm(delta)."""
+    for n in range(x.shape[0]):
+        norm(delta[n], says, delta[n])
+        for i in range(x.shape[1]):
+            x[n, i] += multiplier * delta[n, i]
+
+
+@njit(nogil=True, cache=True)
+def _finish_heads(
+    num_heads: int,
+    num_kv_heads: int,
+    layer: Any,
+    heads: Floats,
+    angles: Floats,
+    positions: Ints,
+    addresses: Ints,
+    interleaved: bool,
+) -> None:
+    """Where queries are normed as one vector, and keys as another: everything behind the products."""
+    units = num_heads + 2 * num_kv_heads
+    size = heads.shape[1] // units
+    for n in range(heads.shape[0]):
+        query = heads[n, : num_heads * size]
+        keys = heads[n, num_heads * size : (num_heads + num_kv_heads) * size]
+        norm(query, layer.query_norm, query)
+        norm(keys, layer.key_norm, keys)
+        for unit in range(units):
+            part = heads[n, unit * size : (unit + 1) * size]
+            _finish_head(unit, num_heads, num_kv_heads, layer, part, angles, positions[n], addresses[n], interleaved)
 
 
 @njit(nogil=True, parallel=True, cache=True)
 def run_stack(
     x: Floats,  # [N, hidden] float32: embeddings in, last hidden states (before the final norm) out
-    weights: Ints,  # [layers, 15] int64 addresses
-    caches: Ints,  # [layers, 2] int64 addresses of the layer's keys and values [slots, capacity, kv heads, size]
-    windows: Ints,  # [layers] int64, 0 where all keys are seen
+    layers: Any,  # [layers] of LAYER
+    qkv: Ints,  # [layers, heads + 2 kv heads, 2] int64 addresses of each head's weight rows and bias
     positions: Ints,  # [N] int64
     starts: Ints,  # [N] int64, where the token's row begins: slot * capacity
-    cos: Floats,  # [positions, size] float32
-    sin: Floats,
+    angles: Floats,  # [tables, positions, 2 T] float32: cosines and sines side by side
+    interleaved: bool,  # see `math.cache_write.rotated`
     num_heads: int,
     num_kv_heads: int,
-    intermediate: int,
-    scale: np.float32,
-    epsilon: np.float32,
+    size: int,
     num_threads: int,
     scratch: Floats,  # float32
 ) -> None:
     tokens, hidden = x.shape
-    size = cos.shape[1]
+    units = num_heads + 2 * num_kv_heads
     group = num_heads // num_kv_heads
     longest = positions.max() + 1
+    inner = layers.inner.max()
     # Where each buffer of the scratch memory begins.
     at_normed = 0
-    at_q = at_normed + num_threads * tokens * hidden
-    at_kv = at_q + tokens * num_heads * size
-    at_mixed = at_kv + tokens * 2 * num_kv_heads * size
+    at_heads = at_normed + num_threads * tokens * hidden
+    at_mixed = at_heads + tokens * units * size
     at_delta = at_mixed + tokens * num_heads * size
     at_gate = at_delta + tokens * hidden
-    at_up = at_gate + tokens * intermediate
-    at_scores = at_up + tokens * intermediate
-    q = scratch[at_q:at_kv].reshape(tokens, num_heads * size)
-    kv = scratch[at_kv:at_mixed].reshape(tokens, 2 * num_kv_heads * size)
+    at_up = at_gate + tokens * inner
+    at_scores = at_up + tokens * inner
+    heads = scratch[at_heads:at_mixed].reshape(tokens, units * size)
     mixed = scratch[at_mixed:at_delta].reshape(tokens, num_heads * size)
     delta = scratch[at_delta:at_gate].reshape(tokens, hidden)
-    gate = scratch[at_gate:at_up].reshape(tokens, intermediate)
-    up = scratch[at_up:at_scores].reshape(tokens, intermediate)
     addresses = starts + positions
     # Queries of one key head together, unless threads would be idle.
     together = group if tokens * num_kv_heads >= 2 * num_threads else 1
-    units = tokens * (num_heads // together)
 
-    for layer in range(weights.shape[0]):
-        w, cache, window = weights[layer], caches[layer], windows[layer]
+    for index in range(layers.shape[0]):
+        width = layers[index].inner
+        gate = scratch[at_gate : at_gate + tokens * width].reshape(tokens, width)
+        up = scratch[at_up : at_up + tokens * width].reshape(tokens, width)
         for part in prange(num_threads):
             mine = at_normed + part * tokens * hidden
             normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
-            norms(x, w[IN_NORM], normed, epsilon)
-            first, last = share(num_heads + 2 * num_kv_heads, part, num_threads, 1)
+            norms(x, layers[index].before_attention, normed)
+            first, last = share(units, part, num_threads, 1)
             for unit in range(first, last):
                 _project_head(
-                    unit, num_heads, num_kv_heads, w, normed, q, kv, cos, sin, positions, addresses, cache, epsilon
-                )
+                    unit, num_heads, num_kv_heads, layers[index], qkv[index, unit, 0], qkv[index, unit, 1], normed,
+                    heads, angles, positions, addresses, interleaved,
+                )  # fmt: skip
+        if layers[index].head_norms == ALL_AS_ONE:
+            _finish_heads(num_heads, num_kv_heads, layers[index], heads, angles, positions, addresses, interleaved)
         for part in prange(num_threads):
             scores = scratch.ctypes.data + (at_scores + part * group * longest) * 4
-            for unit in range(part, units, num_threads):
-                n, head = unit % tokens, unit // tokens * together
-                first = max(0, positions[n] + 1 - window) if window else 0
-                column = n * num_heads * size + head * size
-                offset = ((starts[n] + first) * num_kv_heads + head // group) * size * 4
-                attend(
-                    q.ctypes.data + column * 4, cache[0] + offset, cache[1] + offset, mixed.ctypes.data + column * 4,
-                    together, size, num_kv_heads * size, positions[n] + 1 - first, scale, scores,
-                )  # fmt: skip
+            _attend_part(
+                part, num_threads, together, group, num_heads, num_kv_heads, layers[index], heads, mixed, positions,
+                starts, scores,
+            )  # fmt: skip
+        for step in range(2):
+            if (
+                width and step != layers[index].is_parallel
+            ):  # beside attention, the MLP reads x before attention is added to it
+                for part in prange(num_threads):
+                    mine = at_normed + part * tokens * hidden
+                    normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
+                    norms(x, layers[index].before_mlp, normed)
+                    first, last = share(width, part, num_threads, ROWS)
+                    _inner_part(layers[index], normed, gate, up, first, last)
+            if step == 0:
+                for part in prange(num_threads):
+                    first, last = share(hidden, part, num_threads, ROWS)
+                    layer = layers[index]
+                    _add_product(
+                        x, layer.out, layer.out_bias, mixed, delta, first, last, layer.multiplier,
+                        layer.after_attention.kind != NONE,
+                    )  # fmt: skip
+                if layers[index].after_attention.kind != NONE:
+                    _add_normed(x, delta, layers[index].after_attention, layers[index].multiplier)
+        if not width:
+            continue
         for part in prange(num_threads):
             first, last = share(hidden, part, num_threads, ROWS)
-            _add_product(x, w[OUT], w[OUT_BIAS], mixed, delta, first, last)
-        for part in prange(num_threads):
-            mine = at_normed + part * tokens * hidden
-            normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
-            norms(x, w[MLP_NORM], normed, epsilon)
-            first, last = share(intermediate, part, num_threads, ROWS)
-            source = normed.ctypes.data
-            rows_product(w[GATE], source, hidden, gate.ctypes.data, intermediate, tokens, hidden, first, last)
-            rows_product(w[UP], source, hidden, up.ctypes.data, intermediate, tokens, hidden, first, last)
-            for n in range(tokens):
-                gated(gate[n, first:last], up[n, first:last])
-        for part in prange(num_threads):
-            first, last = share(hidden, part, num_threads, ROWS)
-            _add_product(x, w[DOWN], 0, gate, delta, first, last)
-
-
-@njit(nogil=True, cache=True)
-def _add_product(x: Floats, weight: int, bias: int, source: Floats, delta: Floats, first: int, last: int) -> None:
-    """Columns `first` to `last` of x += source @ weight.T (+ bias)."""
-    tokens, width = source.shape
-    hidden = x.shape[1]
-    rows_product(weight, source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
-    for n in range(tokens):
-        for i in range(first, last):
-            x[n, i] += delta[n, i]
-    if bias:
-        more = carray(pointer(bias), (hidden,), np.float32)
-        for n in range(tokens):
-            for i in range(first, last):
-                x[n, i] += more[i]
+            layer = layers[index]
+            _add_product(
+                x, layer.down, layer.down_bias, gate, delta, first, last, layer.multiplier,
+                layer.after_mlp.kind != NONE,
+            )  # fmt: skip
+        if layers[index].after_mlp.kind != NONE:
+            _add_normed(x, delta, layers[index].after_mlp, layers[index].multiplier)
 
 
 def scratch_size(
-    tokens: int, hidden: int, heads: int, kv_heads: int, size: int, intermediate: int, longest: int, threads: int
+    tokens: int, hidden: int, heads: int, kv_heads: int, size: int, inner: int, longest: int, threads: int
 ) -> int:
     """Floats of scratch memory `run_stack` needs."""
-    wide = threads * hidden + 2 * heads * size + 2 * kv_heads * size + hidden + 2 * intermediate
+    wide = threads * hidden + 2 * heads * size + 2 * kv_heads * size + hidden + 2 * inner
     return tokens * wide + threads * (heads // kv_heads) * longest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -25,9 +26,17 @@ PAST = 64  # keys behind them
 WHISPER_TIMED, WHISPER_PAST = (1, 4), 16  # windows are short
 
 
+_refused: WeakSet[PreTrainedModel] = WeakSet()  # by the self-check: see `refuse`
+
+
+def refuse(model: PreTrainedModel) -> None:
+    """From now on the model is run by its own modules: its fused layers were seen to differ from them."""
+    _refused.add(model)
+
+
 def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     """The fused body of `model`, where it is to be used. A GPU's needs no timing: it saves most of the launches."""
-    if use is Kernels.OFF:
+    if use is Kernels.OFF or model in _refused:
         return None
     if whisper.why_not(model) is None:
         wanted = use is Kernels.ON or _is_fastest("fused", measured_whisper(model))
@@ -143,6 +152,7 @@ def _stepper(body: Body, past: Tensor, sources: SourcesRead | None = None) -> Ca
 def _signature(model: PreTrainedModel) -> str:
     """Models of the same shape take the same time."""
     config = model.config.get_text_config(decoder=True)
-    shapes = [tuple(p.shape) for name, p in model.base_model.named_parameters() if "layers." in name]
+    parameters = model.base_model.named_parameters()
+    shapes = [tuple(p.shape) for name, p in parameters if any(part.isdigit() for part in name.split("."))]
     digest = hashlib.sha256(str(shapes).encode()).hexdigest()[:12]
     return f"{config.model_type} {digest}"

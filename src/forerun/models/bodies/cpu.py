@@ -1,154 +1,221 @@
-"""Llama-like decoders on the CPU: all layers in one compiled call instead of a thousand small ones.
+"""Described decoders on the CPU: all layers in one compiled call instead of a thousand small ones.
 
-transformers' modules stay the definition of the model: this reads their weights where they lie, refuses whatever it
-does not know (`why_not` says what), and is compared with them in the tests. Used where it measures faster.
+transformers' modules stay the definition of the model: `bodies.readers` describes what they do, and this runs the
+description. Weights are read where they lie. What is not described is refused (`why_not` says what). Used where it
+measures faster.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun import ops
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
-from forerun.kernels.cpu import stack
+from forerun.kernels.cpu import experts, norms, stack
 from forerun.kernels.cpu.memory import Floats, Ints
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import LANES
-from forerun.models import plain
-from forerun.models.bodies import llama_like
-from forerun.models.bodies.base import ForwardPass, FusedBody
+from forerun.math.skinny import LayerNorm, gated
+from forerun.models.bodies import readers
+from forerun.models.bodies.base import ForwardPass
+from forerun.models.bodies.described import DescribedBody
+from forerun.models.bodies.description import AnyNorm, Attention, Decoder, DecoderLayer, Experts, Mlp
+from forerun.models.bodies.merging import by_outputs, expert_weights
 
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
-GRAIN = 256  # rotary tables grow by this many positions
+GRAIN = 256  # tables of angles grow by this many positions
 
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps `model` (or a headless body) from being fused; None where nothing does."""
-    if reason := llama_like.why_not(model):
-        return reason
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"{model.dtype} on {model.device.type}, not float32 on the CPU".replace("torch.", "")
-    config, size = model.config.get_text_config(decoder=True), model.base_model.layers[0].self_attn.head_dim
-    for what, number in (("heads", size), ("hidden states", config.hidden_size), ("MLP", config.intermediate_size)):
-        if number % LANES:
-            return f"{what} of size {number}, no multiple of {LANES}"
-    return llama_like.why_not_weights(model, torch.float32, model.device)
+    if reason := readers.why_not(model):
+        return reason
+    return next(_odd_sizes(readers.describe(model)), None)
 
 
-@dataclass
-class CpuBody(FusedBody):
+def _odd_sizes(decoder: Decoder) -> Iterator[str]:
+    """Vector instructions take whole registers."""
+    sizes = {"heads": decoder.head_size, "hidden states": decoder.norm.weight.shape[-1]}
+    for layer in decoder.layers:
+        mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
+        sizes |= {} if mlp is None else {"MLP": readers.shape_of(mlp.second)[1]}
+        if isinstance(layer.mlp, Experts):
+            sizes |= {"experts": min(layer.mlp.module.down_proj.shape[1:])}
+        for what, number in sizes.items():
+            if number % LANES:
+                yield f"{what} of size {number}, no multiple of {LANES}"
+
+
+class CpuBody(DescribedBody):
     """What lies below a model's head, run by `kernels.cpu.stack` over the ragged cache."""
 
-    model: PreTrainedModel
-    num_threads: int
-    use: Kernels = Kernels.AUTO  # of the head's product
-    parameters: list[list[Tensor | None]] = field(init=False)  # by layer, in the order of `stack.NAMES`
-
-    def __post_init__(self) -> None:
-        base, config = self.model.base_model, self.model.config.get_text_config(decoder=True)
-        attention = base.layers[0].self_attn
-        self.size: int = attention.head_dim
-        self.width: int = config.hidden_size
-        self.heads: int = config.num_attention_heads
-        self.kv_heads: int = config.num_key_value_heads
-        self.intermediate: int = config.intermediate_size
-        self.scale = np.float32(attention.scaling)
-        self.epsilon = np.float32(config.rms_norm_eps)
-        self.windows = np.array(llama_like.windows(config), dtype=np.int64)
-        self.parameters = [_of_layer(layer) for layer in base.layers]
-        self._norm: Tensor = base.norm.weight
-        self._flat = [*(p for layer in self.parameters for p in layer), self._norm]
-        self._places = self._where()
-        self._weights = np.zeros((len(base.layers), len(stack.NAMES)), dtype=np.int64)
-        self._caches = np.zeros((len(base.layers), 2), dtype=np.int64)
-        self._cos = self._sin = np.zeros((0, self.size), dtype=np.float32)
+    def __init__(self, model: PreTrainedModel, num_threads: int, use: Kernels = Kernels.AUTO) -> None:
+        self.num_threads = num_threads
+        self.use = use  # of the head's product
+        self._angles = np.zeros((1, 0, 0), dtype=np.float32)
         self._scratch = np.zeros(0, dtype=np.float32)
-        self._like = (torch.empty(0, self.kv_heads, self.size),) * 2
+        super().__init__(model)
 
     @property
     def extra_bytes(self) -> int:
         """Memory beyond the model's weights, which are read where they lie: room to work, tables, addresses."""
-        held = (self._scratch, self._cos, self._sin, self._weights, self._caches, self.windows)
+        held = (self._scratch, self._angles, self._layers, self._heads)
         return sum(array.nbytes for array in held)
 
     def hidden(self, call: ForwardPass) -> Tensor:
-        rows, cache, new = call.rows, call.cache, call.new
-        x: Tensor = new.clone() if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
+        rows, cache = call.rows, call.cache
+        self._check_weights()
         positions = np.concatenate([np.arange(p, p + c) for p, c in zip(rows.past, rows.counts, strict=True)])
         starts = np.repeat(np.array(rows.slots, dtype=np.int64) * cache.capacity, rows.counts)
+        x = self._embedded(call.new, torch.from_numpy(positions))
+        x = x.clone() if x is call.new else x
         self._prepare(cache, rows.longest, min(len(positions), TOKENS_AT_ONCE))
         states = x.numpy()
         with turn(self.num_threads):
             for first in range(0, len(positions), TOKENS_AT_ONCE):
                 part = slice(first, first + TOKENS_AT_ONCE)
-                self._run(states[part], positions[part], starts[part])
-        stack.norms(states, self._norm.data_ptr(), states, self.epsilon)
+                self._run(x[part], positions[part], starts[part])
+        norms.norms(states, self._norm, states)
         return x
 
     def head(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()
-        return ops.linear(hidden, head.weight, head.bias, self.use)
+        return self._scaled(ops.linear(hidden, head.weight, head.bias, self.use))
 
-    def _run(self, x: Floats, positions: Ints, starts: Ints) -> None:
+    def _run(self, x: Tensor, positions: Ints, starts: Ints) -> None:
+        """All layers, in place; what experts do, between two of the compiled calls."""
+        begin = 0
+        for end in self._pauses:
+            self._run_layers(x.numpy(), positions, starts, begin, end)
+            if end in self._experts:
+                self._add_experts(x, end - 1)
+            begin = end
+
+    def _run_layers(self, x: Floats, positions: Ints, starts: Ints, begin: int, end: int) -> None:
+        says = self.decoder
         stack.run_stack(
-            x, self._weights, self._caches, self.windows, positions, starts, self._cos, self._sin,
-            self.heads, self.kv_heads, self.intermediate, self.scale, self.epsilon, self.num_threads, self._scratch,
+            x, self._layers[begin:end], self._heads[begin:end], positions, starts, self._angles, says.is_interleaved,
+            says.num_heads, says.num_key_heads, says.head_size, self.num_threads, self._scratch,
         )  # fmt: skip
 
+    def _add_experts(self, x: Tensor, index: int) -> None:
+        """x += what the experts of a layer make of its norm."""
+        layer, inner = self.decoder.layers[index], torch.empty_like(x)
+        assert isinstance(layer.mlp, Experts)
+        norms.norms(x.numpy(), self._layers[index]["before_mlp"], inner.numpy())
+        _, shares, chosen = layer.mlp.route(inner)
+        made = experts.run_experts(inner, chosen, shares, self._experts[index + 1], self.num_threads)
+        if layer.mlp.shared is not None:
+            first, second = layer.mlp.shared.first, layer.mlp.shared.second
+            pairs = torch.cat([F.linear(inner, by_outputs(part), part.bias) for part in first], dim=-1)
+            other = F.linear(gated(pairs, layer.mlp.shared.activation), by_outputs(second), second.bias)
+            made += other if layer.mlp.shared_gate is None else torch.sigmoid(layer.mlp.shared_gate(inner)) * other
+        x += layer.multiplier * made
+
     def _prepare(self, cache: KeyValueCache, longest: int, tokens: int) -> None:
-        """Addresses as they are now (weights may have moved, the cache may have grown), and room to work."""
-        if (places := self._where()) != self._places:
-            self._check_weights()
-            self._places = places
-        self._weights.reshape(-1)[:] = places[:-1]
-        for i in range(len(self.parameters)):
-            layer = cache.layer(i, *self._like)
-            self._caches[i] = layer.keys.data_ptr(), layer.values.data_ptr()
-        if longest > len(self._cos):
-            self._cos, self._sin = self._rotary(-(-longest // GRAIN) * GRAIN)
+        """Addresses of the cache as they are now, and room to work."""
+        says = self.decoder
+        for index in range(len(says.layers)):
+            layer = cache.layer(index, *self._like)
+            self._layers[index]["keys"], self._layers[index]["values"] = layer.keys.data_ptr(), layer.values.data_ptr()
+        if says.tables and longest > self._angles.shape[1]:
+            count = -(-longest // GRAIN) * GRAIN
+            self._angles = np.ascontiguousarray(np.stack([table(count).numpy() for table in says.tables]))
         need = stack.scratch_size(
-            tokens, self.width, self.heads, self.kv_heads, self.size, self.intermediate, longest, self.num_threads
-        )
+            tokens, says.norm.weight.shape[-1], says.num_heads, says.num_key_heads, says.head_size,
+            int(self._layers["inner"].max()), longest, self.num_threads,
+        )  # fmt: skip
         if need > len(self._scratch):
             self._scratch = np.empty(need + need // 4, dtype=np.float32)
 
-    def _where(self) -> list[int]:
-        return [0 if p is None else p.data_ptr() for p in self._flat]
+    def _why_not(self) -> str | None:
+        return why_not(self.model)
 
-    def _check_weights(self) -> None:
-        """Weights that moved while rows are running may have become something else, at whose address nothing lies."""
-        base = self.model.base_model
-        reason = why_not(self.model)
-        if reason is None:
-            now = [*(p for layer in base.layers for p in _of_layer(layer)), base.norm.weight]
-            if len(now) == len(self._flat) and all(p is known for p, known in zip(now, self._flat, strict=True)):
-                return
-        plain.refuse_change(reason or "its weights are other ones")
+    def _take_weights(self) -> None:
+        """Addresses; `decoder` and the model hold the tensors."""
+        says = self.decoder
+        self._layers = np.zeros(len(says.layers), dtype=stack.LAYER)
+        self._heads = np.stack([_heads(layer.attention, says) for layer in says.layers])
+        for entry, layer in zip(self._layers, says.layers, strict=True):
+            _fill(entry, layer, says)
+        mixtures = {i + 1: layer.mlp for i, layer in enumerate(says.layers) if isinstance(layer.mlp, Experts)}
+        self._experts = {i: expert_weights(own.module, own.activation) for i, own in mixtures.items()}
+        self._pauses = sorted({*mixtures, len(says.layers)})
+        self._norm = np.zeros((), dtype=norms.NORM)[()]
+        _fill_norm(self._norm, says.norm)
+        self._like = (torch.empty(0, says.num_key_heads, says.head_size),) * 2
 
-    def _rotary(self, count: int) -> tuple[Floats, Floats]:
-        """The model's own cosines and sines of positions 0 .. count - 1."""
-        cos, sin = self.model.base_model.rotary_emb(torch.zeros(1), torch.arange(count)[None])
-        return cos[0].contiguous().numpy(), sin[0].contiguous().numpy()
+
+def _heads(attention: Attention, says: Decoder) -> Ints:
+    """[heads + 2 key heads, 2] addresses of each head's weight rows and bias, queries, keys, values."""
+    found = []
+    for product in attention.qkv:
+        weight, bias = by_outputs(product), product.bias
+        for first in range(0, len(weight), says.head_size):
+            found.append((weight[first].data_ptr(), 0 if bias is None else bias[first].data_ptr()))
+    order = range(len(found)) if attention.head_order is None else attention.head_order
+    return np.array([found[head] for head in order], dtype=np.int64)
 
 
-def _of_layer(layer: Any) -> list[Tensor | None]:
-    attention, mlp = layer.self_attn, layer.mlp
-    norms = [getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")]
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-    return [
-        layer.input_layernorm.weight,
-        *(p.weight for p in projections),
-        layer.post_attention_layernorm.weight,
-        mlp.gate_proj.weight,
-        mlp.up_proj.weight,
-        mlp.down_proj.weight,
-        *norms,
-        *(p.bias for p in projections),
+def _fill(entry: np.void, layer: DecoderLayer, says: Decoder) -> None:
+    attention, scale = layer.attention, layer.attention.scale
+    before_mlp = layer.before_attention if layer.is_parallel and layer.before_mlp is None else layer.before_mlp
+    for name, norm in (
+        ("before_attention", layer.before_attention), ("query_norm", attention.query_norm),
+        ("key_norm", attention.key_norm), ("after_attention", layer.after_attention), ("before_mlp", before_mlp),
+        ("after_mlp", layer.after_mlp),
+    ):  # fmt: skip
+        if norm is not None:
+            _fill_norm(entry[name], norm)
+    entry["head_norms"] = _head_norms(attention.query_norm, says)
+    entry["window"] = attention.window
+    entry["table"] = -1 if attention.angles is None else attention.angles
+    entry["is_parallel"] = layer.is_parallel
+    entry["scale"], entry["softcap"], entry["multiplier"] = scale.factor, scale.softcap or 0.0, layer.multiplier
+    entry["sinks"] = _address(scale.sinks)
+    entry["by_distance"] = _address(scale.by_distance)
+    entry["distances"] = 0 if scale.by_distance is None else scale.by_distance.shape[1]
+    entry["out"], entry["out_bias"] = _address(by_outputs(attention.out)), _address(attention.out.bias)
+    if isinstance(layer.mlp, Mlp):
+        _fill_mlp(entry, layer.mlp)
+
+
+def _fill_mlp(entry: np.void, mlp: Mlp) -> None:
+    inner = by_outputs(mlp.second).shape[1]
+    entry["inner"], entry["activation"], entry["is_gated"] = inner, int(mlp.activation), mlp.is_gated
+    entry["down"], entry["down_bias"] = _address(by_outputs(mlp.second)), _address(mlp.second.bias)
+    # Gate and up as two products, or one behind the other in one.
+    parts = [
+        (weight[first].data_ptr(), 0 if product.bias is None else product.bias[first].data_ptr())
+        for product in mlp.first
+        for weight in [by_outputs(product)]
+        for first in range(0, len(weight), inner)
     ]
+    for name, (weight, bias) in zip(("gate", "up"), parts, strict=False):
+        entry[name], entry[f"{name}_bias"] = weight, bias
+
+
+def _fill_norm(entry: np.void, norm: AnyNorm) -> None:
+    is_centred = isinstance(norm, LayerNorm)
+    entry["kind"] = norms.CENTRED if is_centred else norms.ROOT_MEAN_SQUARE
+    entry["gain"], entry["bias"] = _address(norm.weight), _address(norm.bias) if isinstance(norm, LayerNorm) else 0
+    entry["epsilon"], entry["offset"] = norm.epsilon, norm.offset
+
+
+def _head_norms(norm: AnyNorm | None, says: Decoder) -> int:
+    if norm is None or norm.weight.shape == (says.head_size,):
+        return stack.SHARED_GAINS
+    return stack.OWN_GAINS if norm.weight.ndim == 2 else stack.ALL_AS_ONE
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

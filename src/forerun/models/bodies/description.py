@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -16,8 +17,11 @@ from forerun.math.skinny import Activation, LayerNorm, Norm
 from forerun.models.bodies.merging import Product
 
 AnyNorm = Norm | LayerNorm
-# Cosines and sines [count, 2 T] of positions 0 .. count - 1, side by side, on the model's device and in its dtype.
+# Cosines and sines [count, 2 T] of positions 0 .. count - 1, side by side, on the model's device, in
+# the dtype that the model rotates in.
 AngleTable = Callable[[int], Tensor]
+# [N, H] -> scores, what each chosen expert counts [N, k], which they are [N, k]: the model's own router.
+Route = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,22 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Many MLPs of which a router chooses a few for each token, and perhaps one that all tokens go through."""
+
+    route: Route
+    module: Any  # transformers' own module of all experts, which runs passes of many rows
+    activation: Activation
+    shared: Mlp | None = None
+    shared_gate: Product | None = None  # its sigmoid is what the shared one counts
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderLayer:
     """Attention and an MLP, each with a norm before it, behind it, both or neither."""
 
     attention: Attention
-    mlp: Mlp
+    mlp: Mlp | Experts
     before_attention: AnyNorm | None = None
     after_attention: Norm | None = None
     before_mlp: AnyNorm | None = None  # of a parallel layer without one, the MLP takes what attention takes

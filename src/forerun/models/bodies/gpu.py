@@ -16,13 +16,15 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.cache.base import KeyValueCache, ranges
-from forerun.math.ragged_attention import Reach, reach_of
+from forerun.math.experts import ExpertWeights
+from forerun.math.ragged_attention import Reach, attend_prompts, reach_of, why_not_prompts
 from forerun.math.skinny import Heads, Norm
-from forerun.models import plain
 from forerun.models.bodies import readers
-from forerun.models.bodies.base import ForwardPass, FusedBody
-from forerun.models.bodies.description import AnyNorm, DecoderLayer
-from forerun.models.bodies.merging import merged
+from forerun.models.bodies.base import ForwardPass
+from forerun.models.bodies.described import DescribedBody
+from forerun.models.bodies.description import AnyNorm, DecoderLayer, Experts, Mlp
+from forerun.models.bodies.merging import expert_weights, merged
+from forerun.types import RaggedRows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
@@ -53,15 +55,24 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerWeights:
+    """A described MLP with its weights."""
+
+    says: Mlp
+    first: Weights
+    second: Weights
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A described layer with its weights."""
 
     says: DecoderLayer
     qkv: Weights
     out: Weights
-    first: Weights  # of the MLP
-    second: Weights
     order: Tensor | None  # of the heads in `qkv`
+    mlp: InnerWeights | None  # or the one that all tokens go through beside experts
+    experts: ExpertWeights | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +84,27 @@ class Change:
     multiplier: float
 
 
-class GpuBody(FusedBody):
+class GpuBody(DescribedBody):
     """What lies below a model's head, over the ragged cache, and the head."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self._read()
+        super().__init__(model)
         self._tables = [table(GRAIN) for table in self.decoder.tables]
 
     def hidden_at(
-        self, new: Tensor, positions: Tensor, addresses: Tensor, reach: Reach, cache: KeyValueCache
+        self,
+        new: Tensor,
+        positions: Tensor,
+        addresses: Tensor,
+        reach: Reach,
+        cache: KeyValueCache,
+        rows: RaggedRows | None = None,
     ) -> Tensor:
         """Last hidden states [N, H], the final norm included, of token ids [N] or embeddings [N, H].
 
         `positions` [N] and `addresses` [N] (where keys go in a layer's `flat`) lie on the device, as do the
         tensors of `reach`, whose window is each layer's own affair. Keys and values of all layers are written.
+        Where the host knows the `rows`, prompts are read by torch's attention.
         The table of angles covers the cache's capacity: a captured pass is good for as long as the cache does not move.
         """
         self._refresh(cache.capacity)
@@ -105,7 +122,10 @@ class GpuBody(FusedBody):
             seen = reach if reach.window == attention.window else replace(reach, window=attention.window)
             x, inner, norm = _joined(x, change, layer.says.before_attention)
             query = self._query(inner, norm, layer, heads)
-            mixed = ops.attend_ragged(query, *pool.by_head, seen, attention.scale).flatten(1)
+            if rows is None or why_not_prompts(rows, attention.window, attention.scale):
+                mixed = ops.attend_ragged(query, *pool.by_head, seen, attention.scale).flatten(1)
+            else:
+                mixed = attend_prompts(query, *pool.by_head, rows, cache.table, attention.scale).flatten(1)
             if layer.says.is_parallel:
                 x, change = _parallel(x, inner, norm, mixed, layer)
             else:
@@ -115,35 +135,17 @@ class GpuBody(FusedBody):
     def hidden(self, call: ForwardPass) -> Tensor:
         rows, cache, device = call.rows, call.cache, call.new.device
         positions, reach = ranges(rows.past, rows.counts).to(device), reach_of(rows, device, table=cache.table)
-        return self.hidden_at(call.new, positions, cache.addresses(rows).to(device), reach, cache)
+        return self.hidden_at(call.new, positions, cache.addresses(rows).to(device), reach, cache, rows)
 
     def head(self, hidden: Tensor) -> Tensor:
         head = self.model.get_output_embeddings()
-        return self._logits(ops.project(hidden, head.weight, head.bias))
+        return self._scaled(ops.project(hidden, head.weight, head.bias))
 
     def head_into(self, out: Tensor, hidden: Tensor) -> None:
         """The same, left in `out` [M, V]."""
         head = self.model.get_output_embeddings()
         ops.project_into(out, hidden, head.weight, head.bias)
-        self._logits(out)
-
-    def _logits(self, made: Tensor) -> Tensor:
-        """Scaled and capped, in place."""
-        if self.decoder.logit_multiplier != 1:
-            made.mul_(self.decoder.logit_multiplier)
-        if self.decoder.logit_softcap is not None:
-            made.div_(self.decoder.logit_softcap).tanh_().mul_(self.decoder.logit_softcap)
-        return made
-
-    def _embedded(self, new: Tensor, positions: Tensor) -> Tensor:
-        """[N] ids or [N, H] embeddings -> hidden states before the first layer."""
-        says = self.decoder
-        x: Tensor = new if new.is_floating_point() else self.model.base_model.get_input_embeddings()(new)
-        x = x if says.embedding_multiplier == 1 else x * says.embedding_multiplier
-        x = x if says.embedding_norm is None else ops.normed(x, says.embedding_norm)
-        if says.positions is None:
-            return x
-        return x + says.positions[positions + says.position_offset if says.position_offset else positions]
+        self._scaled(out)
 
     def _query(self, inner: Tensor, norm: Norm | None, layer: Layer, heads: Heads) -> Tensor:
         """Rotated queries [N, Hq, D]; keys and values are written."""
@@ -156,25 +158,19 @@ class GpuBody(FusedBody):
 
     def _refresh(self, capacity: int) -> None:
         """Weights may have moved since the last pass, the cache may have grown."""
-        if self._places != self._where():
-            if reason := why_not(self.model):
-                plain.refuse_change(reason)
-            self._read()
+        self._check_weights()
         for index, table in enumerate(self._tables):
             if capacity > len(table):
                 self._tables[index] = self.decoder.tables[index](-(-capacity // GRAIN) * GRAIN)
 
-    def _read(self) -> None:
-        self.decoder = readers.describe(self.model)
+    def _why_not(self) -> str | None:
+        return why_not(self.model)
+
+    def _take_weights(self) -> None:
         self.layers = [_with_weights(layer, self.model.device) for layer in self.decoder.layers]
         like = self.layers[0].qkv.weight
         self._like = (like.new_empty(0, self.decoder.num_key_heads, self.decoder.head_size),) * 2
         self._still = (like.new_empty(1, 0),) * 2  # angles of layers that do not rotate
-        self._parameters = list(self.model.base_model.parameters())
-        self._places = self._where()
-
-    def _where(self) -> list[int]:
-        return [parameter.data_ptr() for parameter in self._parameters]
 
 
 def _joined(
@@ -197,18 +193,35 @@ def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change 
     """The MLP reads what attention left."""
     says = layer.says
     x, change = _add(x, mixed, layer.out, says.after_attention, says.multiplier)
-    x, inner, norm = _joined(x, change, says.before_mlp)
-    return _add(x, _activated(inner, norm, layer), layer.second, says.after_mlp, says.multiplier)
+    x, inner, norm = _joined(x, change, says.before_mlp, alone=isinstance(says.mlp, Experts))
+    if isinstance(says.mlp, Experts):
+        return x, Change(_from_experts(inner, says.mlp, layer), says.after_mlp, says.multiplier)
+    assert layer.mlp is not None
+    return _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, says.after_mlp, says.multiplier)
+
+
+def _from_experts(inner: Tensor, says: Experts, layer: Layer) -> Tensor:
+    """What the experts of each row make of it."""
+    assert layer.experts is not None
+    _, shares, chosen = says.route(inner)
+    made = ops.run_experts(inner, chosen, shares, layer.experts, says.module)
+    if layer.mlp is None:
+        return made
+    other = ops.project(_activated(inner, None, layer.mlp), layer.mlp.second.weight, layer.mlp.second.bias)
+    if says.shared_gate is not None:
+        other = torch.sigmoid(says.shared_gate(inner)) * other
+    return made + other
 
 
 def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
     """The MLP reads what attention read, unless it has a norm of its own. Both are added as one change."""
+    assert layer.mlp is not None, "no family has experts beside attention"
     if layer.says.before_mlp is not None:
         _, inner, norm = _joined(x, None, layer.says.before_mlp)
     is_alone, multiplier = len(x) == 1, layer.says.multiplier
-    out, second = layer.out, layer.second
+    out, second = layer.out, layer.mlp.second
     made = ops.project(mixed, out.weight, out.bias, residual=x if is_alone else None, multiplier=multiplier)
-    inner = _activated(inner, norm, layer)
+    inner = _activated(inner, norm, layer.mlp)
     made = ops.project(inner, second.weight, second.bias, residual=made, multiplier=multiplier)
     return (made, None) if is_alone else (x, Change(made, None, 1.0))
 
@@ -223,12 +236,12 @@ def _add(
     return x, Change(ops.project(states, product.weight, product.bias), norm, multiplier)
 
 
-def _activated(inner: Tensor, norm: Norm | None, layer: Layer) -> Tensor:
+def _activated(inner: Tensor, norm: Norm | None, mlp: InnerWeights) -> Tensor:
     """What the MLP's second product takes."""
-    first, mlp = layer.first, layer.says.mlp
-    if mlp.is_gated:
-        return ops.gate(inner, first.weight, norm, first.bias, mlp.activation)
-    return ops.project(inner, first.weight, first.bias, norm, activation=mlp.activation)
+    first, says = mlp.first, mlp.says
+    if says.is_gated:
+        return ops.gate(inner, first.weight, norm, first.bias, says.activation)
+    return ops.project(inner, first.weight, first.bias, norm, activation=says.activation)
 
 
 def _head_normed(states: Tensor, norm: AnyNorm) -> Tensor:
@@ -239,12 +252,18 @@ def _head_normed(states: Tensor, norm: AnyNorm) -> Tensor:
 
 
 def _with_weights(says: DecoderLayer, device: torch.device) -> Layer:
-    order = says.attention.head_order
+    order, experts = says.attention.head_order, says.mlp if isinstance(says.mlp, Experts) else None
     return Layer(
         says,
         qkv=Weights(*merged(says.attention.qkv)),
         out=Weights(*merged([says.attention.out])),
-        first=Weights(*merged(says.mlp.first)),
-        second=Weights(*merged([says.mlp.second])),
         order=None if order is None else torch.tensor(order, dtype=torch.int32, device=device),
+        mlp=_inner(says.mlp.shared if isinstance(says.mlp, Experts) else says.mlp),
+        experts=None if experts is None else expert_weights(experts.module, experts.activation),
     )
+
+
+def _inner(mlp: Mlp | None) -> InnerWeights | None:
+    if mlp is None:
+        return None
+    return InnerWeights(mlp, first=Weights(*merged(mlp.first)), second=Weights(*merged([mlp.second])))

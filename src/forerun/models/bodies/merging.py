@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from forerun.math.experts import ExpertWeights
+from forerun.math.skinny import Activation
 
 Product: TypeAlias = "nn.Linear | Conv1D"
 
@@ -21,13 +24,15 @@ def merged(parts: Sequence[Product]) -> tuple[Tensor, Tensor | None]:
     The modules work as before and know their parameters by the same names. Parts that are merged already stay where
     they are, so several bodies may share a model's layers.
     """
-    weight = _as_one([_by_outputs(part) for part in parts])
+    weight = _as_one([by_outputs(part) for part in parts])
     if all(part.bias is None for part in parts):
         return weight, None
     return weight, _as_one([_bias(part) for part in parts])
 
 
-def _by_outputs(part: Product) -> Tensor:
+@torch.inference_mode(False)
+@torch.no_grad()
+def by_outputs(part: Product) -> Tensor:
     """A weight [N, K] that lies in this order; GPT-2 says [K, N], and keeps saying so of the same memory."""
     weight: Tensor = part.weight
     if not isinstance(part, Conv1D):
@@ -35,6 +40,20 @@ def _by_outputs(part: Product) -> Tensor:
     if not weight.T.is_contiguous():
         weight.data = weight.detach().T.contiguous().T
     return weight.detach().T
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def expert_weights(experts: Any, activation: Activation) -> ExpertWeights:
+    """The weights of transformers' module of experts, [E, outputs, inputs]; gpt-oss says [E, inputs, outputs]."""
+    first, second = experts.gate_up_proj, experts.down_proj
+    if experts.is_transposed:
+        for weight in (first, second):
+            if not weight.mT.is_contiguous():
+                weight.data = weight.detach().mT.contiguous().mT
+        first, second = first.mT, second.mT
+    biases = (experts.gate_up_proj_bias.detach(), experts.down_proj_bias.detach()) if experts.has_bias else (None, None)
+    return ExpertWeights(first.detach(), second.detach(), activation, *biases, in_turns=not experts.is_concatenated)
 
 
 def _as_one(parts: Sequence[Tensor]) -> Tensor:

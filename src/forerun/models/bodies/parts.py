@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE
 from forerun.math.skinny import Activation, LayerNorm, Norm
-from forerun.models.bodies.description import AngleTable, AnyNorm, Decoder, DecoderLayer, Mlp
+from forerun.models.bodies.description import AngleTable, AnyNorm, Decoder, DecoderLayer, Experts, Mlp
 from forerun.models.bodies.merging import Product
 
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})  # frequencies that do not depend on the batch
@@ -28,6 +29,7 @@ ACTIVATIONS = {
     "FastGELUActivation": Activation.GELU_TANH,
     "GELUTanh": Activation.GELU_TANH,
     "PytorchGELUTanh": Activation.GELU_TANH,
+    "BloomGelu": Activation.GELU_TANH,
     "ReLU": Activation.RELU,
     "ReLUSquaredActivation": Activation.RELU_SQUARED,
 }
@@ -39,11 +41,13 @@ class NotDescribed(Exception):
     """A part of a model that no field of a description stands for, in words."""
 
 
-def read_norm(module: Any) -> AnyNorm | None:
-    """By the name of its class, which is transformers' or torch's."""
+def read_norm(module: Any, like: Tensor | None = None) -> AnyNorm | None:
+    """By the name of its class, which is transformers' or torch's. OLMo's has no gains: ones that are `like` others."""
     if module is None:
         return None
     name = type(module).__name__
+    if name == "OlmoLayerNorm" and like is not None:
+        return LayerNorm(torch.ones(module.normalized_shape, dtype=like.dtype, device=like.device), None, 1e-5)
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     epsilon = float(getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or 0.0)
     if weight is None:
@@ -92,6 +96,30 @@ def read_plain_mlp(mlp: Any, first: str, second: str, activation: str) -> Mlp:
     return Mlp(products[:1], products[1], read_activation(getattr(mlp, activation)), False)
 
 
+def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> Mlp | Experts:
+    """A block of experts; a plain gated MLP where a layer has none."""
+    if not hasattr(block, "experts"):
+        return read_gated_mlp(block)
+    own, route = block.experts, block.router if hasattr(block, "router") else block.gate
+    if not own.has_gate or own.has_post_expert_norm or own.is_concatenated == own.is_transposed:
+        raise NotDescribed("experts without a gate, with norms, or of another layout than is known")
+    return Experts(
+        route,
+        own,
+        _read_expert_activation(own),
+        shared=read_gated_mlp(getattr(block, shared)) if shared else None,
+        shared_gate=read_product(getattr(block, shared_gate)) if shared_gate else None,
+    )
+
+
+def _read_expert_activation(experts: Any) -> Activation:
+    if hasattr(experts, "act_fn"):
+        return read_activation(experts.act_fn)
+    if (experts.limit, experts.alpha) != (SWIGLU_LIMIT, SWIGLU_SLOPE):
+        raise NotDescribed(f"experts with a limit of {experts.limit} and a slope of {experts.alpha}")
+    return Activation.CLAMPED_SWIGLU
+
+
 def read_qkv(attention: Any, index: int) -> tuple[Product, ...]:
     """Queries, keys and values by three products, or by one in this order."""
     check_attention(attention, index)
@@ -115,21 +143,26 @@ def read_head_norms(attention: Any, names: tuple[str, str] | None) -> dict[str, 
     }
 
 
-def angle_tables(base: Any, config: Any, kinds: Sequence[str] = ("",), doubled: bool = False) -> tuple[AngleTable, ...]:
-    """A table for each kind of layers that rotates by angles of its own."""
+def angle_tables(
+    base: Any, config: Any, kinds: Sequence[str] = ("",), doubled: bool = False, halved: bool = False
+) -> tuple[AngleTable, ...]:
+    """A table for each kind of layers that rotates by angles of its own; see `_angles`."""
     for kind in kinds:
         rope = (config.rope_parameters[kind] if kind else config.rope_parameters) or {}
         if rope.get("rope_type", "default") not in ROPE_TYPES:
             raise NotDescribed(f"rotary embedding of type {rope.get('rope_type')}")
-    return tuple(partial(_angles, base, kind, doubled) for kind in kinds)
+    return tuple(partial(_angles, base, kind, doubled, halved) for kind in kinds)
 
 
 @torch.no_grad()
-def _angles(base: Any, kind: str, doubled: bool, count: int) -> Tensor:
-    """The model's own cosines and sines; `doubled`: those of each angle stand side by side twice, not half by half."""
+def _angles(base: Any, kind: str, doubled: bool, halved: bool, count: int) -> Tensor:
+    """The model's own cosines and sines; `doubled`: those of each angle stand side by side twice, not half by half;
+    `halved`: each stands there once."""
     like = torch.zeros(1, dtype=base.dtype, device=base.device)
     positions = torch.arange(count, device=base.device)[None]
     cos, sin = base.rotary_emb(like, positions, *([kind] if kind else []))
+    if halved:
+        cos, sin = (torch.cat([t] * 2, dim=-1) for t in (cos, sin))
     if doubled:
         cos, sin = (torch.cat([t[..., ::2]] * 2, dim=-1) for t in (cos, sin))
     return torch.cat([cos[0], sin[0]], dim=-1)
@@ -138,7 +171,7 @@ def _angles(base: Any, kind: str, doubled: bool, count: int) -> Tensor:
 def decoder_of(config: Any, layers: Sequence[DecoderLayer], last_norm: Any, size: int, **more: Any) -> Decoder:
     if len(layers) != config.num_hidden_layers:
         raise NotDescribed(f"{len(layers)} layers where the configuration has {config.num_hidden_layers}")
-    norm, heads = read_norm(last_norm), int(config.num_attention_heads)
+    norm, heads = read_norm(last_norm, layers[0].attention.out.weight), int(config.num_attention_heads)
     assert norm is not None
     key_heads = int(more.pop("num_key_heads", None) or getattr(config, "num_key_value_heads", None) or heads)
     return Decoder(heads, key_heads, size, tuple(layers), norm, **more)

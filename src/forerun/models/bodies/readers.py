@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from forerun.errors import kind_and_line
 from forerun.math.attention import Scale
 from forerun.models.bodies import untouched
-from forerun.models.bodies.description import Attention, Decoder, DecoderLayer, Mlp
+from forerun.models.bodies.description import Attention, Decoder, DecoderLayer, Experts, Mlp
 from forerun.models.bodies.merging import Product
 from forerun.models.bodies.parts import (
     NotDescribed,
@@ -32,12 +32,16 @@ from forerun.models.bodies.parts import (
     read_fused_mlp,
     read_gated_mlp,
     read_head_norms,
+    read_mlp_or_experts,
     read_norm,
     read_norm_behind,
     read_plain_mlp,
     read_product,
     read_qkv,
 )
+
+# Families whose fused layers the whole test suite is run with: their models need no self-check.
+PROVEN = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def describe(model: PreTrainedModel) -> Decoder:
@@ -70,30 +74,37 @@ def _check_shapes(decoder: Decoder) -> None:
     heads = decoder.num_heads + 2 * decoder.num_key_heads
     width = decoder.norm.weight.shape[-1]
     for index, layer in enumerate(decoder.layers):
-        attention, mlp = layer.attention, layer.mlp
-        inner = _outputs([mlp.second]), _inputs(mlp.second) * (2 if mlp.is_gated else 1)
+        attention = layer.attention
         fits = (
             _outputs(attention.qkv) == heads * decoder.head_size
             and _inputs(attention.out) == decoder.num_heads * decoder.head_size
             and _outputs([attention.out]) == width
-            and inner == (width, _outputs(mlp.first))
-            and all(_inputs(part) == width for part in (*attention.qkv, *mlp.first))
+            and all(_inputs(part) == width for part in attention.qkv)
         )
-        if not fits:
+        if not fits or not _fits(layer.mlp, width):
             raise NotDescribed(f"layer {index} has weights of other shapes than its heads and widths ask for")
         if layer.is_parallel and (layer.after_attention or layer.after_mlp):
             raise NotDescribed("norms behind attention and MLP that stand side by side")
 
 
+def _fits(mlp: Mlp | Experts | None, width: int) -> bool:
+    if mlp is None:
+        return True
+    if isinstance(mlp, Experts):
+        return _fits(mlp.shared, width)
+    inner = _outputs([mlp.second]), _inputs(mlp.second) * (2 if mlp.is_gated else 1)
+    return inner == (width, _outputs(mlp.first)) and all(_inputs(part) == width for part in mlp.first)
+
+
 def _outputs(parts: Iterable[Product]) -> int:
-    return sum(_shape(part)[0] for part in parts)
+    return sum(shape_of(part)[0] for part in parts)
 
 
 def _inputs(part: Product) -> int:
-    return _shape(part)[1]
+    return shape_of(part)[1]
 
 
-def _shape(part: Product) -> tuple[int, int]:
+def shape_of(part: Product) -> tuple[int, int]:
     """(outputs, inputs) of a product."""
     rows, columns = part.weight.shape
     return (columns, rows) if isinstance(part, Conv1D) else (rows, columns)
@@ -110,7 +121,7 @@ def _with_head(decoder: Decoder, model: Any, config: Any) -> Decoder:
 
 
 Window = Callable[[Any, int], int]  # (configuration, layer)
-ReadMlp = Callable[[Any], Mlp]
+ReadMlp = Callable[[Any], Mlp | Experts]
 
 
 def _typed_window(config: Any, index: int) -> int:
@@ -132,38 +143,41 @@ def _llama(
     *,
     window: Window = _no_window,
     mlp: ReadMlp = read_gated_mlp,
+    mlp_name: str = "mlp",
     out: str = "o_proj",
     norms: tuple[str, str, str, str] = ("input_layernorm", "", "post_attention_layernorm", ""),
     head_norms: tuple[str, str] | None = None,
     is_parallel: bool = False,
     last_norm: str = "norm",
     doubled: bool = False,
+    halved: bool = False,
     is_interleaved: bool = False,
 ) -> Decoder:
     """Layers of `self_attn` and `mlp` over rotated queries and keys.
 
-    `norms` are the names of those before and after attention, before and after the MLP; `doubled`, see `_angles`.
+    `norms` are the names of those before and after attention, before and after the MLP; `doubled` and `halved`, see
+    `parts.angle_tables`.
     """
     by_type = "layer_type" in signature(base.rotary_emb.forward).parameters
     kinds = tuple(dict.fromkeys(config.layer_types)) if by_type else ("",)
 
     def layer(index: int, module: Any) -> DecoderLayer:
-        own = module.self_attn
+        own, like = module.self_attn, getattr(module.self_attn, out).weight
         before, after, before_mlp, after_mlp = (getattr(module, name) if name else None for name in norms)
         attention = Attention(
             read_qkv(own, index),
             read_product(getattr(own, out)),
-            Scale(float(own.scaling), getattr(own, "attn_logit_softcapping", None)),
+            Scale(float(own.scaling), getattr(own, "attn_logit_softcapping", None), _sinks(own)),
             window=window(config, index),
             angles=(kinds.index(config.layer_types[index]) if by_type else 0) if _is_rotated(own) else None,
             **read_head_norms(own, head_norms),
         )
         return DecoderLayer(
             attention,
-            mlp(module.mlp),
-            before_attention=read_norm(before),
+            mlp(getattr(module, mlp_name)),
+            before_attention=read_norm(before, like),
             after_attention=read_norm_behind(after),
-            before_mlp=read_norm(before_mlp),
+            before_mlp=read_norm(before_mlp, like),
             after_mlp=read_norm_behind(after_mlp),
             is_parallel=is_parallel,
             multiplier=float(getattr(module, "residual_multiplier", 1.0)),
@@ -174,10 +188,15 @@ def _llama(
         [layer(*pair) for pair in enumerate(base.layers)],
         getattr(base, last_norm),
         base.layers[0].self_attn.head_dim,
-        tables=angle_tables(base, config, kinds, doubled),
+        tables=angle_tables(base, config, kinds, doubled, halved),
         is_interleaved=is_interleaved,
         embedding_multiplier=float(getattr(base, "embedding_multiplier", 1.0)),
     )
+
+
+def _sinks(attention: Any) -> Tensor | None:
+    found: Tensor | None = getattr(attention, "sinks", None)
+    return None if found is None else found.detach()
 
 
 def _is_rotated(attention: Any) -> bool:
@@ -210,6 +229,31 @@ def _gpt_neox(base: Any, config: Any) -> Decoder:
 
     layers = [layer(*pair) for pair in enumerate(base.layers)]
     return decoder_of(config, layers, base.final_layer_norm, size, tables=angle_tables(base, config))
+
+
+# Distances that ALiBi tells apart. Its smallest slope is 2 ** -8: so far back a key's share is e ** -128, nothing.
+ALIBI_DISTANCES = 1 << 15
+
+
+def _bloom(base: Any, config: Any) -> Decoder:
+    if config.apply_residual_connection_post_layernorm or (config.pretraining_tp > 1 and config.slow_but_exact):
+        raise NotDescribed("residuals behind norms, or products in slices")
+    heads = int(config.num_attention_heads)
+    slopes = base.build_alibi_tensor(torch.ones(1, 2, device=base.device), heads, torch.float32)[:, 0, 1]
+    by_distance = -slopes[:, None] * torch.arange(ALIBI_DISTANCES, device=base.device)
+    mlp = partial(read_plain_mlp, first="dense_h_to_4h", second="dense_4h_to_h", activation="gelu_impl")
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.self_attention
+        check_attention(own, index)
+        scale = Scale(float(own.inv_norm_factor), by_distance=by_distance)
+        order, qkv = _one_head_after_the_other(heads), (read_product(own.query_key_value),)
+        norms = read_norm(module.input_layernorm), read_norm(module.post_attention_layernorm)
+        attention = Attention(qkv, read_product(own.dense), scale, head_order=order)
+        return DecoderLayer(attention, mlp(module.mlp), norms[0], before_mlp=norms[1])
+
+    layers, norm = [layer(*pair) for pair in enumerate(base.h)], read_norm(base.word_embeddings_layernorm)
+    return decoder_of(config, layers, base.ln_f, base.h[0].self_attention.head_dim, embedding_norm=norm)
 
 
 def _one_head_after_the_other(heads: int) -> tuple[int, ...]:
@@ -304,6 +348,18 @@ def _phi(base: Any, config: Any) -> Decoder:
     )  # fmt: skip
 
 
+def _olmo(base: Any, config: Any, **more: Any) -> Decoder:
+    """OLMo 1 and OLMoE, which may clip what they project."""
+    if config.clip_qkv is not None:
+        raise NotDescribed(f"queries, keys and values that are clipped at {config.clip_qkv}")
+    return _llama(base, config, **more)
+
+
+def _glm4_moe(base: Any, config: Any) -> Decoder:
+    names = HEAD_NORMS if config.use_qk_norm else None
+    return _llama(base, config, mlp=partial(read_mlp_or_experts, shared="shared_experts"), head_norms=names)
+
+
 def _gptj(base: Any, config: Any) -> Decoder:
     """GPT-J; and CodeGen, whose weights were cut for four processors, each part with its queries, values, keys."""
     heads, size = config.num_attention_heads, base.h[0].attn.head_dim
@@ -349,6 +405,7 @@ _up_and_down = partial(read_plain_mlp, first="up_proj", second="down_proj", acti
 
 FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "arcee": partial(_llama, mlp=_up_and_down),
+    "bloom": _bloom,
     "codegen": _gptj,
     "cohere": _cohere,
     "cohere2": partial(_cohere, window=_typed_window),
@@ -365,22 +422,33 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
         norms=("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     ),
     "gpt2": _gpt2,
+    "glm4_moe": _glm4_moe,
     "gpt_neox": _gpt_neox,
+    "gpt_oss": partial(_llama, window=_typed_window, mlp=read_mlp_or_experts, halved=True),
     "gptj": _gptj,
     "granite": _llama,
+    "granitemoe": partial(_llama, mlp=read_mlp_or_experts, mlp_name="block_sparse_moe"),
     "helium": partial(_llama, is_interleaved=True),
     "jais2": partial(_llama, mlp=_up_and_down),
     "llama": _llama,
     "ministral": partial(_llama, window=_typed_window),
     "mistral": partial(_llama, window=_one_window),
+    "mixtral": partial(_llama, window=_one_window, mlp=read_mlp_or_experts),
     "nemotron": partial(_llama, mlp=_up_and_down),
+    "olmo": _olmo,
     "olmo2": partial(_llama, norms=BEHIND, head_norms=HEAD_NORMS),
     "olmo3": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
+    "olmoe": partial(_olmo, mlp=read_mlp_or_experts, head_norms=HEAD_NORMS),
     "opt": _opt,
     "phi": _phi,
     "phi3": partial(_llama, window=_one_window, mlp=read_fused_mlp),
     "qwen2": partial(_llama, window=_typed_window),
+    "qwen2_moe": partial(
+        _llama, window=_typed_window,
+        mlp=partial(read_mlp_or_experts, shared="shared_expert", shared_gate="shared_expert_gate"),
+    ),
     "qwen3": partial(_llama, window=_typed_window, head_norms=HEAD_NORMS),
+    "qwen3_moe": partial(_llama, window=_one_window, mlp=read_mlp_or_experts, head_norms=HEAD_NORMS),
     "seed_oss": _llama,
     "smollm3": partial(_llama, window=_typed_window),
     "stablelm": _stablelm,

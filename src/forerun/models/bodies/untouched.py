@@ -44,7 +44,9 @@ def _odd_modules(model: PreTrainedModel) -> Iterator[str]:
 def _odd_weights(model: PreTrainedModel) -> Iterator[str]:
     """Weights that are anything but plain memory, of the model's dtype and on its device; or used in two layers."""
     for name, weight in model.named_parameters():
-        if not (plain.is_memory(weight) or plain.is_memory(weight.T)):  # a body may have transposed it
+        if not (
+            plain.is_memory(weight) or (weight.ndim > 1 and plain.is_memory(weight.mT))
+        ):  # a body may have transposed it
             yield f"{name} is a {type(weight).__name__} that does not lie in memory in one piece"
         elif weight.dtype != model.dtype or weight.device != model.device:
             yield f"{name} is {weight.dtype} on {weight.device}".replace("torch.", "")

@@ -1,0 +1,31 @@
+"""`python -m benchmarks.families`: plain steps of each family, fused layers against modules and transformers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.families.run import Settings, run
+from benchmarks.families.shapes import ON_CPU, ON_GPU
+from forerun.loading.load import choose_device
+from forerun.measure.show import main, measure
+
+
+def command(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
+    parser.add_argument("families", nargs="*", help="of these alone [default: all that are listed for the device]")
+    parser.add_argument("--repeats", type=int, default=3, help="the best counts")
+    parser.add_argument("--compile-only", action="store_true", help="run each once and time nothing")
+    parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
+    parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
+    chosen = parser.parse_args(arguments)
+    device = choose_device(chosen.device)
+    families = chosen.families or (ON_GPU if device.type == "cuda" else ON_CPU)
+    asked = Settings(tuple(families), max(chosen.repeats, 1), chosen.compile_only)
+    words = ["python", "-m", "benchmarks.families", *arguments]
+    return measure("families", chosen.output, None, lambda path, reporter: run(asked, device, path, reporter, words))
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))

@@ -1,0 +1,94 @@
+"""Families in the sizes of published models, with random weights: 8 layers on a GPU, whole small models on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+Settings = dict[str, Any]
+LAYERS = 8
+
+
+def _shape(hidden: int, inner: int, heads: int, key_heads: int, vocab: int, **more: Any) -> Settings:
+    return {
+        "hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads,
+        "num_key_value_heads": key_heads, "vocab_size": vocab, **more,
+    }  # fmt: skip
+
+
+# Llama 2 7B, Qwen2 7B, Qwen3 8B, Gemma 2 9B, Gemma 3 4B, OPT 6.7B, StarCoder2 7B, Pythia 6.9B, OLMo 2 7B, Granite 3 8B,
+# Phi-3 mini, CodeGen 6B, Command R7B, GLM-4 9B, StableLM 2 12B, Falcon 7B, GPT-J 6B, SmolLM3 3B; then experts.
+ON_GPU: dict[str, Settings] = {
+    "llama": _shape(4096, 11008, 32, 32, 32000),
+    "qwen2": _shape(3584, 18944, 28, 4, 152064),
+    "qwen3": _shape(4096, 12288, 32, 8, 151936, head_dim=128),
+    "gemma2": _shape(3584, 14336, 16, 8, 256000, head_dim=256),
+    "gemma3_text": _shape(2560, 10240, 8, 4, 262208, head_dim=256),
+    "opt": {"hidden_size": 4096, "word_embed_proj_dim": 4096, "ffn_dim": 16384, "num_attention_heads": 32,
+            "vocab_size": 50272},
+    "starcoder2": _shape(4608, 18432, 36, 4, 49152, sliding_window=4096),
+    "gpt_neox": _shape(4096, 16384, 32, 32, 50432),
+    "olmo2": _shape(4096, 11008, 32, 32, 100352),
+    "granite": _shape(4096, 12800, 32, 8, 49159),
+    "phi3": _shape(3072, 8192, 32, 32, 32064, sliding_window=2047),
+    "codegen": {"n_embd": 4096, "n_head": 16, "rotary_dim": 64, "vocab_size": 51200},
+    "cohere2": _shape(4096, 14336, 32, 8, 256000),
+    "glm4": _shape(4096, 13696, 32, 2, 151552, head_dim=128),
+    "stablelm": _shape(5120, 13824, 32, 8, 100352, use_parallel_residual=True),
+    "falcon": {"hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024},
+    "gptj": {"n_embd": 4096, "n_head": 16, "rotary_dim": 64, "vocab_size": 50400},
+    "smollm3": _shape(2048, 11008, 16, 4, 128256),
+    "qwen3_moe": _shape(2048, 6144, 32, 4, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
+                        moe_intermediate_size=768),
+    "mixtral": _shape(4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2),
+    "gpt_oss": _shape(2880, 2880, 64, 8, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4),
+}  # fmt: skip
+
+# SmolLM 135M, Qwen2 0.5B, Qwen3 0.6B, Gemma 3 270M, OPT 125M, Pythia 410M, GPT-2, and their neighbours in size: real
+# small models where a family has one, otherwise its layers at such a width.
+ON_CPU: dict[str, Settings] = {
+    "llama": _shape(576, 1536, 9, 3, 49152, num_hidden_layers=30),
+    "mistral": _shape(1024, 2816, 16, 4, 32000, num_hidden_layers=12),
+    "qwen2": _shape(896, 4864, 14, 2, 151936, num_hidden_layers=24),
+    "qwen3": _shape(1024, 3072, 16, 8, 151936, num_hidden_layers=28, head_dim=128),
+    "gemma3_text": _shape(640, 2048, 4, 1, 262144, num_hidden_layers=18, head_dim=256),
+    "gemma2": _shape(768, 3072, 8, 4, 256000, num_hidden_layers=12, head_dim=96),
+    "opt": {"hidden_size": 768, "word_embed_proj_dim": 768, "ffn_dim": 3072, "num_attention_heads": 12,
+            "num_hidden_layers": 12, "vocab_size": 50272},
+    "gpt2": {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257},
+    "gpt_neox": _shape(1024, 4096, 16, 16, 50304, num_hidden_layers=24, rotary_pct=0.25),
+    "codegen": {"n_embd": 1024, "n_head": 16, "n_layer": 20, "rotary_dim": 32, "vocab_size": 51200},
+    "phi": _shape(1024, 4096, 16, 16, 51200, num_hidden_layers=20),
+    "phi3": _shape(768, 2048, 12, 12, 32064, num_hidden_layers=16),
+    "starcoder2": _shape(768, 3072, 12, 2, 49152, num_hidden_layers=16),
+    "stablelm": _shape(1024, 2816, 16, 16, 50304, num_hidden_layers=16),
+    "olmo2": _shape(1024, 4096, 16, 16, 100352, num_hidden_layers=16),
+    "granite": _shape(1024, 2560, 16, 4, 49155, num_hidden_layers=24),
+    "cohere2": _shape(1024, 3072, 16, 4, 64000, num_hidden_layers=16),
+    "smollm3": _shape(960, 2560, 15, 5, 49152, num_hidden_layers=24),
+}  # fmt: skip
+OWN_NAMES = {"codegen", "gptj", "gpt2"}  # configurations with names of their own for sizes
+
+
+def build(kind: str, device: torch.device) -> PreTrainedModel:
+    """A random model of one family: in bfloat16 on a GPU, in float32 elsewhere."""
+    is_gpu = device.type == "cuda"
+    own, dtype = (ON_GPU if is_gpu else ON_CPU)[kind], torch.bfloat16 if is_gpu else torch.float32
+    layers, positions = ("n_layer", "n_positions") if kind in OWN_NAMES else (
+        "num_hidden_layers", "max_position_embeddings"
+    )  # fmt: skip
+    settings = {layers: LAYERS, positions: 2048, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, **own}
+    config = AutoConfig.for_model(kind, **settings)
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            # Some versions of transformers leave soft caps out of SDPA without a word.
+            attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    return model.to(device, dtype).eval().requires_grad_(False)

@@ -1,0 +1,57 @@
+"""A mixture of experts: every row through the few MLPs that its router has chosen, in torch.
+
+`kernels.linear.experts` and `kernels.cpu.experts` have the same function: there a chosen expert's weights are read once
+for all rows that chose it, and those of the others not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forerun.math.skinny import Activation, activated
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The weights of all experts of a layer, [E, outputs, inputs] in memory."""
+
+    first: Tensor  # [E, 2 I, H]
+    second: Tensor  # [E, H, I]
+    activation: Activation
+    first_bias: Tensor | None = None  # [E, 2 I]
+    second_bias: Tensor | None = None  # [E, H]
+    in_turns: bool = False  # gate and up rows take turns (gpt-oss); otherwise all gate rows stand before all up rows
+
+
+def run_experts(
+    x: Tensor,  # [N, H]
+    chosen: Tensor,  # [N, k] int64: each row's experts
+    shares: Tensor,  # [N, k]: what each of them counts
+    weights: ExpertWeights,
+) -> Tensor:  # [N, H]
+    """The sum over a row's experts of share * second(gated(first(x)))."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in chosen.unique().tolist():
+        rows, place = (chosen == expert).nonzero(as_tuple=True)
+        pairs = _product(x[rows], weights.first[expert], weights.first_bias, expert)
+        made = _product(_gated(pairs, weights), weights.second[expert], weights.second_bias, expert)
+        out.index_add_(0, rows, made.float() * shares[rows, place, None].float())
+    return out.to(x.dtype)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tensor:
+    return torch.nn.functional.linear(x, weight, None if bias is None else bias[expert])
+
+
+def _gated(pairs: Tensor, weights: ExpertWeights) -> Tensor:
+    gate, up = (pairs[:, ::2], pairs[:, 1::2]) if weights.in_turns else pairs.chunk(2, dim=-1)
+    if weights.activation is Activation.CLAMPED_SWIGLU:
+        gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
+        return gate * torch.sigmoid(SWIGLU_SLOPE * gate) * up
+    return activated(gate, weights.activation) * up
+
+
+SWIGLU_LIMIT, SWIGLU_SLOPE = 7.0, 1.702  # of gpt-oss
