@@ -104,7 +104,9 @@ def first_kernel(
             g = tl.load(base + gate[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0.0)
             u = tl.load(base + up[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0.0)
             if UPCAST:
-                x, g, u = x.to(tl.float32), g.to(tl.float32), u.to(tl.float32)
+                x = x.to(tl.float32)
+                g = g.to(tl.float32)
+                u = u.to(tl.float32)
             first = tl.dot(g, tl.trans(x), first, input_precision="ieee")
             second = tl.dot(u, tl.trans(x), second, input_precision="ieee")
         if HAS_BIAS:
@@ -153,7 +155,8 @@ def second_kernel(
             x = tl.load(x_ptr + p[:, None] * K + k[None, :], mask=(p < end)[:, None] & (k < K)[None, :], other=0.0)
             w = tl.load(base + row[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0.0)
             if UPCAST:
-                x, w = x.to(tl.float32), w.to(tl.float32)
+                x = x.to(tl.float32)
+                w = w.to(tl.float32)
             total = tl.dot(w, tl.trans(x), total, input_precision="ieee")
         if HAS_BIAS:
             total += tl.load(bias_ptr + expert * N + row).to(tl.float32)[:, None]

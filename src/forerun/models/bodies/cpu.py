@@ -8,6 +8,7 @@ measures faster.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -150,7 +151,7 @@ class CpuBody(DescribedBody):
         mixtures = {i + 1: layer.mlp for i, layer in enumerate(says.layers) if isinstance(layer.mlp, Experts)}
         self._experts = {i: expert_weights(own.module, own.activation) for i, own in mixtures.items()}
         self._pauses = sorted({*mixtures, len(says.layers)})
-        self._norm = np.zeros((), dtype=norms.NORM)[()]
+        self._norm = np.zeros(1, dtype=norms.NORM)[0]
         _fill_norm(self._norm, says.norm)
         self._like = (torch.empty(0, says.num_key_heads, says.head_size),) * 2
 
@@ -166,7 +167,7 @@ def _heads(attention: Attention, says: Decoder) -> Ints:
     return np.array([found[head] for head in order], dtype=np.int64)
 
 
-def _fill(entry: np.void, layer: DecoderLayer, says: Decoder) -> None:
+def _fill(entry: Any, layer: DecoderLayer, says: Decoder) -> None:
     attention, scale = layer.attention, layer.attention.scale
     before_mlp = layer.before_attention if layer.is_parallel and layer.before_mlp is None else layer.before_mlp
     for name, norm in (
@@ -189,7 +190,7 @@ def _fill(entry: np.void, layer: DecoderLayer, says: Decoder) -> None:
         _fill_mlp(entry, layer.mlp)
 
 
-def _fill_mlp(entry: np.void, mlp: Mlp) -> None:
+def _fill_mlp(entry: Any, mlp: Mlp) -> None:
     inner = by_outputs(mlp.second).shape[1]
     entry["inner"], entry["activation"], entry["is_gated"] = inner, int(mlp.activation), mlp.is_gated
     entry["down"], entry["down_bias"] = _address(by_outputs(mlp.second)), _address(mlp.second.bias)
@@ -204,7 +205,7 @@ def _fill_mlp(entry: np.void, mlp: Mlp) -> None:
         entry[name], entry[f"{name}_bias"] = weight, bias
 
 
-def _fill_norm(entry: np.void, norm: AnyNorm) -> None:
+def _fill_norm(entry: Any, norm: AnyNorm) -> None:
     is_centred = isinstance(norm, LayerNorm)
     entry["kind"] = norms.CENTRED if is_centred else norms.ROOT_MEAN_SQUARE
     entry["gain"], entry["bias"] = _address(norm.weight), _address(norm.bias) if isinstance(norm, LayerNorm) else 0

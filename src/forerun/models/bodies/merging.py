@@ -52,8 +52,14 @@ def expert_weights(experts: Any, activation: Activation) -> ExpertWeights:
             if not weight.mT.is_contiguous():
                 weight.data = weight.detach().mT.contiguous().mT
         first, second = first.mT, second.mT
-    biases = (experts.gate_up_proj_bias.detach(), experts.down_proj_bias.detach()) if experts.has_bias else (None, None)
-    return ExpertWeights(first.detach(), second.detach(), activation, *biases, in_turns=not experts.is_concatenated)
+    return ExpertWeights(
+        first.detach(),
+        second.detach(),
+        activation,
+        first_bias=experts.gate_up_proj_bias.detach() if experts.has_bias else None,
+        second_bias=experts.down_proj_bias.detach() if experts.has_bias else None,
+        in_turns=not experts.is_concatenated,
+    )
 
 
 def _as_one(parts: Sequence[Tensor]) -> Tensor:
