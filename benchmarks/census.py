@@ -20,6 +20,7 @@ import transformers
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))  # the recipes are the tests'
 
+from benchmarks.families.page import section  # noqa: E402
 from support.census import NOT_BUILT, Recipe, causal_recipes, seq2seq_recipes  # noqa: E402
 from support.census_judge import Finding, Outcome, judge, proven_classes  # noqa: E402
 
@@ -77,7 +78,7 @@ def proven(classes: list[str]) -> str:
 def page(causal: list[Finding], seq2seq: list[Finding]) -> str:
     """docs/models.md."""
     return "\n".join([*_beginning(causal, seq2seq), *_kind("Causal models", causal),
-                      *_kind("Encoder-decoder models", seq2seq), *_not_built()]) + "\n"  # fmt: skip
+                      *_kind("Encoder-decoder models", seq2seq), *_not_built(), "", *section()])  # fmt: skip
 
 
 def _beginning(causal: list[Finding], seq2seq: list[Finding]) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from benchmarks.families.page import write
 from benchmarks.families.run import Settings, run
 from benchmarks.families.shapes import ON_CPU, ON_GPU
 from forerun.loading.load import choose_device
@@ -19,7 +20,11 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--compile-only", action="store_true", help="run each once and time nothing")
     parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
     parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write the records into docs/models.md")
     chosen = parser.parse_args(arguments)
+    if chosen.page:
+        write()
+        return 0
     device = choose_device(chosen.device)
     families = chosen.families or (ON_GPU if device.type == "cuda" else ON_CPU)
     asked = Settings(tuple(families), max(chosen.repeats, 1), chosen.compile_only)

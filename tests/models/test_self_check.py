@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,15 +16,22 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from forerun import SpeculativeDecoder
 from forerun.cache.base import ranges
 from forerun.cache.ragged import RaggedCache
-from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.config import Kernels
+from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
+from forerun.kernels import why_not_numba
 from forerun.models import attention, masks, proven, ragged_states
+from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass, FusedBody
-from forerun.models.self_check import Kind, described, tried
+from forerun.models.bodies.description import Decoder
+from forerun.models.scorer import Scorer
+from forerun.models.self_check import Kind, described, self_check, tried
 from forerun.models.seq2seq import scorer_of
 from support.census import Recipe, build, causal_recipes, seq2seq_recipes
+from support.described import described_model
 from support.pinned import needs_pinned_transformers
 from support.tiny import tiny_model
 
+needs_numba = pytest.mark.skipif(why_not_numba() is not None, reason="needs Numba")
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 RECIPES = {recipe.name: recipe for recipe in (*seq2seq_recipes(), *causal_recipes())}
 PROVEN = [recipe for recipe in causal_recipes() if recipe.class_name in proven.CLASSES]
@@ -221,3 +229,35 @@ def test_nothing_stays_behind() -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert not any(module._forward_hooks for module in model.modules())
     assert model.config._attn_implementation in ("sdpa", "eager")
+
+
+def misread(monkeypatch: MonkeyPatch) -> None:
+    """Attention and MLP of every described layer stand side by side where they follow each other, or the reverse."""
+    right = readers.describe
+
+    def wrong(model: PreTrainedModel) -> Decoder:
+        decoder = right(model)
+        layers = (replace(layer, is_parallel=not layer.is_parallel) for layer in decoder.layers)
+        return replace(decoder, layers=tuple(layers))
+
+    monkeypatch.setattr(readers, "describe", wrong)
+
+
+@needs_numba
+def test_fused_layers_that_differ_are_left_to_the_modules(monkeypatch: MonkeyPatch) -> None:
+    model = described_model("gpt_neox")
+    assert self_check(Scorer(model, use=Kernels.ON)).kind is Kind.PASSED
+    misread(monkeypatch)
+    scorer = Scorer(model, use=Kernels.ON)
+    assert scorer.is_fused
+    with pytest.warns(ForerunWarning, match="fused layers are not used"):
+        assert self_check(scorer).kind is Kind.PASSED
+    assert not scorer.is_fused and not Scorer(model, use=Kernels.ON).is_fused
+
+
+@needs_numba
+def test_a_model_whose_modules_differ_as_well_is_refused(monkeypatch: MonkeyPatch) -> None:
+    misread(monkeypatch)
+    wrong_positions(monkeypatch)
+    with pytest.raises(UnsupportedModel, match="differ from the model's own"):
+        self_check(Scorer(described_model("gpt_neox"), use=Kernels.ON))
