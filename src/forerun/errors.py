@@ -43,6 +43,17 @@ class RankLost(ForerunError, RuntimeError):
     """A process that holds a part of the target has ended, hangs or is out of step: nothing can be decoded any more."""
 
 
+class ServerError(ForerunError, RuntimeError):
+    """A server over HTTP that cannot be reached, or that answers with an error; the message holds its words.
+
+    `status` is its HTTP status, None where there was no answer.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class ForerunWarning(UserWarning):
     """Something was survived that the user should hear of once."""
 

@@ -1,10 +1,11 @@
-"""What users may ask of `forerun bench` and `forerun bench decode`: names, defaults and help in one place."""
+"""What users may ask of `forerun bench`, `bench decode` and `bench serve`: names, defaults and help in one place."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from forerun.arguments import above, at_least
+from forerun.arguments import above, at_least, refuse
 from forerun.config import Kernels, kernels
 
 
@@ -77,3 +78,62 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_sizes", "prompt_length")
         above(self, 0, "seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What to ask of a server, and how much of it at a time."""
+
+    concurrency: tuple[int, ...] | None = None
+    """Requests under way at the same time: a new one is sent when one has ended."""
+    rates: tuple[float, ...] = ()
+    """Requests a second, arriving at random (a Poisson process); inf sends all at once."""
+    requests: int = 100
+    """At most so many requests at each level of load."""
+    seconds: float = 30.0
+    """Send no request later than that, at each level; those under way may end."""
+    endpoint: Literal["chat", "completions"] = "chat"
+    """Which of the interface's two ways to ask."""
+    prompt_length: int | None = None
+    """Send so many random token ids instead of texts; needs --endpoint completions."""
+    max_new_tokens: int = 128
+    """Of every request."""
+    ignore_eos: bool = True
+    """Ask for all of them, whatever the model says; servers without vLLM's field need --no-ignore-eos."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    speculation: tuple[str, ...] = ()
+    """on, off, or both in turns, for servers that take `speculation` per request, as Forerun's do."""
+    goodput: tuple[str, ...] = ()
+    """Milliseconds within which a request counts as good: ttft:500,tpot:50,e2e:5000."""
+    seed: int = 0
+    """For arrivals, ids and sampling."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no server could be asked for."""
+        at_least(self, 1, "concurrency", "requests", "prompt_length", "max_new_tokens")
+        at_least(self, 0, "temperature", remedy="0 is greedy")
+        above(self, 0, "seconds")
+        for rate in self.rates:
+            if not rate > 0:
+                refuse("rates", self.rates, "must be above 0")
+        for mode in self.speculation:
+            if mode not in ("on", "off"):
+                refuse("speculation", self.speculation, "give on, off, or on,off")
+        if self.prompt_length is not None and self.endpoint != "completions":
+            refuse("prompt_length", self.prompt_length, "a chat has no token ids: say --endpoint completions")
+        _ = self.limits
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Seconds, by measure, that a good request keeps to."""
+        found = {}
+        for text in self.goodput:
+            name, _, value = text.partition(":")
+            try:
+                found[name] = float(value) / 1000
+            except ValueError:
+                name = ""
+            if name not in ("ttft", "tpot", "e2e") or not found[name] > 0:
+                refuse("goodput", self.goodput, "write milliseconds such as ttft:500,tpot:50,e2e:5000")
+        return found

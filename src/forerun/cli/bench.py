@@ -28,6 +28,7 @@ from forerun.errors import InvalidArgument
 
 BENCHES = {
     "decode": LazyCommand("forerun.cli.bench_decode:decode", "Time whole rounds of a pair, plainly and with drafts."),
+    "serve": LazyCommand("forerun.cli.bench_serve:serve", "Load a server and time what its clients see."),
     "show": LazyCommand("forerun.cli.bench:show", "Print the tables of a stored record again."),
 }
 names, sizes = comma_separated(str), comma_separated(int)

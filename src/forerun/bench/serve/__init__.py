@@ -1,0 +1,1 @@
+"""A server under load, from outside: arrivals, latencies, goodput and acceptance, over OpenAI's HTTP interface."""

@@ -1,0 +1,44 @@
+"""Counters of a server's `/metrics` under vLLM's names: what drafts did, for servers whose answers do not say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.bench.serve.samples import Counts
+from forerun.client import ApiClient
+from forerun.errors import ServerError
+
+NAMES = {name: f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")}
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Since the server's start, all labels added up."""
+
+    drafts: float
+    draft_tokens: float
+    accepted_tokens: float
+
+    def since(self, before: Counters) -> Counts:
+        drafts = round(self.drafts - before.drafts)
+        drafted, accepted = self.draft_tokens - before.draft_tokens, self.accepted_tokens - before.accepted_tokens
+        return Counts(round(drafted), round(accepted), drafts or None)
+
+
+async def read_counters(client: ApiClient) -> Counters | None:
+    """None where the server has no such metrics."""
+    try:
+        return parse(await client.text("/metrics"))
+    except ServerError:
+        return None
+
+
+def parse(text: str) -> Counters | None:
+    """From Prometheus' format."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name = line.partition("{")[0].partition(" ")[0]
+        for field, wanted in NAMES.items():
+            if name == wanted:
+                found[field] = found.get(field, 0.0) + float(line.rpartition(" ")[2])
+    return Counters(**found) if found.keys() == NAMES.keys() else None

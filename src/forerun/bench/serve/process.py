@@ -1,0 +1,50 @@
+"""`forerun serve` in a process of its own, for a measurement without a server."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from forerun.errors import ServerError
+
+ADDRESS = re.compile(r"^Serving .* at (https?://\S+?): ")
+LAST_LINES = 5
+PATIENCE = 30.0  # seconds for it to end
+
+
+@contextmanager
+def served(arguments: Sequence[str]) -> Iterator[str]:
+    """Its address; the process ends with the block. Ctrl-C is ours alone: it must answer until we have left."""
+    command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0", "--log-level", "error"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield _address(process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _address(process: subprocess.Popen[str]) -> str:
+    """From the line that says it is ready; the rest of what it says is read, so that it never waits for a reader."""
+    assert process.stderr is not None
+    told: list[str] = []
+    for line in process.stderr:
+        if found := ADDRESS.match(line):
+            _drain(process)
+            return found[1]
+        told.append(line.strip())
+    raise ServerError(f"the server did not start: {' '.join(told[-LAST_LINES:])}")
+
+
+def _drain(process: subprocess.Popen[str]) -> None:
+    import threading
+
+    assert process.stderr is not None
+    threading.Thread(target=process.stderr.read, daemon=True).start()

@@ -1,0 +1,161 @@
+"""Level by level, storing after each: the whole of `forerun bench serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from forerun.bench.prompts import Questions, find_questions
+from forerun.bench.serve.bodies import Bodies
+from forerun.bench.serve.counters import read_counters
+from forerun.bench.serve.load import Level, Load, run_level
+from forerun.bench.serve.process import served
+from forerun.bench.serve.report import make_record
+from forerun.bench.serve.results import ServeResults
+from forerun.bench.serve.samples import Sample, send
+from forerun.bench.settings import ServeSettings
+from forerun.client import ApiClient
+from forerun.errors import ServerError
+from forerun.measure.progress import Reporter
+from forerun.measure.provenance import Provenance, provenance
+from forerun.measure.record import Record
+from forerun.measure.turns import Outcome, Turn, take_turns
+
+CONCURRENCY = (1, 8)
+"""Where no load is asked for."""
+WARM_UP_TOKENS = 8
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def run(
+    settings: ServeSettings,
+    target: Sequence[str],
+    output: Path,
+    reporter: Reporter,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    data: Path | None = None,
+    command: Sequence[str] = (),
+) -> Record:
+    """`target` is the address of a server, or what `forerun serve` is to be given for one of our own."""
+    questions = find_questions(data)
+    is_address = bool(target) and "://" in target[0]
+    origin = provenance("cpu", public_command(command))
+    if not is_address:
+        reporter.start("starting forerun serve")
+    with nullcontext(target[0]) if is_address else served(target) as url:
+        bench = ServeBench(settings, ApiClient(url, api_key), questions, origin, reporter, model)
+
+        def save(outcome: Outcome) -> Record:
+            bench.results.notes = (*bench.notes, *outcome.problems)
+            record = make_record(bench.results, outcome.complete)
+            if bench.results.measured:
+                record.save(output)
+            return record
+
+        return take_turns(bench.turns(), reporter, save, tolerant=True)
+
+
+class ServeBench:
+    """One server and its levels of load."""
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        client: ApiClient,
+        questions: Questions,
+        origin: Provenance,
+        reporter: Reporter,
+        model: str | None = None,
+    ) -> None:
+        self.settings, self.client, self.reporter = settings, client, reporter
+        card = asyncio.run(self._meet(model))
+        self.bodies = Bodies(settings, questions.items, card["id"])
+        self.notes = () if settings.prompt_length or questions.note is None else (questions.note.rstrip("."),)
+        ids = f"{settings.prompt_length} random ids a prompt"
+        shown = asdict(settings) | {
+            "rates": [str(rate) for rate in settings.rates],  # JSON has no infinity
+            "model": card["id"],
+            "server": _shown_address(client.url),
+            "served_by": card.get("owned_by"),
+            "drafter": card.get("drafter"),
+            "prompts": ids if settings.prompt_length else questions.source,
+        }
+        self.results = ServeResults(origin, shown, settings.limits)
+        asyncio.run(self._warm_up())
+
+    def turns(self) -> Iterator[Turn]:
+        """Those with and without drafts alternate, so that a machine that slows down slows both."""
+        settings = self.settings
+        counts = settings.concurrency if settings.concurrency is not None else () if settings.rates else CONCURRENCY
+        loads = [*(Load(concurrency=count) for count in counts), *(Load(rate=rate) for rate in settings.rates)]
+        for load in loads:
+            for mode in settings.speculation or (None,):
+                level = Level(load, mode, [])
+                yield Turn(level.name, partial(self.measure, level))
+
+    def measure(self, level: Level) -> None:
+        """Interrupted, the level keeps what was answered."""
+        self.results.levels.append(level)
+        asyncio.run(self._measure(level))
+
+    async def _measure(self, level: Level) -> None:
+        settings = self.settings
+        before = await read_counters(self.client)
+
+        async def send_one(number: int, sample: Sample) -> None:
+            await send(self.client, settings.endpoint, self.bodies.body(number, level.speculation), sample)
+            done = sum(each.e2e is not None or each.error is not None for each in level.samples)
+            self.reporter.start(f"{level.name}: {done} of at most {settings.requests} requests")
+
+        try:
+            rng = random.Random(settings.seed)
+            await run_level(level, send_one, settings.requests, settings.seconds, rng)
+            after = await read_counters(self.client)
+        finally:
+            self.client.close()  # its connections belong to this event loop
+        if before is not None and after is not None:
+            self.results.counters[level.name] = after.since(before)
+
+    async def _meet(self, model: str | None) -> dict[str, Any]:
+        try:
+            return await self.client.model(model)
+        finally:
+            self.client.close()
+
+    async def _warm_up(self) -> None:
+        """One request of each kind, which also finds out whether the server takes what it will be asked."""
+        try:
+            for mode in self.settings.speculation or (None,):
+                sample = Sample(0.0)
+                body = self.bodies.body(0, mode) | {"max_tokens": min(WARM_UP_TOKENS, self.settings.max_new_tokens)}
+                await send(self.client, self.settings.endpoint, body, sample)
+                if sample.error is not None:
+                    raise ServerError(sample.error)
+        finally:
+            self.client.close()
+
+
+def public_command(command: Sequence[str]) -> list[str]:
+    """Without the key, and without the names of others' machines."""
+    shown: list[str] = []
+    for word in command:
+        if shown and shown[-1] == "--api-key":
+            shown.append("KEY")
+        elif word.startswith("--api-key="):
+            shown.append("--api-key=KEY")
+        else:
+            shown.append(_shown_address(word) if "://" in word else word)
+    return shown
+
+
+def _shown_address(url: str) -> str:
+    return url if urlsplit(url).hostname in LOOPBACK else "a server elsewhere"

@@ -1,0 +1,69 @@
+"""`forerun bench serve`: latencies, throughput and acceptance of a server under load."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from forerun.bench.settings import ServeSettings
+from forerun.cli.bench import output_options
+from forerun.cli.options import GroupedCommand, option, options_from, settings_from
+from forerun.config import api_key as key_of_environment
+from forerun.errors import InvalidArgument
+
+ASKED = ("endpoint", "prompt_length", "max_new_tokens", "ignore_eos", "temperature", "speculation", "seed")
+LOAD = ("concurrency", "rates", "requests", "seconds", "goodput")
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("target", nargs=-1, metavar="[URL | -- SERVE ARGUMENTS]")
+@options_from(
+    ServeSettings, "Load", *LOAD,
+    concurrency={"show_default": "1,8 unless --rates is given"},
+    rates={"show_default": "none"},
+    seconds={"metavar": "SECONDS"},
+    goodput={"metavar": "NAME:MS,...", "show_default": "not counted"},
+)  # fmt: skip
+@options_from(
+    ServeSettings, "What is asked", *ASKED,
+    prompt_length={"show_default": "texts"},
+    temperature={"flags": ("--temperature", "-t")},
+    speculation={"metavar": "MODE,...", "show_default": "the server decides"},
+)  # fmt: skip
+@option(
+    "What is asked", "--data", type=click.Path(exists=True, path_type=Path), help="Spec-Bench's question.jsonl.",
+    show_default="FORERUN_DATA, else our own prompts",
+)  # fmt: skip
+@option("Server", "--model", "-m", metavar="NAME", show_default="the first it lists", help="As the server calls it.")
+@option(
+    "Server", "--api-key", metavar="KEY", show_default="$FORERUN_API_KEY, else none",
+    help="Sent as `Authorization: Bearer KEY`.",
+)  # fmt: skip
+@output_options("Draw latencies and throughput by load, too.")
+def serve(
+    target: tuple[str, ...],
+    output: Path | None,
+    picture: Path | None,
+    model: str | None,
+    api_key: str | None,
+    data: Path | None,
+    **options: Any,
+) -> None:
+    """Measure any server that speaks OpenAI's HTTP interface, as its clients see it.
+
+    URL is its address, such as http://127.0.0.1:8000. Without one, `forerun serve` is started in a process of its own
+    with what follows `--`, for example `forerun bench serve -- MODEL --max-rows 8`; without that, with the embedded
+    model. Ctrl-C keeps what was measured.
+    """
+    from forerun.bench.serve.run import run
+    from forerun.measure.show import measure
+
+    if len(target) > 1 and "://" in target[0]:
+        raise InvalidArgument(f"{' '.join(target[1:])!r} follows the address: options come before it, and nothing else")
+    settings, command = settings_from(ServeSettings, options), ["forerun", *sys.argv[1:]]
+    more = {"model": model, "api_key": api_key or key_of_environment(), "data": data, "command": command}
+    status = measure("serve", output, picture, lambda path, reporter: run(settings, target, path, reporter, **more))
+    click.get_current_context().exit(status)

@@ -1,0 +1,118 @@
+"""A chat at a terminal or behind a pipe: lines, commands and refusals, whoever answers."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMMANDS = {
+    "/help": "this list",
+    "/reset": "forget the conversation",
+    "/stats": "tokens, acceptance and times of all answers so far",
+    "/system": "set the system message to what follows, and start anew",
+    "/quit": "leave (so does Ctrl-D)",
+}
+SOME_REFUSED = 1
+"""The exit code where a piped turn got no answer; the others did."""
+
+
+class Talk(ABC):
+    """One conversation. Who answers, and what is remembered, is the subclass's."""
+
+    def __init__(self, system: str | None, out: Console, err: Console) -> None:
+        from forerun.cli.console import TextOut
+
+        self.system, self.text, self.err = system, TextOut(out), err
+        self.turns = self.refused = 0
+
+    @abstractmethod
+    def answer(self, question: str) -> None:
+        """Write the answer to a turn."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all turns, and begin with the system message there is now."""
+
+    @abstractmethod
+    def print_statistics(self) -> None:
+        """Of all answers so far."""
+
+    def hear(self, line: str) -> bool:
+        """One line of the user's; False to leave."""
+        if line.startswith("/"):
+            return self._obey(line)
+        if line:
+            self.turns += 1
+            self.answer(line)
+        return True
+
+    def hold(self) -> None:
+        """Until the user leaves; the exit code of a pipe tells of turns without an answer."""
+        if sys.stdin.isatty():
+            self.err.print("Ask away. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.", style="dim")
+        for line in _lines():
+            if not self.hear(line.strip()):
+                break
+        if self.refused and not sys.stdin.isatty():
+            raise click.exceptions.Exit(SOME_REFUSED)
+
+    def refuse(self, reason: object) -> None:
+        """Said even where only answers are wanted: a turn without one must not look like a silent model's."""
+        self.refused += 1
+        click.secho(f"Error: turn {self.turns}: {reason}", fg="red", err=True)
+        if not self.text.is_terminal:
+            self.text.write("\n")
+
+    def say(self, text: str) -> None:
+        self.err.print(text, style="dim", markup=False)
+
+    def _obey(self, line: str) -> bool:
+        command, _, rest = line.partition(" ")
+        if command == "/quit":
+            return False
+        if command == "/reset":
+            self.reset()
+            self.say("The conversation is forgotten.")
+        elif command == "/system":
+            self._set_system(rest.strip())
+        elif command == "/stats":
+            self.print_statistics()
+        elif command == "/help":
+            self.say("\n".join(f"{name:<9}{what}" for name, what in COMMANDS.items()))
+        else:
+            near = difflib.get_close_matches(command, COMMANDS, n=1)
+            self.say(f"No command {command}. {f'Did you mean {near[0]}?' if near else '/help lists them.'}")
+        return True
+
+    def _set_system(self, text: str) -> None:
+        if not text:
+            self.say(f"System message: {self.system or 'as the template has it'}. Set it with /system TEXT.")
+            return
+        self.system = text
+        self.reset()
+        self.say("System message set; the conversation starts anew.")
+
+
+def _lines() -> Iterator[str]:
+    """What the user types, or the lines of a pipe."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    import readline  # noqa: F401  (input() then knows arrow keys and history)
+
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            click.echo(err=True)
+            return
+        except KeyboardInterrupt:
+            click.echo("\n(Ctrl-D or /quit leaves)", err=True)
