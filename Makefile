@@ -16,7 +16,7 @@ DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" b
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-slow test-all test-gpu sanitize check lint types format docs bench clean
+.PHONY: help demo install test test-slow test-all test-serve judges test-gpu sanitize check lint types format docs bench clean
 
 help:  ## Show this list
 	@echo "Forerun: the same text, sooner. What you can make:"
@@ -93,6 +93,20 @@ $(DOCS)/.done: requirements/docs.txt
 
 docs: $(DOCS)/.done  ## Build the documentation with an API reference in build/site, links checked
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
+
+# Clients that others wrote do not fit into one environment, nor into ours.
+JUDGES := build/judges
+judges: requirements/judges.txt  ## Install the clients of others that make test-serve asks
+	@grep -v '^#' requirements/judges.txt | while read -r pin; do \
+		name=$$(echo "$$pin" | sed 's/[[=].*//'); echo "$$pin"; $(PYTHON) -m venv $(JUDGES)/$$name && \
+		$(JUDGES)/$$name/bin/python -m pip --disable-pip-version-check --quiet install "$$pin" || echo "no $$name"; \
+	done
+	@mkdir -p $(JUDGES)/npm && npm install --silent --prefix $(JUDGES)/npm openai@6.49.0 || echo "no npm"
+
+SOAK ?= 600
+test-serve: $(VENV)/.dev  ## The server before others' clients, a browser and ten minutes of mixed traffic
+	$(TESTS) -n 0 -rs tests/serve/judges
+	PYTHONPATH=src:tests OMP_NUM_THREADS=1 FORERUN_KERNELS=off $(BIN)/python tests/serve/soak.py $(SOAK)
 
 bench: $(VENV)/.run  ## Measure speed on this machine
 	$(BIN)/forerun bench

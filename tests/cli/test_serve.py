@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ import httpx
 import pytest
 
 from cli.command import Command
-from support.folders import VOCAB, save
-from support.tiny import tiny_model
+from serve.process import served
 
 serve = Command("serve")
 BODY = {"prompt": "abc", "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -45,22 +41,6 @@ def test_other_commands_do_not_import_the_server() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@contextmanager
-def served(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The command in a process of its own: the process, its address, and the line that names it."""
-    save(folder, tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
-    command = [sys.executable, "-m", "forerun", "serve", str(folder), "--device", "cpu", "--port", "0", *options]
-    environment = {**os.environ, "FORERUN_KERNELS": "off", "HF_HUB_OFFLINE": "1", "COLUMNS": "300"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if line.startswith("Serving "))
-        yield process, line.split(" at ")[1].split(": ")[0], line
-    finally:
-        process.kill()
-        process.wait()
-
-
 def begun(url: str) -> Any:
     """A stream of which a part has been read."""
     client = httpx.Client(timeout=60)
@@ -72,13 +52,13 @@ def begun(url: str) -> Any:
 
 @pytest.mark.slow
 def test_the_first_signal_drains_and_the_second_ends(tmp_path: Path) -> None:
-    with served(tmp_path / "one", "--log-level", "error") as (process, url, line):
+    with served(tmp_path / "one") as (process, url, line):
         assert "cpu, float32" in line and "16 sequences at a time" in line
         lines = begun(url)
         process.send_signal(signal.SIGTERM)
         assert [text for text in lines if text][-1] == "data: [DONE]", "what was under way has ended"
         assert process.wait(30) == 0
-    with served(tmp_path / "two", "--log-level", "error") as (process, url, _):
+    with served(tmp_path / "one") as (process, url, _):
         begun(url)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,10 @@ from forerun.cli.bench import output_options
 from forerun.cli.options import GroupedCommand, option, options_from, settings_from
 from forerun.config import api_key as key_of_environment
 from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from forerun.measure.progress import Reporter
+    from forerun.measure.record import Record
 
 ASKED = ("endpoint", "prompt_length", "max_new_tokens", "ignore_eos", "temperature", "speculation", "seed")
 LOAD = ("concurrency", "rates", "requests", "seconds", "goodput")
@@ -64,6 +68,10 @@ def serve(
     if len(target) > 1 and "://" in target[0]:
         raise InvalidArgument(f"{' '.join(target[1:])!r} follows the address: options come before it, and nothing else")
     settings, command = settings_from(ServeSettings, options), ["forerun", *sys.argv[1:]]
-    more = {"model": model, "api_key": api_key or key_of_environment(), "data": data, "command": command}
-    status = measure("serve", output, picture, lambda path, reporter: run(settings, target, path, reporter, **more))
+    key = api_key or key_of_environment()
+
+    def run_it(path: Path, reporter: Reporter) -> Record:
+        return run(settings, target, path, reporter, model=model, api_key=key, data=data, command=command)
+
+    status = measure("serve", output, picture, run_it)
     click.get_current_context().exit(status)

@@ -113,19 +113,21 @@ def _points(results: ServeResults, mode: str | None, value: Any) -> tuple[tuple[
 
 
 def _throughput(results: ServeResults) -> Table:
-    headings = ("load", "answered", "refused", "failed", "seconds", "requests/s", "tokens/s")
-    if results.limits:
-        headings = (*headings, "good requests/s")
+    headings = ["load", "answered", "refused", "failed", "seconds", "requests/s", "tokens/s"]
     rows = []
     for level in results.levels:
         good, refused = len(answered(level)), sum(sample.is_refused for sample in level.samples)
         failed = sum(sample.error is not None and not sample.is_refused for sample in level.samples)
-        cells = (
+        cells = [
             level.name, str(good), str(refused), str(failed), f"{level.seconds:.1f}",
             f"{requests_per_second(level):.2f}", f"{tokens_per_second(level):.1f}",
-        )  # fmt: skip
-        rows.append((*cells, f"{goodput(level, results.limits):.2f}") if results.limits else cells)
-    return Table("Requests and tokens", headings, tuple(rows))
+        ]  # fmt: skip
+        if results.limits:
+            cells.append(f"{goodput(level, results.limits):.2f}")
+        rows.append(tuple(cells))
+    if results.limits:
+        headings.append("good requests/s")
+    return Table("Requests and tokens", tuple(headings), tuple(rows))
 
 
 def _latency(results: ServeResults) -> Table:

@@ -1,0 +1,106 @@
+"""Run in playwright's environment: the server's page in chromium, as somebody with a keyboard and a phone uses it.
+
+Arguments: the server's address, chromium's path, a folder for pictures.
+"""
+
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+URL, CHROMIUM, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+PROMPT = "the sea the sea the sea"
+
+
+def fill(page: Page, **values: str) -> None:
+    for name, value in values.items():
+        page.fill(f"#{name}", value)
+
+
+def wait(page: Page) -> None:
+    expect(page.locator("#send")).to_be_enabled(timeout=60_000)
+
+
+def check_fits(page: Page) -> None:
+    over = page.evaluate("() => document.documentElement.scrollWidth - window.innerWidth")
+    assert over <= 0, f"the page is {over} pixels wider than the screen"
+
+
+def completion_with_plain_beside_it(page: Page) -> None:
+    page.select_option("#mode", "completion")
+    fill(page, temperature="0", max_tokens="60", prompt=PROMPT)
+    page.check("#compare")
+    page.focus("#prompt")
+    page.keyboard.press("Control+Enter")
+    wait(page)
+    drafted, plain = page.locator(".pane .said").all()
+    assert drafted.inner_text() == plain.inner_text() != "", "the same text, with drafts and without"
+    assert drafted.locator(".accepted").count() > 0 and plain.locator(".accepted").count() == 0
+    colours = {
+        name: page.locator(f".key .{name}").evaluate("(one) => getComputedStyle(one).backgroundColor")
+        for name in ("accepted", "correction", "bonus")
+    }
+    assert len(set(colours.values())) == 3
+    shown = drafted.locator(".accepted").first.evaluate("(one) => getComputedStyle(one).backgroundColor")
+    assert shown == colours["accepted"]
+    facts = page.locator(".pane dl").first.inner_text()
+    assert "tokens a round" in facts and "by position" in facts
+
+
+def chat_by_keyboard(page: Page) -> None:
+    """From the prompt to the button by Tab alone; the second turn shows the first."""
+    page.select_option("#mode", "chat")
+    page.uncheck("#compare")
+    for number in range(2):
+        fill(page, max_tokens="8", prompt=f"turn {number}")
+        page.focus("#prompt")
+        page.keyboard.press("Tab")
+        assert page.evaluate("() => document.activeElement.id") == "send"
+        page.keyboard.press("Enter")
+        wait(page)
+    assert "turn 0" in page.inner_text("#turns") and "turn 1" in page.inner_text("#turns")
+    assert page.input_value("#prompt") == ""
+
+
+def escape_stops(page: Page) -> None:
+    fill(page, max_tokens="1500", prompt="go on")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".pane .said span").first).to_be_attached(timeout=60_000)
+    page.keyboard.press("Escape")
+    wait(page)
+    page.click("#reset")
+    assert page.locator(".pane").count() == 0 and page.inner_text("#turns") == ""
+
+
+def errors_are_shown(page: Page) -> None:
+    fill(page, max_tokens="999999", prompt="too much")
+    page.click("#send")
+    expect(page.locator(".error")).to_contain_text("tokens", timeout=60_000)
+
+
+with sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    backgrounds = set()
+    for name, size, scheme in (
+        ("light", (1200, 900), "light"),
+        ("dark", (1200, 900), "dark"),
+        ("phone", (390, 844), "light"),
+    ):
+        page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        complaints: list[str] = []
+        page.on("pageerror", lambda error, heard=complaints: heard.append(str(error)))
+        page.goto(URL)
+        expect(page.locator("#model")).to_contain_text("tiny")
+        completion_with_plain_beside_it(page)
+        page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
+        check_fits(page)
+        backgrounds.add(page.evaluate("() => getComputedStyle(document.body).backgroundColor"))
+        if name == "light":
+            chat_by_keyboard(page)
+            escape_stops(page)
+            errors_are_shown(page)
+        assert not complaints, complaints
+        page.close()
+    assert len(backgrounds) == 2, "dark and light differ"
+    browser.close()
+sys.stdout.write("the page is content\n")
