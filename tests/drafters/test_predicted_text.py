@@ -86,7 +86,7 @@ def test_who_drafts_behind_predictions() -> None:
     assert with_predictions(PromptLookup(), on_gpu=True).takes_predictions
     assert with_predictions(DraftModel(model), on_gpu=False).takes_predictions
     assert not with_predictions(DraftModel(model), on_gpu=True).takes_predictions
-    assert not with_predictions(Tree(DraftModel(model), 4), on_gpu=False).takes_predictions
+    assert not with_predictions(Tree(DraftModel(model)), on_gpu=False).takes_predictions
     decoder = SpeculativeDecoder(model, PromptLookup())
     with pytest.raises(InvalidArgument, match="takes none"):
         decoder.engine.add(Request(prompt=(1,), max_new_tokens=2, prediction=(3,)))

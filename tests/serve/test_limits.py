@@ -103,8 +103,7 @@ def test_headers_that_are_too_large(server: Server) -> None:
 def test_a_body_that_does_not_come_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
-    answer = raw(server, head + b'{"prompt":')
-    assert b" 408 " in answer and b"has not come" in answer
+    assert b" 408 " in raw(server, head + b'{"prompt":')
 
 
 ELSEWHERE = (

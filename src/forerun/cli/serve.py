@@ -121,7 +121,7 @@ def _make_speech_service(options: dict[str, Any], limits: ServiceSettings, conso
 
     loaded, processor = load_pair(options, console)
     with told_of_compiling(console):
-        decoder = loaded.decoder()
+        decoder = loaded.decoder(options["keep_rows"])
     return SpeechService(decoder, processor, _name(options, limits), int(time.time()), options["draft"], limits)
 
 

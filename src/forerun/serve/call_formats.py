@@ -73,7 +73,7 @@ def find_format(tokenizer: Any) -> CallFormat | None:
     question = {"role": "user", "content": "?"}
     # An id as Mistral's templates want it.
     call = {"id": "a23456789", "type": "function", "function": {"name": PROBE, "arguments": {"x": 1}}}
-    turns = [
+    turns: list[dict[str, Any]] = [
         question,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": PROBE, "tool_call_id": "a23456789", "content": "1"},
