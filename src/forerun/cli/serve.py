@@ -115,10 +115,13 @@ def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Con
 
 def _make_speech_service(options: dict[str, Any], limits: ServiceSettings, console: Console) -> SpeechService:
     """Load a Whisper, and compile what its decoder uses."""
+    from forerun.cli.pair import is_split
     from forerun.cli.run import told_of_compiling
     from forerun.cli.transcribe import load_pair
     from forerun.serve.speech import SpeechService
 
+    if is_split(options["tensor_parallel"]):
+        raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
     loaded, processor = load_pair(options, console)
     with told_of_compiling(console):
         decoder = loaded.decoder(options["keep_rows"])

@@ -61,6 +61,14 @@ class SpeechService:
         self._working: asyncio.Task[None] | None = None
 
     @property
+    def ranks(self) -> None:
+        """A Whisper is in one process."""
+        return None
+
+    def check_ranks(self) -> None:
+        """There are none that could be lost."""
+
+    @property
     def is_alive(self) -> bool:
         return self.engine.is_alive
 
