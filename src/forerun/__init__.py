@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         FeatureHead,
         NgramTable,
         ParallelHeads,
-        PredictedText,
         PromptLookup,
         RandomDraft,
         TopK,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from forerun.drafters.base import Drafter
     from forerun.engine import AsyncEngine, Engine, FinishReason, Progress, Request, RequestStream, Stats
     from forerun.errors import EngineClosed, ForerunError, ForerunWarning
-    from forerun.loading import load
+    from forerun.loading.load import load
     from forerun.math.laws import PointMass, SparseLaw
     from forerun.models.scorer import Scorer
     from forerun.models.seq2seq import Seq2SeqScorer
@@ -49,7 +48,6 @@ _HOMES = {
         "FeatureHead",
         "NgramTable",
         "ParallelHeads",
-        "PredictedText",
         "PromptLookup",
         "RandomDraft",
         "TopK",
@@ -91,7 +89,6 @@ __all__ = [
     "PointMass",
     "Policy",
     "Progress",
-    "PredictedText",
     "PromptLookup",
     "RandomDraft",
     "Request",

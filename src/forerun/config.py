@@ -98,7 +98,8 @@ class ModelSettings:
     device: str | None = None
     """cpu, cuda, cuda:0 ..."""
     dtype: str | None = None
-    """float32, bfloat16 or float16."""
+    """float32, bfloat16 or float16; 'stored' is float32 arithmetic on a CPU with weights that stay as narrow in memory
+    as they are stored."""
     offline: bool = False
     """Use only what is on this machine."""
     tensor_parallel: int = 1

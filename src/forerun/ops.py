@@ -390,7 +390,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, use: Kernels = Kernels.AUTO) -> Tensor:
     """x @ weight.T (+ bias), [.., K] and [M, K] -> [.., M]; on a CPU by our own product where that is faster."""
     if use is Kernels.OFF or x.device.type != "cpu" or x.dtype != weight.dtype or kernels.why_not_numba():
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias)  # a weight that is stored narrow brings a product of its own
     from forerun.kernels.cpu import choice, linear, threads
 
     if linear.why_not(weight):

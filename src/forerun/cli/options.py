@@ -249,7 +249,7 @@ def place_options(group: str) -> Callable[[Function], Function]:
     return options_from(
         ModelSettings, group, "device", "dtype", "offline",
         device={"metavar": "DEVICE", "show_default": "a GPU where there is one, else cpu"},
-        dtype={"metavar": "TYPE", "show_default": "bfloat16 on a GPU, else float32"},
+        dtype={"metavar": "TYPE", "show_default": "bfloat16 on a GPU, else as stored"},
     )  # fmt: skip
 
 

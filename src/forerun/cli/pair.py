@@ -51,9 +51,11 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
     """A text model with its drafter."""
     with loading(options, console):
         from forerun.drafters import named_drafter
-        from forerun.loading import load_model
+        from forerun.loading import STORED, load_model
 
         place, size = place_of(options), options.get("tensor_parallel", 1)
+        if place["dtype"] is None and size == 1 and options["kernels"] != "off":
+            place["dtype"] = STORED
         if is_split(size):  # first, because other ranks go no further than this
             model, tokenizer = load_split(options["model"], size, place)
             drafter = named_drafter(options["draft"], model, option="--draft", **place)

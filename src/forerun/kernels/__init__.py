@@ -12,8 +12,7 @@ TRITON_DEVICES = {"cuda"}  # tests add "cpu", where Triton's interpreter stands 
 def why_not_numba() -> str | None:
     """Why the CPU kernels cannot be used here; None where they can. They need Numba, which needs no compiler."""
     try:
-        import forerun.kernels.cpu.linear
-        import forerun.kernels.cpu.stack  # noqa: F401
+        from forerun.kernels.cpu import linear, stack  # noqa: F401
     except (ImportError, OSError) as error:
         return f"{error}; {INSTALL}"
     return None

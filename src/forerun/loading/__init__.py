@@ -1,6 +1,7 @@
 """Models by name: from the Hub, a folder, a GGUF file, or a small one that comes as a wheel."""
 
 from forerun.loading.load import (
+    STORED,
     LoadedModel,
     check_shards,
     load,
@@ -14,6 +15,7 @@ from forerun.loading.source import EMBEDDED, WHISPER
 
 __all__ = [
     "EMBEDDED",
+    "STORED",
     "WHISPER",
     "LoadedModel",
     "check_shards",

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from forerun.errors import ModelNotFound, UnsupportedModel
-from forerun.loading.blocks import FORMATS, BlockFormat
 from forerun.loading.cursor import Cursor
+from forerun.math.blocks import FORMATS, BlockFormat
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -53,8 +53,12 @@ class GgufFile:
     def tensor(self, name: str) -> Tensor:
         """One tensor, float32."""
         record = self.records[name]
-        raw = torch.frombuffer(self.data, dtype=torch.uint8, count=record.size, offset=record.start)
-        return record.format.decode(raw).reshape(record.shape)
+        return record.format.decode(self.stored(name)).reshape(record.shape)
+
+    def stored(self, name: str) -> Tensor:
+        """The bytes of one tensor, in the file's own memory."""
+        record = self.records[name]
+        return torch.frombuffer(self.data, dtype=torch.uint8, count=record.size, offset=record.start)
 
     def need(self, key: str) -> Any:
         """One metadata value that has to be there."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
 from forerun.errors import UnsupportedModel
 from forerun.loading.gguf import GgufFile
+from forerun.math.blocks import BlockFormat
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -57,9 +59,17 @@ def llama_config(file: GgufFile) -> Any:
 
 def llama_weights(file: GgufFile) -> dict[str, Tensor]:
     """Every tensor of the file, float32, under its name in `LlamaForCausalLM`."""
-    heads = file.need("llama.attention.head_count")
-    rotary = {"attn_q": heads, "attn_k": file.metadata.get("llama.attention.head_count_kv", heads)}
-    return dict(_translate(file, name, rotary) for name in file.records)
+    return {
+        _model_name(file, name): record.format.decode(_rows(file, name).flatten()).view(record.shape)
+        for name, record in file.records.items()
+    }
+
+
+def llama_blocks(file: GgufFile) -> Iterator[tuple[str, Tensor, BlockFormat]]:
+    """The file's matrices as they are stored: name in `LlamaForCausalLM`, bytes [rows, bytes of a row], format."""
+    for name, record in file.records.items():
+        if len(record.shape) == 2:
+            yield _model_name(file, name), _rows(file, name), record.format
 
 
 def _refuse_what_is_not_plain(file: GgufFile) -> None:
@@ -71,17 +81,26 @@ def _refuse_what_is_not_plain(file: GgufFile) -> None:
         )
 
 
-def _translate(file: GgufFile, name: str, rotary: dict[str, int]) -> tuple[str, Tensor]:
+def _model_name(file: GgufFile, name: str) -> str:
+    """What transformers calls a tensor of the file."""
     if name in _OUTER:
-        return _OUTER[name], file.tensor(name)
+        return _OUTER[name]
     match = _LAYER.fullmatch(name)
     if match is None or match[2] not in _INNER:
         raise UnsupportedModel(f"{file.path}: a plain Llama has no tensor {name!r}; this file needs another loader")
     layer, part = match.groups()
-    tensor = file.tensor(name)
-    if part in rotary:
-        tensor = unpair_rotary_rows(tensor, rotary[part])
-    return f"model.layers.{layer}.{_INNER[part]}.weight", tensor
+    return f"model.layers.{layer}.{_INNER[part]}.weight"
+
+
+def _rows(file: GgufFile, name: str) -> Tensor:
+    """A tensor's bytes [rows, bytes of a row], rows in transformers' order."""
+    raw = file.stored(name).view(file.records[name].shape[0], -1)
+    heads = file.need("llama.attention.head_count")
+    if name.endswith("attn_q.weight"):
+        return unpair_rotary_rows(raw, heads)
+    if name.endswith("attn_k.weight"):
+        return unpair_rotary_rows(raw, file.metadata.get("llama.attention.head_count_kv", heads))
+    return raw
 
 
 def unpair_rotary_rows(weight: Tensor, num_heads: int) -> Tensor:

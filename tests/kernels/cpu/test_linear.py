@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("numba")
 
 from forerun.kernels.cpu.linear import linear, why_not
-from forerun.kernels.cpu.tile import LANES
+from forerun.kernels.cpu.widen import LANES
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -13,7 +13,8 @@ from forerun.kernels.cpu import tile as tiles
 from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.exponential import capped, exponential, exponentials
 from forerun.kernels.cpu.memory import Floats, pointer, prefetch
-from forerun.kernels.cpu.tile import LANES, ROWS, thin, wide
+from forerun.kernels.cpu.tile import ROWS, thin, wide
+from forerun.kernels.cpu.widen import F32, FLOAT32, I32, I64, LANES, floats, fma
 
 MOST_QUERIES = 4  # query heads mixed at once
 CHUNK = 4 * LANES  # floats of a value mixed at once
@@ -41,28 +42,27 @@ def _mixer(vectors: int, queries: int) -> Any:
 def _emit_mix(build: Any, vectors: int, queries: int, arguments: Any) -> None:
     """Keys one after the other: `vectors` x `queries` sums stay in registers, each value is read once."""
     v, v_stride, p, p_stride, out, out_stride, keys = arguments
-    vector, number = tiles._VECTOR, tiles._int
-    fma = tiles._declared(build, f"llvm.fma.v{LANES}f32", vector, [vector] * 3)
-    first = build.inttoptr(v, tiles._F32.as_pointer())
+    vector, number = floats(LANES), tiles._int
+    first = build.inttoptr(v, F32.as_pointer())
     shares = tiles._row_pointers(build, p, p_stride, queries)
     entry, loop, done = build.block, build.append_basic_block("mix"), build.append_basic_block("mixed")
     build.branch(loop)
     build.position_at_end(loop)
-    key = build.phi(tiles._I64)
+    key = build.phi(I64)
     key.add_incoming(number(0), entry)
     sums = [[build.phi(vector) for _ in range(vectors)] for _ in range(queries)]
     row = build.gep(first, [build.mul(key, v_stride)])
     ahead = build.gep(first, [build.mul(build.add(key, number(AHEAD)), v_stride)])
-    prefetch = tiles._declared(build, "llvm.prefetch.p0", ir.VoidType(), [tiles._BYTES, *[tiles._I32] * 3])
+    prefetch = tiles._declared(build, "llvm.prefetch.p0", ir.VoidType(), [tiles._BYTES, *[I32] * 3])
     build.call(prefetch, [build.bitcast(ahead, tiles._BYTES), *tiles._TO_LEVEL_2])
-    value = [tiles._load(build, row, number(i * LANES)) for i in range(vectors)]
+    value = [tiles._load(build, row, number(i * LANES), vector) for i in range(vectors)]
     grown = []
     for share, totals in zip(shares, sums, strict=True):
         weight = build.load(build.gep(share, [key]), align=4)
         spread = ir.Constant(vector, ir.Undefined)
         for lane in range(LANES):
-            spread = build.insert_element(spread, weight, ir.Constant(tiles._I32, lane))
-        grown.append([build.call(fma, [spread, part, total]) for part, total in zip(value, totals, strict=True)])
+            spread = build.insert_element(spread, weight, ir.Constant(I32, lane))
+        grown.append([fma(build, spread, part, total) for part, total in zip(value, totals, strict=True)])
     following = build.add(key, number(1))
     key.add_incoming(following, loop)
     for totals, news in zip(sums, grown, strict=True):
@@ -108,10 +108,10 @@ def attend(
         for row in range(key + AHEAD, key + AHEAD + ROWS):
             for line in range(0, size, LINE):
                 prefetch(k + (row * key_stride + line) * 4)
-        wide(k + key * key_stride * 4, key_stride, q, size, scores + key * 4, keys, heads, size)
+        wide(FLOAT32, LANES, k + key * key_stride * 4, key_stride * 4, q, size, scores + key * 4, keys, heads, size)
         key += ROWS
     while key < keys:
-        thin(k + key * key_stride * 4, q, size, scores + key * 4, keys, heads, size)
+        thin(FLOAT32, LANES, k + key * key_stride * 4, key_stride * 4, q, size, scores + key * 4, keys, heads, size)
         key += 1
     for h in range(heads):
         row = carray(pointer(scores + h * keys * 4), (keys,), np.float32)

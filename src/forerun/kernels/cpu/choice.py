@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
@@ -10,10 +11,13 @@ from torch import Tensor
 
 from forerun.kernels.cpu.linear import linear
 from forerun.kernels.cpu.measured import remembered, seconds
+from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.cpu.threads import most_threads
+from forerun.math.blocks import BlockFormat
 
 BUCKETS = (1, 2, 4, 8, 16, 32)  # numbers of rows that are timed; others follow the next larger one
 GAIN = 0.95  # ours must take at most this share of torch's time: a tie is not worth a second code path
+NARROW_SIZE, NARROW_ROWS = 1024, (1, 4)  # of a square weight; of the inputs it is timed with
 FAR_APART = 8 << 20  # floats to walk through between repeats, so that weights come from memory as in a real step
 
 
@@ -31,6 +35,27 @@ def is_faster(weight: Tensor, rows: int) -> bool:
 def _wins(shape: tuple[int, int], threads: int) -> dict[int, bool]:
     times = remembered(f"product {shape[0]}x{shape[1]} threads {threads}", lambda: compare(shape, threads))
     return {size: is_gain(*times[str(size)]) for size in BUCKETS}
+
+
+def narrow_pays(stored: BlockFormat) -> bool:
+    """Whether products with weights stored like this take less time than with their float32 copies."""
+    threads = most_threads()
+    return is_gain(*remembered(f"narrow {stored.name} threads {threads}", lambda: compare_narrow(stored, threads)))
+
+
+@torch.inference_mode()
+def compare_narrow(stored: BlockFormat, threads: int) -> tuple[float, float]:
+    """Seconds of (narrow, float32) products, steps of plain decoding and of a short draft together."""
+    copies = FAR_APART // (NARROW_SIZE * NARROW_SIZE)
+    bytes_of_row = NARROW_SIZE // stored.values * stored.size
+    raws = [torch.zeros(NARROW_SIZE, bytes_of_row, dtype=torch.uint8) for _ in range(copies)]
+    narrow, wide = [NarrowWeight(raw, stored) for raw in raws], [torch.rand(NARROW_SIZE, NARROW_SIZE) for _ in raws]
+    total = [0.0, 0.0]
+    for rows in NARROW_ROWS:
+        x = torch.rand(rows, NARROW_SIZE)
+        best = seconds({"narrow": partial(_torch, x, narrow), "wide": partial(_ours, x, wide, threads)})
+        total = [total[0] + best["narrow"], total[1] + best["wide"]]
+    return total[0], total[1]
 
 
 def is_gain(ours: float, torchs: float) -> bool:
@@ -56,6 +81,6 @@ def _ours(x: Tensor, weights: list[Tensor], threads: int) -> None:
         linear(x, weight, None, threads)
 
 
-def _torch(x: Tensor, weights: list[Tensor]) -> None:
+def _torch(x: Tensor, weights: Sequence[Tensor]) -> None:
     for weight in weights:
         F.linear(x, weight)

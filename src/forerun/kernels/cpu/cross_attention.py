@@ -15,7 +15,7 @@ from forerun.kernels.cpu.choice import is_gain
 from forerun.kernels.cpu.measured import remembered, seconds
 from forerun.kernels.cpu.memory import Ints
 from forerun.kernels.cpu.threads import most_threads, turn
-from forerun.kernels.cpu.tile import LANES
+from forerun.kernels.cpu.widen import LANES
 from forerun.math import attention as reference
 from forerun.math.attention import Plan, Scale, plan_across
 

@@ -15,10 +15,12 @@ from forerun.kernels.cpu.attention import MOST_QUERIES, attend
 from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.norms import centred_norm
+from forerun.kernels.cpu.product import multiply
 from forerun.kernels.cpu.share import share
-from forerun.kernels.cpu.tile import ROWS, rows_product
+from forerun.kernels.cpu.tile import ROWS
 
-# Columns of `weights`: addresses of float32 tensors. Whisper's keys have no bias.
+# Columns of `weights`: where each lies, and the address of its product (`product`), which norms and biases do not have.
+# Whisper's keys have no bias.
 NAMES = (
     "norm", "norm_bias", "q", "q_bias", "k", "v", "v_bias", "out", "out_bias",
     "cross_norm", "cross_norm_bias", "cross_q", "cross_q_bias", "cross_out", "cross_out_bias",
@@ -45,12 +47,15 @@ def _add(x: Floats, bias: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _head(weight: int, bias: int, head: int, normed: Floats, out: Floats) -> None:
+def _head(weight: Ints, bias: int, head: int, normed: Floats, out: Floats) -> None:
     """One head of a projection for all tokens: [N, hidden] -> [N, size]."""
     tokens, hidden = normed.shape
     size = out.shape[1]
-    source = weight + head * size * hidden * 4
-    rows_product(source, normed.ctypes.data, hidden, out.ctypes.data, size, tokens, hidden, 0, size)
+    first = head * size
+    multiply(
+        weight[1], weight[0], normed.ctypes.data, hidden, out.ctypes.data - first * 4, size, tokens, hidden, first,
+        first + size,
+    )  # fmt: skip
     if bias:
         for n in range(tokens):
             _add(out[n], bias + head * size * 4)
@@ -66,10 +71,10 @@ def _self_head(
     size = work.shape[2]
     heads = hidden // size
     q = work[0]
-    _head(w[Q], w[Q_BIAS], head, normed, q)
+    _head(w[Q], w[Q_BIAS, 0], head, normed, q)
     for which in range(2):
         new = work[1]
-        _head(w[V] if which else w[K], w[V_BIAS] if which else 0, head, normed, new)
+        _head(w[V] if which else w[K], w[V_BIAS, 0] if which else 0, head, normed, new)
         for n in range(tokens):
             place = cache[which] + ((starts[n] + positions[n]) * heads + head) * size * 4
             carray(pointer(place), (size,), np.float32)[:] = new[n]
@@ -89,7 +94,7 @@ def _cross_head(
     """One head's attention over the sources; `runs` are (first token, last, where the source begins, its length)."""
     size, hidden = work.shape[2], mixed.shape[1]
     q, out = work[0], work[1]
-    _head(w[CROSS_Q], w[CROSS_Q_BIAS], head, normed, q)
+    _head(w[CROSS_Q], w[CROSS_Q_BIAS, 0], head, normed, q)
     for run in range(runs.shape[0]):
         first, last, start, length = runs[run]
         at = (start * hidden + head * size) * 4
@@ -104,11 +109,11 @@ def _cross_head(
 
 
 @njit(nogil=True, cache=True)
-def _add_product(x: Floats, weight: int, bias: int, source: Floats, delta: Floats, first: int, last: int) -> None:
+def _add_product(x: Floats, weight: Ints, bias: int, source: Floats, delta: Floats, first: int, last: int) -> None:
     """Columns `first` to `last` of x += source @ weight.T + bias."""
     tokens, width = source.shape
     hidden = x.shape[1]
-    rows_product(weight, source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
+    multiply(weight[1], weight[0], source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
     more = carray(pointer(bias), (hidden,), np.float32)
     for n in range(tokens):
         for i in range(first, last):
@@ -118,7 +123,7 @@ def _add_product(x: Floats, weight: int, bias: int, source: Floats, delta: Float
 @njit(nogil=True, parallel=True, cache=True)
 def run_decoder(
     x: Floats,  # [N, hidden]: embeddings in, last hidden states (before the final norm) out
-    weights: Ints,  # [layers, 21] addresses
+    weights: Ints,  # [layers, 21, 2] addresses of weights and of their products
     caches: Ints,  # [layers, 2] addresses of the layer's keys and values [slots, capacity, heads, size]
     sources: Ints,  # [layers, 2] the same of what cross-attention reads
     positions: Ints,  # [N]
@@ -138,7 +143,7 @@ def run_decoder(
     for layer in range(weights.shape[0]):
         w = weights[layer]
         for part in prange(threads):
-            norms(x, w[NORM], w[NORM_BIAS], normed[part], epsilon)
+            norms(x, w[NORM, 0], w[NORM_BIAS, 0], normed[part], epsilon)
             for head in range(part, heads, threads):
                 _self_head(
                     head, w, normed[part], work[part], mixed, caches[layer], positions, starts, scale,
@@ -146,25 +151,34 @@ def run_decoder(
                 )  # fmt: skip
         for part in prange(threads):
             first, last = share(hidden, part, threads, ROWS)
-            _add_product(x, w[OUT], w[OUT_BIAS], mixed, delta, first, last)
+            _add_product(x, w[OUT], w[OUT_BIAS, 0], mixed, delta, first, last)
         for part in prange(threads):
-            norms(x, w[CROSS_NORM], w[CROSS_NORM_BIAS], normed[part], epsilon)
+            norms(x, w[CROSS_NORM, 0], w[CROSS_NORM_BIAS, 0], normed[part], epsilon)
             for head in range(part, heads, threads):
                 _cross_head(
                     head, w, normed[part], work[part], mixed, sources[layer], runs, scale, scores[part].ctypes.data
                 )
         for part in prange(threads):
             first, last = share(hidden, part, threads, ROWS)
-            _add_product(x, w[CROSS_OUT], w[CROSS_OUT_BIAS], mixed, delta, first, last)
+            _add_product(x, w[CROSS_OUT], w[CROSS_OUT_BIAS, 0], mixed, delta, first, last)
         for part in prange(threads):
-            norms(x, w[MLP_NORM], w[MLP_NORM_BIAS], normed[part], epsilon)
+            norms(x, w[MLP_NORM, 0], w[MLP_NORM_BIAS, 0], normed[part], epsilon)
             first, last = share(intermediate, part, threads, ROWS)
-            rows_product(
-                w[UP], normed[part].ctypes.data, hidden, middle.ctypes.data, intermediate, tokens, hidden, first, last
+            multiply(
+                w[UP, 1],
+                w[UP, 0],
+                normed[part].ctypes.data,
+                hidden,
+                middle.ctypes.data,
+                intermediate,
+                tokens,
+                hidden,
+                first,
+                last,
             )
             for n in range(tokens):
-                _add(middle[n, first:last], w[UP_BIAS] + first * 4)
+                _add(middle[n, first:last], w[UP_BIAS, 0] + first * 4)
                 gelus(middle[n, first:last])
         for part in prange(threads):
             first, last = share(hidden, part, threads, ROWS)
-            _add_product(x, w[DOWN], w[DOWN_BIAS], middle, delta, first, last)
+            _add_product(x, w[DOWN], w[DOWN_BIAS, 0], middle, delta, first, last)

@@ -17,8 +17,10 @@ from forerun.kernels.cpu.activation import activate
 from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.exponential import exponential
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
+from forerun.kernels.cpu.product import rows_product
 from forerun.kernels.cpu.share import share
-from forerun.kernels.cpu.tile import LANES, ROWS, rows_product
+from forerun.kernels.cpu.tile import ROWS
+from forerun.kernels.cpu.widen import FLOAT32, LANES
 from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE, ExpertWeights
 from forerun.math.skinny import Activation
 
@@ -90,8 +92,8 @@ def _run(
                 low, high = (2 * begin, 2 * end) if in_turns else (side * inner + begin, side * inner + end)
                 if not in_turns or side == 0:
                     rows_product(
-                        weight, x.ctypes.data + a * hidden * 4, hidden, both.ctypes.data + a * width * 4, width, b - a,
-                        hidden, low, high,
+                        FLOAT32, weight, x.ctypes.data + a * hidden * 4, hidden, both.ctypes.data + a * width * 4,
+                        width, b - a, hidden, low, high,
                     )  # fmt: skip
             for n in range(a, b):
                 if first_bias:
@@ -116,7 +118,7 @@ def _run(
             a, b = starts[g], starts[g + 1]
             weight = second + experts[g] * hidden * inner * 4
             source, place = made.ctypes.data + a * width * 4, both.ctypes.data + a * width * 4
-            rows_product(weight, source, width, place, width, b - a, inner, begin, end)
+            rows_product(FLOAT32, weight, source, width, place, width, b - a, inner, begin, end)
             for n in range(a, b):
                 if second_bias:
                     more = carray(pointer(second_bias + experts[g] * hidden * 4), (hidden,), np.float32)

@@ -6,18 +6,20 @@ import torch
 from numba import njit, prange
 from torch import Tensor, nn
 
+from forerun.kernels.cpu.product import multiply, product_address
 from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.threads import turn
-from forerun.kernels.cpu.tile import LANES, ROWS, rows_product
+from forerun.kernels.cpu.tile import ROWS
+from forerun.kernels.cpu.widen import FLOAT32, LANES
 
 ROWS_AT_ONCE = 32  # inputs beyond this are taken in turns, so that they stay in the cache beside the weights
 
 
 @njit(nogil=True, parallel=True, cache=True)
-def _linear(w: int, x: int, out: int, tokens: int, count: int, size: int, num_threads: int) -> None:
+def _linear(product: int, w: int, x: int, out: int, tokens: int, count: int, size: int, num_threads: int) -> None:
     for part in prange(num_threads):
         first, last = share(count, part, num_threads, ROWS)
-        rows_product(w, x, size, out, count, tokens, size, first, last)
+        multiply(product, w, x, size, out, count, tokens, size, first, last)
 
 
 def why_not(weight: Tensor) -> str | None:
@@ -35,14 +37,20 @@ def why_not(weight: Tensor) -> str | None:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, num_threads: int) -> Tensor:
     """[.., K], [M, K] -> [.., M], float32."""
-    count, size = weight.shape
+    return linear_at(x, (weight.data_ptr(), product_address(FLOAT32)), weight.shape[0], bias, num_threads)
+
+
+def linear_at(x: Tensor, weight: tuple[int, int], count: int, bias: Tensor | None, num_threads: int) -> Tensor:
+    """The same with a weight of `count` rows given by its address and that of the product for its format."""
+    size = x.shape[-1]
     rows = x.reshape(-1, size).contiguous()
     out = torch.empty(rows.shape[0], count)
+    address, product = weight
     with turn(num_threads):
         for first in range(0, rows.shape[0], ROWS_AT_ONCE):
             tokens = min(ROWS_AT_ONCE, rows.shape[0] - first)
-            addresses = (weight.data_ptr(), rows.data_ptr() + first * size * 4, out.data_ptr() + first * count * 4)
-            _linear(*addresses, tokens, count, size, num_threads)
+            source, target = rows.data_ptr() + first * size * 4, out.data_ptr() + first * count * 4
+            _linear(product, address, source, target, tokens, count, size, num_threads)
     if bias is not None:
         out += bias
     return out.reshape(*x.shape[:-1], count)

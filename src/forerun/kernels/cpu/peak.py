@@ -9,6 +9,7 @@ from numba import njit, prange
 
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import MOST_TOKENS, ROWS, wide
+from forerun.kernels.cpu.widen import FLOAT32, WIDEST
 
 SIZE = 512  # floats of a row: weights and inputs of a tile together are 20 KiB
 ROUNDS = 20_000
@@ -18,7 +19,7 @@ ROUNDS = 20_000
 def _again(w: int, x: int, out: int, size: int, tokens: int, rounds: int, num_threads: int) -> None:
     for part in prange(num_threads):
         for _ in range(rounds):
-            wide(w, size, x, size, out + part * tokens * size * 4, size, tokens, size)
+            wide(FLOAT32, WIDEST, w, size * 4, x, size, out + part * tokens * size * 4, size, tokens, size)
 
 
 def operations_per_second(num_threads: int, repeats: int = 5) -> float:

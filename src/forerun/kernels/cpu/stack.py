@@ -18,17 +18,20 @@ from forerun.kernels.cpu.attention import attend
 from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.norms import NONE, NORM, norm, norms
+from forerun.kernels.cpu.product import multiply
 from forerun.kernels.cpu.share import share
-from forerun.kernels.cpu.tile import ROWS, rows_product
+from forerun.kernels.cpu.tile import ROWS
 
 SHARED_GAINS, OWN_GAINS, ALL_AS_ONE = range(3)  # norms of queries and keys: one gain for all heads, one for each, ...
-# Names that are no norms, numbers or flags are addresses of float32 tensors, 0 where the model has none.
+# Names that are no norms, numbers or flags are addresses, 0 where the model has none. A weight is stored in any format:
+# the address of the product for it stands beside it (see `product`). All other tensors are float32.
 LAYER = np.dtype([
     ("before_attention", NORM), ("query_norm", NORM), ("key_norm", NORM), ("after_attention", NORM),
     ("before_mlp", NORM), ("after_mlp", NORM),
-    ("out", "i8"), ("out_bias", "i8"),
-    ("gate", "i8"), ("gate_bias", "i8"), ("up", "i8"), ("up_bias", "i8"),  # without a gate: `gate` is the first product
-    ("down", "i8"), ("down_bias", "i8"),
+    ("out", "i8"), ("out_product", "i8"), ("out_bias", "i8"),
+    ("gate", "i8"), ("gate_product", "i8"), ("gate_bias", "i8"),  # without a gate: `gate` is the first product
+    ("up", "i8"), ("up_product", "i8"), ("up_bias", "i8"),
+    ("down", "i8"), ("down_product", "i8"), ("down_bias", "i8"),
     ("keys", "i8"), ("values", "i8"),  # of the layer's cache: [slots, capacity, key heads, size]
     ("sinks", "i8"), ("by_distance", "i8"), ("distances", "i8"),  # see `attention.attend`
     ("head_norms", "i8"),  # SHARED_GAINS, OWN_GAINS, ALL_AS_ONE
@@ -70,8 +73,7 @@ def _project_head(
     num_heads: int,
     num_kv_heads: int,
     layer: Any,
-    weight: int,
-    bias: int,
+    weight: Ints,
     normed: Floats,
     heads: Floats,
     angles: Floats,
@@ -79,12 +81,13 @@ def _project_head(
     addresses: Ints,
     interleaved: bool,
 ) -> None:
-    """One head of queries, keys or values for all tokens; keys and values end in the cache."""
+    """One head of queries, keys or values for all tokens; keys and values end in the cache. `weight` is as in `qkv`."""
     tokens, hidden = normed.shape
     width = heads.shape[1]
     size = width // (num_heads + 2 * num_kv_heads)
     place = heads.ctypes.data + unit * size * 4
-    rows_product(weight, normed.ctypes.data, hidden, place, width, tokens, hidden, 0, size)
+    rows, product, bias = weight[0], weight[1], weight[2]
+    multiply(product, rows, normed.ctypes.data, hidden, place, width, tokens, hidden, 0, size)
     for n in range(tokens):
         part = heads[n, unit * size : (unit + 1) * size]
         if bias:
@@ -157,9 +160,9 @@ def _inner_part(layer: Any, normed: Floats, gate: Floats, up: Floats, first: int
     """Columns `first` to `last` of what the MLP's second product takes."""
     tokens, hidden = normed.shape
     source, width = normed.ctypes.data, gate.shape[1]
-    rows_product(layer.gate, source, hidden, gate.ctypes.data, width, tokens, hidden, first, last)
+    multiply(layer.gate_product, layer.gate, source, hidden, gate.ctypes.data, width, tokens, hidden, first, last)
     if layer.is_gated:
-        rows_product(layer.up, source, hidden, up.ctypes.data, width, tokens, hidden, first, last)
+        multiply(layer.up_product, layer.up, source, hidden, up.ctypes.data, width, tokens, hidden, first, last)
     for n in range(tokens):
         mine, other = gate[n, first:last], up[n, first:last]
         if layer.gate_bias:
@@ -179,6 +182,7 @@ def _inner_part(layer: Any, normed: Floats, gate: Floats, up: Floats, first: int
 def _add_product(
     x: Floats,
     weight: int,
+    product: int,
     bias: int,
     source: Floats,
     delta: Floats,
@@ -190,7 +194,7 @@ def _add_product(
     """Columns `first` to `last` of x += multiplier * (source @ weight.T + bias); only `delta` where a norm follows."""
     tokens, width = source.shape
     hidden = x.shape[1]
-    rows_product(weight, source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
+    multiply(product, weight, source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
     for n in range(tokens):
         if bias:
             _add(delta[n, first:last], bias + first * 4)
@@ -236,7 +240,7 @@ def _finish_heads(
 def run_stack(
     x: Floats,  # [N, hidden] float32: embeddings in, last hidden states (before the final norm) out
     layers: Any,  # [layers] of LAYER
-    qkv: Ints,  # [layers, heads + 2 kv heads, 2] int64 addresses of each head's weight rows and bias
+    qkv: Ints,  # [layers, heads + 2 kv heads, 3] int64 addresses of each head's weight rows, their product and bias
     positions: Ints,  # [N] int64
     starts: Ints,  # [N] int64, where the token's row begins: slot * capacity
     angles: Floats,  # [tables, positions, 2 T] float32: cosines and sines side by side
@@ -278,8 +282,8 @@ def run_stack(
             first, last = share(units, part, num_threads, 1)
             for unit in range(first, last):
                 _project_head(
-                    unit, num_heads, num_kv_heads, layers[index], qkv[index, unit, 0], qkv[index, unit, 1], normed,
-                    heads, angles, positions, addresses, interleaved,
+                    unit, num_heads, num_kv_heads, layers[index], qkv[index, unit], normed, heads, angles,
+                    positions, addresses, interleaved,
                 )  # fmt: skip
         if layers[index].head_norms == ALL_AS_ONE:
             _finish_heads(num_heads, num_kv_heads, layers[index], heads, angles, positions, addresses, interleaved)
@@ -304,7 +308,7 @@ def run_stack(
                     first, last = share(hidden, part, num_threads, ROWS)
                     layer = layers[index]
                     _add_product(
-                        x, layer.out, layer.out_bias, mixed, delta, first, last, layer.multiplier,
+                        x, layer.out, layer.out_product, layer.out_bias, mixed, delta, first, last, layer.multiplier,
                         layer.after_attention.kind != NONE,
                     )  # fmt: skip
                 if layers[index].after_attention.kind != NONE:
@@ -315,7 +319,7 @@ def run_stack(
             first, last = share(hidden, part, num_threads, ROWS)
             layer = layers[index]
             _add_product(
-                x, layer.down, layer.down_bias, gate, delta, first, last, layer.multiplier,
+                x, layer.down, layer.down_product, layer.down_bias, gate, delta, first, last, layer.multiplier,
                 layer.after_mlp.kind != NONE,
             )  # fmt: skip
         if layers[index].after_mlp.kind != NONE:

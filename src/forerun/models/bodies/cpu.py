@@ -21,8 +21,9 @@ from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.kernels.cpu import experts, norms, stack
 from forerun.kernels.cpu.memory import Floats, Ints
+from forerun.kernels.cpu.narrow import address, product_of, row_address
 from forerun.kernels.cpu.threads import turn
-from forerun.kernels.cpu.tile import LANES
+from forerun.kernels.cpu.widen import LANES
 from forerun.math.skinny import LayerNorm, gated
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
@@ -157,12 +158,12 @@ class CpuBody(DescribedBody):
 
 
 def _heads(attention: Attention, says: Decoder) -> Ints:
-    """[heads + 2 key heads, 2] addresses of each head's weight rows and bias, queries, keys, values."""
+    """[heads + 2 key heads, 3] addresses of each head's weight rows, product and bias, queries, keys, values."""
     found = []
     for product in attention.qkv:
         weight, bias = by_outputs(product), product.bias
         for first in range(0, len(weight), says.head_size):
-            found.append((weight[first].data_ptr(), 0 if bias is None else bias[first].data_ptr()))
+            found.append((row_address(weight, first), product_of(weight), row_address(bias, first)))
     order = range(len(found)) if attention.head_order is None else attention.head_order
     return np.array([found[head] for head in order], dtype=np.int64)
 
@@ -182,10 +183,10 @@ def _fill(entry: Any, layer: DecoderLayer, says: Decoder) -> None:
     entry["table"] = -1 if attention.angles is None else attention.angles
     entry["is_parallel"] = layer.is_parallel
     entry["scale"], entry["softcap"], entry["multiplier"] = scale.factor, scale.softcap or 0.0, layer.multiplier
-    entry["sinks"] = _address(scale.sinks)
-    entry["by_distance"] = _address(scale.by_distance)
+    entry["sinks"] = address(scale.sinks)
+    entry["by_distance"] = address(scale.by_distance)
     entry["distances"] = 0 if scale.by_distance is None else scale.by_distance.shape[1]
-    entry["out"], entry["out_bias"] = _address(by_outputs(attention.out)), _address(attention.out.bias)
+    _fill_product(entry, "out", by_outputs(attention.out), attention.out.bias)
     if isinstance(layer.mlp, Mlp):
         _fill_mlp(entry, layer.mlp)
 
@@ -193,22 +194,27 @@ def _fill(entry: Any, layer: DecoderLayer, says: Decoder) -> None:
 def _fill_mlp(entry: Any, mlp: Mlp) -> None:
     inner = by_outputs(mlp.second).shape[1]
     entry["inner"], entry["activation"], entry["is_gated"] = inner, int(mlp.activation), mlp.is_gated
-    entry["down"], entry["down_bias"] = _address(by_outputs(mlp.second)), _address(mlp.second.bias)
+    _fill_product(entry, "down", by_outputs(mlp.second), mlp.second.bias)
     # Gate and up as two products, or one behind the other in one.
     parts = [
-        (weight[first].data_ptr(), 0 if product.bias is None else product.bias[first].data_ptr())
+        (by_outputs(product), product.bias, first)
         for product in mlp.first
-        for weight in [by_outputs(product)]
-        for first in range(0, len(weight), inner)
+        for first in range(0, len(by_outputs(product)), inner)
     ]
-    for name, (weight, bias) in zip(("gate", "up"), parts, strict=False):
-        entry[name], entry[f"{name}_bias"] = weight, bias
+    for name, part in zip(("gate", "up"), parts, strict=False):
+        _fill_product(entry, name, *part)
+
+
+def _fill_product(entry: Any, name: str, weight: Tensor, bias: Tensor | None, first: int = 0) -> None:
+    """A weight from row `first` on, the product for its format, and the bias."""
+    entry[name], entry[f"{name}_product"] = row_address(weight, first), product_of(weight)
+    entry[f"{name}_bias"] = row_address(bias, first)
 
 
 def _fill_norm(entry: Any, norm: AnyNorm) -> None:
     is_centred = isinstance(norm, LayerNorm)
     entry["kind"] = norms.CENTRED if is_centred else norms.ROOT_MEAN_SQUARE
-    entry["gain"], entry["bias"] = _address(norm.weight), _address(norm.bias) if isinstance(norm, LayerNorm) else 0
+    entry["gain"], entry["bias"] = address(norm.weight), address(norm.bias) if isinstance(norm, LayerNorm) else 0
     entry["epsilon"], entry["offset"] = norm.epsilon, norm.offset
 
 
@@ -216,7 +222,3 @@ def _head_norms(norm: AnyNorm | None, says: Decoder) -> int:
     if norm is None or norm.weight.shape == (says.head_size,):
         return stack.SHARED_GAINS
     return stack.OWN_GAINS if norm.weight.ndim == 2 else stack.ALL_AS_ONE
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from forerun.kernels.cpu.narrow import address, is_narrow
 from forerun.models import plain
 
 # Where modules may come from beside the family's own file.
@@ -44,6 +45,8 @@ def _odd_modules(model: PreTrainedModel) -> Iterator[str]:
 def _odd_weights(model: PreTrainedModel) -> Iterator[str]:
     """Weights that are anything but plain memory, of the model's dtype and on its device; or used in two layers."""
     for name, weight in model.named_parameters():
+        if is_narrow(weight):
+            continue  # float32 on the CPU, as narrow as it was stored
         if not (
             plain.is_memory(weight) or (weight.ndim > 1 and plain.is_memory(weight.mT))
         ):  # a body may have transposed it
@@ -51,6 +54,6 @@ def _odd_weights(model: PreTrainedModel) -> Iterator[str]:
         elif weight.dtype != model.dtype or weight.device != model.device:
             yield f"{name} is {weight.dtype} on {weight.device}".replace("torch.", "")
     lists: Any = (module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
-    places = [weight.data_ptr() for layer in next(lists, ()) for weight in layer.parameters()]
+    places = [address(weight) for layer in next(lists, ()) for weight in layer.parameters()]
     if len(set(places)) < len(places):  # it can lie side by side with the others of one layer alone
         yield "layers share weights"

@@ -23,6 +23,7 @@ from transformers.models.whisper.modeling_whisper import (
 from forerun import kernels, ops
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
+from forerun.kernels.cpu.narrow import address, product_of
 from forerun.models import plain
 from forerun.models.bodies.base import ForwardPass, FusedBody
 
@@ -34,7 +35,7 @@ def why_not(model: PreTrainedModel) -> str | None:
     """What keeps a model from being fused; None where nothing does."""
     if reason := kernels.why_not_numba():
         return reason
-    from forerun.kernels.cpu.tile import LANES
+    from forerun.kernels.cpu.widen import LANES
 
     config = model.config
     if config.model_type != "whisper" or config.activation_function != "gelu" or config.scale_embedding:
@@ -128,6 +129,7 @@ class WhisperBody(FusedBody):
         self.model, self._norm = model, self.decoder.layer_norm
         self.parameters = [_of_layer(layer) for layer in self.decoder.layers]
         self._places = self._where()
+        self._products = np.array([[product_of(weight) for weight in layer] for layer in self.parameters])
         self._like = (torch.empty(0, self.heads, self.size),) * 2
 
     def hidden(self, call: ForwardPass) -> Tensor:
@@ -158,7 +160,7 @@ class WhisperBody(FusedBody):
 
         threads, tokens = self.num_threads, len(positions)
         longest = max(int(positions.max()) + 1, int(runs[:, 3].max()))
-        weights = np.array(self._checked())
+        weights = np.stack([np.array(self._checked()), self._products], axis=-1)
         pools = [cache.layer(i, *self._like) for i in range(len(weights))]
         read = [sources.layers[i] for i in range(len(weights))]
 
@@ -177,7 +179,7 @@ class WhisperBody(FusedBody):
             )  # fmt: skip
 
     def _where(self) -> list[list[int]]:
-        return [[p.data_ptr() for p in layer] for layer in (*self.parameters, [*_both(self._norm)])]
+        return [[address(weight) for weight in layer] for layer in (*self.parameters, [*_both(self._norm)])]
 
     def _checked(self) -> list[list[int]]:
         """Where each layer's weights are now. Those that moved may have become something else."""

@@ -1,4 +1,4 @@
-"""How GGUF writes numbers: plain floats, or blocks of 32 small integers that share a scale.
+"""How weights are stored, by GGUF's names: plain floats, or blocks of 32 small integers that share a scale.
 
 The arithmetic is float32, multiply then add, as in every other reader of these files: results agree to the last bit.
 """
@@ -28,6 +28,10 @@ def decode_f32(raw: Tensor) -> Tensor:
 
 def decode_f16(raw: Tensor) -> Tensor:
     return raw.view(torch.float16).float()
+
+
+def decode_bf16(raw: Tensor) -> Tensor:
+    return raw.view(torch.bfloat16).float()
 
 
 def decode_q8_0(raw: Tensor) -> Tensor:
@@ -64,5 +68,11 @@ FORMATS = {
     2: BlockFormat("Q4_0", 32, 18, decode_q4_0),
     3: BlockFormat("Q4_1", 32, 20, decode_q4_1),
     8: BlockFormat("Q8_0", 32, 34, decode_q8_0),
+    30: BlockFormat("BF16", 1, 2, decode_bf16),
 }
 """By the number GGUF gives each."""
+
+
+def format_named(name: str) -> BlockFormat:
+    """A format by its name."""
+    return next(form for form in FORMATS.values() if form.name == name)

@@ -1,0 +1,135 @@
+"""A float32 weight that stays in memory as narrow as it was stored, as a tensor that modules can hold.
+
+A `NarrowWeight` is the parameter of an ordinary `nn.Linear` or `nn.Embedding`. Products and look-ups read the stored
+bytes and widen them in registers; anything else torch is asked to do works on a float32 copy made for the moment. So
+modules, adapters, `model.generate` and checks of ours see the weight they know, with the values its float32 copy has.
+It cannot be written: an operation that would change it is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from forerun.errors import InvalidArgument
+from forerun.math.blocks import BlockFormat
+
+FEW_ROWS = 64  # inputs up to which the stored bytes are multiplied; for more, widening them once costs little beside
+REMEDY = "load the model with dtype='float32' to have plain parameters"
+_TRAINING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+class NarrowWeight(Tensor):
+    """[N, K] float32 values, stored row by row in the blocks of `format`."""
+
+    raw: Tensor  # [N, bytes of a row] uint8
+    format: BlockFormat
+
+    @staticmethod
+    def __new__(cls, raw: Tensor, format: BlockFormat) -> NarrowWeight:
+        shape = raw.shape[0], raw.shape[1] // format.size * format.values
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=raw.device)
+
+    def __init__(self, raw: Tensor, format: BlockFormat) -> None:
+        assert raw.dtype == torch.uint8 and raw.is_contiguous() and raw.shape[1] % format.size == 0
+        self.raw, self.format = raw, format
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"NarrowWeight({self.format.name}, shape={tuple(self.shape)})"
+
+    def dense(self) -> Tensor:
+        """The float32 copy."""
+        return self.format.decode(self.raw.reshape(-1)).view(self.shape)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            return _linear(*args, **kwargs)
+        if func is F.embedding and isinstance(weight := args[1] if len(args) > 1 else kwargs["weight"], NarrowWeight):
+            return _embedding(args[0] if args else kwargs["input"], weight)
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            return _set_data(*args)
+        if func == Tensor.__setitem__:
+            raise InvalidArgument(f"weights that are kept narrow cannot be changed in place; {REMEDY}")
+        if func in _TRAINING and (args[1:] or (kwargs.get("requires_grad", True),))[0]:
+            raise InvalidArgument(f"weights that are kept narrow cannot be trained; {REMEDY}")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _KEPT:
+            return NarrowWeight(args[0].raw, args[0].format)
+        if func is torch.ops.aten.clone.default:
+            return NarrowWeight(args[0].raw.clone(), args[0].format)
+        if func._schema.is_mutable and isinstance(args[0], NarrowWeight):
+            raise InvalidArgument(f"weights that are kept narrow cannot be changed in place; {REMEDY}")
+        args, kwargs = tree_map_only(NarrowWeight, NarrowWeight.dense, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def narrow_parameter(raw: Tensor, format: BlockFormat) -> nn.Parameter:
+    """For a module, in place of the parameter it has."""
+    return nn.Parameter(NarrowWeight(raw, format), requires_grad=False)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, NarrowWeight) or type(x) is NarrowWeight:
+        return F.linear(*tree_map_only(NarrowWeight, NarrowWeight.dense, (x, weight, bias)))
+    follows = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if follows or x.dtype != torch.float32 or x.shape[:-1].numel() > FEW_ROWS:
+        return F.linear(x, weight.dense(), bias)
+    from forerun.kernels.cpu.linear import linear_at
+    from forerun.kernels.cpu.threads import most_threads
+
+    return linear_at(x, (address(weight), product_of(weight)), weight.shape[0], bias, most_threads())
+
+
+def _set_data(weight: Tensor, value: Tensor) -> None:
+    """What `model.to` does with every parameter; torch would keep the class and exchange what lies below it."""
+    if not isinstance(weight, NarrowWeight) or not isinstance(value, NarrowWeight):
+        raise InvalidArgument(f"weights that are kept narrow cannot become others or move elsewhere; {REMEDY}")
+    weight.raw, weight.format = value.raw, value.format
+
+
+def _embedding(ids: Tensor, weight: NarrowWeight) -> Tensor:
+    """The rows of these ids alone are widened. What `nn.Embedding` may do besides, it does in training only."""
+    rows = weight.raw[ids.reshape(-1)]
+    return weight.format.decode(rows.reshape(-1)).view(*ids.shape, weight.shape[1])
+
+
+def is_narrow(weight: Any) -> bool:
+    """Whether a weight is one of these; parameters of modules are."""
+    return isinstance(weight, NarrowWeight)
+
+
+def address(weight: Tensor | None) -> int:
+    """Where a weight lies; 0 where there is none."""
+    if weight is None:
+        return 0
+    return weight.raw.data_ptr() if isinstance(weight, NarrowWeight) else weight.data_ptr()
+
+
+def row_address(weight: Tensor | None, row: int) -> int:
+    """Where a row of a weight, or an entry of a bias, lies."""
+    if weight is None:
+        return 0
+    return weight.raw[row].data_ptr() if isinstance(weight, NarrowWeight) else weight[row].data_ptr()
+
+
+def product_of(weight: Tensor | None) -> int:
+    """The address of the compiled product for a weight; 0 for what is no matrix."""
+    if weight is None or weight.ndim != 2:
+        return 0
+    from forerun.kernels.cpu.product import product_address
+    from forerun.kernels.cpu.widen import FLOAT32, number_of
+
+    return product_address(number_of(weight.format.name) if isinstance(weight, NarrowWeight) else FLOAT32)

@@ -1,0 +1,125 @@
+"""Weights that stay in memory as their file stores them, for float32 arithmetic on a CPU.
+
+Decoding reads every weight once for a few tokens, so a byte saved is time saved. Half-precision numbers and GGUF
+blocks are widened in registers; results are those of a float32 copy, bit for bit in the same kernels. Matrices of
+linear layers and embeddings are kept; norms, biases and all else become float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from forerun.config import Kernels
+from forerun.config import kernels as kernels_asked
+from forerun.errors import ForerunError
+from forerun.kernels import why_not_numba
+from forerun.kernels.cpu.narrow import narrow_parameter
+from forerun.loading.gguf import read_gguf
+from forerun.loading.llama import llama_blocks
+from forerun.loading.sizes import stored_types
+from forerun.math.blocks import BlockFormat, format_named
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "whisper"})  # whose layers are fused on a CPU
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def can_keep(device: torch.device) -> bool:
+    """Whether there are products for narrow weights here, and nobody has switched them off."""
+    return device.type == "cpu" and kernels_asked(None) is not Kernels.OFF and why_not_numba() is None
+
+
+def half_dtype(folder: Path, config: Any) -> torch.dtype | None:
+    """The type to load a model folder in so that its weights can stay as they are; None where they are not all halves.
+
+    A checkpoint of mixed types is loaded in float32: rounding its wider weights would change the model.
+    """
+    kinds = stored_types(folder)
+    if len(kinds) != 1 or config.model_type not in FAMILIES:
+        return None
+    (kind,) = kinds
+    return _HALVES[kind] if kind in _HALVES and _pays(format_named(kind)) else None
+
+
+def keep_halves(model: nn.Module) -> None:
+    """Of a model that was loaded in half precision: keep its matrices so, make everything else float32."""
+    kept: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None and id(weight) not in kept:
+                kept[id(weight)] = _kept_half(module, name, weight)
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = kept[id(weight)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype in _HALVES.values():
+                module._buffers[name] = buffer.float()
+        if (config := getattr(module, "config", None)) is not None:
+            config.dtype = torch.float32
+
+
+def _kept_half(module: nn.Module, name: str, weight: nn.Parameter) -> nn.Parameter:
+    if not _is_matrix(module, name) or weight.dtype not in _HALVES.values() or not _fits(weight.shape[1]):
+        return nn.Parameter(weight.detach().float(), requires_grad=weight.requires_grad)
+    kind = next(kind for kind, dtype in _HALVES.items() if dtype == weight.dtype)
+    return narrow_parameter(weight.detach().contiguous().view(torch.uint8), format_named(kind))
+
+
+def keep_blocks(model: nn.Module, path: Path, is_ours: bool) -> None:
+    """Of a float32 model that came from a GGUF file: keep the file's blocks instead of the matrices they decode to.
+
+    Where the model was made from the file by another reader (`is_ours` is false), a matrix that differs from what its
+    blocks decode to stays as it is.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    kept: dict[int, nn.Parameter] = {}
+    for name, raw, stored in _blocks(path):
+        module, _, last = name.rpartition(".")
+        if module not in modules or not _is_matrix(modules[module], last) or not _pays(stored):
+            continue
+        weight = modules[module]._parameters[last]
+        assert weight is not None
+        if raw.shape[1] // stored.size * stored.values != weight.shape[1] or not _fits(weight.shape[1]):
+            continue
+        narrow = narrow_parameter(raw.clone(), stored)  # the file may be replaced while we run
+        if is_ours or torch.equal(stored.decode(raw.flatten()).view(weight.shape), weight):
+            kept[id(weight)] = narrow
+    for owner in modules.values():
+        for name, weight in owner._parameters.items():
+            if weight is not None and id(weight) in kept:
+                owner._parameters[name] = kept[id(weight)]
+
+
+def _blocks(path: Path) -> Iterable[tuple[str, Tensor, BlockFormat]]:
+    """None where the file holds what our reader does not know: the model stays as it is."""
+    try:
+        return list(_narrow_ones(path))
+    except ForerunError:
+        return []
+
+
+def _narrow_ones(path: Path) -> Iterator[tuple[str, Tensor, BlockFormat]]:
+    file = read_gguf(path)
+    if file.metadata.get("general.architecture") == "llama":
+        yield from (block for block in llama_blocks(file) if block[2].name != "F32")
+
+
+def _is_matrix(module: nn.Module, name: str) -> bool:
+    return name == "weight" and type(module) in (nn.Linear, nn.Embedding)
+
+
+def _fits(size: int) -> bool:
+    from forerun.kernels.cpu.widen import WIDEST
+
+    return size % WIDEST == 0
+
+
+def _pays(stored: BlockFormat) -> bool:
+    from forerun.kernels.cpu.choice import narrow_pays
+
+    return narrow_pays(stored)

@@ -1,0 +1,146 @@
+"""Weights that stay narrow in memory: the bits of their float32 copies, and a parameter that modules can hold."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("numba")
+
+from forerun.config import Kernels
+from forerun.errors import InvalidArgument
+from forerun.kernels.cpu.linear import linear
+from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
+from forerun.kernels.cpu.product import product_address
+from forerun.kernels.cpu.widen import FORMATS, number_of
+from forerun.math.blocks import BlockFormat, format_named
+from forerun.models.scorer import Scorer
+from support.tiny import tiny_model
+
+NARROW = [stored.name for stored in FORMATS if stored.name != "F32"]
+SIZE = 96  # inputs: three blocks
+
+
+def stored_rows(name: str, count: int, size: int = SIZE, seed: int = 0) -> tuple[Tensor, BlockFormat]:
+    """Random bytes that decode to ordinary numbers: every half-precision scale lies between 1/8 and 2."""
+    stored, generator = format_named(name), torch.Generator().manual_seed(seed)
+    raw = torch.randint(256, (count, size // stored.values * stored.size), dtype=torch.uint8, generator=generator)
+    if stored.values == 1:
+        values = torch.randn(count, size, generator=generator)
+        return values.to(torch.bfloat16 if name == "BF16" else torch.float16).view(torch.uint8), stored
+    blocks = raw.view(-1, stored.size)
+    for place in _scales(name):
+        scale = (torch.rand(len(blocks), generator=generator) + 0.125) * (1 - 2 * torch.rand(len(blocks)).round())
+        blocks[:, place : place + 2] = scale.half()[:, None].view(torch.uint8)
+    return raw, stored
+
+
+def _scales(name: str) -> tuple[int, ...]:
+    """Where the half-precision numbers of a block lie."""
+    return {"Q4_1": (0, 2)}.get(name, (0,))
+
+
+@pytest.mark.quick("Q4_1", "BF16")
+@pytest.mark.parametrize("name", NARROW)
+def test_products_have_the_bits_of_the_float32_copy(name: str) -> None:
+    for count in (1, 4, 37):
+        weight = NarrowWeight(*stored_rows(name, count))
+        dense, bias = weight.dense(), torch.randn(count)
+        for rows in range(1, 34):
+            x = torch.randn(rows, SIZE)
+            assert torch.equal(F.linear(x, weight, bias), linear(x, dense, bias, 2)), (count, rows)
+
+
+def test_control_another_rounding_of_the_offset_is_noticed() -> None:
+    """Bits must be compared closely enough to tell Q4_1's value from one that is rounded once more."""
+    raw, stored = stored_rows("Q4_1", 37)
+    dense = NarrowWeight(raw, stored).dense()
+    x = torch.randn(3, SIZE)
+    assert not torch.equal(linear(x, dense.half().float(), None, 1), F.linear(x, NarrowWeight(raw, stored)))
+
+
+@pytest.mark.quick("BF16")
+@pytest.mark.parametrize(("name", "dtype"), [("BF16", torch.bfloat16), ("F16", torch.float16)], ids=["BF16", "F16"])
+def test_all_half_precision_numbers_are_widened_exactly(name: str, dtype: torch.dtype) -> None:
+    """All 65,536, infinities and NaN included, through a product with a unit vector."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    raw = torch.zeros(1 << 16, 16, dtype=torch.int16)
+    raw[:, 0] = every
+    got = F.linear(torch.eye(16)[:1], NarrowWeight(raw.view(torch.uint8), format_named(name)))[0]
+    torch.testing.assert_close(got, every.view(dtype).float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_names_of_formats_agree_with_the_references() -> None:
+    for name in NARROW:
+        stored = format_named(name)
+        assert FORMATS[number_of(name)].run(1) == (stored.values, stored.size)
+    assert product_address(number_of("F32")) == product_address(0)
+
+
+def test_a_module_holds_it_as_its_weight() -> None:
+    raw, stored = stored_rows("BF16", 7)
+    layer = nn.Linear(SIZE, 7)
+    plain = copy.deepcopy(layer)
+    layer.weight, plain.weight = narrow_parameter(raw, stored), nn.Parameter(NarrowWeight(raw, stored).dense())
+    many, few = torch.randn(100, SIZE), torch.randn(2, SIZE, requires_grad=True)
+    torch.testing.assert_close(layer(many), plain(many))
+    layer(few).sum().backward()
+    torch.testing.assert_close(few.grad, plain.weight.sum(0).expand(2, -1))  # inputs have gradients
+    twin = copy.deepcopy(layer)
+    assert isinstance(twin.weight, NarrowWeight) and twin.weight.raw.data_ptr() != layer.weight.raw.data_ptr()
+    assert [name for name, _ in twin.named_parameters()] == ["weight", "bias"]
+    assert layer.weight.shape == (7, SIZE) and layer.weight.dtype == torch.float32
+    torch.testing.assert_close(layer.weight @ torch.eye(SIZE), plain.weight.detach())  # whatever else torch can do
+    assert layer.to("cpu", torch.float32).weight.raw.data_ptr() == layer.weight.raw.data_ptr()
+
+
+def test_an_embedding_widens_the_rows_it_looks_up() -> None:
+    raw, stored = stored_rows("Q8_0", 9)
+    embedding = nn.Embedding(9, SIZE)
+    embedding.weight = narrow_parameter(raw, stored)
+    ids = torch.tensor([[3, 0], [8, 3]])
+    assert torch.equal(embedding(ids), NarrowWeight(raw, stored).dense()[ids])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight.mul_(2),
+        lambda weight: weight.data.zero_(),
+        lambda weight: weight.data.__setitem__(0, 1.0),
+        lambda weight: weight.requires_grad_(),
+        lambda weight: setattr(weight, "data", torch.zeros(4, SIZE)),
+        lambda weight: nn.ParameterList([weight]).bfloat16(),
+    ],
+    ids=["in place", "its data", "an entry", "to be trained", "other data", "another type"],
+)
+def test_changes_are_refused_with_the_remedy(change: Any) -> None:
+    weight = narrow_parameter(*stored_rows("BF16", 4))
+    before = weight.raw.clone()
+    with torch.no_grad(), pytest.raises(InvalidArgument, match="dtype='float32'"):
+        change(weight)
+    assert torch.equal(weight.raw, before)
+
+
+def test_fused_layers_give_the_bits_of_float32() -> None:
+    from forerun.loading.stored import keep_halves
+
+    narrow = copy.deepcopy(tiny_model("llama")).to(torch.bfloat16)
+    wide = copy.deepcopy(narrow).float()
+    keep_halves(narrow)
+    kept = [name for name, weight in narrow.named_parameters() if isinstance(weight, NarrowWeight)]
+    assert any("q_proj" in name for name in kept) and any("embed" in name for name in kept)
+    logits = []
+    for model in (wide, narrow):
+        scorer = Scorer(model, use=Kernels.ON)
+        assert scorer.is_fused
+        for row in (0, 1):
+            scorer.admit(row)
+        scorer.feed([0, 1], [[5, 6, 7], [8]])
+        logits.append(torch.cat([scorer.score([0, 1], [[1, 2], [3, 4, 5, 6, 9]]), scorer.score([1], [[2]])]))
+    assert torch.equal(*logits)

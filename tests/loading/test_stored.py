@@ -1,0 +1,95 @@
+"""Models whose weights stay as their files store them: which do, that their values are the same, and what they take."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("numba")
+
+import forerun
+from forerun.kernels.cpu import choice
+from forerun.kernels.cpu.narrow import NarrowWeight
+from forerun.loading import STORED, load_model
+from forerun.loading.embedded import WHEEL
+from loading.gguf_writer import Raw, llama_metadata, llama_tensors, tiny_llama, write_gguf
+from support.folders import VOCAB, save
+from support.tiny import tiny_model
+
+
+@pytest.fixture(autouse=True)
+def _narrow_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
+    monkeypatch.setattr(choice, "narrow_pays", lambda stored: True)
+
+
+def saved(folder: Path, dtype: torch.dtype) -> Path:
+    save(folder, copy.deepcopy(tiny_model("llama", vocab=VOCAB)).to(dtype))
+    return folder
+
+
+def narrow_names(model: Any) -> set[str]:
+    return {name for name, weight in model.named_parameters() if isinstance(weight, NarrowWeight)}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_stays_and_has_the_values_of_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = saved(tmp_path, dtype)
+    kept, plain = load_model(folder, dtype=STORED, device="cpu").model, load_model(folder, device="cpu").model
+    assert not narrow_names(plain)
+    assert {"model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight"} <= narrow_names(kept)
+    assert kept.dtype == plain.dtype == torch.float32
+    for (name, mine), theirs in zip(kept.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.dense() if isinstance(mine, NarrowWeight) else mine, theirs), name
+    ids = torch.tensor([[1, 2, 3, 4]])
+    torch.testing.assert_close(kept(ids).logits, plain(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_float32_files_and_a_refusal_of_kernels_give_plain_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path / "wide", torch.float32)
+    assert not narrow_names(load_model(folder, dtype=STORED, device="cpu").model)
+    folder = saved(tmp_path / "half", torch.bfloat16)
+    monkeypatch.setenv("FORERUN_KERNELS", "off")
+    assert not narrow_names(load_model(folder, dtype=STORED, device="cpu").model)
+
+
+def test_a_format_that_is_slower_here_is_widened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "narrow_pays", lambda stored: False)
+    folder = saved(tmp_path, torch.bfloat16)
+    assert not narrow_names(load_model(folder, dtype=STORED, device="cpu").model)
+
+
+def _halved(raw: Raw) -> Raw:
+    """The same tensor in half precision."""
+    values = torch.frombuffer(bytearray(raw.data), dtype=torch.float32).half()
+    return Raw(raw.shape, 1, values.numpy().tobytes())
+
+
+def test_a_users_gguf_file_keeps_blocks_that_decode_to_its_weights(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    tiny = tiny_llama(tied=False)
+    tensors = {name: _halved(raw) if len(raw.shape) == 2 else raw for name, raw in llama_tensors(tiny).items()}
+    file = write_gguf(tmp_path / "tiny.gguf", llama_metadata(tiny), tensors)
+    kept, plain = load_model(file, dtype=STORED, device="cpu").model, load_model(file, device="cpu").model
+    assert len(narrow_names(kept)) == 2 * 7 + 2
+    for (name, mine), theirs in zip(kept.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.dense() if isinstance(mine, NarrowWeight) else mine, theirs), name
+
+
+@pytest.mark.skipif(WHEEL.find() is None, reason="the embedded model is not installed")
+def test_the_embedded_model_keeps_its_blocks(embedded: Any) -> None:
+    model = forerun.load(device="cpu").model
+    plain = embedded[0]
+    assert len(narrow_names(model)) == 30 * 7 + 1
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for name in ("model.embed_tokens", "model.layers.3.self_attn.q_proj", "model.layers.29.mlp.down_proj"):
+        assert torch.equal(model.get_submodule(name).weight.dense(), plain.get_submodule(name).weight), name
+    held = {id(w): w.raw.nbytes if isinstance(w, NarrowWeight) else w.nbytes for w in model.parameters()}
+    assert sum(held.values()) <= 1.05 * WHEEL.find().stat().st_size  # type: ignore[union-attr]
