@@ -165,13 +165,18 @@ def chat_ids(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
     return tokenize_rendered(tokenizer, render_chat(tokenizer, messages))
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
-    """The chat as the model was trained to read it, up to where its answer begins."""
+def render_chat(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+) -> str:
+    """The chat as the model was trained to read it, up to where its answer begins; `tools` are what it may call."""
     if getattr(tokenizer, "chat_template", None) is None:
         raise InvalidArgument("input_ids is a chat and the tokenizer has no chat template: give text, or token ids")
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+            [dict(message) for message in messages],
+            tools=None if tools is None else [dict(tool) for tool in tools],
+            add_generation_prompt=True,
+            tokenize=False,
         )
     except Exception as error:  # templates refuse roles they do not know, and orders they were not trained on
         raise InvalidArgument(f"input_ids: the tokenizer's chat template refuses these messages: {error}") from error

@@ -17,6 +17,7 @@ from forerun.serve.app import create_app
 from forerun.serve.model import ServedModel
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings, ServiceSettings
+from forerun.serve.speech import SpeechService
 from support.folders import VOCAB, byte_tokenizer
 from support.tiny import tiny_model
 
@@ -34,7 +35,7 @@ def make_decoder(**settings: Any) -> SpeculativeDecoder:
 class Server:
     """Somebody to call."""
 
-    def __init__(self, service: Service, url: str, key: str | None) -> None:
+    def __init__(self, service: Service | SpeechService, url: str, key: str | None) -> None:
         self.service, self.url = service, url
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=60)
@@ -66,10 +67,16 @@ class Server:
 def running(
     decoder: SpeculativeDecoder | None = None, key: str | None = None, tokenizer: Any = None, **settings: Any
 ) -> Iterator[Server]:
-    """A server at a port of its own, until the block ends."""
+    """A server of text at a port of its own, until the block ends."""
     decoder = decoder or make_decoder()
     model = ServedModel(decoder, tokenizer or byte_tokenizer(), NAME, created=0, drafter_name="lookup")
-    service = Service(model, ServiceSettings(**{"timeout": 60.0, **settings}))
+    with listening(Service(model, ServiceSettings(**{"timeout": 60.0, **settings})), key) as server:
+        yield server
+
+
+@contextmanager
+def listening(service: Service | SpeechService, key: str | None = None) -> Iterator[Server]:
+    """The same of any service."""
     app = create_app(service, AddressSettings(api_key=key))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))

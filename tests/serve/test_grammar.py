@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -105,10 +106,17 @@ def test_the_law_under_a_grammar_is_the_models_masked() -> None:
     assert statistic(law_of_first_tokens(False, samples)) > critical
 
 
+NESTED: dict[str, Any] = {"type": "string"}
+for _ in range(200):
+    NESTED = {"type": "object", "properties": {"a": NESTED}, "required": ["a"]}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     (
         ({"guided_regex": "(a"}, "guided_regex", "cannot be followed"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "ever complete"),
+        ({"guided_json": NESTED}, "guided_json", "cannot be followed"),
         ({"guided_json": {"not": {}}}, "guided_json", "Unimplemented"),
         ({"guided_json": "{"}, "guided_json", "JSON schema"),
         ({"guided_json": {"$ref": "http://a/b"}}, "guided_json", "cannot be followed"),
@@ -122,3 +130,14 @@ def test_grammars_that_cannot_be_followed(server: Server, body: dict[str, Any], 
     answer = server.post("/v1/completions", prompt="x", **body)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param and message in error["message"], error
+
+
+def test_a_grammar_that_runs_into_its_limits_ends_its_own_row_alone(server: Server) -> None:
+    """It is found out on the way: the text that was asked for cannot be had, and nobody else notices."""
+    with ThreadPoolExecutor(2) as pool:
+        endless = {"prompt": "aaaa", "max_tokens": 400, "guided_regex": "((a{1,100}){1,100}){1,100}"}
+        failing = pool.submit(server.post, "/v1/completions", **endless)
+        beside = server.complete("abc", max_tokens=60, temperature=0, ignore_eos=True)
+        assert failing.result().status_code == 400 and failing.result().json()["error"]["code"] == "no_token"
+    alone = server.complete("abc", max_tokens=60, temperature=0, ignore_eos=True)
+    assert beside["choices"][0]["text"] == alone["choices"][0]["text"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from forerun.serve import app
 from forerun.serve.admission import Admission
 from forerun.serve.errors import ApiError
 from serve.events import events
@@ -51,7 +53,7 @@ def test_a_field_that_cannot_be_honoured_is_named(server: Server, body: Any, par
     assert error["param"] == param and message in error["message"], error
 
 
-@pytest.mark.parametrize("field", ("tools", "prediction", "modalities"))
+@pytest.mark.parametrize("field", ("modalities", "audio", "store"))
 def test_what_is_not_offered_says_so(server: Server, field: str) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], field: [{}]}
     error = server.post("/v1/chat/completions", **body).json()["error"]
@@ -81,6 +83,47 @@ def test_bodies_that_are_too_large(server: Server) -> None:
     assert whole.status_code == 413 and whole.json()["error"]["code"] == "body_too_large"
     parts = server.client.post("/v1/completions", content=(large[: 2**20] for _ in range(9)))
     assert parts.status_code == 413
+
+
+def raw(server: Server, sent: bytes) -> bytes:
+    """What comes back for these bytes."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(sent)
+        return connection.recv(2000)
+
+
+def test_headers_that_are_too_large(server: Server) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    assert b"200 OK" in raw(server, head + b"A: " + b"b" * 1000 + b"\r\n\r\n")
+    assert b" 400 " in raw(server, head + b"A: " + b"b" * 100_000)
+    assert server.client.get("/health").status_code == 200
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.2)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+    assert b" 408 " in raw(server, head + b'{"prompt":')
+
+
+ELSEWHERE = (
+    "audio", "best_of_n", "cache_salt", "chat_template", "chat_template_kwargs", "function_call", "functions",
+    "include_stop_str_in_output", "length_penalty", "metadata", "modalities", "priority", "prompt_logprobs",
+    "reasoning_effort", "safety_identifier", "service_tier", "skip_special_tokens", "spaces_between_special_tokens",
+    "store", "structured_outputs", "truncate_prompt_tokens", "use_beam_search", "verbosity", "web_search_options",
+)  # fmt: skip
+"""Fields of OpenAI's and of other servers that are not offered here."""
+
+
+def test_fields_of_others_are_refused_by_name(server: Server) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ):
+        for name in ELSEWHERE:
+            answer = server.post(path, **body, **{name: 1})
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["param"] == name and name in error["message"], error
 
 
 def test_keys() -> None:

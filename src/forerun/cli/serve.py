@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forerun.serve.service import Service
+    from forerun.serve.speech import SpeechService
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "python_multipart")
 WARM_UP = ((1, 2, 3, 4),)
 
 
@@ -58,8 +60,9 @@ WARM_UP = ((1, 2, 3, 4),)
 def serve(**options: Any) -> None:
     """Serve MODEL to OpenAI's clients: chat, completions, streams. Without MODEL, the embedded one.
 
-    MODEL is a Hub name, a folder or a .gguf file. Every request may bound its drafts or switch them off, and is told
-    what they did. SIGTERM or Ctrl-C lets requests under way end; once more ends at once.
+    MODEL is a Hub name, a folder or a .gguf file; a Whisper is served for transcriptions. Every request may bound its
+    drafts or switch them off, and is told what they did. SIGTERM or Ctrl-C lets requests under way end; once more ends
+    at once.
     """
     _check_installed()
     options["api_key"] = options["api_key"] or api_key()
@@ -69,7 +72,9 @@ def serve(**options: Any) -> None:
 
     console = err_console()
     with plain_warnings(console):
-        service = _make_service(options, limits, console)
+        console.print(f"loading {options['model']} ...", style="dim", markup=False, highlight=False)
+        make = _make_speech_service if _is_whisper(options) else _make_service
+        service = make(options, limits, console)
         if not serve_until_ended(service, address, lambda url: _say_ready(service, url, console)):
             raise InvalidArgument(f"--port {address.port}: cannot listen at {address.host}; choose another, or 0")
         service.check_ranks()
@@ -81,34 +86,62 @@ def _check_installed() -> None:
         raise InvalidArgument(f"serving needs {', '.join(missing)}: pip install 'forerun[serve]'")
 
 
+def _is_whisper(options: dict[str, Any]) -> bool:
+    from forerun.loading.load import model_type
+
+    return model_type(options["model"], offline=options["offline"]) == "whisper"
+
+
 def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Console) -> Service:
     """Load the model and compile what rounds use: the first request should not wait for it."""
     from forerun.cli.console import busy
     from forerun.cli.pair import load
     from forerun.cli.run import ready_decoder
+    from forerun.drafters import with_predictions
     from forerun.serve.model import ServedModel
     from forerun.serve.service import Service, default_rows
 
-    console.print(f"loading {options['model']} ...", style="dim", markup=False, highlight=False)
     loaded = load(options, console)
+    if loaded.drafter is not None:
+        on_gpu = loaded.model.device.type == "cuda"
+        loaded = replace(loaded, drafter=with_predictions(loaded.drafter, on_gpu))
     decoder = ready_decoder(loaded, console, WARM_UP, {}, keep_rows=options["keep_rows"])
     rows = limits.max_rows or default_rows(decoder.target.device.type)
     with busy(console, "compiling and recording rounds"):
         decoder.engine.warm_up(rows)
-    name = limits.served_model_name or options["model"].rstrip("/").rsplit("/", 1)[-1]
-    model = ServedModel(decoder, loaded.tokenizer, name, int(time.time()), options["draft"])
+    model = ServedModel(decoder, loaded.tokenizer, _name(options, limits), int(time.time()), options["draft"])
     return Service(model, limits)
 
 
-def _say_ready(service: Service, url: str, console: Console) -> None:
+def _make_speech_service(options: dict[str, Any], limits: ServiceSettings, console: Console) -> SpeechService:
+    """Load a Whisper, and compile what its decoder uses."""
+    from forerun.cli.pair import is_split
+    from forerun.cli.run import told_of_compiling
+    from forerun.cli.transcribe import load_pair
+    from forerun.serve.speech import SpeechService
+
+    if is_split(options["tensor_parallel"]):
+        raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
+    loaded, processor = load_pair(options, console)
+    with told_of_compiling(console):
+        decoder = loaded.decoder(options["keep_rows"])
+    return SpeechService(decoder, processor, _name(options, limits), int(time.time()), options["draft"], limits)
+
+
+def _name(options: dict[str, Any], limits: ServiceSettings) -> str:
+    name: str = options["model"]
+    return limits.served_model_name or name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _say_ready(service: Service | SpeechService, url: str, console: Console) -> None:
     from forerun.cli.console import say
 
-    decoder, rows = service.model.decoder, service.admission.max_rows
-    drafter = "no drafter" if decoder.drafter is None else f"drafter {service.model.drafter_name}"
+    decoder, rows = service.decoder, service.admission.max_rows
+    drafter = "no drafter" if decoder.drafter is None else f"drafter {service.drafter_name}"
     target = decoder.target
     say(
         console,
-        f"Serving {service.model.name} at {url}: {target.device.type}, {str(target.dtype).removeprefix('torch.')}, "
+        f"Serving {service.name} at {url}: {target.device.type}, {str(target.dtype).removeprefix('torch.')}, "
         f"{drafter}, rule {decoder.engine.rule}, {rows} sequences at a time; "
         f"keys: {decoder.cache}; recorded: {decoder.recorded}",
     )

@@ -11,6 +11,7 @@ from forerun.drafters.feature_head import FeatureHead
 from forerun.drafters.named import named_drafter
 from forerun.drafters.ngram import NgramTable
 from forerun.drafters.parallel_heads import ParallelHeads
+from forerun.drafters.predicted_text import PredictedText, with_predictions
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.random_draft import RandomDraft
 from forerun.drafters.top_k import TopK
@@ -24,6 +25,7 @@ __all__ = [
     "FeatureHead",
     "NgramTable",
     "ParallelHeads",
+    "PredictedText",
     "PromptLookup",
     "RandomDraft",
     "TopK",
@@ -31,5 +33,6 @@ __all__ = [
     "default_drafter",
     "from_folder",
     "named_drafter",
+    "with_predictions",
     "with_trees",
 ]

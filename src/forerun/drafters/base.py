@@ -35,6 +35,8 @@ class Drafter(ABC):
     """Drafts may be trees; `max_lengths` then bounds their depth."""
     drawn_evidence = 0
     """The evidence class of drafts that are sampled, where others are deterministic."""
+    takes_predictions = False
+    """Whether `predict` is of use to it: a request that predicts its text is refused by others."""
     parts: tuple[Drafter, ...] = ()
     """The drafters it drafts with, where it combines others."""
 
@@ -67,6 +69,9 @@ class Drafter(ABC):
 
     def read(self, row: int, source: Source) -> None:
         """Follows `admit` behind an encoder-decoder target: what its encoder reads for the row."""
+
+    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
+        """Follows `admit`: what the request expects behind the first `start` tokens of the row; often nothing."""
 
     def release(self, row: int) -> None:
         """The row has left."""
@@ -140,6 +145,7 @@ class DrafterAround(Drafter):
         self.inner = inner = as_drafter(inner)
         self.parts = (inner,)
         self.copies, self.is_mixed, self.makes_trees = inner.copies, inner.is_mixed, inner.makes_trees
+        self.takes_predictions = inner.takes_predictions
 
     def clone(self) -> Self:
         twin = copy.copy(self)
@@ -164,6 +170,9 @@ class DrafterAround(Drafter):
 
     def read(self, row: int, source: Source) -> None:
         self.inner.read(row, source)
+
+    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
+        self.inner.predict(row, prediction, start)
 
     def release(self, row: int) -> None:
         self.inner.release(row)
@@ -242,6 +251,21 @@ def shares_rows(drafter: Drafter) -> bool:
     if isinstance(drafter, PlainDrafter):
         return hasattr(drafter.plain, "admit") and not hasattr(type(drafter.plain), "clone")
     return type(drafter).admit is not Drafter.admit and type(drafter).clone is Drafter.clone
+
+
+def copied_draft(found: Sequence[tuple[list[int], int]], context: DraftContext) -> Draft:
+    """A deterministic draft of each row's tokens, with the evidence behind them."""
+    lengths = [len(tokens) for tokens, _ in found]
+    width = max(lengths, default=0)
+    padded = [tokens + [0] * (width - len(tokens)) for tokens, _ in found]
+    tokens = torch.tensor(padded, dtype=torch.int64, device=context.device).view(len(found), width)
+    return Draft(
+        tokens=tokens,
+        lengths=torch.tensor(lengths, dtype=torch.int64, device=context.device),
+        law=PointMass(tokens, context.vocab_size),
+        deterministic=True,
+        evidence=tuple(evidence for _, evidence in found),
+    )
 
 
 def empty_draft(num_rows: int, vocab_size: int, device: torch.device) -> Draft:

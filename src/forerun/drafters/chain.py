@@ -43,6 +43,7 @@ class Chain(Drafter):
         self._num_copying = next((i for i, drafter in enumerate(parts) if not drafter.copies), len(parts))
         self.drawn_evidence = self._num_copying * CLASSES
         self.makes_trees = any(drafter.makes_trees for drafter in parts)
+        self.takes_predictions = any(drafter.takes_predictions for drafter in parts)
 
     def clone(self) -> Self:
         """A chain of clones."""
@@ -117,6 +118,10 @@ class Chain(Drafter):
     def read(self, row: int, source: Source) -> None:
         for drafter in self.parts:
             drafter.read(row, source)
+
+    def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
+        for drafter in self.parts:
+            drafter.predict(row, prediction, start)
 
     def release(self, row: int) -> None:
         for drafter in self.parts:

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-import torch
-
 from forerun.arguments import integer
-from forerun.drafters.base import Drafter
+from forerun.drafters.base import Drafter, copied_draft
 from forerun.errors import InvalidArgument
-from forerun.math.laws import PointMass
 from forerun.types import Draft, DraftContext, Source
 
 # Longer matches all count as one class: by then the copy is nearly always right, and a policy needs full classes.
@@ -104,17 +101,7 @@ class PromptLookup(Drafter):
                 context.rows, context.histories, context.copy_lengths or context.max_lengths, strict=True
             )
         ]
-        lengths = [len(copied) for copied, _ in matches]
-        width = max(lengths, default=0)
-        padded = [copied + [0] * (width - len(copied)) for copied, _ in matches]
-        tokens = torch.tensor(padded, dtype=torch.int64, device=context.device).view(len(matches), width)
-        return Draft(
-            tokens=tokens,
-            lengths=torch.tensor(lengths, dtype=torch.int64, device=context.device),
-            law=PointMass(tokens, context.vocab_size),
-            deterministic=True,
-            evidence=tuple(matched for _, matched in matches),
-        )
+        return copied_draft(matches, context)
 
     def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
         """Drop the index of a row that was cut below what was indexed; committed text never is, so this is rare."""

@@ -538,6 +538,8 @@ class Engine:
 
     def _row(self, request: Request) -> Row:
         budget, output = self._budget(request), list[int]()
+        if request.prediction and not self._takes_predictions:
+            raise InvalidArgument("prediction: the drafter takes none; give Chain(PredictedText(), drafter)")
         self.admission.check(len(request.prompt), budget)
         stop = StopRule(request, budget, self.tokenizer)
         adjust = adjuster(request, output, self.target.kernels)
@@ -590,6 +592,7 @@ class Engine:
             row.number, known = claim
             self.target.rewind([row.number], [min(known, self.target.length(row.number))])
             self.drafting.notify("rewind", [row.number], [known])
+            self._predict(row)
             return
         row.number = next(number for number in itertools.count() if number not in self._held)
         self._held.add(row.number)
@@ -600,7 +603,17 @@ class Engine:
         if row.request.source is not None:
             self.target.read(row.number, row.request.source)
             self.drafting.notify("read", row.number, row.request.source)
+        self._predict(row)
         self.target.begin(row.number, row.history[:-1])
+
+    def _predict(self, row: Row) -> None:
+        """Also where nothing is predicted: a row number may have had another request's prediction."""
+        if self._takes_predictions:
+            self.drafting.notify("predict", row.number, row.request.prediction, len(row.request.prompt))
+
+    @property
+    def _takes_predictions(self) -> bool:
+        return self.drafting.drafter is not None and self.drafting.drafter.takes_predictions
 
     def _may_take_in(self, row: Row) -> bool:
         """A row that is alone is always taken in: `add` has refused those that would not fit then."""

@@ -61,6 +61,8 @@ class Request:
     """What the encoder of an encoder-decoder target reads; the prompt is then how the decoder's text begins."""
     max_draft_tokens: int | None = None
     """Tokens drafted for this row in one round, at most; 0 decodes it plainly, None leaves it to the policy."""
+    prediction: tuple[int, ...] = ()
+    """What the output is expected to be; drafted from as long as it comes true, by a drafter that takes predictions."""
     deadline: float | None = None
     """By the engine's clock: what is not finished then ends with what it has."""
 
@@ -76,6 +78,7 @@ class Request:
             "min_new_tokens": integer("min_new_tokens", self.min_new_tokens, 0, MOST_NEW_TOKENS),
             "seed": integer("seed", self.seed),
             "request_id": integer("request_id", self.request_id, 0, 2**32 - 1, "must fit 32 bits"),
+            "prediction": tuple(list_of("prediction", self.prediction, integer, "must be token ids")),
             "stop_ids": _stop_ids(self.stop_ids),
             "stops_in_prompt": flag("stops_in_prompt", self.stops_in_prompt),
             "stop_strings": tuple(list_of("stop_strings", self.stop_strings, check_stop_string, "must be strings")),

@@ -125,6 +125,16 @@ def load_speech_model(
         return model, AutoProcessor.from_pretrained(request.source.location, **request.options)
 
 
+def model_type(name_or_path: str | Path, *, offline: bool = False) -> str | None:
+    """What kind of model it is, such as "llama" or "whisper", by its configuration alone; None of a GGUF file."""
+    request = LoadRequest.of(name_or_path, device="cpu", offline=offline)
+    if request.source.gguf_file:
+        return None
+    with request.told_plainly("a model"), quiet():
+        kind: str = request._config().model_type
+    return kind
+
+
 def load_draft_weights(folder: str | Path) -> Any:
     """A causal model to train on, in float32 on the CPU; its tokenizer is the target's."""
     from transformers import AutoModelForCausalLM

@@ -63,15 +63,7 @@ class AnswerText:
         if found:
             self.has_stopped = True
             return self._take(min(found), cut=True)
-        return self._take(len(text) - self._overlap(text))
-
-    def _overlap(self, text: str) -> int:
-        """The longest end of `text` that is the beginning of a stop string."""
-        longest = max((len(stop) - 1 for stop in self.stops), default=0)
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self.stops):
-                return length
-        return 0
+        return self._take(len(text) - overlap(text, self.stops))
 
     def _take(self, end: int, cut: bool = False) -> list[Piece]:
         """Pieces that lie before `end`; the one across it stays, or is `cut` there and the rest dropped."""
@@ -86,6 +78,15 @@ class AnswerText:
             taken.append(replace(rest[0], text=rest[0].text[: end - place]))
         self._held = [] if cut else rest
         return taken
+
+
+def overlap(text: str, marks: Sequence[str]) -> int:
+    """The length of the longest end of `text` that is the beginning of one of `marks`, and not all of it."""
+    longest = max((len(mark) - 1 for mark in marks), default=0)
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return length
+    return 0
 
 
 def origins(given: Sequence[Origin]) -> list[str]:

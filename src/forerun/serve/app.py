@@ -18,7 +18,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.serve.call import Call
 from forerun.serve.errors import ApiError, from_validation
@@ -27,7 +27,9 @@ from forerun.serve.model import ServedModel
 from forerun.serve.schemas import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
-from forerun.serve.translate import chat_prompt, chat_requests, completion_prompts, completion_requests
+from forerun.serve.speech import SpeechService
+from forerun.serve.speech_routes import add_speech
+from forerun.serve.translate import chat_prompt, chat_requests, chat_tools, completion_prompts, completion_requests
 from forerun.version import __version__
 
 log = logging.getLogger("forerun.serve")
@@ -39,10 +41,11 @@ PAGE_HEADERS = {
     "style-src 'unsafe-inline'; script-src 'unsafe-inline'; frame-ancestors 'none'"
 }
 """The page talks to its own server and to nobody else."""
+BODY_SECONDS = 30.0  # between two parts of a body
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_app(service: Service, address: AddressSettings) -> FastAPI:
+def create_app(service: Service | SpeechService, address: AddressSettings) -> FastAPI:
     """The application; ending it ends the service."""
 
     @asynccontextmanager
@@ -60,8 +63,12 @@ def create_app(service: Service, address: AddressSettings) -> FastAPI:
         app.add_middleware(ApiKeyMiddleware, key=address.api_key)
     if address.cors_origin:
         app.add_middleware(CORSMiddleware, allow_origins=address.cors_origin, allow_methods=["*"], allow_headers=["*"])
-    _add_generation(app, service)
-    _add_tokens(app, service.model)
+    if isinstance(service, SpeechService):
+        add_speech(app, service)
+    else:
+        _add_generation(app, service)
+        _add_tokens(app, service.model)
+        _add_page(app)
     _add_status(app, service)
     return app
 
@@ -73,9 +80,10 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         """Answer a conversation."""
         model.check_name(body.model)
-        prompt = await asyncio.to_thread(chat_prompt, body.messages, model)
-        requests = await asyncio.to_thread(chat_requests, body, prompt, model)
-        written = ChatFormat(model, logprobs=bool(body.logprobs), origins=_wants_origins(body))
+        tools = await asyncio.to_thread(chat_tools, body, model)
+        prompt = await asyncio.to_thread(chat_prompt, body.messages, body.tools if tools else None, model)
+        requests = await asyncio.to_thread(chat_requests, body, prompt, tools, model)
+        written = ChatFormat(model, logprobs=bool(body.logprobs), origins=_wants_origins(body), tools=tools)
         n = body.n or 1
         return await Call(requests, written, len(prompt), best_of=n, n=n).answer(service, http, body)
 
@@ -109,7 +117,7 @@ def _add_tokens(app: FastAPI, model: ServedModel) -> None:
         """Token ids of a text, or of a chat as the model reads it."""
         model.check_name(body.model)
         if body.messages is not None:
-            tokens = await asyncio.to_thread(chat_prompt, body.messages, model)
+            tokens = await asyncio.to_thread(chat_prompt, body.messages, body.tools, model)
         else:
             add = body.add_special_tokens is not False
             tokens = await asyncio.to_thread(model.encode, body.prompt or "", add)
@@ -123,7 +131,20 @@ def _add_tokens(app: FastAPI, model: ServedModel) -> None:
         return {"prompt": await asyncio.to_thread(model.decode, body.tokens, False)}
 
 
-def _add_status(app: FastAPI, service: Service) -> None:
+def _add_page(app: FastAPI) -> None:
+    @app.get("/", response_class=HTMLResponse)
+    async def page() -> Response:
+        """A page to try it."""
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
+
+    @app.post("/v1/audio/transcriptions", response_model=None)
+    @app.post("/v1/audio/translations", response_model=None)
+    async def audio() -> Response:
+        """Of a server whose model is a Whisper."""
+        raise ApiError(400, "this model reads text: recordings need a server of a Whisper", code="not_offered")
+
+
+def _add_status(app: FastAPI, service: Service | SpeechService) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the engine lives."""
@@ -136,11 +157,6 @@ def _add_status(app: FastAPI, service: Service) -> None:
         """Whether new requests are taken."""
         service.check_is_open()
         return await health()
-
-    @app.get("/", response_class=HTMLResponse)
-    async def page() -> Response:
-        """A page to try it."""
-        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers=PAGE_HEADERS)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -172,7 +188,8 @@ class ApiKeyMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Refuses bodies that are too large: by their announced size, else as soon as too much has come."""
+    """Refuses bodies that are too large, by their announced size, else as soon as too much has come; and those of which
+    nothing more comes."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self.app, self.most = RequestBodyLimitMiddleware(app, max_body_size=most), most
@@ -180,10 +197,27 @@ class BodyLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = Headers(scope=scope).get("content-length", "0") if scope["type"] == "http" else "0"
         if not size.isdigit() or int(size) <= self.most:
-            await self.app(scope, receive, send)
+            await self.app(scope, _patient(receive), send)
             return
         error = ApiError(413, f"the body is larger than {self.most} bytes", code="body_too_large")
         await JSONResponse(error.body, error.status)(scope, receive, send)
+
+
+def _patient(receive: Receive) -> Receive:
+    """The same, but a client that stops in the middle of a body is answered with 408."""
+    is_whole = False
+
+    async def receive_in_time() -> Message:
+        nonlocal is_whole
+        try:
+            async with asyncio.timeout(None if is_whole else BODY_SECONDS):
+                message = await receive()
+        except TimeoutError as error:
+            raise HTTPException(408, "the rest of the body has not come") from error
+        is_whole = is_whole or not message.get("more_body", False)
+        return message
+
+    return receive_in_time
 
 
 def _wants_origins(body: Generation) -> bool:

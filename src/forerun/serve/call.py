@@ -37,7 +37,7 @@ class Call:
 
     async def answer(self, service: Service, http: HttpRequest, body: Generation) -> Response:
         if not body.stream:
-            return await _unless_left(http, self._whole(service))
+            return await unless_left(http, self._whole(service))
         gains = service.decode(self.requests)
         if self.requests:
             await anext(gains)  # an error before the first byte has a status of its own
@@ -88,8 +88,8 @@ class Call:
                         yield ": still here\n\n"
                         continue
                     self.choices[gain.choice.index] = gain.choice
-                    if self.format.has_news(gain):
-                        yield chunk([self.format.part(gain.choice.index, gain.pieces, gain.finish_reason)])
+                    if (news := self.format.news(gain)) is not None:
+                        yield chunk([news])
             if wants_usage:
                 yield _event(self.format.chunk([], usage=self._usage()))
         except ApiError as error:
@@ -118,7 +118,7 @@ def _event(answer: Answer) -> str:
     return f"data: {json.dumps(answer, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-async def _unless_left(http: HttpRequest, work: Coroutine[Any, Any, Response]) -> Response:
+async def unless_left(http: HttpRequest, work: Coroutine[Any, Any, Response]) -> Response:
     """What `work` answers; a client that leaves meanwhile ends it."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_left(http))

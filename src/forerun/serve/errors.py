@@ -16,11 +16,8 @@ KINDS = {
 SERVER_ERROR = "server_error"
 NOT_OFFERED = {
     "suffix": "models here only continue a text",
-    "tools": "describe them in a message",
-    "tool_choice": "there are no tools here",
-    "parallel_tool_calls": "there are no tools here",
-    "functions": "describe them in a message",
-    "prediction": "the server's drafter finds repetitions of the prompt by itself",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
     "modalities": "text is all there is",
     "audio": "text is all there is",
     "reasoning_effort": "say it in a message, as the model was trained to read it",
@@ -57,6 +54,16 @@ class ApiError(ForerunError):
     @property
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def shutting_down() -> ApiError:
+    return ApiError(503, "this server is shutting down", code="shutting_down", retry_after=1)
+
+
+def check_name(asked: str | None, name: str) -> None:
+    """There is one model: a client that asks for another is told."""
+    if asked not in (None, name):
+        raise ApiError(404, f"there is no model {asked!r} here, only {name!r}", param="model", code="model_not_found")
 
 
 def refused(param: str, reason: str, code: str | None = None) -> ApiError:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 from forerun.engine import Stats
 from forerun.serve.answer_text import Piece
+from forerun.serve.call_formats import Tools
+from forerun.serve.call_reader import CallReader
 from forerun.serve.model import ServedModel
 from forerun.serve.service import Choice, Gain
 from forerun.version import __version__
@@ -42,10 +44,15 @@ class Format(ABC):
         """A choice of the first chunk, where there is one before any text."""
         return None
 
-    def has_news(self, gain: Gain) -> bool:
-        """Whether a chunk is worth sending: in the middle of a character there is no text."""
+    def news(self, gain: Gain) -> Answer | None:
+        """A choice of a chunk, where one is worth sending: in the middle of a character there is no text."""
+        part = self.part(gain.choice.index, gain.pieces, gain.finish_reason)
         wants_tokens = bool(gain.pieces) and (self.logprobs or self.origins)
-        return gain.finish_reason is not None or wants_tokens or any(piece.text for piece in gain.pieces)
+        return part if gain.finish_reason is not None or wants_tokens or self.says_something(part) else None
+
+    @abstractmethod
+    def says_something(self, part: Answer) -> bool:
+        """Whether it adds to the answer."""
 
     def whole(self, choices: Sequence[Choice], usage: Answer) -> Answer:
         listed = [self.whole_choice(index, choice) for index, choice in enumerate(choices)]
@@ -77,29 +84,56 @@ class ChatFormat(Format):
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, model: ServedModel, *, logprobs: bool, origins: bool, tools: Tools | None = None) -> None:
+        super().__init__(model, logprobs=logprobs, origins=origins)
+        self._tools = tools
+        self._readers: dict[int, CallReader] = {}  # of each choice, where it may call tools
+
     def opening(self, index: int) -> Answer | None:
         delta = {"role": "assistant", "content": ""}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def whole_choice(self, index: int, choice: Choice) -> Answer:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: Answer = {"role": "assistant", "content": choice.text, "refusal": None}
+        if self._tools is not None:
+            reader = self._readers[index] = CallReader(self._tools)
+            message["content"] = (reader.push(choice.pieces).content + reader.finish().content) or None
+            if reader.calls:
+                message["tool_calls"] = [call.as_dict() for call in reader.calls]
         return {
             "index": index,
             "message": message,
             "logprobs": self._logprobs(choice.pieces),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._reason(index, choice.finish_reason),
             **self._extras(choice.pieces),
         }
 
     def part(self, index: int, pieces: Sequence[Piece], finish_reason: str | None) -> Answer:
-        text = "".join(piece.text for piece in pieces)
         return {
             "index": index,
-            "delta": {"content": text} if text or not finish_reason else {},
+            "delta": self._delta(index, pieces, finish_reason is not None),
             "logprobs": self._logprobs(pieces) if pieces else None,
-            "finish_reason": finish_reason,
+            "finish_reason": self._reason(index, finish_reason),
             **self._extras(pieces),
         }
+
+    def says_something(self, part: Answer) -> bool:
+        return any(part["delta"].values())
+
+    def _delta(self, index: int, pieces: Sequence[Piece], is_last: bool) -> Answer:
+        """Text, and calls: each begins with its id and name, and its arguments follow as they come."""
+        if self._tools is None:
+            text = "".join(piece.text for piece in pieces)
+            return {"content": text} if text or not is_last else {}
+        reader = self._readers.setdefault(index, CallReader(self._tools))
+        part = reader.push(pieces)
+        content = part.content + (reader.finish().content if is_last else "")
+        delta: Answer = {"content": content} if content else {}
+        return delta | ({"tool_calls": list(part.calls.values())} if part.calls else {})
+
+    def _reason(self, index: int, finish_reason: str | None) -> str | None:
+        has_called = index in self._readers and self._readers[index].has_called
+        return "tool_calls" if has_called and finish_reason == "stop" else finish_reason
 
     def _logprobs(self, pieces: Sequence[Piece]) -> Answer | None:
         if not self.logprobs:
@@ -141,6 +175,9 @@ class CompletionFormat(Format):
             "finish_reason": finish_reason,
             **self._extras(pieces),
         }
+
+    def says_something(self, part: Answer) -> bool:
+        return bool(part["text"])
 
     def _logprobs(self, pieces: Sequence[Piece], start: int) -> Answer | None:
         if not self.logprobs:

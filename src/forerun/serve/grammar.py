@@ -13,13 +13,17 @@ from typing import Any
 import llguidance.hf
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from torch import Tensor
 
 from forerun.serve.errors import refused
 from forerun.serve.schemas import Generation, ResponseFormat
 
 MOST_CHARACTERS = 200_000  # of a grammar or a schema
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=500_000, step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=50_000
+)
+"""A fifth to a half of llguidance's own: a mask takes a few milliseconds at most, in which all other rows wait."""
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -27,12 +31,15 @@ class Grammar:
     """One grammar, compiled; every sequence gets a processor of its own."""
 
     def __init__(self, text: str, param: str, tokenizer: LLTokenizer, stop_ids: frozenset[int]) -> None:
-        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer)
+        if len(text) > MOST_CHARACTERS:
+            raise refused(param, f"has more than {MOST_CHARACTERS} characters")
+        is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=LIMITS)
         if is_wrong or messages:
             raise refused(param, f"cannot be followed: {messages[0].splitlines()[0] if messages else 'invalid'}")
-        self._matcher = LLMatcher(tokenizer, text)
+        self._matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
+        self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise refused(param, "cannot be followed: it is too large")
+            raise refused(param, "cannot be followed: it is too large, or no text is ever complete")
         self._stop_ids = sorted(stop_ids)
 
     def processor(self, prompt_length: int) -> GrammarProcessor:
@@ -76,13 +83,20 @@ class GrammarProcessor:
         return True
 
     def _forbidden(self, logits: Tensor) -> Tensor:
-        """[V] bool. Once the text is complete and nothing may follow, only end tokens are left."""
+        """[V] bool. Once the text is complete and nothing may follow, only end tokens are left.
+
+        A matcher that has run into its limits has no next token: this row ends with an error, the others go on.
+        """
         size = logits.shape[1]
         allowed = np.zeros(size, dtype=bool)
-        if self._matcher.is_stopped():
+        has_ended = self._matcher.is_stopped()
+        mask = None if has_ended else self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            return torch.ones(size, dtype=torch.bool, device=logits.device)
+        if mask is None:
             allowed[self._stop_ids] = True
         else:
-            bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
             known = min(size, len(bits))
             allowed[:known] = bits[:known]
         return torch.from_numpy(~allowed).to(logits.device)
@@ -107,10 +121,7 @@ def asked_grammar(body: Generation) -> tuple[str, str] | None:
     if body.ignore_eos:
         raise refused("ignore_eos", f"{asked[0][0]} says where the text ends: leave one of them out")
     ((name, value),) = asked
-    text = FIELDS[name](value)
-    if len(text) > MOST_CHARACTERS:
-        raise refused(name, f"has more than {MOST_CHARACTERS} characters")
-    return name, text
+    return name, FIELDS[name](value)
 
 
 def _from_schema(schema: dict[str, Any] | str) -> str:

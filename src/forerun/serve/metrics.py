@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forerun.engine import Engine, Request, Stats
+from forerun.engine import Engine, Stats
 from forerun.serve.admission import Admission
 
 LABELS = ("model_name", "engine")
@@ -98,11 +98,16 @@ class Metrics:
             for _ in range(tokens):
                 self._between.observe((now - last) / tokens)
 
-    def count(self, request: Request, num_tokens: int, stats: Stats, times: Times, outcome: str) -> None:
+    def count(self, num_prompt_tokens: int, num_tokens: int, stats: Stats, times: Times, outcome: str) -> None:
         """A sequence that has ended: stop, length, abort or error."""
         self._success.labels(*self._values, outcome).inc()
-        self._prompt_tokens.inc(len(request.prompt))
+        self._prompt_tokens.inc(num_prompt_tokens)
         self._generation_tokens.inc(num_tokens)
+        self.count_drafts(stats)
+        self._time(times, num_tokens)
+
+    def count_drafts(self, stats: Stats) -> None:
+        """What drafts did, of one sequence or of several."""
         self._drafts.inc(stats.num_drafts)
         self._draft_tokens.inc(stats.num_draft_tokens)
         self._accepted.inc(stats.num_accepted_tokens)
@@ -111,7 +116,6 @@ class Metrics:
             self._accepted_at.labels(*self._values, str(position)).inc(number)
         for position, number in enumerate(stats.num_draft_tokens_per_pos):
             self._drafted_at.labels(*self._values, str(position)).inc(number)
-        self._time(times, num_tokens)
 
     def _time(self, times: Times, num_tokens: int) -> None:
         if times.started is None or times.first is None or times.last is None:

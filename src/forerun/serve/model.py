@@ -16,7 +16,8 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.errors import InvalidArgument
 from forerun.inputs import render_chat, text_ids, tokenize_rendered
 from forerun.keywords import id_set
-from forerun.serve.errors import ApiError, refused
+from forerun.serve.call_formats import CallFormat, find_format
+from forerun.serve.errors import check_name, refused
 from forerun.serve.grammar import make_tokenizer
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that is no character
@@ -37,9 +38,7 @@ class ServedModel:
     def __post_init__(self) -> None:
         """Refuse what has no text to serve."""
         if self.decoder.target.config.is_encoder_decoder:
-            raise InvalidArgument(
-                f"{self.name} is an encoder-decoder model, which is not served: use forerun generate or transcribe"
-            )
+            raise InvalidArgument(f"{self.name} is an encoder-decoder model, which is not served: use forerun generate")
         if self.tokenizer is None or not hasattr(self.tokenizer, "convert_ids_to_tokens"):
             raise InvalidArgument(f"{self.name} has no tokenizer of transformers, which serving text needs")
 
@@ -61,14 +60,16 @@ class ServedModel:
         return min(limits, default=None)
 
     @property
+    def takes_predictions(self) -> bool:
+        drafter = self.decoder.engine.drafter
+        return drafter is not None and bool(getattr(drafter, "takes_predictions", False))
+
+    @property
     def vocab_size(self) -> int:
         return self.decoder.engine.target.vocab_size
 
     def check_name(self, asked: str | None) -> None:
-        if asked not in (None, self.name):
-            raise ApiError(
-                404, f"there is no model {asked!r} here, only {self.name!r}", param="model", code="model_not_found"
-            )
+        check_name(asked, self.name)
 
     def check_drafter(self, asked: str | None) -> None:
         if asked not in (None, self.drafter_name):
@@ -77,11 +78,18 @@ class ServedModel:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return text_ids(self.tokenizer, text) if add_special_tokens else tokenize_rendered(self.tokenizer, text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How it writes calls of tools; None where its chat template does not say, or says it in an unknown way."""
+        return find_format(self.tokenizer)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise refused("messages", "this model has no chat template: use /v1/completions", "no_chat_template")
         try:
-            return tokenize_rendered(self.tokenizer, render_chat(self.tokenizer, messages))
+            return tokenize_rendered(self.tokenizer, render_chat(self.tokenizer, messages, tools))
         except InvalidArgument as error:  # a template that does not know a role, or wants another order
             raise refused("messages", str(error).removeprefix("input_ids: ")) from error
 

@@ -11,12 +11,15 @@ import uvicorn
 from forerun.serve.app import create_app
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
+from forerun.serve.speech import SpeechService
 
 
 class DrainingServer(uvicorn.Server):
     """uvicorn's server, with a service that stops taking requests at the first signal and ends at the second."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service | SpeechService, on_ready: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
         self.service, self._on_ready = service, on_ready
 
@@ -42,7 +45,7 @@ class DrainingServer(uvicorn.Server):
         self.service.is_draining = True
 
 
-def serve(service: Service, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
+def serve(service: Service | SpeechService, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
     """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
     config = uvicorn.Config(
         create_app(service, address),
@@ -53,6 +56,7 @@ def serve(service: Service, address: AddressSettings, on_ready: Callable[[str], 
         ssl_certfile=address.ssl_certfile,
         timeout_graceful_shutdown=max(1, round(service.settings.drain_seconds)),
         server_header=False,
+        http="h11",  # which bounds headers; faster parsers may be installed that do not
     )
     if address.log_level == "info":  # which server process started where is `on_ready`'s to say
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -11,6 +11,7 @@ MOST_CHOICES = 128
 MOST_LOGPROBS = 20
 MOST_STOPS = 16
 MOST_TOKENS = 2**31 - 1
+MOST_TOOLS = 128
 
 TokenIds = list[Annotated[int, Field(ge=0)]]
 Count = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
@@ -59,6 +60,20 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
+class TextPart(Body):
+    """The only kind of content there is."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(Body):
+    """What the answer is expected to be, such as a file that is to be changed in a few places."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+
 class Generation(Body):
     """What chats and completions share."""
 
@@ -87,6 +102,7 @@ class Generation(Body):
     guided_choice: Annotated[list[Prompt], Field(min_length=1, max_length=1000)] | None = None
     guided_grammar: Annotated[str, Field(min_length=1)] | None = Field(None, description="In Lark's notation.")
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = Field(None, description="Drafted from as long as it comes true; changes no law.")
     # Ours
     speculation: Speculation | None = None
 
@@ -110,19 +126,72 @@ class CompletionBody(Generation):
     suffix: Literal[""] | None = Field(None, description="Not offered: models here only continue.")
 
 
-class TextPart(Body):
-    """The only kind of content there is."""
+class Function(Body):
+    """A tool that the model may ask its client to call."""
 
-    type: Literal["text"]
-    text: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object; none unless given.")
+    strict: bool | None = Field(None, description="The schema is always kept to.")
+
+
+class Tool(Body):
+    """The only kind of tool there is."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """Of the tool that must be called."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """A `tool_choice`: this one must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(Body):
+    """What an earlier answer called, as it was told."""
+
+    name: str
+    arguments: Annotated[str, Field(description="A JSON object, as text.")]
+
+
+class EarlierCall(Body):
+    """Of an earlier answer."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
 
 
 class Message(Body):
     """One turn."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     name: str | None = None
+    tool_calls: Annotated[list[EarlierCall], Field(min_length=1)] | None = Field(None, description="Of an assistant.")
+    tool_call_id: str | None = Field(None, description="Of a tool: whose call it answers.")
+    refusal: None = None
+
+    @model_validator(mode="after")
+    def _fits_the_role(self) -> Message:
+        if self.content is None and self.tool_calls is None:
+            raise ValueError("content is missing: only an assistant's turn with tool_calls may be without")
+        if self.tool_calls is not None and self.role != "assistant":
+            raise ValueError(f"tool_calls are an assistant's, not of role {self.role}")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("tool_call_id and the role tool need each other")
+        return self
+
+
+Tools = Annotated[list[Tool], Field(max_length=MOST_TOOLS)]
 
 
 class ChatBody(Generation):
@@ -132,6 +201,11 @@ class ChatBody(Generation):
     max_completion_tokens: NewTokens | None = Field(None, description="Up to the context's end unless given.")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    tools: Tools | None = Field(None, description="What the model may ask its client to call.")
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None, description="Whether it may, must, or must call this one; auto where there are tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call an answer.")
 
     @model_validator(mode="after")
     def _agree(self) -> ChatBody:
@@ -148,6 +222,7 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: Tools | None = Field(None, description="Of a chat.")
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
@@ -156,6 +231,8 @@ class TokenizeBody(Body):
             raise ValueError("give prompt or messages, one of them")
         if self.messages is not None and self.add_special_tokens is not None:
             raise ValueError("add_special_tokens is for a prompt: a chat template brings its own")
+        if self.tools is not None and self.messages is None:
+            raise ValueError("tools are for messages")
         return self
 
 
@@ -164,6 +241,3 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: TokenIds
-
-
-Answer = dict[str, Any]

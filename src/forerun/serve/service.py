@@ -9,13 +9,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine, FinishReason, Progress, Request, Stats
 from forerun.engine.row import RowResult
 from forerun.errors import EngineClosed, ForerunError, InvalidArgument, RankLost
 from forerun.parallel import Coordinator
 from forerun.serve.admission import Admission, Place
 from forerun.serve.answer_text import PROMPT, AnswerText, Piece
-from forerun.serve.errors import ApiError
+from forerun.serve.errors import ApiError, shutting_down
 from forerun.serve.metrics import Metrics, Times
 from forerun.serve.model import ServedModel
 from forerun.serve.prompt_logprobs import prompt_logprobs
@@ -66,6 +67,18 @@ class Service:
         self.metrics = Metrics(model.name, self.admission, self.engine.engine)
         self.is_draining = False
 
+    @property
+    def decoder(self) -> SpeculativeDecoder:
+        return self.model.decoder
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def drafter_name(self) -> str:
+        return self.model.drafter_name
+
     def close(self, drain: bool = True) -> None:
         self.is_draining = True
         self.engine.close(drain)
@@ -106,7 +119,7 @@ class Service:
 
     def check_is_open(self) -> None:
         if self.is_draining:
-            raise _shutting_down()
+            raise shutting_down()
 
     async def echo(self, prompt: Sequence[int], alternatives: int | None) -> list[Piece]:
         """The prompt's own pieces, with log-probabilities where they are asked for."""
@@ -145,7 +158,7 @@ class Service:
             outcome = "error"
             raise _told(error) from error
         finally:
-            self.metrics.count(request, choice.num_tokens, choice.stats, times, outcome)
+            self.metrics.count(len(request.prompt), choice.num_tokens, choice.stats, times, outcome)
 
     def _note(self, choice: Choice, progress: Progress, times: Times) -> None:
         now = time.perf_counter()
@@ -172,11 +185,7 @@ def _finish_reason(result: RowResult) -> str:
         message = result.error or "the model failed on this request"
         is_clients = "leaves no token to choose" in message  # an option of the request has forbidden all of them
         raise ApiError(400 if is_clients else 500, message, code="no_token" if is_clients else "not_finite")
-    raise _shutting_down()
-
-
-def _shutting_down() -> ApiError:
-    return ApiError(503, "this server is shutting down", code="shutting_down", retry_after=1)
+    raise shutting_down()
 
 
 def _told(error: Exception) -> ApiError:
@@ -186,7 +195,7 @@ def _told(error: Exception) -> ApiError:
     if isinstance(error, InvalidArgument):
         return ApiError(400, str(error))
     if isinstance(error, EngineClosed):
-        return _shutting_down()
+        return shutting_down()
     if isinstance(error, RankLost):
         return ApiError(503, "a process that holds a part of the model was lost", code="rank_lost", retry_after=10)
     log.error("a request failed", exc_info=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from forerun.config import SamplingParams
 from forerun.engine import Request
 from forerun.errors import ForerunError
+from forerun.serve.call_formats import Tools, asked_tools
 from forerun.serve.errors import ApiError, refused
 from forerun.serve.grammar import Grammar, asked_grammar
 from forerun.serve.model import ServedModel
-from forerun.serve.schemas import ChatBody, CompletionBody, Generation, Message
+from forerun.serve.schemas import ChatBody, CompletionBody, EarlierCall, Generation, Message, TextPart, Tool
 
 DEFAULT_COMPLETION = 16  # tokens, as in OpenAI's API
 SEEDS = 2**63
@@ -31,9 +33,10 @@ def completion_prompts(body: CompletionBody, model: ServedModel) -> list[list[in
     return prompts
 
 
-def chat_prompt(messages: Sequence[Message], model: ServedModel) -> list[int]:
+def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] | None, model: ServedModel) -> list[int]:
     """Token ids of a chat, up to where the answer begins."""
-    ids = model.encode_chat([_turn(message) for message in messages])
+    described = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools or ()]
+    ids = model.encode_chat([_turn(message) for message in messages], described or None)
     if not ids:
         raise refused("messages", "the chat template makes no text of them")
     return ids
@@ -56,11 +59,16 @@ def completion_requests(body: CompletionBody, prompts: Sequence[Sequence[int]], 
     return _requests(body, prompts, budgets, best_of, logprobs, model)
 
 
-def chat_requests(body: ChatBody, prompt: Sequence[int], model: ServedModel) -> list[Request]:
+def chat_tools(body: ChatBody, model: ServedModel) -> Tools | None:
+    """What the answer may call."""
+    return asked_tools(body, model.call_format if body.tools else None, model.tokenizer)
+
+
+def chat_requests(body: ChatBody, prompt: Sequence[int], tools: Tools | None, model: ServedModel) -> list[Request]:
     """One for each choice."""
     limit = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _requests(body, [prompt], [_budget(prompt, limit, model)], body.n or 1, logprobs, model)
+    return _requests(body, [prompt], [_budget(prompt, limit, model)], body.n or 1, logprobs, model, tools)
 
 
 def _requests(
@@ -70,6 +78,7 @@ def _requests(
     copies: int,
     logprobs: int | None,
     model: ServedModel,
+    tools: Tools | None = None,
 ) -> list[Request]:
     """As `decoder.generate` makes them for the same call, so that texts are the same."""
     seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed
@@ -77,7 +86,7 @@ def _requests(
     stop_ids = frozenset(body.stop_token_ids or ()) | (frozenset() if body.ignore_eos else model.stop_ids)
     model.check_tokens("stop_token_ids", body.stop_token_ids or ())
     params, max_draft_tokens = _params(body, model), _max_draft_tokens(body, model)
-    grammar = _grammar(body, model)
+    grammar, prediction = _grammar(body, tools, model), _prediction(body, model)
     try:
         return [
             Request(
@@ -93,6 +102,7 @@ def _requests(
                 processors=() if grammar is None else (grammar.processor(len(prompt)),),
                 logprobs=logprobs,
                 max_draft_tokens=max_draft_tokens,
+                prediction=prediction,
             )
             for place, (prompt, budget) in enumerate(zip(prompts, budgets, strict=True))
             for copy in range(copies)
@@ -105,8 +115,15 @@ def stop_strings(body: Generation) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
-def _grammar(body: Generation, model: ServedModel) -> Grammar | None:
-    if (asked := asked_grammar(body)) is None:
+def _grammar(body: Generation, tools: Tools | None, model: ServedModel) -> Grammar | None:
+    asked = asked_grammar(body)
+    if tools is not None:
+        if asked is not None:
+            raise refused(asked[0], "tools say what the answer may be already: leave it out, or say tool_choice: none")
+        if body.ignore_eos:
+            raise refused("ignore_eos", "an answer with calls ends where its last call ends: leave it out")
+        asked = "tools", tools.grammar(model.stop_ids)
+    if asked is None:
         return None
     param, text = asked
     if not model.stop_ids:
@@ -114,10 +131,28 @@ def _grammar(body: Generation, model: ServedModel) -> Grammar | None:
     return Grammar(text, param, model.grammar_tokenizer, model.stop_ids)
 
 
-def _turn(message: Message) -> dict[str, str]:
-    text = message.content if isinstance(message.content, str) else "".join(part.text for part in message.content)
-    turn = {"role": "system" if message.role == "developer" else message.role, "content": text}
-    return turn if message.name is None else {**turn, "name": message.name}
+def _turn(message: Message) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    turn: dict[str, Any] = {"role": role, "content": _text(message.content or "")}
+    if message.tool_calls is not None:
+        turn["tool_calls"] = [_call(call) for call in message.tool_calls]
+    given = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return turn | {name: value for name, value in given.items() if value is not None}
+
+
+def _text(content: str | Sequence[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _call(call: EarlierCall) -> dict[str, Any]:
+    """As templates read it: with arguments as an object, not as text."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise refused("messages", f"the arguments of the call {call.id!r} must be a JSON object, written as text")
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
 
 
 def _budget(prompt: Sequence[int], limit: int | None, model: ServedModel, is_default: bool = False) -> int:
@@ -154,6 +189,20 @@ def _params(body: Generation, model: ServedModel) -> SamplingParams:
         )
     except ForerunError as error:
         raise ApiError(400, str(error)) from error
+
+
+def _prediction(body: Generation, model: ServedModel) -> tuple[int, ...]:
+    """Token ids of what the answer is expected to be, as far as the context could hold it."""
+    if body.prediction is None:
+        return ()
+    if not model.takes_predictions:
+        raise refused(
+            "prediction", f"this server drafts with {model.drafter_name!r} alone: start it with --draft lookup,NAME",
+            "not_offered",
+        )  # fmt: skip
+    if body.speculation is not None and body.speculation.enabled is False:
+        raise refused("prediction", "has no use where speculation.enabled is false: leave one of them out")
+    return tuple(model.encode(_text(body.prediction.content), add_special_tokens=False)[: model.context_length])
 
 
 def _max_draft_tokens(body: Generation, model: ServedModel) -> int | None:

@@ -1,0 +1,179 @@
+"""Recordings of clients on their way through a Whisper: those that wait are transcribed together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.decoder import SpeculativeDecoder
+from forerun.engine import AsyncEngine, Stats
+from forerun.errors import EngineClosed, ForerunError, InvalidArgument, UnreadableAudio
+from forerun.serve.admission import Admission
+from forerun.serve.errors import ApiError, check_name, shutting_down
+from forerun.serve.metrics import Metrics, Times
+from forerun.serve.settings import ServiceSettings
+from forerun.speech import Clip, SpeechSettings, Transcriber, Transcript, read
+from forerun.speech.audio import duration
+
+log = logging.getLogger("forerun.serve")
+MOST_SECONDS = 4 * 3600  # of a recording: a small file may hold days of silence, and all of it is held in memory
+BATCH = 8
+"""Recordings transcribed together unless the user says otherwise."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    clip: Clip
+    transcriber: Transcriber
+    done: asyncio.Future[Transcript]
+
+    @property
+    def kind(self) -> tuple[SpeechSettings, bool]:
+        """What recordings of one batch have in common."""
+        return self.transcriber.settings, self.transcriber.is_long(self.clip)
+
+
+class SpeechService:
+    """One Whisper, its engine's thread, and the queue in front of it. Used by one event loop."""
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        processor: Any,
+        name: str,
+        created: int,
+        drafter_name: str,
+        settings: ServiceSettings,
+    ) -> None:
+        self.decoder, self.processor, self.settings = decoder, processor, settings
+        self.name, self.created, self.drafter_name = name, created, drafter_name
+        self.engine = AsyncEngine(decoder.engine)
+        self.admission = Admission(settings.max_rows or BATCH, settings.max_queued, settings.max_queued_tokens)
+        self.metrics = Metrics(name, self.admission, self.engine.engine)
+        self.is_draining = False
+        self._waiting: list[_Job] = []
+        self._working: asyncio.Task[None] | None = None
+
+    @property
+    def ranks(self) -> None:
+        """A Whisper is in one process."""
+        return None
+
+    def check_ranks(self) -> None:
+        """There are none that could be lost."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.engine.is_alive
+
+    @property
+    def card(self) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "forerun",
+            "drafter": self.drafter_name,
+        }
+
+    def check_name(self, asked: str | None) -> None:
+        check_name(asked, self.name)
+
+    def check_is_open(self) -> None:
+        if self.is_draining:
+            raise shutting_down()
+
+    def close(self, drain: bool = True) -> None:
+        """A batch under way cannot be interrupted: without `drain` it is not waited for."""
+        self.is_draining = True
+        self.engine.close(drain, timeout=None if drain else 1.0)
+
+    def transcriber(self, settings: SpeechSettings) -> Transcriber:
+        try:
+            return Transcriber(self.decoder.target, self.processor, self.decoder, settings)
+        except InvalidArgument as error:  # a language or task that the model does not know
+            raise ApiError(400, str(error)) from error
+
+    async def transcribe(self, clip: Clip, settings: SpeechSettings) -> Transcript:
+        """What is said in it, in the time that a request may take."""
+        self.check_is_open()
+        transcriber, times = self.transcriber(settings), Times(time.perf_counter())
+        if clip.is_silent:
+            return Transcript(clip.path, clip.seconds, ())
+        (place,) = self.admission.enter([0])
+        outcome, number = "abort", 0
+        try:
+            async with asyncio.timeout(self.settings.timeout), place:
+                times.started = time.perf_counter()
+                transcript = await self._queued(clip, transcriber)
+                times.first = times.last = time.perf_counter()
+            outcome, number = "stop", len(transcript.tokens)
+            return transcript
+        except TimeoutError as error:
+            raise ApiError(408, "the time for this request is over", code="timeout") from error
+        except EngineClosed as error:
+            raise shutting_down() from error
+        except (ForerunError, RuntimeError, MemoryError) as error:
+            outcome = "error"
+            log.error("a recording failed", exc_info=error)
+            raise ApiError(500, "the model failed on this recording", code="engine_error") from error
+        finally:
+            place.leave()
+            self.metrics.count(0, number, Stats(), times, outcome)
+
+    async def _queued(self, clip: Clip, transcriber: Transcriber) -> Transcript:
+        job = _Job(clip, transcriber, asyncio.get_running_loop().create_future())
+        self._waiting.append(job)
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._work())
+        try:
+            return await job.done
+        finally:
+            with suppress(ValueError):  # of one that was begun
+                self._waiting.remove(job)
+
+    async def _work(self) -> None:
+        """Batch after batch, until nobody waits."""
+        while self._waiting:
+            kind = self._waiting[0].kind
+            batch = [job for job in self._waiting if job.kind == kind][: self.admission.max_rows]
+            self._waiting = [job for job in self._waiting if job not in batch]
+            await self._transcribe(batch)
+
+    async def _transcribe(self, batch: Sequence[_Job]) -> None:
+        """A batch that fails is tried one by one: a recording that cannot be decoded takes nobody along."""
+        try:
+            transcriber, clips = batch[0].transcriber, [job.clip for job in batch]
+            done = await asyncio.wrap_future(self.engine.between_steps(lambda: transcriber.batch(clips)))
+        except (Exception, asyncio.CancelledError) as error:
+            if len(batch) > 1 and not isinstance(error, EngineClosed | asyncio.CancelledError):
+                for job in batch:
+                    await self._transcribe([job])
+                return
+            closed = EngineClosed("the engine was closed before this recording was transcribed")
+            for job in batch:
+                if not job.done.done():
+                    job.done.set_exception(error if isinstance(error, Exception) else closed)
+            return
+        self.metrics.count_drafts(transcriber.spent.stats)
+        for job, transcript in zip(batch, done, strict=True):
+            if not job.done.done():  # its client may have left meanwhile
+                job.done.set_result(transcript)
+
+
+def read_clip(data: bytes, folder: Path) -> Clip:
+    """A recording that was sent, by way of a file in `folder`: sound is read from places in a file."""
+    path = folder / "recording"
+    path.write_bytes(data)
+    try:
+        if duration(path) > MOST_SECONDS:
+            raise ApiError(400, f"file: is longer than {MOST_SECONDS // 3600} hours; cut it", param="file")
+        return read(path)
+    except UnreadableAudio as error:
+        raise ApiError(400, str(error).replace(str(path), "file"), param="file", code="unreadable_audio") from error

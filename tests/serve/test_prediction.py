@@ -1,0 +1,71 @@
+"""`prediction` over HTTP: fewer rounds where it comes true, and the same text whatever it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from forerun import Chain, PredictedText, PromptLookup, SpeculativeDecoder
+from serve.events import events
+from serve.serving import Server, make_decoder, running
+from support.folders import VOCAB, byte_tokenizer
+
+PROMPT = "one two three four"
+LETTERS = byte_tokenizer()("abcdefghijklmnopqrstuvwxyz").input_ids
+NO_OTHER_LETTERS = {str(token): -100.0 for token in range(VOCAB) if token not in LETTERS}
+
+
+@pytest.fixture(scope="module")
+def predicting() -> Iterator[Server]:
+    base = make_decoder()
+    drafter = Chain(PredictedText(), PromptLookup(min_ngram=3))
+    decoder = SpeculativeDecoder(base.target, drafter, tokenizer=byte_tokenizer(), rule="coupled", policy=4)
+    with running(decoder) as server:
+        yield server
+
+
+def content(text: Any) -> dict[str, Any]:
+    return {"type": "content", "content": text}
+
+
+@pytest.mark.parametrize("sampling", ({"temperature": 0}, {"temperature": 0.8, "seed": 5}))
+def test_any_prediction_gives_the_same_text_and_a_right_one_fewer_rounds(
+    predicting: Server, sampling: dict[str, Any]
+) -> None:
+    body = {"max_tokens": 40, "logit_bias": NO_OTHER_LETTERS, **sampling}
+
+    def ask(**more: Any) -> Any:
+        return predicting.chat(PROMPT, **body, **more)
+
+    plain = ask(speculation={"enabled": False})
+    text = plain["choices"][0]["message"]["content"]
+    rounds = {}
+    for name, prediction in {
+        "right": text, "in parts": [{"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}],
+        "edited": text[:12] + "?" + text[13:], "wrong": "nothing of this is true " * 3,
+    }.items():  # fmt: skip
+        answer = ask(prediction=content(prediction))
+        assert answer["choices"][0]["message"]["content"] == text, name
+        rounds[name] = answer["usage"]["speculation"][0]["rounds"]
+    assert plain["usage"]["speculation"][0]["rounds"] == 40
+    assert rounds["right"] == rounds["in parts"] == 8, "five tokens a round"
+    assert rounds["right"] < rounds["edited"] < rounds["wrong"]
+    details = ask(prediction=content(text))["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] > details["rejected_prediction_tokens"]
+    chat = [{"role": "user", "content": PROMPT}]
+    stream = list(events(predicting, "/v1/chat/completions", {"messages": chat, **body, "prediction": content(text)}))
+    parts = [part["delta"].get("content") or "" for event in stream for part in event["choices"]]
+    assert "".join(parts) == text
+
+
+def test_predictions_that_cannot_be_used_are_refused(server: Server, predicting: Server) -> None:
+    body = {"prompt": "x", "max_tokens": 2, "prediction": content("y")}
+    error = server.post("/v1/completions", **body).json()["error"]
+    assert error["param"] == "prediction" and "--draft lookup" in error["message"]
+    off = predicting.post("/v1/completions", **body, speculation={"enabled": False})
+    assert off.status_code == 400 and off.json()["error"]["param"] == "prediction"
+    other = predicting.post("/v1/completions", **{**body, "prediction": {"type": "file", "content": "y"}})
+    assert other.status_code == 400 and other.json()["error"]["param"] == "prediction.type"
+    assert predicting.post("/v1/completions", **body).status_code == 200
