@@ -25,8 +25,8 @@ class WordTokenizer:
     chat_template = None
     pad_token_id = 0
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": [zlib.crc32(word.encode()) % 96 + 1 for word in text.split()]}
+    def __call__(self, texts: list[str], add_special_tokens: bool = True, **_: bool) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[zlib.crc32(word.encode()) % 96 + 1 for word in text.split()] for text in texts]}
 
     def get_vocab(self) -> dict[str, int]:
         return {str(i): i for i in range(97)}

@@ -50,8 +50,14 @@ def test_names_of_no_case_are_refused(run, names: str) -> None:  # type: ignore[
     found.stderr.fnmatch_lines(["*mark.quick names cases*"])
 
 
-def test_what_would_begin_too_late_is_skipped_and_counted(run) -> None:  # type: ignore[no-untyped-def]
+def test_what_would_begin_too_late_is_skipped_and_named(run) -> None:  # type: ignore[no-untyped-def]
     run('"x-1"', "--time-limit", "1e9").assert_outcomes(passed=5)
     late = run('"x-1"', "--time-limit", "0", "-rs")
     late.assert_outcomes(skipped=5)
-    late.stdout.fnmatch_lines(["*the 0 seconds of this run are over*"])
+    late.stdout.fnmatch_lines(["Left out*5 cases*", "*4 of 4: *::test_cases", "*the time of this run is over*"])
+
+
+def test_a_limited_run_begins_with_one_case_of_every_test(run) -> None:  # type: ignore[no-untyped-def]
+    lines = run('"x-1"', "-v", "--time-limit", "9").outlines
+    names = [line.partition("::")[2].split()[0] for line in lines if "PASSED" in line]
+    assert names == ["test_cases[x-1]", "test_plain", "test_cases[x-2]", "test_cases[y-1]", "test_cases[y-2]"]
