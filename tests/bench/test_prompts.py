@@ -84,9 +84,9 @@ def test_an_unknown_category_gets_the_list() -> None:
 class ChatTokenizer(WordTokenizer):
     chat_template = "yes"
 
-    def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+    def __call__(self, texts: list[str], add_special_tokens: bool = True, **_: bool) -> dict[str, list[list[int]]]:
         assert not add_special_tokens, "the template already has them"
-        return super().__call__(text)
+        return super().__call__(texts)
 
     def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
         assert not tokenize and add_generation_prompt

@@ -235,7 +235,7 @@ def test_no_prompt_at_all(generate: Command, target: str) -> None:
     ("text", "remedy"),
     [
         ("{broken", "not JSON"),
-        ('{"query": "x"}', "no field"),
+        ('{"query": "x"}', "none of the fields"),
         ('{"prompt": 3}', "not text"),
         ("\n", "no prompts"),
         ('{"turns": []}', "at least one"),

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from forerun.errors import InvalidArgument
-from forerun.train.prompts import encode_prompts, read_prompts, uses_template
-from support.folders import byte_tokenizer
+from forerun.train.prompts import read_prompts
 
 USER = {"role": "user", "content": "hello"}
 REPLY = {"role": "assistant", "content": "yes?"}
@@ -98,21 +97,3 @@ def test_files_without_prompts_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1"))
     with pytest.raises(InvalidArgument, match="UTF-8"):
         read_prompts([tmp_path / "latin.txt"])
-
-
-def test_prompts_go_through_the_template() -> None:
-    tokenizer = byte_tokenizer()
-    said, talk, raw = (
-        tokenizer.decode(encode_prompts(tokenizer, [prompt], template)[0])
-        for prompt, template in (("hello", True), ([USER, REPLY, USER], True), ("hello", False))
-    )
-    assert said == "<|start|>user\nhello<|end|>\n<|start|>assistant\n"
-    assert talk.count("<|start|>") == 4 and "yes?" in talk
-    assert raw == "hello"
-
-
-def test_templates_are_used_where_there_are_some() -> None:
-    with_one, without = byte_tokenizer(), byte_tokenizer(None)
-    assert uses_template(with_one, None) and not uses_template(without, None) and not uses_template(with_one, False)
-    with pytest.raises(InvalidArgument, match="--raw"):
-        uses_template(without, True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 from forerun.bench.builtin import BUILT_IN
 from forerun.config import data_folder
 from forerun.errors import InvalidArgument
-from forerun.files import parse_json
+from forerun.files import read_text
+from forerun.prompts import encode_prompts, prompt_of, rows_of, uses_template
 
 MT_BENCH = "mt_bench"
 MT_BENCH_PARTS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -78,25 +79,16 @@ def built_in(folder: Path | None = None) -> Questions:
 
 def read_questions(path: Path) -> Questions:
     """A file in Spec-Bench's form: one JSON object a line with `category` and `turns`."""
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgument(
-            f"cannot read prompts from {str(path)!r} ({error}); give Spec-Bench's question.jsonl"
-        ) from error
-    lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
-    items = tuple(_question(line, number, path) for number, line in lines)
+    items = tuple(_question(row, where) for where, row in rows_of(path))
     if not items:
         raise InvalidArgument(f"{str(path)!r} holds no questions; give Spec-Bench's question.jsonl")
-    fingerprint = hashlib.sha256(content.encode()).hexdigest()[:12]
+    fingerprint = hashlib.sha256(read_text(path).encode()).hexdigest()[:12]
     return Questions(items, f"{path.name} ({len(items)} questions, sha256 {fingerprint})")
 
 
 def encode(tokenizer: Any, questions: Sequence[Question]) -> list[tuple[int, ...]]:
     """Token ids of each question as one would ask it in a chat, where the model has a template for that."""
-    return [
-        tuple(tokenizer(text, add_special_tokens=plain)["input_ids"]) for text, plain in _asked(tokenizer, questions)
-    ]
+    return encode_prompts(tokenizer, [question.text for question in questions], uses_template(tokenizer))
 
 
 def pools(
@@ -110,32 +102,19 @@ def pools(
     }
 
 
-def _asked(tokenizer: Any, questions: Sequence[Question]) -> list[tuple[str, bool]]:
-    """Text, and whether the tokenizer should still add its special tokens: a template has them."""
-    if getattr(tokenizer, "chat_template", None) is None:
-        return [(q.text, True) for q in questions]
-    return [
-        (tokenizer.apply_chat_template(_chat(q), tokenize=False, add_generation_prompt=True), False) for q in questions
-    ]
-
-
-def _chat(question: Question) -> list[dict[str, str]]:
-    return [{"role": "user", "content": question.text}]
-
-
 def _file_in(path: Path) -> Path | None:
     if path.is_file():
         return path
     return next((path / place for place in PLACES if (path / place).is_file()), None)
 
 
-def _question(line: str, number: int, path: Path) -> Question:
+def _question(row: Any, where: str) -> Question:
+    form = 'each line must be like {"category": "qa", "turns": ["..."]}'
     try:
-        entry: Mapping[str, Any] = parse_json(line)
-        category, text = entry["category"], entry["turns"][0]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        problem = f"line {number} of {str(path)!r} is not a question ({type(error).__name__}: {error})"
-        raise InvalidArgument(f'{problem}; each line must be like {{"category": "qa", "turns": ["..."]}}') from error
-    if not isinstance(category, str) or not isinstance(text, str) or not text.strip():
-        raise InvalidArgument(f"line {number} of {str(path)!r}: category and the first turn must be text")
+        text = prompt_of(row)
+    except ValueError as error:
+        raise InvalidArgument(f"{where}: {error}; {form}") from error
+    category = row.get("category") if isinstance(row, dict) else None
+    if not isinstance(category, str) or not isinstance(text, str):
+        raise InvalidArgument(f"{where}: category and the first turn must be text; {form}")
     return Question(category, text)

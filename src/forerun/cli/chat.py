@@ -66,12 +66,12 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
 def _talk_here(options: dict[str, Any], console: Console) -> None:
     from forerun.cli.console import note, out_console, plain_warnings
     from forerun.cli.pair import load
-    from forerun.cli.prompts import uses_template
+    from forerun.cli.prompts import check_template
 
     keywords = generate_keywords(options)
     with plain_warnings(console):
         loaded = load(options, console)
-        uses_template(loaded.tokenizer, True, options["system"], [])
+        check_template(loaded.tokenizer, True, options["system"], [])
         session = Session(loaded, keywords, options["system"], out_console(), console)
         if (lossy := session.decoder.engine.lossy) is not None:
             note(console, f"{lossy}.")

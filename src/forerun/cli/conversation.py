@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.cli.prompts import Message
 from forerun.errors import InvalidArgument
 from forerun.inputs import render_chat, tokenize_rendered
+from forerun.prompts import Message
 from forerun.result import decode_text
 
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from forerun.cli.compare import Comparison
     from forerun.cli.console import TextOut
     from forerun.cli.pair import Loaded
-    from forerun.cli.prompts import Prompt
     from forerun.decoder import GenerateResult
     from forerun.engine import Progress, RowResult
+    from forerun.prompts import Prompt
 
 PROMPT, OUTPUT = "Prompt", "Output"
 SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attention", "kernels", "compile")
@@ -45,7 +45,8 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
     "-f",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     show_default="none",
-    help="More prompts: one a line, or JSONL with a field prompt, text or turns; '-' reads standard input.",
+    help="More prompts: one a line, or JSONL with a field prompt, text, question, instruction, turns or messages; '-' "
+    "reads standard input.",
 )
 @option(
     PROMPT,
@@ -100,7 +101,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
     separated by an empty line; use --json to tell them apart. Ctrl-C ends the texts with what they have.
     """
     from forerun.cli.console import err_console, out_console, plain_warnings
-    from forerun.cli.prompts import encode, read_prompts, uses_template, with_task_prefix
+    from forerun.cli.prompts import check_template, encode, read_prompts, with_task_prefix
 
     console = err_console(options["quiet"])
     with plain_warnings(console):
@@ -111,7 +112,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
         loaded = load(options, console, encoder_decoder=True)
         if options["task"] is not None:
             texts = with_task_prefix(loaded.model, options["task"], texts, console)
-        template = uses_template(loaded.tokenizer, options["chat"], options["system"], texts)
+        template = check_template(loaded.tokenizer, options["chat"], options["system"], texts)
         encoded = [encode(loaded.tokenizer, prompt, template, options["system"]) for prompt in texts]
         show = _Show(loaded, texts, out_console(), console)
         if options["compare"]:

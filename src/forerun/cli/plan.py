@@ -255,10 +255,10 @@ def _prompts(loaded: Loaded, settings: PlanSettings, options: dict[str, Any]) ->
 
 
 def _from_file(file: Path, tokenizer: Any) -> list[Prompt]:
-    from forerun.cli.prompts import encode, read_prompts, uses_template
+    from forerun.cli.prompts import check_template, encode, read_prompts
 
     texts = read_prompts((), file)
-    template = uses_template(tokenizer, None, None, texts)
+    template = check_template(tokenizer, None, None, texts)
     return [tuple(encode(tokenizer, text, template)) for text in texts]
 
 

@@ -9,17 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.errors import ForerunWarning, InvalidArgument
-from forerun.files import parse_json, read_text
 from forerun.inputs import chat_ids, text_ids
+from forerun.prompts import CONVERSATIONS, FIELDS, Prompt, prompt_of, rows_in, rows_of, uses_template
 
 if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel
-
-Message = dict[str, str]
-# A prompt is text, or a conversation.
-Prompt = str | list[Message]
-FIELDS = ("prompt", "text", "turns")
 
 
 def read_prompts(arguments: Sequence[str], file: Path | None) -> list[Prompt]:
@@ -47,13 +42,8 @@ def _standard_input() -> str:
 
 
 def _from_file(path: Path) -> list[Prompt]:
-    lines = (_standard_input() if str(path) == "-" else read_text(path)).splitlines()
-    is_jsonl = path.suffix in (".jsonl", ".ndjson") or (bool(lines) and lines[0].lstrip().startswith("{"))
-    prompts = [
-        _from_json(line, f"{path}, line {number}") if is_jsonl else line
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+    rows = rows_in(_standard_input(), "-") if str(path) == "-" else rows_of(path)
+    prompts = [_from_row(row, where) for where, row in rows]
     if not prompts:
         raise InvalidArgument(
             f"{path} holds no prompts: write one a line, or JSONL with one of the fields {', '.join(FIELDS)}"
@@ -61,44 +51,19 @@ def _from_file(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _from_json(line: str, where: str) -> Prompt:
+def _from_row(row: Any, where: str) -> Prompt:
     try:
-        entry = parse_json(line)
+        prompt = prompt_of(row)
     except ValueError as error:
         raise InvalidArgument(f"{where}: {error}") from error
-    name = next((name for name in FIELDS if isinstance(entry, dict) and name in entry), None)
-    if name is None:
-        raise InvalidArgument(f"{where}: no field {', '.join(FIELDS)}")
-    return _conversation(entry[name], where) if name == "turns" else _text(entry[name], where, name)
+    if isinstance(prompt, str) and any(isinstance(row, dict) and len(row.get(name, ())) > 1 for name in CONVERSATIONS):
+        warnings.warn("a row holds several texts and no answers: only the first is used", ForerunWarning, stacklevel=2)
+    return prompt
 
 
-def _text(value: Any, where: str, name: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidArgument(f"{where}: field {name!r} is {type(value).__name__}, not text")
-    return value
-
-
-def _conversation(turns: Any, where: str) -> Prompt:
-    """Messages with roles as they are; of bare texts, which are a user's turns with no answers between, the first."""
-    if not isinstance(turns, list) or not turns:
-        raise InvalidArgument(f"{where}: field 'turns' must be a list with at least one turn")
-    if all(isinstance(turn, str) for turn in turns):
-        if len(turns) > 1:
-            warnings.warn(
-                "'turns' holds several texts and no answers: only the first is used", ForerunWarning, stacklevel=2
-            )
-        return str(turns[0])
-    if all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in turns):
-        return [{"role": str(turn["role"]), "content": str(turn["content"])} for turn in turns]
-    raise InvalidArgument(f"{where}: 'turns' must be texts, or messages with 'role' and 'content'")
-
-
-def uses_template(tokenizer: Any, chat: bool | None, system: str | None, prompts: Sequence[Prompt]) -> bool:
-    """Whether prompts go through the chat template: as asked, else where the tokenizer has one."""
-    has_template = getattr(tokenizer, "chat_template", None) is not None
-    use = has_template if chat is None else chat
-    if use and not has_template:
-        raise InvalidArgument("--chat: this model's tokenizer has no chat template; use --no-chat")
+def check_template(tokenizer: Any, chat: bool | None, system: str | None, prompts: Sequence[Prompt]) -> bool:
+    """Whether prompts go through the chat template; what needs one is refused where they do not."""
+    use = uses_template(tokenizer, chat)
     if not use and system is not None:
         raise InvalidArgument("--system needs a chat template; leave it out, or put it into the prompt")
     if not use and any(isinstance(prompt, list) for prompt in prompts):

@@ -91,7 +91,8 @@ def data(target: str, prompts: tuple[Path, ...], output: Path, as_json: bool, **
     from forerun.cli.console import busy, err_console, note, plain_warnings
     from forerun.files import check_output_folder
     from forerun.loading import load_model
-    from forerun.train.prompts import encode_prompts, read_prompts, uses_template
+    from forerun.prompts import encode_prompts, uses_template
+    from forerun.train.prompts import read_prompts
     from forerun.train.shards import ShardWriter
     from forerun.train.teacher import teacher
     from forerun.train.writing import stop_ids, wide_engine
@@ -105,7 +106,7 @@ def data(target: str, prompts: tuple[Path, ...], output: Path, as_json: bool, **
     with plain_warnings(console):
         with busy(console, f"loading {target}"):
             model, tokenizer = load_model(target, **place_of(options))
-        template = uses_template(tokenizer, asked.chat)
+        template = uses_template(tokenizer, asked.chat, off="--raw")
         with busy(console, f"encoding {len(reading.prompts)} prompts"):
             encoded = encode_prompts(tokenizer, reading.prompts, template)
         writing = replace(writing, stop_ids=stop_ids(model))

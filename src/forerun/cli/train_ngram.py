@@ -72,7 +72,8 @@ def ngram(text: tuple[Path, ...], data: Path | None, output: Path, **options: An
 
 def _of_files(paths: Sequence[Path], tokenizer: Any, paragraphs: bool, console: Any) -> list[Sequence[int]]:
     from forerun.cli.console import note
-    from forerun.train.prompts import encode_prompts, read_prompts
+    from forerun.prompts import encode_prompts
+    from forerun.train.prompts import read_prompts
 
     if not paths:
         return []

@@ -17,13 +17,13 @@ from forerun.drafters import ParallelHeads, from_folder
 from forerun.drafters.choose import behind_lookup
 from forerun.engine import RowResult, Stats
 from forerun.errors import InvalidArgument
-from forerun.files import parse_json
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.repetition import repeated_share
+from forerun.prompts import encode_prompts, rows_of, uses_template
 from forerun.train.costs import StepCosts, weigh
 from forerun.train.options import EvaluateOptions
-from forerun.train.prompts import encode_prompts, read_prompts, uses_template
+from forerun.train.prompts import read_prompts
 from forerun.train.report import ALL, evaluation_record
 
 
@@ -43,7 +43,7 @@ def read_prompts_by_category(path: Path, tokenizer: Any, limit: int | None = Non
         prompts = [CategorizedPrompt(tokens, category) for tokens, category in rows]
     else:
         texts = read_prompts([path]).prompts
-        encoded = encode_prompts(tokenizer, texts, uses_template(tokenizer, None))
+        encoded = encode_prompts(tokenizer, texts, uses_template(tokenizer))
         prompts = [CategorizedPrompt(tokens, ALL) for tokens in encoded]
     if limit is None:
         return prompts
@@ -175,11 +175,6 @@ def _fitting(
 
 
 def _has_categories(path: Path) -> bool:
-    if path.suffix not in (".jsonl", ".ndjson"):
-        return False
-    try:
-        with path.open(encoding="utf-8") as file:
-            first = parse_json(file.readline())
-    except (OSError, ValueError):
-        return False  # the reader says what is wrong
+    """Whether the file is in Spec-Bench's form, by its first row."""
+    _, first = next(rows_of(path), ("", None))
     return isinstance(first, dict) and "category" in first and "turns" in first

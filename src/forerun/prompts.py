@@ -1,0 +1,140 @@
+"""Prompts in files, whatever their shape, and their token ids: one reader for every command.
+
+A file holds text, one prompt a line, or JSON: one object a line, or a list of them. Commands differ in what they do
+about a bad row (refuse the file, or skip and count it), so reading rows and making prompts of them are two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import InvalidArgument
+from forerun.files import OPENERS, parse_json, read_text
+from forerun.inputs import render_chat
+
+Message = dict[str, str]
+# Text, which is a user's turn, or a conversation that ends with one.
+Prompt = str | list[Message]
+
+TEXTS = ("prompt", "text", "question", "instruction")
+CONVERSATIONS = ("turns", "messages")
+FIELDS = (*TEXTS, *CONVERSATIONS)
+
+
+def rows_of(path: Path, *, paragraphs: bool = False) -> Iterator[tuple[str, Any]]:
+    """Each row of a file, behind where it stands: see `rows_in`."""
+    suffix = (path.with_suffix("") if path.suffix in OPENERS else path).suffix
+    return rows_in(read_text(path), str(path), suffix, paragraphs=paragraphs)
+
+
+def rows_in(text: str, name: str, suffix: str = "", *, paragraphs: bool = False) -> Iterator[tuple[str, Any]]:
+    """Each row of a file's text, behind where it stands: a JSON value, text, or the ValueError that reading it gave."""
+    if suffix == ".json" and text.lstrip().startswith("["):
+        for number, row in enumerate(_json_list(name, text), start=1):
+            yield f"{name}, entry {number}", row
+    elif suffix in (".json", ".jsonl", ".ndjson") or text.lstrip().startswith("{"):
+        for number, line in enumerate(text.split("\n"), start=1):  # JSON may hold what `splitlines` takes for an end
+            if line.strip():
+                yield f"{name}, line {number}", _json(line)
+    else:
+        for number, part in _text_parts(text, paragraphs):
+            yield f"{name}, line {number}", part
+
+
+def prompt_of(row: Any) -> Prompt:
+    """What a row asks; ValueError says why it asks nothing."""
+    if isinstance(row, ValueError):
+        raise row
+    if isinstance(row, str):
+        return _text(row, "the row")
+    if not isinstance(row, dict):
+        raise ValueError(f"a {type(row).__name__} where an object or a text was expected")
+    for name in CONVERSATIONS:
+        if name in row:
+            return _conversation(row[name], name)
+    for name in TEXTS:
+        if name in row:
+            text = _text(row[name], name)
+            more = row.get("input") if name == "instruction" else None
+            return f"{text}\n\n{_text(more, 'input')}" if more else text
+    raise ValueError(f"none of the fields {', '.join(FIELDS)}")
+
+
+def uses_template(tokenizer: Any, chat: bool | None = None, off: str = "--no-chat") -> bool:
+    """Whether prompts go through the chat template: as asked, else where the tokenizer has one. `off` is the remedy."""
+    has_template = getattr(tokenizer, "chat_template", None) is not None
+    if chat and not has_template:
+        raise InvalidArgument(f"--chat: this model's tokenizer has no chat template; use {off}")
+    return has_template if chat is None else chat
+
+
+def encode_prompts(tokenizer: Any, prompts: Sequence[Prompt], template: bool) -> list[tuple[int, ...]]:
+    """Token ids of each prompt, up to where the model begins to write."""
+    if not prompts:
+        return []
+    texts = [render_chat(tokenizer, _messages(prompt)) if template else _plain(prompt) for prompt in prompts]
+    rows = tokenizer(texts, add_special_tokens=not template, padding=False, verbose=False)["input_ids"]
+    return [tuple(row) for row in rows]
+
+
+def _messages(prompt: Prompt) -> list[Message]:
+    return prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+
+
+def _plain(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
+
+
+def _text_parts(text: str, paragraphs: bool) -> Iterator[tuple[int, str]]:
+    """Lines, or paragraphs (set apart by empty lines), each behind the number of its first line."""
+    held: list[str] = []
+    first = 1
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        if not held:
+            first = number
+        if line.strip():
+            held.append(line)
+        if held and (not paragraphs or not line.strip()):
+            yield first, "\n".join(held)
+            held = []
+
+
+def _json_list(name: str, text: str) -> list[Any]:
+    try:
+        rows: list[Any] = parse_json(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{name}: {error}; correct the file") from error
+    return rows
+
+
+def _json(line: str) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        return error
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {type(value).__name__}, not text")
+    if not value.strip():
+        raise ValueError(f"{name} is empty")
+    return value
+
+
+def _conversation(turns: Any, name: str) -> Prompt:
+    """Messages up to the last one that is not the assistant's; of bare texts, which have no answers, the first."""
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f"{name} must be a list with at least one turn")
+    if isinstance(turns[0], str):
+        return _text(turns[0], name)
+    if not all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in turns):
+        raise ValueError(f"{name} must hold texts, or messages with role and content")
+    messages = [{"role": str(turn["role"]), "content": _text(turn["content"], "content")} for turn in turns]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages:
+        raise ValueError(f"{name} holds nothing but the assistant's words")
+    return messages
