@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 from functools import lru_cache
 from pathlib import Path
 
@@ -86,3 +87,11 @@ def test_a_name_that_is_gone_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(" ".join(f"`{span}`" for span in gone + there))
     assert unknown(page) == gone
+
+
+def test_the_picture_of_the_layers_names_each() -> None:
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    modules = re.findall(r"\w+", " ".join(contract["contracts"][0]["layers"]))
+    picture = (ROOT / "docs" / "layers.svg").read_text(encoding="utf-8")
+    titles = re.findall(r"\w+", " ".join(re.findall(r'font-weight="bold" fill="#1d2433">([^<]+)<', picture)))
+    assert set(modules) - set(titles) == {"__main__", "version"}
