@@ -18,18 +18,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
+from forerun.measure.plot import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure, Panel, Series, draw
 
 HERE = Path(__file__).parent
 RECORD = HERE / "results" / "train-losses.json"
 STYLES = {
-    "tv+kl": ("tv+kl", "#c0392b", "o-"),
-    "topk003": ("smooth L1 + 0.1 kl (topk003)", "#7f8c8d", "o-"),
-    "kl": ("kl", "#2f6fb0", "o-"),
-    "reverse_kl": ("reverse_kl", "#8e6bb0", "o-"),
-    "tv": ("tv", "#e0a030", "o-"),
-    "parallel": ("parallel heads, tv+kl", "#4a9a60", "s--"),
-    "causal": ("causal, layers 0 and 29, tv+kl", "#333333", "^--"),
+    "tv+kl": ("tv+kl", RED, "-", "o"),
+    "topk003": ("smooth L1 + 0.1 kl (topk003)", GREY, "-", "o"),
+    "kl": ("kl", BLUE, "-", "o"),
+    "reverse_kl": ("reverse_kl", PURPLE, "-", "o"),
+    "tv": ("tv", ORANGE, "-", "o"),
+    "parallel": ("parallel heads, tv+kl", GREEN, "--", "s"),
+    "causal": ("causal, layers 0 and 29, tv+kl", BLACK, "--", "^"),
 }
 
 
@@ -55,27 +55,29 @@ def _run(folder: Path) -> dict[str, Any]:
     return {**run, "curve": steps}
 
 
-def draw(runs: dict[str, Any], path: Path) -> None:
-    figure, (by_place, by_step) = plt.subplots(1, 2, figsize=(10, 4.2))
-    for name, (label, colour, line) in STYLES.items():
-        rates = runs[name]["held_out"]["acceptance"]
-        by_place.plot(range(1, len(rates) + 1), rates, line, color=colour, label=label)
-        curve = runs[name]["curve"]
-        by_step.plot([at["step"] for at in curve], [at["acceptance"][0] for at in curve], line[1:], color=colour)
-    by_place.set(xticks=range(1, 5), xlabel="place in the draft", ylabel="expected acceptance, T = 1")
-    by_place.set_title("held out, at the end", fontsize=10)
-    by_step.set(xlabel="steps")
-    by_step.set_title("first place, batch by batch", fontsize=10)
-    for axes in (by_place, by_step):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
-        axes.set_ylim(0, 0.42)
-    figure.legend(*by_place.get_legend_handles_labels(), loc="lower center", ncol=4, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figure.savefig(path, dpi=110)
+def figure(runs: dict[str, Any]) -> Figure:
+    by_place, by_step = [], []
+    for name, (label, colour, dashes, marker) in STYLES.items():
+        rates, curve = runs[name]["held_out"]["acceptance"], runs[name]["curve"]
+        places = tuple(float(place) for place in range(1, len(rates) + 1))
+        by_place.append(Series(label, places, tuple(rates), colour=colour, dashes=dashes, marker=marker))
+        steps, first = tuple(at["step"] for at in curve), tuple(at["acceptance"][0] for at in curve)
+        by_step.append(Series(label, steps, first, colour=colour, dashes=dashes, marker=""))
+    ticks = max((series.x for series in by_place), key=len)
+    acceptance = "expected acceptance, T = 1"
+    return Figure(
+        "Losses and kinds of draft on the same budget",
+        (
+            Panel("held out, at the end", "place in the draft", acceptance, tuple(by_place), ticks),
+            Panel("first place, batch by batch", "steps", acceptance, tuple(by_step)),
+        ),
+        columns=2,
+        panel_size=(5.0, 4.0),
+    )
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         RECORD.write_text(json.dumps(collect(Path(sys.argv[1])), indent=1) + "\n", encoding="utf-8")
-    draw(json.loads(RECORD.read_text(encoding="utf-8"))["runs"], HERE.parent / "docs" / "train-losses.png")
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    draw(figure(record["runs"]), HERE.parent / "docs" / "train-losses.png")

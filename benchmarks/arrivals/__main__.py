@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+from functools import partial
 
 from benchmarks.arrivals.run import METHODS, Settings, run
+from benchmarks.command import add_device, add_outputs, make_parser, run_command
 from forerun.bench.decode.pair import LARGE, SMALL
 from forerun.loading.load import choose_device
-from forerun.measure.show import main, measure
+from forerun.measure.show import main
 
 
 def command(arguments: list[str]) -> int:
     default = Settings()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.arrivals", description=__doc__)
+    parser = make_parser("arrivals", __doc__)
     parser.add_argument("--model", help=f"a target, or a pair [default: {LARGE} on a GPU, {SMALL} elsewhere]")
     parser.add_argument("--draft", help="its draft model, where --model is no pair")
     parser.add_argument("--methods", nargs="+", default=list(default.methods), help=f"of {', '.join(METHODS)}")
@@ -29,20 +29,15 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--max-rows", type=int, default=default.max_rows, help="rows that decode at once, at most")
     parser.add_argument("--max-draft", type=int, default=default.max_draft, help="tokens drafted a round, at most")
     parser.add_argument("--cold", action="store_true", help="begin without warming up")
-    parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
-    parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
-    parser.add_argument("--plot", type=Path, help="draw the waits, too")
+    add_device(parser)
+    add_outputs(parser, plot="the waits")
     chosen = parser.parse_args(arguments)
     asked = Settings(
         chosen.model, chosen.draft, tuple(chosen.methods), tuple(chosen.rates), chosen.seconds, tuple(chosen.prompt),
         tuple(chosen.output_tokens), tuple(chosen.penalised), chosen.shared, chosen.max_rows, chosen.max_draft,
         not chosen.cold,
     )  # fmt: skip
-
-    device, words = choose_device(chosen.device), ["python", "-m", "benchmarks.arrivals", *arguments]
-    return measure(
-        "arrivals", chosen.output, chosen.plot, lambda path, reporter: run(asked, device, path, reporter, words)
-    )
+    return run_command("arrivals", arguments, chosen, partial(run, asked, choose_device(chosen.device)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +15,24 @@ from forerun.measure.table import Table
 from forerun.measure.turns import Outcome
 
 KIND = "arrivals"
-WAITS = ("what, requests a second", "first ms", "99 %", "token ms", "99 %", "tokens/s", "needed", "goodput/s")
-MEMORY = ("what, requests a second", "rows", "keys", "GB", "rounds", "recording s")
+Columns = Mapping[str, Callable[[Measurement], str]]
+WHAT = "what, requests a second"
+WAITS: Columns = {
+    "first ms": lambda each: f"{1e3 * each.first_median:.0f}",
+    "first, 99 %": lambda each: f"{1e3 * each.first_99:.0f}",
+    "token ms": lambda each: f"{1e3 * each.token_median:.2f}",
+    "token, 99 %": lambda each: f"{1e3 * each.token_99:.2f}",
+    "tokens/s": lambda each: f"{each.throughput:.0f}",
+    "needed": lambda each: f"{each.needed:.0f}",
+    "goodput/s": lambda each: f"{each.goodput:.1f}",
+}
+MEMORY: Columns = {
+    "rows": lambda each: f"{each.most_rows}",
+    "keys": lambda each: f"{each.most_keys}",
+    "GB": lambda each: f"{each.key_bytes / 1e9:.2f}",
+    "rounds": lambda each: f"{each.rounds}",
+    "recording s": lambda each: f"{each.captured:.1f}",
+}
 
 
 def make_record(
@@ -32,7 +48,7 @@ def make_record(
         settings=settings,
         rows=[asdict(each) for each in measured],
         details={"warm_up": {method: asdict(each) for method, each in (warmed or {}).items()}},
-        tables=(_waits(measured), _memory(measured)) if measured else (),
+        tables=_tables(measured) if measured else (),
         remarks=(*_remarks(origin, settings, measured, outcome), *_warm_ups(warmed or {})),
         figure=_figure(measured, origin) if measured else None,
         complete=outcome.complete,
@@ -45,36 +61,16 @@ def _name(each: Measurement) -> str:
     return ", ".join([each.method, f"{each.rate:g}", *more])
 
 
-def _waits(measured: Sequence[Measurement]) -> Table:
-    rows = tuple(
-        (
-            _name(each),
-            f"{1e3 * each.first_median:.0f}",
-            f"{1e3 * each.first_99:.0f}",
-            f"{1e3 * each.token_median:.2f}",
-            f"{1e3 * each.token_99:.2f}",
-            f"{each.throughput:.0f}",
-            f"{each.needed:.0f}",
-            f"{each.goodput:.1f}",
-        )
-        for each in measured
+def _tables(measured: Sequence[Measurement]) -> tuple[Table, ...]:
+    return (
+        _table("Waiting for tokens", WAITS, measured),
+        _table("Memory for keys and values, and rounds", MEMORY, measured),
     )
-    return Table("Waiting for tokens", WAITS, rows)
 
 
-def _memory(measured: Sequence[Measurement]) -> Table:
-    rows = tuple(
-        (
-            _name(each),
-            f"{each.most_rows}",
-            f"{each.most_keys}",
-            f"{each.key_bytes / 1e9:.2f}",
-            f"{each.rounds}",
-            f"{each.captured:.1f}",
-        )
-        for each in measured
-    )
-    return Table("Memory for keys and values, and rounds", MEMORY, rows)
+def _table(title: str, columns: Columns, measured: Sequence[Measurement]) -> Table:
+    rows = tuple((_name(each), *(cell(each) for cell in columns.values())) for each in measured)
+    return Table(title, (WHAT, *columns), rows)
 
 
 def _remarks(

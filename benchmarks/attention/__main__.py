@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from functools import partial
 
 from benchmarks.attention.cases import BATCHES, HEADS, LENGTHS, QUERIES, all_cases, to_sweep
 from benchmarks.attention.run import run
-from forerun.measure.show import main, measure
+from benchmarks.command import add_outputs, make_parser, run_command
+from forerun.measure.show import main
 from forerun.measure.timing import need_gpu
 
 
@@ -37,34 +38,29 @@ def size(value: str) -> int:
     return int(value)
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(
-        prog="python -m benchmarks.attention",
-        description="Time attention over ragged rows on a GPU: PAD, SPLIT, split keys and auto against masked SDPA. "
+def option_parser() -> argparse.ArgumentParser:
+    parser = make_parser(
+        "attention",
+        "Time attention over ragged rows on a GPU: PAD, SPLIT, split keys and auto against masked SDPA. "
         "Times are CUDA-graph replays over keys that are not in the last cache; bandwidth counts live keys and values "
         "alone and is held against a copy in the same run.",
     )
-    found.add_argument("--batch-sizes", type=size, nargs="+", default=list(BATCHES))
-    found.add_argument("--lengths", type=span, nargs="+", default=list(LENGTHS), help="keys of the rows: N or N..M")
-    found.add_argument("--tokens", type=size, nargs="+", default=list(QUERIES), help="new tokens of each row")
-    found.add_argument("--heads", type=heads, nargs="+", default=list(HEADS), help="query over key heads: 32/8")
-    found.add_argument("--repeats", type=size, default=7)
-    found.add_argument("--sweep", action="store_true", help="try other block sizes, stages, warps and chunks, too")
-    found.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
-    found.add_argument("--plot", type=Path, help="draw the shares of bandwidth, too")
-    return found
+    parser.add_argument("--batch-sizes", type=size, nargs="+", default=list(BATCHES))
+    parser.add_argument("--lengths", type=span, nargs="+", default=list(LENGTHS), help="keys of the rows: N or N..M")
+    parser.add_argument("--tokens", type=size, nargs="+", default=list(QUERIES), help="new tokens of each row")
+    parser.add_argument("--heads", type=heads, nargs="+", default=list(HEADS), help="query over key heads: 32/8")
+    parser.add_argument("--repeats", type=size, default=7)
+    parser.add_argument("--sweep", action="store_true", help="try other block sizes, stages, warps and chunks, too")
+    add_outputs(parser, plot="the shares of bandwidth")
+    return parser
 
 
 def command(arguments: list[str]) -> int:
-    chosen = parser().parse_args(arguments)
+    chosen = option_parser().parse_args(arguments)
     need_gpu()
     cases = all_cases(chosen.batch_sizes, chosen.tokens, chosen.lengths, chosen.heads)
     swept = to_sweep(cases) if chosen.sweep else []
-    words = ["python", "-m", "benchmarks.attention", *arguments]
-    return measure(
-        "attention", chosen.output, chosen.plot,
-        lambda path, reporter: run(cases, swept, chosen.repeats, path, reporter, words),
-    )  # fmt: skip
+    return run_command("attention", arguments, chosen, partial(run, cases, swept, chosen.repeats))
 
 
 if __name__ == "__main__":

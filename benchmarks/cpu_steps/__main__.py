@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+from functools import partial
 
+from benchmarks.command import add_outputs, make_parser, run_command
 from benchmarks.cpu_steps.run import run
 from benchmarks.cpu_steps.steps import Grid
 from forerun.config import Kernels, kernels
-from forerun.measure.show import main, measure
+from forerun.measure.show import main
 
 
 def command(arguments: list[str]) -> int:
     grid = Grid()
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cpu_steps",
-        description="Time steps of a few tokens: transformers, Forerun without and with kernels, in turns, beside what "
+    parser = make_parser(
+        "cpu_steps",
+        "Time steps of a few tokens: transformers, Forerun without and with kernels, in turns, beside what "
         "the hardware allows: bytes over measured bandwidth, operations over measured peak.",
     )
     parser.add_argument("--model", default="embedded", help="Hub name, folder, GGUF file or 'embedded'")
@@ -26,16 +26,11 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=list(grid.tokens), help="new tokens of each row")
     parser.add_argument("--past", type=int, default=grid.past, help="keys each row has in the cache")
     parser.add_argument("--repeats", type=int, default=grid.repeats)
-    parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
-    parser.add_argument("--plot", type=Path, help="draw the curves, too")
+    add_outputs(parser, plot="the curves")
     chosen = parser.parse_args(arguments)
     use = kernels() if chosen.kernels is None else Kernels(chosen.kernels)
     asked = Grid(tuple(chosen.batch_sizes), tuple(chosen.tokens), chosen.past, chosen.repeats)
-    words = ["python", "-m", "benchmarks.cpu_steps", *arguments]
-    return measure(
-        "cpu-steps", chosen.output, chosen.plot,
-        lambda path, reporter: run(chosen.model, chosen.draft, asked, use, path, reporter, words),
-    )  # fmt: skip
+    return run_command("cpu_steps", arguments, chosen, partial(run, chosen.model, chosen.draft, asked, use))
 
 
 if __name__ == "__main__":

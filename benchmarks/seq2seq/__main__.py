@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+from functools import partial
 
+from benchmarks.command import add_device, add_outputs, make_parser, run_command
 from benchmarks.seq2seq.pair import SHAPES
 from benchmarks.seq2seq.run import Settings, run
 from forerun.loading.load import choose_device
-from forerun.measure.show import main, measure
+from forerun.measure.show import main
 
 
 def command(arguments: list[str]) -> int:
     default = Settings()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.seq2seq", description=__doc__)
+    parser = make_parser("seq2seq", __doc__)
     parser.add_argument("--pairs", nargs="+", default=list(default.pairs), help=f"of {', '.join(SHAPES)}")
     parser.add_argument(
         "--batch-sizes", nargs="+", type=int, default=list(default.batches), help="rows decoded together"
@@ -24,19 +24,14 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=default.tokens, help="new tokens of each row")
     parser.add_argument("--repeats", type=int, default=default.repeats, help="the median counts")
     parser.add_argument("--no-compile", action="store_true", help="record no CUDA graphs")
-    parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
-    parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
-    parser.add_argument("--plot", type=Path, help="draw milliseconds a token, too")
+    add_device(parser)
+    add_outputs(parser, plot="milliseconds a token")
     chosen = parser.parse_args(arguments)
     asked = Settings(
         tuple(chosen.pairs), tuple(chosen.batch_sizes), chosen.alpha, chosen.draft_length, chosen.tokens,
         max(chosen.repeats, 1), not chosen.no_compile,
     )  # fmt: skip
-
-    device, words = choose_device(chosen.device), ["python", "-m", "benchmarks.seq2seq", *arguments]
-    return measure(
-        "seq2seq", chosen.output, chosen.plot, lambda path, reporter: run(asked, device, path, reporter, words)
-    )
+    return run_command("seq2seq", arguments, chosen, partial(run, asked, choose_device(chosen.device)))
 
 
 if __name__ == "__main__":

@@ -229,4 +229,4 @@ class TestCommand:
     )
     def test_wrong_options(self, wrong: list[str]) -> None:
         with pytest.raises(SystemExit, match="2"):
-            plain.parser().parse_args(wrong)
+            plain.option_parser().parse_args(wrong)
