@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
@@ -24,6 +25,12 @@ def pytest_configure() -> None:
     os.environ.setdefault("FORERUN_SELF_CHECK", "off")  # controls break passes on purpose; its own tests ask for it
     os.environ.setdefault("NUMBA_NUM_THREADS", "2")  # the same pool on one core and on sixteen
     torch.set_num_threads(1)  # sums in a fixed order, and parallel test processes do not fight for cores
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and their modules stay until the end: the garbage collector need not look through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

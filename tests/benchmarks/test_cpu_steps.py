@@ -109,6 +109,7 @@ class TestFloors:
         tied = work_of(tiny_model("llama", tie_word_embeddings=True))
         assert tied == work_of(subject().model)
 
+    @pytest.mark.slow
     def test_real_ceilings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hardware, "_buffer_bytes", lambda: 16 << 20)
         ceilings = measure_ceilings(torch.device("cpu"), torch.float32)

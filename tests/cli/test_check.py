@@ -29,6 +29,7 @@ from forerun.types import Draft, DraftContext
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 QUICK = CheckSettings(samples=300, max_new_tokens=8)
+FEW = CheckSettings(samples=100, max_new_tokens=8)  # where the sampled law is not what is looked at
 PROMPTS = [prompt + prompt[:4] for prompt in ragged_prompts(3, 97, seed=5, longest=12)]
 OPEN = PROMPTS[1:]
 
@@ -136,7 +137,7 @@ def test_without_a_drafter_there_is_nothing_to_draft() -> None:
 
 
 def test_nothing_drafted_is_not_a_pass() -> None:
-    report = run(PromptLookup(), policy=0)
+    report = run(PromptLookup(), FEW, policy=0)
     assert outcomes(report)["sampled law"] is Outcome.UNTESTED
     assert not report.passed
 
@@ -144,7 +145,7 @@ def test_nothing_drafted_is_not_a_pass() -> None:
 def test_a_wrong_greedy_text_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     real = reference.greedy
     monkeypatch.setattr(reference, "greedy", lambda *arguments: [*real(*arguments)[:-1], 11])
-    assert outcomes(run(drafter()))["greedy text"] is Outcome.FAILED
+    assert outcomes(run(drafter(), FEW))["greedy text"] is Outcome.FAILED
 
 
 def test_rows_that_lean_on_their_neighbours_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ def test_rows_that_lean_on_their_neighbours_fail(monkeypatch: pytest.MonkeyPatch
         "keys_of",
         lambda batch, device: replace(real(batch, device), request_id=torch.full((len(batch),), len(batch))),
     )
-    assert outcomes(run(drafter()))["rows apart"] is Outcome.FAILED
+    assert outcomes(run(drafter(), FEW))["rows apart"] is Outcome.FAILED
 
 
 def test_too_few_samples_for_the_control_is_said() -> None:

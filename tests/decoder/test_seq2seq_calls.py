@@ -86,6 +86,7 @@ def test_ids_of_the_models_own_configuration_count() -> None:
         model.generation_config = kept
 
 
+@pytest.mark.quick("t5", "whisper")
 @pytest.mark.parametrize("family", ("t5", "bart", "whisper", "moonshine"))
 def test_encoder_outputs_stand_in_for_inputs(family: str) -> None:
     model, ours = tiny_model(family), decoder(family, forerun.PromptLookup())
@@ -145,6 +146,7 @@ def test_what_was_read_is_forgotten_with_its_row() -> None:
         assert not scorer.sources.cache.rows and not scorer.sources.waiting and not scorer._states
 
 
+@pytest.mark.quick("bart", "whisper")
 @pytest.mark.parametrize("family", ("t5_gated", "bart", "whisper"))
 def test_a_late_arrival_reads_its_own_source(family: str) -> None:
     """Rows come and go, slots move; sources move on their own."""

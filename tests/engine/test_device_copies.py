@@ -51,7 +51,7 @@ def launched(made: Engine) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize(("params", "number"), [(SAMPLED, 2), (CUT, 5), (GREEDY, 3)])
-@pytest.mark.quick(every=3)
+@pytest.mark.quick("params0-2-token")
 def test_same_tokens_where_rounds_without_a_copy_run_ahead(params: SamplingParams, number: int, rule: Rule) -> None:
     policy = Picky()
     made = engine(True, drafter="lookup", policy=policy, rule=rule)
@@ -65,7 +65,7 @@ def test_same_tokens_where_rounds_without_a_copy_run_ahead(params: SamplingParam
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize(("params", "number"), [(SAMPLED, 5), (CUT, 4), (GREEDY, 3)])
-@pytest.mark.quick(every=3)
+@pytest.mark.quick("params2-3-token")
 def test_same_tokens_where_rows_that_copy_are_beside_rows_that_are_drawn_for(
     params: SamplingParams, number: int, rule: Rule
 ) -> None:
@@ -252,8 +252,8 @@ def law() -> Tensor:
     return joint_law(toy_pair(VOCAB)[0], PROMPT, STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "draws"), [(rule, draws) for rule in Rule for draws in (False, True)])
-@pytest.mark.quick("token-False")
 def test_the_law_of_the_whole_loop(rule: Rule, draws: bool) -> None:
     assert not verdict(samples(rule, draws), law())
 

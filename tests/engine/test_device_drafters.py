@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("case", "drafter"), [(c, d) for c in CASES for d in DRAFTERS if c != "block" or d in CHAINS])
-@pytest.mark.quick(every=6)
+@pytest.mark.quick("block-few words", "family-tree of feature", "token-exit")
 def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     settings = {"drafter": drafter, **CASES[case]}
     made = engine(True, **settings)
@@ -41,6 +41,7 @@ def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     assert len(rounds) > 3 and max(rounds) == 3
 
 
+@pytest.mark.quick("parallel", "small tree")
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_parameters_of_all_kinds_in_one_batch(drafter: str) -> None:
     got = texts(rehearsing(engine(True, drafter=drafter)), requests(5, MIXED))
@@ -57,7 +58,7 @@ def test_greedy_text_is_that_of_generate(drafter: str) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
-@pytest.mark.quick(every=6)
+@pytest.mark.quick("sampled-small tree")
 def test_lengths_that_change_while_rounds_run_ahead(drafter: str, params: SamplingParams) -> None:
     """Rounds without a draft, longer ones behind shorter ones: what a drafter missed is read up in time."""
     policy = Follows()
@@ -67,7 +68,7 @@ def test_lengths_that_change_while_rounds_run_ahead(drafter: str, params: Sampli
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.quick(every=4)
+@pytest.mark.quick("exit")
 def test_rounds_of_both_kinds_take_turns(drafter: str) -> None:
     """A row with a processor of its own sends everybody step by step for a while."""
 
@@ -87,7 +88,7 @@ def test_rounds_of_both_kinds_take_turns(drafter: str) -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.quick(every=4)
+@pytest.mark.quick("exit")
 def test_rows_that_end_and_begin(drafter: str) -> None:
     def found(on_device: bool) -> Texts:
         made, asked = engine(on_device, drafter=drafter, keep_rows=1), requests(6, new=9)
@@ -101,6 +102,7 @@ def test_rows_that_end_and_begin(drafter: str) -> None:
     assert found(True) == found(False)
 
 
+@pytest.mark.quick("parallel")
 @pytest.mark.parametrize("drafter", ["feature", "parallel"])
 def test_control_features_that_nobody_writes_down(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts from other features are other drafts, met by the same random numbers: the comparisons above can fail."""

@@ -38,6 +38,7 @@ def hosted(monkeypatch: MonkeyPatch) -> list[tuple[int, bool]]:
     return seen
 
 
+@pytest.mark.quick("token", "block")
 @pytest.mark.parametrize("rule", list(Rule))
 def test_one_row_of_four_calls_python(rule: Rule, monkeypatch: MonkeyPatch) -> None:
     asked = requests(4, new=24)
@@ -52,6 +53,7 @@ def test_one_row_of_four_calls_python(rule: Rule, monkeypatch: MonkeyPatch) -> N
     assert any(meanwhile for _, meanwhile in by_hand), "the others run ahead"
 
 
+@pytest.mark.quick("auto")
 @pytest.mark.parametrize("policy", [CostModel, lambda: HfHeuristic(start=2)], ids=["auto", "hf"])
 def test_policies_that_learn(policy: Any) -> None:
     asked = requests(4, GREEDY, new=50)

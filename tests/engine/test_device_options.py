@@ -56,6 +56,7 @@ def whole_rounds(monkeypatch: MonkeyPatch) -> Callable[[], None]:
     return forbid
 
 
+@pytest.mark.quick("repetition", "bias", "bans", "alternatives", "min_new_tokens")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_one_row_of_three_has_an_option(name: str, whole_rounds: Callable[[], None]) -> None:
     asked = requests(3)
@@ -87,7 +88,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], list[Request]]:
     return settings, asked
 
 
-@pytest.mark.quick(*map(str, range(6)))
+@pytest.mark.quick(*map(str, range(5)))
 @pytest.mark.parametrize("seed", range(60))
 def test_any_options_in_any_batch(seed: int, whole_rounds: Callable[[], None]) -> None:
     settings, asked = drawn(seed)
@@ -96,6 +97,7 @@ def test_any_options_in_any_batch(seed: int, whole_rounds: Callable[[], None]) -
     compare(results(engine(True, **settings), asked), want)
 
 
+@pytest.mark.quick("counts", "bans")
 @pytest.mark.parametrize("what", ["counts", "bias", "bans", "repetition", "min_new_tokens"])
 def test_control_an_option_that_is_dropped_is_noticed(what: str, monkeypatch: MonkeyPatch) -> None:
     names = ("repetition", "bias", "bans", "min_new_tokens")
@@ -123,7 +125,7 @@ def test_control_what_is_emitted_must_be_counted(monkeypatch: MonkeyPatch) -> No
 
 def test_a_draft_without_the_options_is_another_draft_and_no_other_law(monkeypatch: MonkeyPatch) -> None:
     """Greedy text does not depend on what is drafted, but how much of it is accepted does."""
-    asked = [OPTIONS["repetition"](OPTIONS["bans"](request)) for request in requests(3, GREEDY, new=40)]
+    asked = [OPTIONS["repetition"](OPTIONS["bans"](request)) for request in requests(3, GREEDY, new=24)]
     want = results(engine(True), asked)
     right = ops.adjust_rows
 
@@ -170,6 +172,7 @@ def test_through_the_kernels(monkeypatch: MonkeyPatch) -> None:
     compare(results(engine(True, policy=2), asked), want)
 
 
+@pytest.mark.slow
 def test_a_long_draft_with_log_probabilities() -> None:
     asked = [OPTIONS["alternatives"](request) for request in requests(1, new=34)]
     compare(results(engine(True, policy=32), asked), results(engine(False, policy=32), asked))

@@ -113,8 +113,8 @@ def _failing(*_: Any, **__: Any) -> None:
     raise MemoryError("no memory")
 
 
-@pytest.mark.quick(*map(str, range(8)))
-@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 400))])
+@pytest.mark.quick("0", "2", "4", "5", "7")
+@pytest.mark.parametrize("seed", range(400))
 def test_every_request_says_what_it_says_alone(seed: int) -> None:
     traffic = Traffic.drawn(seed)
     for request, result, gained in traffic.serve():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,13 +13,11 @@ from support.tiny import draft_of, tiny_model
 VOCAB, ROWS, LENGTH = 3001, 4, 4
 
 
-@pytest.fixture(autouse=True)
-def only_what_is_new() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module")
+def only_what_is_new() -> None:
     """What earlier tests left is not looked through, again and again."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def big_tensors(at_least: int) -> list[torch.Size]:

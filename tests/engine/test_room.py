@@ -67,7 +67,7 @@ def test_rows_in_blocks_say_the_same(drafter: str, rule: Rule, on_device: bool) 
 
 @pytest.mark.parametrize("cache", [partial(paged, 80), partial(RaggedCache, 160)], ids=["paged", "ragged"])
 @pytest.mark.parametrize(("drafter", "rule", "on_device"), WAYS)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick("model-token-False-paged", "random-token-True-paged")
 def test_preempted_rows_say_the_same(cache: Any, drafter: str, rule: Rule, on_device: bool) -> None:
     """With a fixed draft length a row's tokens depend on nothing else, not even on having been sent away."""
     asked = requests(6, new=40)
@@ -322,9 +322,10 @@ def _finished(made: Engine) -> list[tuple[int, ...]]:
     return [result.tokens for result in made.take_results()]
 
 
+@pytest.mark.quick("True-none")
 @pytest.mark.parametrize(("on_device", "drafter"), [(False, "model"), (True, "model"), (True, "none")])
 def test_churn(on_device: bool, drafter: str) -> None:
-    assert churn(1, 100, on_device, paged(88), drafter) > 0
+    assert churn(1, 60, on_device, paged(88), drafter) > 0
 
 
 @pytest.mark.slow

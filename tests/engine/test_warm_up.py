@@ -57,7 +57,7 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
     return found
 
 
-@pytest.mark.quick("model", "none", "lookup")
+@pytest.mark.quick("model", "lookup")
 @pytest.mark.parametrize("drafter", ("model", "none", "lookup", "exit", "feature", "parallel"))
 def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:
     engine, asked = warm(drafter), requests(1)

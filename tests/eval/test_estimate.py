@@ -76,6 +76,7 @@ def scores(kind: str, n: int, worse: float, seed: int) -> tuple[list[float], lis
     return first.double().tolist(), second.double().tolist()
 
 
+@pytest.mark.quick("binary")
 @pytest.mark.parametrize("kind", ["binary", "graded"])
 def test_equal_decoders_agree_and_worse_ones_do_not(kind: str) -> None:
     """200 experiments each: at 95 % about 10 false alarms are due, 23 would come once in 10,000 times."""
@@ -89,6 +90,7 @@ def test_equal_decoders_agree_and_worse_ones_do_not(kind: str) -> None:
     assert found >= 170  # the control: such a loss is not missed
 
 
+@pytest.mark.quick("binary")
 @pytest.mark.parametrize("kind", ["binary", "graded"])
 def test_intervals_hold_the_truth_as_often_as_they_say(kind: str) -> None:
     held = 0

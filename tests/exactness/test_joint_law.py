@@ -20,6 +20,7 @@ from support.markov import joint_law, softmax_at, toy_pair
 
 NUMBER = 12_000  # tells a temperature of 1.1 from 1
 FEWER = 4_000  # for faults: what so few samples show, more of them show all the more
+FEWEST = 1_200  # where the quick part looks at the law and at its faults
 STEPS = {3: 4, 5: 3}
 
 # Every drafter and every policy meets every rule; which policy drives which drafter differs from rule to rule.
@@ -35,7 +36,11 @@ def law(vocab: int) -> Tensor:
     return joint_law(toy_pair(vocab)[0], PROMPT, STEPS[vocab])
 
 
-@pytest.mark.quick("token-model-1")
+def test_three_tokens_briefly() -> None:
+    assert not verdict(Loop("model", "3", Rule.TOKEN).sample(FEWEST), law(3))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "drafter", "policy"), COVERING)
 def test_three_tokens(rule: Rule, drafter: str, policy: str) -> None:
     loop = Loop(drafter, policy, rule)
@@ -73,14 +78,19 @@ FAULTS: list[Any] = [
 ]
 
 
-@pytest.mark.quick("token-correct_from_target")
+def test_control_a_fault_is_noticed_briefly(monkeypatch: MonkeyPatch) -> None:
+    controls.correct_from_target(monkeypatch)
+    assert verdict(Loop("model", "3", Rule.TOKEN).sample(FEWEST), law(3))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "fault"), FAULTS)
 def test_control_faults_are_noticed(rule: Rule, fault: Callable[[MonkeyPatch], None], monkeypatch: MonkeyPatch) -> None:
     fault(monkeypatch)
     assert verdict(Loop("model", "3", rule).sample(FEWER), law(3))
 
 
-@pytest.mark.quick("token")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_shifted_rows_are_noticed(rule: Rule) -> None:
     drafter = Misreporting(draft_model(toy_pair(3)[1]), lambda draft, context: NextRow(draft.law, draft.width))

@@ -159,6 +159,7 @@ def test_the_word_is_in_the_result() -> None:
     assert plain.stats.as_dict()["lossy"] is None
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("rule", LOSSY, ids=lambda rule: rule.name)
 def test_greedy_text_is_the_targets_under_every_rule(rule: LossyRule) -> None:
     target = tiny_model("llama")

@@ -76,7 +76,7 @@ def ended(rule: Rule, at_least: int) -> list[list[int]]:
     return padded(samples, 4, END)
 
 
-@pytest.mark.quick("0-token", "3-coupled", "3-block")
+@pytest.mark.quick("0-token", "3-block")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("at_least", [0, 3])
 def test_end_token(rule: Rule, at_least: int) -> None:

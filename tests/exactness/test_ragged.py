@@ -19,6 +19,7 @@ from support.devices import each_device
 from support.markov import joint_law, toy_pair
 
 NUMBER = 800  # of each kind
+FEWER = 250  # where the quick part looks
 
 # prompt, seed, parameters as the library takes them, and as this folder defines them
 KINDS: list[tuple[tuple[int, ...], int, dict[str, Any], dict[str, Any]]] = [
@@ -29,7 +30,7 @@ KINDS: list[tuple[tuple[int, ...], int, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def requests() -> list[Request]:
+def requests(number: int = NUMBER) -> list[Request]:
     """Kinds in turn, so that every batch holds all of them; budgets differ, so that rows leave at different times."""
     return [
         Request(
@@ -39,7 +40,7 @@ def requests() -> list[Request]:
             seed=seed,
             request_id=len(KINDS) * i + kind,
         )
-        for i in range(NUMBER)
+        for i in range(number)
         for kind, (prompt, seed, given, _) in enumerate(KINDS)
     ]
 
@@ -49,14 +50,18 @@ def law(kind: int) -> Tensor:
     return joint_law(toy_pair(3)[0], prompt, 3, Definition(len(prompt), **settings))
 
 
-def verdicts(rule: Rule, drafter: str, policy: str, device: str = "cpu") -> list[str]:
+def verdicts(rule: Rule, drafter: str, policy: str, device: str = "cpu", number: int = NUMBER) -> list[str]:
     loop = Loop(drafter, policy, rule) if device == "cpu" else loop_on(device, drafter, policy, rule)
-    results = loop.run(requests())
+    results = loop.run(requests(number))
     tokens = [result.tokens for result in results]
     return [verdict(tokens[kind :: len(KINDS)], law(kind)) for kind in range(len(KINDS))]
 
 
-@pytest.mark.quick("cpu-chain-block-hf")
+def test_every_row_has_its_own_law_briefly() -> None:
+    assert verdicts(Rule.BLOCK, "chain", "hf", number=FEWER) == [""] * len(KINDS)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "policy"), list(zip(RULES, ("bass", "hf", "auto"), strict=True)))
 @pytest.mark.parametrize("drafter", ["model", "chain"])
 @each_device
@@ -72,7 +77,7 @@ def test_control_neighbours_parameters_are_noticed(monkeypatch: MonkeyPatch, dev
 
     right = host_round.LawParams.stack
     monkeypatch.setattr(host_round.LawParams, "stack", lambda params, device: right([*params[1:], params[0]], device))
-    assert all(verdicts(Rule.TOKEN, "model", "3", device))
+    assert all(verdicts(Rule.TOKEN, "model", "3", device, FEWER))
 
 
 @pytest.mark.slow

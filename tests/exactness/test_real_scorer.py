@@ -68,7 +68,6 @@ def test_joint_law(drafter: str, rule: str, attention: str) -> None:
     assert misfits(drafter, Rule(rule), attention) == ["", "", ""]
 
 
-@pytest.mark.slow
 def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
     controls.correct_from_target(monkeypatch)
     assert all(misfits("model", Rule.TOKEN, "pad"))
@@ -91,6 +90,7 @@ def test_control_with_compiled_kernels(monkeypatch: MonkeyPatch) -> None:
     assert all(misfits("model", Rule.TOKEN, "auto", kernels="on"))
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_control_a_kernel_that_forgets_the_first_key(monkeypatch: MonkeyPatch) -> None:
     """Tokens stay plausible and the loop is untouched: only the law can tell."""

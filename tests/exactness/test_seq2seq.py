@@ -200,7 +200,7 @@ def test_the_engine_says_what_the_specification_says(kind: str, rule: Rule) -> N
     assert len({tuple(tokens) for tokens in said.values()}) == 3
 
 
-@pytest.mark.quick("token-whisper", "coupled-bart")
+@pytest.mark.quick("coupled-bart")
 @pytest.mark.parametrize("family", ("t5_gated", "bart", "whisper"))
 @pytest.mark.parametrize("rule", ("token", "coupled"))
 def test_a_rows_tokens_are_its_own(family: str, rule: str) -> None:

@@ -62,7 +62,7 @@ def by_the_engine(
     return rounds
 
 
-@pytest.mark.quick("model-token", "lookup-block", "random-coupled")
+@pytest.mark.quick("lookup-block", "random-coupled")
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_rounds(kind: str, rule: Rule) -> None:

@@ -20,6 +20,7 @@ from forerun.types import Keys, Rule
 from support.markov import toy_pair
 
 NUMBER = 5_000
+FEWER = 1_200  # where the quick part looks
 TARGET = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 DRAFT = torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64)
 
@@ -39,14 +40,23 @@ def joint(steps: int) -> Tensor:
     return law
 
 
-@pytest.mark.quick("3-block")
+def test_a_known_law_briefly() -> None:
+    assert not verdict(scripted(Rule.BLOCK).sample(FEWER, max_new_tokens=5), joint(4))
+
+
+def test_control_rounds_that_share_numbers_are_noticed_briefly(monkeypatch: MonkeyPatch) -> None:
+    controls.one_round(monkeypatch)
+    assert verdict(scripted(Rule.BLOCK).sample(FEWER, max_new_tokens=5), joint(4))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("policy", ["1", "3"])
 def test_known_laws(rule: Rule, policy: str) -> None:
     assert not verdict(scripted(rule, policy).sample(NUMBER, max_new_tokens=5), joint(4))
 
 
-@pytest.mark.quick("block-2")
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [Stream.ACCEPT, Stream.FINAL])
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_shared_noise_is_noticed(rule: Rule, stream: Stream, monkeypatch: MonkeyPatch) -> None:
@@ -54,7 +64,7 @@ def test_control_shared_noise_is_noticed(rule: Rule, stream: Stream, monkeypatch
     assert verdict(scripted(rule).sample(NUMBER, max_new_tokens=5), joint(4))
 
 
-@pytest.mark.quick("block")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_rounds_that_share_numbers_are_noticed(rule: Rule, monkeypatch: MonkeyPatch) -> None:
     controls.one_round(monkeypatch)

@@ -97,6 +97,7 @@ def test_control_positions_by_place(monkeypatch: MonkeyPatch) -> None:
     assert any(misfits("model", "top"))
 
 
+@pytest.mark.slow
 def test_control_keys_stay_where_they_were_written(monkeypatch: MonkeyPatch) -> None:
     def keep(self: RaggedCache, row: int, start: int, picks: Sequence[int]) -> None:
         self._length[row] = start + len(picks)

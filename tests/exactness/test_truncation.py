@@ -23,6 +23,7 @@ from forerun.types import Draft, DraftContext, LawParams, Rule
 from support.markov import joint_law, toy_pair
 
 NUMBER = 6_000
+FEWER = 1_500  # where the quick part looks
 P = len(PROMPT)
 CASES: dict[str, dict[str, Any]] = {
     "cool": {"temperature": 0.7},
@@ -42,14 +43,22 @@ def params(**settings: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 1.0, **settings})
 
 
-@pytest.mark.quick("all")
-@pytest.mark.parametrize("case", CASES)
-def test_target_law(case: str) -> None:
+def check_target_law(case: str, number: int) -> None:
     rule = RULES[list(CASES).index(case) % 3]
     loop = Loop("model", "3", rule, vocab=5)
-    samples = loop.sample(NUMBER, params=params(**CASES[case]), max_new_tokens=4)
+    samples = loop.sample(number, params=params(**CASES[case]), max_new_tokens=4)
     assert not verdict(samples, law(**CASES[case]))
     assert verdict(samples, law()), "the setting made no difference"
+
+
+def test_target_law_briefly() -> None:
+    check_target_law("all", FEWER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_target_law(case: str) -> None:
+    check_target_law(case, NUMBER)
 
 
 @pytest.mark.slow
@@ -81,7 +90,7 @@ def claim(settings: SamplingParams) -> Any:
     return report
 
 
-@pytest.mark.quick("own1-token", "own2-block")
+@pytest.mark.quick("own1-token")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("own", [{}, {"temperature": 2.0}, {"top_k": 1}, {"temperature": 0.0}])
 def test_draft_truncated_otherwise(rule: Rule, own: dict[str, Any]) -> None:
@@ -95,17 +104,25 @@ def test_draft_truncated_otherwise(rule: Rule, own: dict[str, Any]) -> None:
 def test_control_lying_drafter_is_noticed(rule: Rule) -> None:
     """Drawn from the two most likely tokens, reported as drawn from all."""
     drafter = Misreporting(OwnParams(draft_model(toy_pair(3)[1]), params(top_k=2)), claim(params()))
-    assert verdict(Loop(drafter, "3", rule).sample(NUMBER, max_new_tokens=4), law(3))
+    assert verdict(Loop(drafter, "3", rule).sample(FEWER, max_new_tokens=4), law(3))
 
 
-@pytest.mark.quick("block")
-@pytest.mark.parametrize("rule", RULES)
-def test_budget_cuts_the_draft(rule: Rule) -> None:
+def check_budget(rule: Rule, number: int) -> None:
     loop = Loop("model", Constant(8), rule, vocab=5)
-    samples = loop.sample(NUMBER, max_new_tokens=3)
+    samples = loop.sample(number, max_new_tokens=3)
     assert {len(sample) for sample in samples} == {3}
     assert max(loop.watched.asked) == 2, "the target always adds a token of its own"
     assert not verdict(samples, law())
+
+
+def test_a_budget_cuts_the_draft_briefly() -> None:
+    check_budget(Rule.BLOCK, FEWER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_budget_cuts_the_draft(rule: Rule) -> None:
+    check_budget(rule, NUMBER)
 
 
 @pytest.mark.slow

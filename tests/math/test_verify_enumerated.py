@@ -162,7 +162,14 @@ SIZES = [(4, 1), (4, 2), (3, 3), (7, 1), (2, 3)]
 @pytest.mark.parametrize("rule", [token_rule, block_rule])
 @pytest.mark.parametrize("kind", ["full", "sparse", "point"])
 @pytest.mark.parametrize(("vocab", "length"), SIZES)
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(
+    "3-3-full-token_rule",
+    "2-3-full-block_rule",
+    "4-2-sparse-block_rule",
+    "4-1-sparse-token_rule",
+    "3-3-point-block_rule",
+    "7-1-point-token_rule",
+)
 def test_what_is_emitted_follows_the_target(rule: RuleFunction, kind: str, vocab: int, length: int):
     pair, case = markov_case(vocab, length, kind)
     assert error(pair, case, rule) < TOLERANCE
@@ -202,6 +209,7 @@ def test_tokens_per_round_are_one_plus_the_survivals_and_geometric_for_a_constan
         assert tokens == pytest.approx((1 - alpha ** (length + 1)) / (1 - alpha), abs=TOLERANCE)
 
 
+@pytest.mark.quick("2", "5")
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
 def test_a_block_never_keeps_less_than_tokens_one_by_one(length: int):
     gained = 0

@@ -114,7 +114,7 @@ def check_new(scorer: Scorer, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick("llama", "gpt_oss")
 def test_families(family: str, counted: dict[str, int]) -> None:
     scorer = scorer_of(family)
     prompt_writes = counted["write"] + counted["rotate_and_write"]
@@ -151,6 +151,7 @@ def test_trees(family: str, counted: dict[str, int]) -> None:
     check(scores_of_trees(family, Kernels.ON, Form.KEYS), wanted)
 
 
+@pytest.mark.slow
 def test_control_a_chain_is_another_tree(counted: dict[str, int]) -> None:
     chain = scorer_of("llama").score([0, 1], WITH_TREES)
     with pytest.raises(AssertionError):

@@ -90,7 +90,7 @@ def learnt_rate(make: Callable[[], Policy], rows: int, **world: Any) -> tuple[fl
     return early[0] / early[1], late[0] / late[1]
 
 
-@pytest.mark.quick("cpu-judged-1-0.9", "gpu-sampled-1-0.9", "gpu-judged-1-0.9")
+@pytest.mark.quick("cpu-judged-1-0.9", "gpu-sampled-1-0.9")
 @pytest.mark.parametrize(("rows", "alpha"), list(product((1, 4, 8), (0.3, 0.6, 0.9))))
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("name", MACHINES)
@@ -137,6 +137,7 @@ def rate_between(marks: list[tuple[int, float]], first: float, last: float) -> f
     return (inside[-1][0] - inside[0][0]) / (inside[-1][1] - inside[0][1])
 
 
+@pytest.mark.quick("8")
 @pytest.mark.parametrize("rows", [1, 8])
 def test_only_good_evidence_is_verified(rows: int) -> None:
     """Class 3 is kept nine times in ten and speaks in a third of the rounds, class 1 is always wrong."""

@@ -87,6 +87,7 @@ def test_greedy_transcripts_are_transformers_own(name: str) -> None:
     assert inside.stats.num_accepted_tokens > 0, "nothing was drafted, so nothing was tested"
 
 
+@pytest.mark.quick("judged", "language")
 @pytest.mark.parametrize(
     "keywords",
     [
@@ -113,7 +114,7 @@ DRAFTERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.quick(every=3)
+@pytest.mark.quick("random")
 def test_drafters_of_all_kinds(name: str) -> None:
     model, monitor = tiny_whisper(), EncoderMonitor()
     inside = windows(model, DRAFTERS[name](model))

@@ -63,6 +63,7 @@ def run(folder: Path, limits: Limits | None = None, items: list[Item] = ITEMS, *
     )
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("batch_size", [1, 3, 50])
 def test_a_text_does_not_depend_on_its_neighbours(batch_size: int) -> None:
     assert texts(batch_size=batch_size) == texts(batch_size=4)

@@ -85,7 +85,9 @@ def check(case: Case, form: Form, tuning: Tuning = SMALL, is_shared: bool = Fals
     ],
     ids=lambda how: "-".join(how) or "plain",
 )
-@pytest.mark.quick(every=4)
+@pytest.mark.quick(
+    "sinks-window-softcap-keys", "softcap-pad", "plain-pad", "distances-window-pad", "sinks-split", "window0-split"
+)
 def test_what_a_query_sees(form: Form, how: dict[str, Any]) -> None:
     check(make_case(**how), form)
 
@@ -105,6 +107,7 @@ def test_one_token_of_one_row(form: Form) -> None:
     check(make_case(RaggedRows((0,), (33,), (1,)), heads=(1, 1)), form)
 
 
+@pytest.mark.quick("pad", "split")
 @pytest.mark.parametrize("form", FORMS)
 def test_more_queries_than_a_block_holds(form: Form) -> None:
     """Each block of queries stops where its last one does, and begins where its first one's window does."""
@@ -113,6 +116,7 @@ def test_more_queries_than_a_block_holds(form: Form) -> None:
         check(make_case(rows, heads=(2, 1), window=window), form, replace(SMALL, most_queries=16))
 
 
+@pytest.mark.quick("pad", "split")
 @pytest.mark.parametrize("form", FORMS)
 def test_host_knows_a_bound_only(form: Form) -> None:
     """In a captured graph: the grid is for the capacity, the lengths are the device's."""
@@ -189,7 +193,7 @@ def test_a_key_of_the_row_is_read(form: Form) -> None:
     assert got[3:].isfinite().all()
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("places", [1, 2, 3, 5, 8])
 def test_balanced_splits_wherever_rows_begin_and_end(places: int) -> None:
     """Shares that hold several rows, end with one, or are a piece of one; rows of one key and of whole blocks.

@@ -75,6 +75,7 @@ def test_gate(rows: int, dtype: torch.dtype) -> None:
         check(kernel.gate(x, weight, norm, plan=plan), reference.gate(*map(wide, (x, weight, norm))))  # type: ignore[arg-type]
 
 
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("plan", [ONE, SMALL, CUT])
 def test_activation_multiplier_and_gains_stored_less_one(activation: Activation, plan: Plan) -> None:
@@ -117,6 +118,7 @@ def test_project_heads(rows: int, dtype: torch.dtype) -> None:
         check(heads.value_pool, want_heads.value_pool)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize(("turning", "interleaved"), [(10, True), (4, False), (4, True), (0, False)])
 def test_rotations_and_orders_of_heads(turning: int, interleaved: bool, in_order: bool) -> None:
@@ -153,6 +155,7 @@ def test_added_and_gated(dtype: torch.dtype) -> None:
     check(norms.gated(change), reference.gated(change.float()))
 
 
+@pytest.mark.quick("dtype1")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_of_all_kinds(dtype: torch.dtype) -> None:
     """Gains stored less one or applied in float32, no bias, a gain a head; a change that is normed and scaled."""
