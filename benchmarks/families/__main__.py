@@ -17,6 +17,9 @@ def command(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
     parser.add_argument("families", nargs="*", help="of these alone [default: all that are listed for the device]")
     parser.add_argument("--repeats", type=int, default=3, help="the best counts")
+    parser.add_argument(
+        "--methods", nargs="*", default=list(Settings(()).methods), help="beside fused layers, on a GPU"
+    )
     parser.add_argument("--compile-only", action="store_true", help="run each once and time nothing")
     parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
     parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
@@ -27,7 +30,7 @@ def command(arguments: list[str]) -> int:
         return 0
     device = choose_device(chosen.device)
     families = chosen.families or (ON_GPU if device.type == "cuda" else ON_CPU)
-    asked = Settings(tuple(families), max(chosen.repeats, 1), chosen.compile_only)
+    asked = Settings(tuple(families), max(chosen.repeats, 1), tuple(chosen.methods), chosen.compile_only)
     words = ["python", "-m", "benchmarks.families", *arguments]
     return measure("families", chosen.output, None, lambda path, reporter: run(asked, device, path, reporter, words))
 

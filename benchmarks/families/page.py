@@ -8,16 +8,15 @@ from benchmarks.families.report import KIND
 from forerun.measure.record import Record, load
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDS = {name: ROOT / "benchmarks" / "results" / f"families-{name}.json" for name in ("h200", "cpu")}
+RECORDS = ROOT / "benchmarks" / "results"
 PAGE, BEGIN, END = ROOT / "docs" / "models.md", "<!-- families -->", "<!-- end of families -->"
 
 
 def section() -> list[str]:
     """Lines of Markdown: every record that there is, a line a family."""
     lines = [BEGIN, "## How fast a plain step is", ""]
-    for path in RECORDS.values():
-        if path.is_file():
-            lines += _shown(load(path, KIND), path.name)
+    for path in sorted(RECORDS.glob("families-*.json")):
+        lines += _shown(load(path, KIND), path.name)
     return [*lines, END, ""]
 
 

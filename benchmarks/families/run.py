@@ -28,7 +28,8 @@ from forerun.measure.turns import Outcome, Turn, take_turns
 from forerun.models.bodies import choose
 
 ROWS = (1, 8)
-PROMPT, FEW, MANY = 64, 8, 56  # tokens; the difference of two calls leaves out prompt and recording
+PROMPT, FEW, MANY = 64, 8, 40  # tokens; the difference of two calls leaves out prompt and recording
+CACHE_TOKENS = 2048  # of all rows
 CPU_GRID = cpu_steps.Grid(batches=(1,), tokens=(1, 4), past=256)
 
 
@@ -36,6 +37,7 @@ CPU_GRID = cpu_steps.Grid(batches=(1,), tokens=(1, 4), past=256)
 class Settings:
     families: tuple[str, ...]
     repeats: int = 3
+    methods: tuple[str, ...] = (MODULES, TRANSFORMERS)  # beside fused layers
     compile_only: bool = False  # run everything once and time nothing: kernels are compiled and kept on disk
 
 
@@ -97,10 +99,13 @@ def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
             step = stepper(model, rows, positions)
             seconds = 0.0 if asked.compile_only else min(replay_times([step], asked.repeats))
             found.append(Step(family, PASS, rows, positions, seconds))
-        found += _decoding(family, FUSED, SpeculativeDecoder(model, None, kernels="on").generate, model, asked)
+        decoder = SpeculativeDecoder(model, None, kernels="on", cache_tokens=CACHE_TOKENS)
+        found += _decoding(family, FUSED, decoder.generate, model, asked)
     choose.refuse(model)
-    found += _decoding(family, MODULES, SpeculativeDecoder(model, None).generate, model, asked)
-    if not asked.compile_only:
+    if MODULES in asked.methods:
+        decoder = SpeculativeDecoder(model, None, cache_tokens=CACHE_TOKENS)
+        found += _decoding(family, MODULES, decoder.generate, model, asked)
+    if TRANSFORMERS in asked.methods and not asked.compile_only:
         found += _decoding(family, TRANSFORMERS, model.generate, model, asked)
     return found
 
@@ -122,7 +127,6 @@ def _decoding(
         call(FEW)
         if asked.compile_only:
             continue
-        call(MANY)
         best = [min(call(tokens) for _ in range(asked.repeats)) for tokens in (MANY, FEW)]
         found.append(Step(family, method, rows, 1, (best[0] - best[1]) / (MANY - FEW)))
     return found

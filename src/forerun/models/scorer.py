@@ -33,6 +33,7 @@ from forerun.types import Source
 
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 PREFILL_TOKENS = 1024
+PREFILL_TOKENS_GPU = 4096  # where 1024 leave a device waiting for the host
 LONG_BEGINNING = 64  # tokens that texts must begin with in common before one waits for the other's keys
 
 
@@ -238,7 +239,7 @@ class Scorer:
     def _feed(self, new: Sequence[tuple[int, Sequence[int]]]) -> None:
         waiting = [(row, list(block)) for row, block in new if len(block)]
         while waiting:
-            now, waiting = _next_pass(waiting)
+            now, waiting = _next_pass(waiting, PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU)
             self._feed_pass([row for row, _ in now], [block for _, block in now])
 
     def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], body: Body | None = None) -> None:
@@ -362,10 +363,10 @@ class Scorer:
 
 
 def _next_pass(
-    waiting: list[tuple[int, list[int]]],
+    waiting: list[tuple[int, list[int]]], room: int
 ) -> tuple[list[tuple[int, list[int]]], list[tuple[int, list[int]]]]:
-    """As many tokens as fit one pass, taken from the front; the rest stays."""
-    now, rest, room = [], [], PREFILL_TOKENS
+    """As many tokens as there is `room` for in one pass, taken from the front; the rest stays."""
+    now, rest = [], []
     for row, block in waiting:
         if room and block:
             now.append((row, block[:room]))

@@ -101,7 +101,8 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
     if not hasattr(block, "experts"):
         return read_gated_mlp(block)
     own, route = block.experts, block.router if hasattr(block, "router") else block.gate
-    if not own.has_gate or own.has_post_expert_norm or own.is_concatenated == own.is_transposed:
+    is_odd = not getattr(own, "has_gate", True) or getattr(own, "has_post_expert_norm", False)
+    if is_odd or own.is_concatenated == own.is_transposed:
         raise NotDescribed("experts without a gate, with norms, or of another layout than is known")
     return Experts(
         route,
