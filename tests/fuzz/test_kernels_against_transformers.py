@@ -8,7 +8,7 @@ import torch
 from forerun import kernels
 from fuzz.cases import case_of, check_against_transformers
 
-FUSED = ("llama", "llama_tied", "llama_many_heads", "mistral", "qwen3", "gpt_neox")  # the last: its products alone
+FUSED = ("llama", "llama_tied", "llama_many_heads", "mistral", "qwen3", "gpt_neox")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::forerun.errors.ForerunWarning"),
     pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here"),

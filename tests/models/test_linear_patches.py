@@ -1,4 +1,4 @@
-"""Our product inside families that are not fused: the same numbers, and nothing left behind in the model."""
+"""Our product inside models that are not fused: the same numbers, and nothing left behind in the model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ pytest.importorskip("numba")
 
 from forerun.config import Kernels
 from forerun.kernels.cpu import choice
+from forerun.models.bodies import choose
 from forerun.models.patches import linear as linear_patches
 from forerun.models.scorer import Scorer
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt_neox", "gemma3", "phi3", "codegen", "bloom", "gpt2"])
 def test_agrees_with_the_library(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, used = tiny_model(family), []
+    model, used = copy.deepcopy(tiny_model(family)), []
+    choose.refuse(model)
     real = linear_patches.ops.linear
     monkeypatch.setattr(linear_patches.ops, "linear", lambda *a: used.append(1) or real(*a))
     scorer = Scorer(model, use=Kernels.ON)
