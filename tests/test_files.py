@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from forerun.errors import ForerunError, InvalidArgument
 from forerun.files import (
+    allow_many_open_files,
     check_output,
     check_output_folder,
     fresh_folder,
@@ -159,3 +160,13 @@ def test_a_converted_model_without_room_leaves_nothing(tmp_path: Path) -> None:
     assert is_sound(tmp_path / "model")
     modes = {path.stat().st_mode for path in (tmp_path / "model").iterdir()}
     assert len(modes) == 1
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[1]), before[1]))
+    try:
+        allow_many_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -161,3 +161,14 @@ def disk_error(path: Path, error: BaseException, advice: str) -> ForerunError:
     else:
         reason = f"the disk seems to be full ({first_line(error)})"
     return ForerunError(f"cannot write {str(path)!r}: {reason}. What was saved before is whole; {advice}")
+
+
+def allow_many_open_files() -> None:
+    """As many as the system lets us have: every stream of a server is one, and shells start programs with 1024."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a container may forbid even that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -8,6 +8,7 @@ from types import FrameType
 
 import uvicorn
 
+from forerun.files import allow_many_open_files
 from forerun.serve.app import create_app
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
@@ -60,6 +61,7 @@ def serve(service: Service | SpeechService, address: AddressSettings, on_ready: 
     )
     if address.log_level == "info":  # which server process started where is `on_ready`'s to say
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    allow_many_open_files()
     server = DrainingServer(config, service, on_ready)
     if service.ranks is not None:
         service.ranks.watch(server.end)

@@ -38,11 +38,11 @@ def test_schemathesis(tmp_path: Path) -> None:
     """Bodies made from the OpenAPI schema, right and wrong ones: never a 5xx, and errors have the shape they should."""
     command = program("schemathesis", "schemathesis")
     with running(max_rows=8, max_queued=64) as server:
-        checks = ("--checks", "not_a_server_error", "--max-examples", "60", "--phases", "examples,coverage,fuzzing")
+        checks = ("--checks", "not_a_server_error", "--max-examples", "25", "--phases", "examples,coverage,fuzzing")
         rest = ("--generation-deterministic", "--request-timeout", "60", "--no-color")
         told = run([command, "run", f"{server.url}/openapi.json", *checks, *rest], folder=tmp_path, timeout=900)
         assert server.is_idle()
-    assert re.search(r"No issues found", told), told[-3000:]
+    assert re.search(r"(\d{3,}) generated, \1 passed", told), told[-3000:]
 
 
 QUESTIONS = (

@@ -23,6 +23,7 @@ from forerun.bench.serve.samples import Sample, send
 from forerun.bench.settings import ServeSettings
 from forerun.client import ApiClient
 from forerun.errors import ServerError
+from forerun.files import allow_many_open_files
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import Provenance, provenance
 from forerun.measure.record import Record
@@ -46,6 +47,7 @@ def run(
     command: Sequence[str] = (),
 ) -> Record:
     """`target` is the address of a server, or what `forerun serve` is to be given for one of our own."""
+    allow_many_open_files()
     questions = find_questions(data)
     is_address = bool(target) and "://" in target[0]
     origin = provenance("cpu", public_command(command))
