@@ -21,7 +21,9 @@ class Letters:
 
     chat_template = None
 
-    def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
+    def __call__(self, text: str | list[str], **options: Any) -> dict[str, list[Any]]:
+        if isinstance(text, list):
+            return {"input_ids": [self(one)["input_ids"] for one in text]}
         return {"input_ids": [ord(letter) % 256 for letter in text]}
 
 
