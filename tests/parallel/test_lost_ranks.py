@@ -13,8 +13,7 @@ import torch.distributed as dist
 
 import forerun
 from forerun.models.scorer import Scorer
-from forerun.serve.service import _told
-from support.ranks import load_shard, raised, run_ranks
+from support.ranks import VOCAB, load_shard, raised, run_ranks
 from support.tiny import tiny_model
 
 SECONDS = 2.0  # that a rank may keep the others waiting
@@ -45,7 +44,7 @@ def lose(folder: str, how: int) -> Any:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_requests_under_way_are_told(how: signal.Signals, tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
     leader = run_ranks(2, lose, str(tmp_path), int(how), wait_for=(0,))[0]
     assert isinstance(leader, tuple), leader
     first, seconds, later = leader
@@ -56,6 +55,9 @@ def test_requests_under_way_are_told(how: signal.Signals, tmp_path: Path) -> Non
 
 
 def test_a_lost_rank_is_a_503() -> None:
+    pytest.importorskip("llguidance")
+    from forerun.serve.service import _told
+
     error = _told(forerun.errors.RankLost("rank 1 has ended"))
     assert (error.status, error.code) == (503, "rank_lost")
 
@@ -68,5 +70,5 @@ def leave_early(folder: str) -> Any:
 
 
 def test_ranks_that_call_when_rank_0_has_ended(tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
     assert run_ranks(2, leave_early, str(tmp_path))[1].startswith("RankLost: ")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.ranks import Call, Case, decode_all, run_ranks
+from support.ranks import VOCAB, Call, Case, decode_all, run_ranks
 from support.ties import check_greedy, deviation
 from support.tiny import tiny_model
 
@@ -47,7 +47,7 @@ def check(model: Any, folder: Path, cases: list[Case], size: int) -> None:
 
 
 def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
-    check(tiny_model("llama"), tmp_path, list(CASES.values()), 2)
+    check(tiny_model("llama", vocab=VOCAB), tmp_path, list(CASES.values()), 2)
 
 
 @pytest.mark.slow
@@ -55,4 +55,6 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "phi3"])
 def test_families(family: str, size: int, tmp_path: Path) -> None:
     heads = {"num_key_value_heads": 4} if size == 4 and family != "gpt_neox" else {}
-    check(tiny_model(family, **heads), tmp_path, [CASES["lookup"], CASES["draft"], CASES["preempted"]], size)
+    check(
+        tiny_model(family, vocab=VOCAB, **heads), tmp_path, [CASES["lookup"], CASES["draft"], CASES["preempted"]], size
+    )

@@ -9,10 +9,12 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, Phi3Config, T5Config
 
 import forerun
+from cli.command import Command
 from forerun.errors import UnsupportedModel
 from forerun.loading.shards import check_divides
 from forerun.models.bodies.modules import ModulesBody
-from support.ranks import load_shard, raised, run_ranks
+from support.folders import save
+from support.ranks import VOCAB, load_shard, raised, run_ranks
 from support.tiny import tiny_model
 
 
@@ -47,7 +49,7 @@ def refusals(folder: str) -> Any:
 
 
 def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
     ranks = run_ranks(2, refusals, str(tmp_path))
     assert all(isinstance(rank, tuple) for rank in ranks), ranks
     for early, split, asked, _, by_modules in ranks:
@@ -57,3 +59,14 @@ def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
         assert by_modules, "weights that are split were given to kernels that take addresses"
     assert ranks[0][3] == "nothing was raised"
     assert "serve_passes" in ranks[1][3]
+
+
+def test_commands(tmp_path: Path) -> None:
+    folder = save(tmp_path, tiny_model("llama", vocab=VOCAB))
+    heads = Command("generate")("--model", folder, "--tensor-parallel", "3", "abc")
+    assert heads.exit_code == 2 and "do not divide by 3 processes; use 1 or 2" in heads.stderr
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
+    several = Command("doctor")(**torchrun)
+    assert several.exit_code == 2 and "`forerun doctor` runs in one" in several.stderr
+    other = Command("generate")("--model", folder, "--tensor-parallel", "4", "abc", **torchrun)
+    assert other.exit_code == 2 and "torchrun has started 2 processes" in other.stderr

@@ -102,7 +102,7 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan                                       two minutes, embedded model
     forerun plan MODEL -d DRAFT -d lookup -d early:8   which of these?
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
-    forerun plan MODEL --devices 8 --rate 20           split over devices, or copies?
+    forerun plan MODEL --devices 8 --rate 20           split it, or copy it?
     """
     if options["devices"] is not None:
         from forerun.cli.plan_devices import plan_devices

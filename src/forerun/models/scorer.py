@@ -103,6 +103,7 @@ class Scorer:
             family = replace(family, layout=self._layout)
         self.device: torch.device = model.device
         may_fuse = self._layout in (None, Layout.PACKED) and (self.cache.reads_in_place or model.device.type != "cpu")
+        may_fuse = may_fuse and self._ranks is None  # fused layers read whole weights by their addresses
         fused = choose_body(model, self.kernels) if may_fuse else None
         linear = self.kernels if fused is None else Kernels.OFF
         self.modules = self._modules_type(model, family, self.form, self.kernels, linear)

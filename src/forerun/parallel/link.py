@@ -2,7 +2,7 @@
 
 Collectives of torch.distributed do not fit what is said here. A rank that has nothing to do waits for its next message
 as long as it takes, which a collective does until its time is over; a connection tells at once when the other end has
-gone; and a message costs a twentieth of a gloo broadcast (docs/log.md).
+gone; and a message with its answer took 0.11 ms where two broadcasts by gloo took 1.07.
 """
 
 from __future__ import annotations

@@ -60,5 +60,5 @@ def limited_waiting(models: Sequence[Any]) -> Iterator[None]:
 
 def examine(model: Any, options: dict[str, Any], wanted: bool) -> SelfCheck:
     """Find out whether a scorer of `model` scores as the model itself does; all ranks have to come here."""
-    with on_every_rank(model):
+    with on_every_rank(model), limited_waiting([model]):
         return self_check(scorer_of(model, **options), wanted)
