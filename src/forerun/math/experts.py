@@ -20,7 +20,7 @@ class ExpertWeights:
 
     first: Tensor  # [E, 2 I, H]
     second: Tensor  # [E, H, I]
-    activation: Activation
+    activation: Activation | None  # of the gate; None: gpt-oss' clamped one, see `_gated`
     first_bias: Tensor | None = None  # [E, 2 I]
     second_bias: Tensor | None = None  # [E, H]
     in_turns: bool = False  # gate and up rows take turns (gpt-oss); otherwise all gate rows stand before all up rows
@@ -48,7 +48,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Ten
 
 def _gated(pairs: Tensor, weights: ExpertWeights) -> Tensor:
     gate, up = (pairs[:, ::2], pairs[:, 1::2]) if weights.in_turns else pairs.chunk(2, dim=-1)
-    if weights.activation is Activation.CLAMPED_SWIGLU:
+    if weights.activation is None:
         gate, up = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
         return gate * torch.sigmoid(SWIGLU_SLOPE * gate) * up
     return activated(gate, weights.activation) * up

@@ -26,7 +26,6 @@ class Activation(IntEnum):
     GELU_TANH = 3  # its approximation by a hyperbolic tangent
     RELU = 4
     RELU_SQUARED = 5
-    CLAMPED_SWIGLU = 6  # of gpt-oss' experts, which gate: see `math.experts`
 
 
 @dataclass(frozen=True, slots=True)

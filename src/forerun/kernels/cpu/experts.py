@@ -22,9 +22,8 @@ from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.tile import ROWS
 from forerun.kernels.cpu.widen import FLOAT32, LANES
 from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE, ExpertWeights
-from forerun.math.skinny import Activation
 
-CLAMPED_SWIGLU = int(Activation.CLAMPED_SWIGLU)
+CLAMPED = -1  # in the place of an activation
 _LIMIT, _SLOPE = np.float32(SWIGLU_LIMIT), np.float32(SWIGLU_SLOPE)
 
 
@@ -45,11 +44,12 @@ def run_experts(x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeight
     sorted_x = x.numpy()[rows]
     out, inner = torch.zeros(x.shape), weights.second.shape[2]
     work = np.empty((3, len(order), max(2 * inner, x.shape[1])), dtype=np.float32)
+    activation = CLAMPED if weights.activation is None else int(weights.activation)
     biases = [0 if bias is None else bias.data_ptr() for bias in (weights.first_bias, weights.second_bias)]
     _run(
         sorted_x, np.append(starts, len(order)), experts.numpy()[starts], rows,
         shares.flatten().numpy()[order].astype(np.float32), weights.first.data_ptr(), weights.second.data_ptr(),
-        *biases, inner, int(weights.activation), weights.in_turns, work, out.numpy(), num_threads,
+        *biases, inner, activation, weights.in_turns, work, out.numpy(), num_threads,
     )  # fmt: skip
     return out
 
@@ -106,7 +106,7 @@ def _run(
                 for i in range(begin, end):
                     gate[i - begin] = both[n, 2 * i if in_turns else i]
                     up[i - begin] = both[n, 2 * i + 1 if in_turns else inner + i]
-                if activation == CLAMPED_SWIGLU:
+                if activation == CLAMPED:
                     _clamped(gate, up)
                 else:
                     activate(gate, activation)

@@ -15,12 +15,11 @@ from torch import Tensor
 from forerun.kernels.launching import DTYPES, needs_upcast
 from forerun.kernels.linear.activation import activated
 from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE, ExpertWeights
-from forerun.math.skinny import Activation
 
 MOST_ROWS = 64  # beyond it a library's grouped product is faster
 ROWS = 16  # pairs of an expert that are multiplied at once
 BLOCK_N, BLOCK_K = 32, 128
-CLAMPED = tl.constexpr(int(Activation.CLAMPED_SWIGLU))
+CLAMPED = tl.constexpr(-1)  # in the place of an activation
 LIMIT, SLOPE = tl.constexpr(SWIGLU_LIMIT), tl.constexpr(SWIGLU_SLOPE)
 
 
@@ -39,10 +38,11 @@ def run_experts(
     made = x.new_empty(rows * most, inner)
     parts = torch.empty(rows * most, width, dtype=torch.float32, device=x.device)
     how = {"ROWS": ROWS, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "UPCAST": needs_upcast(x), "num_warps": 4}
+    activation = -1 if weights.activation is None else int(weights.activation)
     bias = weights.first_bias
     first_kernel[(count, triton.cdiv(inner, BLOCK_N))](
         made, x, weights.first, x if bias is None else bias, pairs, ends, most, inner, width,
-        ACTIVATION=int(weights.activation), IN_TURNS=weights.in_turns, HAS_BIAS=bias is not None, **how,
+        ACTIVATION=activation, IN_TURNS=weights.in_turns, HAS_BIAS=bias is not None, **how,
     )  # fmt: skip
     bias = weights.second_bias
     second_kernel[(count, triton.cdiv(width, BLOCK_N))](

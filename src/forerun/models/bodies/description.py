@@ -55,7 +55,7 @@ class Experts:
 
     route: Route
     module: Any  # transformers' own module of all experts, which runs passes of many rows
-    activation: Activation
+    activation: Activation | None  # see `math.experts.ExpertWeights`
     shared: Mlp | None = None
     shared_gate: Product | None = None  # its sigmoid is what the shared one counts
 

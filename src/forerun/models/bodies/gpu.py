@@ -29,9 +29,13 @@ from forerun.types import RaggedRows
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
 GRAIN = 1024  # the table of angles grows by this many positions
-# Families that were compared with their modules and timed on a GPU: they are run by this without being asked for. All
-# others that can be described were compared on CPUs, through the references and Triton's interpreter: kernels="on".
-TIMED = ("llama", "mistral", "qwen2", "qwen3")
+# Families that were timed on a GPU (benchmarks/results/families-h200.json: one row reads at least .74 of what a
+# copy does): they are run by this without being asked for. All others that can be described were compared with their
+# modules on CPUs, through the references and Triton's interpreter: kernels="on".
+TIMED = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "opt", "starcoder2", "gpt_neox", "olmo2", "granite",
+    "phi3", "codegen", "cohere2",
+)  # fmt: skip
 
 
 def why_not(model: PreTrainedModel) -> str | None:

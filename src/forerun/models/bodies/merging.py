@@ -44,7 +44,7 @@ def by_outputs(part: Product) -> Tensor:
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def expert_weights(experts: Any, activation: Activation) -> ExpertWeights:
+def expert_weights(experts: Any, activation: Activation | None) -> ExpertWeights:
     """The weights of transformers' module of experts, [E, outputs, inputs]; gpt-oss says [E, inputs, outputs]."""
     first, second = experts.gate_up_proj, experts.down_proj
     if experts.is_transposed:

@@ -113,12 +113,13 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
     )
 
 
-def _read_expert_activation(experts: Any) -> Activation:
+def _read_expert_activation(experts: Any) -> Activation | None:
+    """None for gpt-oss' clamped gate."""
     if hasattr(experts, "act_fn"):
         return read_activation(experts.act_fn)
     if (experts.limit, experts.alpha) != (SWIGLU_LIMIT, SWIGLU_SLOPE):
         raise NotDescribed(f"experts with a limit of {experts.limit} and a slope of {experts.alpha}")
-    return Activation.CLAMPED_SWIGLU
+    return None
 
 
 def read_qkv(attention: Any, index: int) -> tuple[Product, ...]:
