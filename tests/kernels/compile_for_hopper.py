@@ -50,7 +50,7 @@ def attend(group: int, block_queries: int, page: int = 0, **flags: bool) -> Any:
     )  # fmt: skip
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
-        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32, "QUERIES": block_queries,
+        "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32,
         "PAGE": page, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     pool = attention_device.Pool("*bf16", "i32", "i32", "i32")
@@ -65,7 +65,7 @@ def attend(group: int, block_queries: int, page: int = 0, **flags: bool) -> Any:
 def merge(each: int, pieces: int, warps: int, **flags: bool) -> Any:
     constants = {
         "HEADS": 32, "GROUP": 4, "VALUE_SIZE": 80, "BLOCK_VALUE_SIZE": 128, "BLOCK_QUERIES": 32, "BLOCK_KEYS": 64,
-        "BLOCK_ROWS": 32, "BLOCK_PIECES": pieces, "QUERIES": 20, "EACH": each, "GRAIN": 1,
+        "BLOCK_ROWS": 32, "BLOCK_PIECES": pieces, "EACH": each, "GRAIN": 1,
         **dict.fromkeys(("BALANCED", "WINDOWED", "CHAIN", "HAS_SINKS", "EARLY"), False), **flags,
     }  # fmt: skip
     kinds = {**dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32"}

@@ -125,13 +125,13 @@ class PagedCache(KeyValueCache):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Full blocks are shared; a partial last one is copied."""
-        assert length <= self._length[source] and not self._blocks[target]
+        assert length <= self._length[source] and not self._length[target]
         full, rest = divmod(length, self.block_size)
         blocks = self._blocks[source]
         self._share(target, blocks[:full], blocks[full] if rest else SCRATCH, rest)
 
     def begin(self, row: int, tokens: Sequence[int], source: Source | None = None) -> int:
-        assert not self._blocks[row]
+        assert not self._length[row]
         found = self.pool.find(tokens, source)
         rest = found.num_partial if found.num_partial >= min(WORTH_COPYING, self.block_size // 2) else 0
         self._share(row, found.blocks, found.partial, rest)
@@ -241,9 +241,15 @@ class PagedCache(KeyValueCache):
             self._changed.add(slot)
 
     def _share(self, row: int, blocks: Sequence[int], partial: int, rest: int) -> None:
-        """Give an empty row these full blocks, and a copy of the first `rest` keys of a partial one."""
+        """Give an empty row these full blocks, and a copy of the first `rest` keys of a partial one.
+
+        What was reserved for it before is given back: a round that never came may have left it memory.
+        """
         for block in blocks:
             self.pool.hold(block)
+        for block in reversed(self._blocks[row]):
+            self.pool.drop(block)
+        self._table[self._slot[row]] = SCRATCH
         own = self._blocks[row] = list(blocks)
         self._length[row] = len(own) * self.block_size
         if rest:

@@ -11,6 +11,14 @@ from forerun.math.advance import HEAD, DeviceRowState, Layout
 from forerun.types import Verdict
 
 FIRST = tl.constexpr(HEAD)
+SMALLEST = 64  # rows or tokens that a variant is compiled for, two for each thread of a warp
+# A round's numbers and where they lie change from shape to shape; steps this small gain nothing by knowing them.
+STRIDES = ("kept_stride", "following_stride", "finite_stride", "block_stride", "result_stride", "width")
+COLUMNS = (
+    "past_ptr", "round_ptr", "position_ptr", "active_ptr", "block_ptr", "result_ptr", "drafted_ptr", "kept_ptr",
+    "following_ptr", "finite_ptr", "asked_ptr", "budget_ptr", "out_ptr", "slots_ptr", "positions_ptr", "addresses_ptr",
+    "ends_ptr", "own_ptr",
+)  # fmt: skip
 
 
 def advance(
@@ -31,7 +39,7 @@ def draft_lengths(asked: Tensor, budget: Tensor, position: Tensor, most: int) ->
     """[R] what was asked for, at most `most`, where the row's budget has room for it and the token behind it."""
     out = torch.empty_like(asked)
     number = asked.shape[0]
-    _lengths_kernel[(1,)](asked, budget, position, out, most, number, BLOCK=triton.next_power_of_2(number), num_warps=1)
+    _lengths_kernel[(1,)](asked, budget, position, out, most, number, BLOCK=_block(number), num_warps=1)
     return out
 
 
@@ -45,13 +53,17 @@ def lay_out(
     own = slots.new_empty(rows, dtype=torch.int32)
     _layout_kernel[(number, rows)](
         slots, past, positions, addresses, ends, own, slots if table is None else table, rows, count, capacity, limit,
-        0 if table is None else table.shape[1], BLOCK=triton.next_power_of_2(count), PAGED=table is not None,
+        0 if table is None else table.shape[1], BLOCK=_block(count), PAGED=table is not None,
         num_warps=1,
     )  # fmt: skip
     return Layout(positions, addresses, ends, own)
 
 
-@triton.jit
+def _block(number: int) -> int:
+    return max(SMALLEST, triton.next_power_of_2(number))
+
+
+@triton.jit(do_not_specialize=STRIDES, do_not_specialize_on_alignment=COLUMNS)
 def _advance_kernel(
     past_ptr, round_ptr, position_ptr, active_ptr,  # [R] int64, changed
     block_ptr,  # [R, 1 + W] int64, changed
@@ -90,7 +102,7 @@ def _advance_kernel(
     tl.store(round_ptr + row, tl.load(round_ptr + row) + active)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("most", "number"), do_not_specialize_on_alignment=COLUMNS)
 def _lengths_kernel(asked_ptr, budget_ptr, position_ptr, out_ptr, most, number, BLOCK: tl.constexpr):
     row = tl.arange(0, BLOCK)
     there = row < number
@@ -99,7 +111,7 @@ def _lengths_kernel(asked_ptr, budget_ptr, position_ptr, out_ptr, most, number, 
     tl.store(out_ptr + row, tl.maximum(tl.minimum(asked, left), 0), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "count"), do_not_specialize_on_alignment=COLUMNS)
 def _layout_kernel(
     slots_ptr, past_ptr,  # [R] int64
     positions_ptr, addresses_ptr,  # [S, R * T] int64, out

@@ -22,6 +22,7 @@ from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
 
 BLOCK = 256  # ids a program
 ROWS_BLOCK = 1024  # the same where all ids are looked at
+COLUMNS = ("repetition", "presence", "frequency", "min_new_tokens", "position", "drafted")  # a number a row each
 BANNED = tl.constexpr(NEVER)
 BANNED_FIRST = tl.constexpr(NOT_FIRST)
 BANNED_EARLY = tl.constexpr(NOT_EARLY)
@@ -73,7 +74,7 @@ def adjust(
     return adjusted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_ids", "early"))
 def adjust_kernel(
     logits,  # [n, V] float32, changed in place
     table,  # [4, U] int32: id, times in prompt and output, times in the output, whether it may be forbidden
@@ -124,7 +125,7 @@ def adjust_rows(
     return adjusted
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_positions", "first"), do_not_specialize_on_alignment=COLUMNS)
 def adjust_rows_kernel(
     logits, logits_stride,  # [R * n, width]
     adjusted,  # [R * n, width] float32, out

@@ -12,6 +12,9 @@ from forerun.math.random import Stream
 from forerun.math.verify import Noise
 from forerun.types import Keys, Rule
 
+SMALLEST = 32  # numbers that a variant is compiled for: one for each thread of a warp
+KEYS = ("seed_ptr", "request_ptr", "round_ptr", "position_ptr", "out_ptr")
+
 
 def draft_uniforms(keys: Keys, width: int, rule: object) -> Tensor:
     """The numbers a drafter draws its tokens with: [B, width] float64."""
@@ -27,14 +30,15 @@ def _uniforms(keys: Keys, width: int, stream: Stream) -> Tensor:
     """Positions 0 .. width - 1 of one stream: [B, width] float64."""
     rows = keys.seed.shape[0]
     out = keys.seed.new_empty(rows, width, dtype=torch.float64)
+    block = max(SMALLEST, triton.next_power_of_2(width))
     _uniforms_kernel[(rows,)](
         keys.seed, keys.request_id, keys.round, keys.position, out, width,
-        STREAM=int(stream), ABSOLUTE=stream is Stream.TARGET, BLOCK=triton.next_power_of_2(width), num_warps=1,
+        STREAM=int(stream), ABSOLUTE=stream is Stream.TARGET, BLOCK=block, num_warps=1,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("width",), do_not_specialize_on_alignment=KEYS)
 def _uniforms_kernel(
     seed_ptr, request_ptr, round_ptr, position_ptr,  # [B] int64
     out_ptr,  # [B, width] float64

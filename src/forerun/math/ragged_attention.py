@@ -93,7 +93,7 @@ def attend_ragged(
             seen = torch.ones(count, length, dtype=torch.bool, device=query.device)
         else:
             seen = visible(length, count, reach.window, tree, query.device)
-        bias = _bias(scale.by_distance, length, count) if scale.by_distance is not None else None
+        bias = _bias(scale.by_distance, length, count, tree) if scale.by_distance is not None else None
         out[tokens] = _attend_row(query[tokens].float(), k, v, seen, scale, bias).to(out.dtype)
     return out
 
@@ -144,8 +144,8 @@ def row_of(pool: Tensor, slot: int, length: int, table: Tensor | None) -> Tensor
 
 
 def check_bias(reach: Reach, scale: Scale) -> None:
-    if scale.by_distance is not None and (reach.tree is not None or reach.across):
-        raise InvalidArgument("a bias by distance is known for rows alone, not for trees or for another text's keys")
+    if scale.by_distance is not None and reach.across:
+        raise InvalidArgument("a bias by distance is known within a text, not for another text's keys")
 
 
 def visible(length: int, count: int, window: int, tree: Tensor | None, device: torch.device) -> Tensor:
@@ -158,7 +158,7 @@ def visible(length: int, count: int, window: int, tree: Tensor | None, device: t
         position = _positions(past, count, device)
         seen = key <= position
     else:
-        position = past + tree[:, :count].sum(-1, keepdim=True) - 1
+        position = _tree_positions(past, count, tree)
         seen = torch.cat([torch.ones(count, past, dtype=torch.bool, device=device), tree[:, :count]], dim=1)
     if not window:
         return seen
@@ -170,10 +170,20 @@ def _positions(past: int, count: int, device: torch.device) -> Tensor:
     return (past + torch.arange(count, device=device)).clamp(min=0)[:, None]
 
 
-def _bias(by_distance: Tensor, length: int, count: int) -> Tensor:
+def _tree_positions(past: int, count: int, tree: Tensor) -> Tensor:
+    """[count, 1]: behind the row's keys, each new token at its depth."""
+    return past + tree[:, :count].sum(-1, keepdim=True) - 1
+
+
+def _bias(by_distance: Tensor, length: int, count: int, tree: Tensor | None) -> Tensor:
     """[Hq, count, length]"""
-    place = _positions(length - count, count, by_distance.device)
-    distance = place - torch.arange(length, device=by_distance.device)
+    past, key = length - count, torch.arange(length, device=by_distance.device)
+    if tree is None:
+        place = _positions(past, count, by_distance.device)
+    else:
+        place = _tree_positions(past, count, tree)
+        key = torch.cat([key[:past], place.flatten()])
+    distance = place - key
     return by_distance[:, distance.clamp(0, by_distance.shape[1] - 1)]
 
 

@@ -172,6 +172,25 @@ def test_trees(form: Form) -> None:
         check(case.with_tree(random_tree(rows, 8)), form)
 
 
+@pytest.mark.parametrize("form", [Form.SPLIT, Form.KEYS])
+def test_a_bias_by_distance_counts_depths_of_a_tree(form: Form) -> None:
+    rows = RaggedRows((2, 0), (21, 3), (7, 4))
+    case = make_case(rows, heads=(2, 1), distances=9)
+    check(case.with_tree(random_tree(rows, 8)), form)
+
+
+def test_reference_of_a_bias_by_distance_in_a_tree() -> None:
+    """Two siblings behind one token: each is one step from it, and neither sees the other."""
+    case = make_case(RaggedRows((0,), (2,), (3,)), heads=(1, 1), distances=9)
+    tree = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.bool, device=DEVICE)
+    found = reference.attend_ragged(case.query, case.keys, case.values, case.with_tree(tree).reach, case.scale)
+    lone = make_case(RaggedRows((0,), (2,), (2,)), heads=(1, 1), distances=9)
+    keys, values = case.keys.clone(), case.values.clone()
+    keys[0, :, 3], values[0, :, 3] = case.keys[0, :, 4], case.values[0, :, 4]
+    alone = reference.attend_ragged(case.query[[0, 2]], keys, values, lone.reach, case.scale)
+    torch.testing.assert_close(found[[0, 2]], alone)
+
+
 def test_a_chain_is_a_tree() -> None:
     rows = RaggedRows((1, 0), (30, 0), (3, 5))
     case, line = make_case(rows, heads=(2, 1)), torch.ones(5, 5, dtype=torch.bool).tril()
@@ -375,12 +394,11 @@ class TestRefusals:
         with pytest.raises(InvalidArgument, match="blocks of 24 keys: the kernel reads 16 at a time"):
             kernel.attend_ragged(case.query, case.keys, case.values, case.reach, case.scale, Form.SPLIT, SMALL)
 
-    def test_a_bias_is_for_rows(self) -> None:
+    def test_a_bias_by_distance_is_for_one_text(self) -> None:
         case = make_case(distances=5)
-        for reach in (replace(case.reach, across=True), replace(case.reach, tree=random_tree(ROWS, 5))):
-            for attend in (kernel.attend_ragged, reference.attend_ragged):
-                with pytest.raises(InvalidArgument, match="known for rows alone"):
-                    attend(case.query, case.keys, case.values, reach, case.scale)
+        for attend in (kernel.attend_ragged, reference.attend_ragged):
+            with pytest.raises(InvalidArgument, match="within a text"):
+                attend(case.query, case.keys, case.values, replace(case.reach, across=True), case.scale)
 
     def test_reach(self) -> None:
         reach = make_case().reach

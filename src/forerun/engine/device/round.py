@@ -16,7 +16,7 @@ from forerun import ops
 from forerun.drafters.autoregressive import fitted
 from forerun.drafters.device import DeviceDrafter, Shape
 from forerun.engine.device.recorder import Scratch
-from forerun.engine.device.row_table import RowTable
+from forerun.engine.device.row_table import EVEN, RowTable
 from forerun.math.advance import emitted_logprobs, last_tokens
 from forerun.math.laws import KEPT, LogitLaw, MixedLaw, PointMass, ReducedLaw
 from forerun.models.static_pass import StaticPass, StaticRows
@@ -57,7 +57,8 @@ class DeviceRound:
         assert self.drafter is not None
         uniforms = None
         if not self.table.params.all_greedy:  # turned, because kernels read a step's numbers side by side
-            uniforms = ops.draft_uniforms(self.table.keys, shape.drawn, self.rule, self.use).T.contiguous()
+            turned = ops.draft_uniforms(self.table.keys, shape.drawn, self.rule, self.use).T
+            uniforms = turned.repeat(1, EVEN)[:, : self.table.size] if self.table.size < EVEN else turned.contiguous()
         drawn = replace(shape, drafted=shape.drawn)
         self.drafter.draft(self.table.device_rows, drawn, partial(self._draw, drawn, uniforms))
 

@@ -25,6 +25,8 @@ NUMBERS = (
 )  # fmt: skip
 SETTINGS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 FLAGS = ("any_greedy", "all_greedy", "any_scaled", "any_top_k", "any_top_p", "any_min_p")
+# Numbers of eight bytes after which an address is a multiple of sixteen: kernels have a variant for those that are not.
+EVEN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class RowTable:
         self.size, self.width, self.device = size, width, device  # R, and W: the most positions a round scores
         self.vocab_size = vocab_size
         zeros = {"dtype": torch.int64, "device": device}
-        self.values = torch.zeros(len(NUMBERS) + len(SETTINGS), size, **zeros)  # type: ignore[call-overload]
+        columns = len(NUMBERS) + len(SETTINGS)
+        self.values = torch.zeros(columns, max(size, EVEN), **zeros)[:, :size]  # type: ignore[call-overload]
         self.asked = torch.zeros(size, **zeros)  # type: ignore[call-overload]
         # What the host found: draft lengths, whether it is a copy, its tokens. `take_copies` moves them into the block.
         self.given = torch.zeros(size, 1 + width, dtype=torch.int64, device=device)

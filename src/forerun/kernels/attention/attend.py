@@ -89,7 +89,7 @@ def _launch(
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
         BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,
-        QUERIES=shape.queries, IS_PART=shape.is_cut, BALANCED=shape.balanced_splits > 0,
+        IS_PART=shape.is_cut, BALANCED=shape.balanced_splits > 0,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
         HAS_BIAS=bias is not None, UPCAST=needs_upcast(query), EARLY=shape.early,
@@ -102,7 +102,7 @@ def _launch(
         query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
         scale.factor, scale.softcap or 1.0, 0 if tree is None else tree.stride(0), reach.window, reach.longest,
         shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
-        0 if bias is None else bias.shape[1], 0 if table is None else table.stride(0),
+        0 if bias is None else bias.shape[1], 0 if table is None else table.stride(0), shape.queries,
         CASE=case, num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
 
@@ -118,8 +118,9 @@ def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale
     merge_kernel[(heads // each, reach.most_tokens, batch)](
         out, *parts, reach.lengths, reach.starts, out if scale.sinks is None else scale.sinks,
         reach.window, reach.longest, shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
+        shape.queries,
         HEADS=heads, GROUP=group, VALUE_SIZE=out.shape[2], BLOCK_VALUE_SIZE=size, BLOCK_QUERIES=shape.block_queries,
-        BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows, BLOCK_PIECES=pieces, QUERIES=shape.queries,
+        BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows, BLOCK_PIECES=pieces,
         BALANCED=shape.balanced_splits > 0, WINDOWED=reach.window > 0, CHAIN=reach.tree is None and not reach.across,
         GRAIN=1 if reach.table is None else shape.block_keys,
         HAS_SINKS=scale.sinks is not None, EARLY=shape.early, EACH=each,

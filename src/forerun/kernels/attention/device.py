@@ -26,6 +26,7 @@ CHANGING = (
     "tree_token",
     "distances",
     "width",
+    "num_queries",
 )
 UNALIGNED = ("slots_ptr", "table_ptr", "lengths_ptr", "starts_ptr", "sinks_ptr", "tree_ptr", "bias_ptr")
 
@@ -59,7 +60,6 @@ class Case(NamedTuple):
     BLOCK_QUERIES: int
     BLOCK_KEYS: int
     BLOCK_ROWS: int
-    QUERIES: int
     IS_PART: bool  # rows may be cut
     BALANCED: bool  # and all rows' keys are divided evenly
     PADDED: bool
@@ -81,6 +81,7 @@ class Outputs(NamedTuple):
     part_ptr: Any
     mass_ptr: Any
     sinks_ptr: Any
+    num_queries: Any  # Q, places of a piece
 
 
 class ScoreTerms(NamedTuple):
@@ -119,12 +120,13 @@ def attend_kernel(
     tree_ptr,  # [N, W] bool
     bias_ptr,  # [Hq, L] float32
     factor, softcap, tree_token, window, longest, chunk, splits, balanced_splits, batch, query_blocks, distances, width,
+    num_queries,
     CASE: tl.constexpr,
 ):  # fmt: skip
     """One program per (key head, row and block of its queries, chunk of its keys), or per split of all rows' keys."""
     if CASE.EARLY:  # the next kernel may start, and waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
-    outputs = Outputs(out_ptr, part_ptr, mass_ptr, sinks_ptr)
+    outputs = Outputs(out_ptr, part_ptr, mass_ptr, sinks_ptr, num_queries)
     terms = ScoreTerms(factor, softcap, window, tree_ptr, tree_token, bias_ptr, distances)
     key_head = tl.program_id(0)
     block = tl.program_id(1) % query_blocks
@@ -293,7 +295,15 @@ def attend_piece(
         if CASE.HAS_BIAS:
             if not CASE.CAPPED:
                 scores = scores * terms.factor
-            far = tl.minimum(tl.maximum(position[:, None] - n[None, :], 0), terms.distances - 1)
+            stands = n
+            if CASE.HAS_TREE:  # a new token's key stands at the token's depth
+                depth_of_key = tl.full([CASE.BLOCK_KEYS], 0, dtype=tl.int32)
+                is_new = (n >= past) & is_key
+                for other in range(row.count):
+                    place = (row.start + n - past).to(tl.int64) * terms.tree_token + other
+                    depth_of_key += tl.load(terms.tree_ptr + place, mask=is_new, other=0).to(tl.int32)
+                stands = tl.where(is_new, past + depth_of_key - 1, n)
+            far = tl.minimum(tl.maximum(position[:, None] - stands[None, :], 0), terms.distances - 1)
             scores += tl.load(terms.bias_ptr + head[:, None] * terms.distances + far, mask=is_query[:, None], other=0.0)
         scores = scores * (LOG2_E if CASE.CAPPED or CASE.HAS_BIAS else terms.factor * LOG2_E)
         if CASE.HAS_TREE:
@@ -345,7 +355,7 @@ def attend_piece(
                 CASE.HEADS, CASE.VALUE_SIZE, CASE.HAS_SINKS,
             )  # fmt: skip
         else:
-            place = piece.to(tl.int64) * CASE.QUERIES + tl.arange(0, CASE.BLOCK_QUERIES)
+            place = piece.to(tl.int64) * outputs.num_queries + tl.arange(0, CASE.BLOCK_QUERIES)
             is_out = is_query[:, None] & (e < CASE.VALUE_SIZE)[None, :]
             tl.store(outputs.part_ptr + place[:, None] * CASE.VALUE_SIZE + e[None, :], mixed, mask=is_out)
             tl.store(outputs.mass_ptr + place * 2, peak, mask=is_query)
@@ -390,6 +400,7 @@ def merge_kernel(
     balanced_splits,
     batch,
     query_blocks,
+    num_queries,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
@@ -398,7 +409,6 @@ def merge_kernel(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_PIECES: tl.constexpr,
-    QUERIES: tl.constexpr,
     BALANCED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CHAIN: tl.constexpr,
@@ -460,7 +470,7 @@ def merge_kernel(
         piece = first + i
         if BALANCED:  # a split's first piece is the end of a row, its second the beginning of one
             piece = piece * 2 + (i == 0).to(tl.int32)
-        place = (first_piece + piece).to(tl.int64)[:, None] * QUERIES + query[None, :]
+        place = (first_piece + piece).to(tl.int64)[:, None] * num_queries + query[None, :]
         is_there = (i < num_pieces)[:, None] & (head >= 0)[None, :]
         peaks = tl.load(mass_ptr + place * 2, mask=is_there, other=float("-inf"))
         masses = tl.load(mass_ptr + place * 2 + 1, mask=is_there, other=0.0)

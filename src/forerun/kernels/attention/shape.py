@@ -52,7 +52,7 @@ class Shape:
     # device knows how long rows are: in a recording a row's numbers must not depend on the others' lengths.
     balanced_splits: int
     pieces: int  # of a row, at most
-    block_rows: int  # a power of two, no less than rows
+    block_rows: int  # a power of two, no less than rows, where splits are balanced
     early: bool = False  # whether what follows starts while chunks are still read
 
     @property
@@ -87,7 +87,7 @@ def choose_shape(query: Tensor, keys: Tensor, reach: Reach, form: Form, tuning: 
     if form is Form.KEYS and blocks == 1 and reach.is_even is False:
         balanced_splits, pieces = choose_balanced_splits(places, span, reach, block_keys)
     early = tuning.early and starts_early(query.device)
-    queries, block_rows = min(wanted, block_queries), max(32, power(rows))
+    queries, block_rows = min(wanted, block_queries), max(32, power(rows) if balanced_splits else 32)
     return Shape(
         form, block_queries, block_keys, blocks, queries, splits, chunk, balanced_splits, pieces, block_rows, early
     )

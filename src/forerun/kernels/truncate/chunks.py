@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.arguments import LogitRows, Truncation
+from forerun.kernels.arguments import COUNTS, LogitRows, Truncation, counted
 from forerun.kernels.law import NEGATIVE, NONE, divisor_of, exponential
 
 
@@ -22,8 +22,8 @@ def side_of(r, p_rows, extra, p, q, HAS_DRAFT: tl.constexpr):
             tl.where(drawn, q.index, p.index),
             tl.where(drawn, q.temperature, p.temperature),
             tl.where(drawn, q.stride, p.stride),
-            tl.where(drawn, q.index_stride, p.index_stride),
             tl.where(drawn, q.vocab, p.vocab),
+            tl.where(drawn, q.index_stride, p.index_stride),
             tl.where(drawn, q.positions, p.positions),
         )
         place = tl.where(drawn, r - p_rows, r)
@@ -61,18 +61,19 @@ def sum_of(values):
     return tl.sum(tl.sum(values, axis=0).to(tl.float64), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*COUNTS, "p_rows"))
 def chunk_kernel(
     lengths,
     p, q,  # LogitRows
     out,  # Summaries, without thresholds
     groups_out,  # [R, G] the largest of each group
-    p_rows, num_chunks, extra,
+    p_positions, p_index, q_positions, q_index, p_rows, num_chunks, extra,
     GROUP: tl.constexpr, LANES: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr,
     GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row and chunk of GROUP x LANES entries; a group is what lies LANES apart."""
     r, c = tl.program_id(0), tl.program_id(1)
+    p, q = counted(p, p_positions, p_index), counted(q, q_positions, q_index)
     side, b, i, extra = side_of(r, p_rows, extra, p, q, HAS_DRAFT)
     if PDL:  # in this order: those that follow read logits before they wait
         cuda.gdc_wait()

@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from forerun.kernels.arguments import COUNTS, counted
 from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of, exponential, warped
 from forerun.kernels.truncate.chunks import row_start, side_of, sum_of
 from forerun.kernels.truncate.estimate import APART, DONE
 from forerun.kernels.truncate.select import bits_set
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*COUNTS, "p_rows"))
 def collect_kernel(
     lengths,
     p, q,  # LogitRows
@@ -29,12 +30,13 @@ def collect_kernel(
     arrived,  # [R, APART] int32, entries listed
     above,  # [R, C] float64, mass above the bracket
     listed,  # [R, SIZE] float32, in any order
-    p_rows, num_chunks, num_peaks, extra,
+    p_positions, p_index, q_positions, q_index, p_rows, num_chunks, num_peaks, extra,
     DEPTH: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, EACH: tl.constexpr, SIZE: tl.constexpr,
     HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row and DEPTH x THREADS x VECTOR entries; nothing to do where the row is done."""
     r, c = tl.program_id(0), tl.program_id(1)
+    p, q = counted(p, p_positions, p_index), counted(q, q_positions, q_index)
     side, b, i, extra = side_of(r, p_rows, extra, p, q, HAS_DRAFT)
     used = i < tl.load(lengths + b) + extra
     row = row_start(side, b, i)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from forerun.kernels.arguments import COUNTS, counted
 from forerun.kernels.law import NEGATIVE, NONE, divisor_of, exponential, merged
 from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.levels import reached, spaced
@@ -21,7 +22,7 @@ SURE = tl.constexpr(3.0)  # standard deviations of an estimate, at least
 APART = tl.constexpr(32)  # between rows' counters, or programs of different rows would wait for each other
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*COUNTS, "p_rows"))
 def estimate_kernel(
     lengths,
     p, q,  # LogitRows
@@ -30,7 +31,7 @@ def estimate_kernel(
     brackets,  # [R, 2] float32
     arrived,  # [R, APART] int32, set to 0 for `collect_kernel`
     out,  # Summaries of rows; the mass is the whole row's
-    p_rows, num_chunks, extra,
+    p_positions, p_index, q_positions, q_index, p_rows, num_chunks, extra,
     CHUNKS: tl.constexpr, SAMPLE: tl.constexpr, THREADS: tl.constexpr, ROUNDS: tl.constexpr,
     HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -38,6 +39,7 @@ def estimate_kernel(
     r = tl.program_id(0)
     if PDL:  # at once: those that follow read their logits meanwhile
         cuda.gdc_launch_dependents()
+    p, q = counted(p, p_positions, p_index), counted(q, q_positions, q_index)
     side, b, i, extra = side_of(r, p_rows, extra, p, q, HAS_DRAFT)
     cuts = cuts_of(r, b, p_rows, p_cuts, q_cuts, HAS_DRAFT)
     length, heat = tl.load(lengths + b), tl.load(side.temperature + b)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from forerun.kernels.arguments import COUNTS, counted
 from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of
 from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.estimate import APART, DONE
@@ -24,18 +25,19 @@ MOST_TURNS = tl.constexpr(6)  # where values do not lie evenly
 MANY = tl.constexpr(8.0)  # values left
 
 
-@triton.jit
+@triton.jit(do_not_specialize=(*COUNTS, "p_rows"))
 def resolve_kernel(
     p, q,  # LogitRows
     p_cuts, q_cuts,  # Truncation
     brackets, arrived, above, listed,
     out,  # Summaries of rows; the mass is the whole row's, and what is kept after this
-    p_rows, num_chunks,
+    p_positions, p_index, q_positions, q_index, p_rows, num_chunks,
     CHUNKS: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr,
     THREADS: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row; nothing to do where the row is done."""
     r = tl.program_id(0)
+    p, q = counted(p, p_positions, p_index), counted(q, q_positions, q_index)
     side, b, i, _ = side_of(r, p_rows, 0, p, q, HAS_DRAFT)
     cuts = cuts_of(r, b, p_rows, p_cuts, q_cuts, HAS_DRAFT)
     row, heat = row_start(side, b, i), tl.load(side.temperature + b)

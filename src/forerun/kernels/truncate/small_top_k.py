@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from forerun.kernels.arguments import COUNTS, counted
 from forerun.kernels.law import NEGATIVE, NONE, divisor_of, merged, peak_of, warped
 from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.search import cut_in_memory
 from forerun.kernels.truncate.select import cut_few, level_below, limits_of, places
 
 
-@triton.jit(do_not_specialize=["num_groups"])
+@triton.jit(do_not_specialize=(*COUNTS, "p_rows", "num_groups"))
 def small_top_k_kernel(
     lengths,
     p, q,  # LogitRows
@@ -27,13 +28,14 @@ def small_top_k_kernel(
     hot_groups,  # [R, HOT] int32, scratch
     values,  # [R, FEW] float32, scratch
     out,  # Summaries of rows
-    p_rows, num_chunks, num_groups, extra,
+    p_positions, p_index, q_positions, q_index, p_rows, num_chunks, num_groups, extra,
     CHUNKS: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr, HOT: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr,
     GREEDY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row: merge its chunks and find the threshold of top-k, top-p and min-p."""
     r = tl.program_id(0)
+    p, q = counted(p, p_positions, p_index), counted(q, q_positions, q_index)
     side, b, i, extra = side_of(r, p_rows, extra, p, q, HAS_DRAFT)
     cuts = cuts_of(r, b, p_rows, p_cuts, q_cuts, HAS_DRAFT)
     length, heat = tl.load(lengths + b), tl.load(side.temperature + b)

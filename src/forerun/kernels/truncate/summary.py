@@ -43,8 +43,12 @@ class Logits:
 
     @property
     def argument(self) -> LogitRows:
-        strides = self.logits.stride(0), self.index.stride(0)
-        return LogitRows(self.logits, self.index, self.params.temperature, *strides, self.vocab, self.positions)
+        return LogitRows(self.logits, self.index, self.params.temperature, self.logits.stride(0), self.vocab)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """What a kernel puts into that, see `arguments.counted`."""
+        return self.positions, self.index.stride(0)
 
     @property
     def truncation(self) -> Truncation:
@@ -114,7 +118,7 @@ class _Work:
         self.groups = torch.empty(self.rows if self.has_groups else 1, self.num_groups, device=device)
         sums = Summaries(peak, mass, peak, best)
         chunk_kernel[(self.rows, self.num_chunks)](
-            lengths, *self._sides(), sums, self.groups, self.target_rows, self.num_chunks, extra,
+            lengths, *self._sides(), sums, self.groups, *self._counts(), self.target_rows, self.num_chunks, extra,
             GROUP=self.group, LANES=self.lanes, HAS_DRAFT=self.has_draft, SCALED=self.scaled, GREEDY=self.greedy,
             GROUPS=self.has_groups, **overlapping(device, self.tuning), num_warps=self.warps,
         )  # fmt: skip
@@ -133,7 +137,7 @@ class _Work:
         values = torch.empty(self.rows, tuning.few, dtype=torch.float32, device=device)
         small_top_k_kernel[(self.rows,)](
             lengths, *self._sides(), *self._cuts(), sums, self.groups, groups, values, rows,
-            self.target_rows, self.num_chunks, self.num_groups, extra,
+            *self._counts(), self.target_rows, self.num_chunks, self.num_groups, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), HOT=tuning.hot, GROUP=self.group,
             DEEP=triton.next_power_of_2(triton.cdiv(self.num_groups, wide)), WIDE=wide, LANES=self.lanes,
             FEW=tuning.few, SCAN=tuning.scan, GREEDY=self.greedy, **self._flags(device),
@@ -153,21 +157,21 @@ class _Work:
         arrived = torch.empty(self.rows, APART.value, dtype=torch.int32, device=device)
         above = torch.empty(self.rows, chunks, dtype=torch.float64, device=device)
         listed = torch.empty(self.rows, size, dtype=torch.float32, device=device)
-        sides, cuts, shared = self._sides(), self._cuts(), self._flags(device)
+        sides, counts, cuts, shared = self._sides(), self._counts(), self._cuts(), self._flags(device)
         estimate_kernel[(self.rows,)](
-            lengths, *sides, *cuts, sums, bracket, arrived, rows, self.target_rows, self.num_chunks, extra,
+            lengths, *sides, *cuts, sums, bracket, arrived, rows, *counts, self.target_rows, self.num_chunks, extra,
             CHUNKS=triton.next_power_of_2(self.num_chunks), SAMPLE=tuning.sample,
             THREADS=32 * tuning.estimate_warps, ROUNDS=tuning.estimate_rounds, GREEDY=self.greedy, **shared,
             num_warps=tuning.estimate_warps,
         )  # fmt: skip
         collect_kernel[(self.rows, chunks)](
             lengths, *sides, bracket, rows.peak, sums.peak, arrived, above, listed,
-            self.target_rows, chunks, self.num_chunks, extra,
+            *counts, self.target_rows, chunks, self.num_chunks, extra,
             DEPTH=depth, THREADS=threads, VECTOR=vector, EACH=self.block // block, SIZE=size, **shared,
             num_warps=tuning.collect_warps,
         )  # fmt: skip
         resolve_kernel[(self.rows,)](
-            *sides, *cuts, bracket, arrived, above, listed, rows, self.target_rows, chunks,
+            *sides, *cuts, bracket, arrived, above, listed, rows, *counts, self.target_rows, chunks,
             CHUNKS=triton.next_power_of_2(chunks), SIZE=size, MOST=tuning.listed, FEW=few, SCAN=tuning.scan,
             THREADS=cutting, **shared, num_warps=tuning.resolve_warps,
         )  # fmt: skip
@@ -187,3 +191,6 @@ class _Work:
 
     def _sides(self) -> tuple[LogitRows, LogitRows]:
         return self.target.argument, self.draft.argument
+
+    def _counts(self) -> tuple[int, ...]:
+        return *self.target.counts, *self.draft.counts

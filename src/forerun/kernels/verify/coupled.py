@@ -21,6 +21,8 @@ from forerun.kernels.verify.sample import draw_packed
 from forerun.math.laws import KEPT, LogitLaw
 from forerun.types import Draft, Keys, Rule
 
+SMALLEST = 16  # positions a variant is compiled for
+
 
 def verify_coupled(target: LogitLaw, draft: Draft, keys: Keys, tuning: Tuning = TUNING) -> Tensor:
     """As `verify.verify_packed`: [B, 3 + K + 1] int64."""
@@ -35,12 +37,12 @@ def verify_coupled(target: LogitLaw, draft: Draft, keys: Keys, tuning: Tuning = 
     out = torch.empty(batch, HEAD.value + positions, dtype=torch.int64, device=device)
     _compare_kernel[(batch,)](
         drawn, draft.tokens, draft.tokens.stride(0), draft.lengths, out, positions,
-        BLOCK=triton.next_power_of_2(positions), num_warps=1,
+        BLOCK=max(SMALLEST, triton.next_power_of_2(positions)), num_warps=1,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("positions",))
 def _compare_kernel(
     drawn_ptr,  # [B * P, 4] int64, see `draw_packed`
     tokens_ptr, tokens_stride,  # [B, P - 1] int64

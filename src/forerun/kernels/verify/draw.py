@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from forerun.kernels.arguments import COUNTS, counted
 from forerun.kernels.law import NEGATIVE, NONE, TILE, RowLaw, log_probability, pick, pick_goal, probability, warped
 from forerun.kernels.philox import FINAL, uniform
 from forerun.kernels.verify.acceptance import (
@@ -29,11 +30,13 @@ from forerun.kernels.verify.acceptance import (
 )
 
 HEAD = tl.constexpr(3)  # entries of a result before the log-probabilities
+CHANGING = (*COUNTS, "first")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 def sum_kernel(
     p, q,  # LogitRows
+    p_positions, p_index, q_positions, q_index,  # see `counted`
     draft,  # DraftTensors
     summaries,  # Summaries
     num_chunks, first,  # of the summaries: chunks of a row, and the row at which the draft's begin
@@ -47,6 +50,7 @@ def sum_kernel(
     With LAST the last program of a row to finish draws; else `pick_kernel` does.
     """
     b, s = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    p, q = counted(p, p_positions, p_index), counted(q, q_positions, q_index)
     i = tl.arange(0, CASE.POSITIONS)
     if PDL and not CASE.SUMMED:  # nothing of this verification came before
         cuda.gdc_wait()
@@ -125,12 +129,14 @@ def sum_kernel(
                 tl.store(work.counters + b, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING)
 def pick_kernel(
-    p, q, draft, summaries, num_chunks, first, keys, bounds, work, CASE: tl.constexpr, PDL: tl.constexpr
+    p, q, p_positions, p_index, q_positions, q_index, draft, summaries, num_chunks, first, keys, bounds, work,
+    CASE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row: from the tiles' sums to the token. ALL covers all tiles, TILES those a program summed."""
     b = tl.program_id(0).to(tl.int64)
+    p, q = counted(p, p_positions, p_index), counted(q, q_positions, q_index)
     i = tl.arange(0, CASE.POSITIONS)
     length = tl.load(draft.lengths + b)
     token = tl.load(draft.tokens + b * draft.tokens_stride + i, mask=i < p.positions - 1, other=0)

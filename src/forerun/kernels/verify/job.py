@@ -18,6 +18,8 @@ from forerun.kernels.verify.draft_law import Proposal
 from forerun.kernels.verify.draw import HEAD, pick_kernel, sum_kernel
 from forerun.types import Draft, Keys
 
+FEW_POSITIONS = 8  # up to so many of a row take one variant: lanes of one warp, which fewer would leave idle
+
 
 class Job:
     """Shapes and launches of one verification."""
@@ -87,6 +89,8 @@ class Job:
         return (
             target.argument,
             drawn.argument,
+            *target.counts,
+            *drawn.counts,
             self._draft_tensors(),
             self.summaries,
             self.summaries.chunks,
@@ -110,14 +114,14 @@ class Job:
             is_point=lengths if proposal.is_point is None else proposal.is_point,
             sparse_ids=ids,
             sparse_probs=probs,
-            num_sparse=ids.shape[-1],
+            num_sparse=0 if sparse is None else ids.shape[-1],
             sparse_positions=1 if sparse is None else ids.shape[1],
         )
 
     def _case(self) -> Case:
         return Case(
             CHUNKS=triton.next_power_of_2(self.summaries.chunks) if self.summed else 1,
-            POSITIONS=triton.next_power_of_2(self.positions),
+            POSITIONS=1 if self.positions == 1 else max(FEW_POSITIONS, triton.next_power_of_2(self.positions)),
             ALL=triton.next_power_of_2(self.num_tiles),
             TILES=self.tiles,
             LOOPS=self.loops,
