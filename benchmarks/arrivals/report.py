@@ -31,6 +31,8 @@ MEMORY: Columns = {
     "keys": lambda each: f"{each.most_keys}",
     "GB": lambda each: f"{each.key_bytes / 1e9:.2f}",
     "rounds": lambda each: f"{each.rounds}",
+    "recorded": lambda each: f"{each.recorded}",
+    "compiled": lambda each: f"{each.compiled}",
     "recording s": lambda each: f"{each.captured:.1f}",
 }
 
@@ -82,7 +84,8 @@ def _remarks(
         f"{settings['output'][1]}, at most {settings['max_rows']} at once",
         "first: from arrival to the first token; token: after it, the mean of a request; needed: tokens that arrive a "
         f"second; goodput: requests whose first token came within {1e3 * GOOD_FIRST:.0f} ms and the others every "
-        f"{1e3 * GOOD_TOKEN:.0f} ms; keys: held at once at most, all rows together",
+        f"{1e3 * GOOD_TOKEN:.0f} ms; keys: held at once at most, all rows together; GB: reserved for them; "
+        "recorded, compiled: pieces of rounds and variants of kernels after the warm-up",
         *(
             f"{_name(each)}: {each.shortfall} requests got another number of tokens"
             for each in measured
@@ -97,8 +100,8 @@ def _remarks(
 
 def _warm_ups(warmed: Mapping[str, WarmUp]) -> list[str]:
     return [
-        f"{method}: warm-up of {each.seconds:.1f} s, {each.num_rounds} rounds recorded{': ' if each.remark else ''}"
-        f"{each.remark}"
+        f"{method}: warm-up of {each.seconds:.1f} s, {each.num_rounds} rounds recorded, {each.num_compiled} kernels "
+        f"compiled{': ' if each.remark else ''}{each.remark}"
         for method, each in warmed.items()
     ]
 

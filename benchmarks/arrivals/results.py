@@ -29,6 +29,8 @@ class Measurement:
     goodput: float  # requests answered in time, a second
     rounds: int
     captured: float
+    recorded: int
+    compiled: int
     most_rows: int
     most_keys: int
     key_bytes: int
@@ -64,6 +66,8 @@ def summarize(method: str, rate: float, penalised: float, shared: int, outcome: 
         goodput=sum(map(in_time, served)) / outcome.seconds,
         rounds=outcome.rounds,
         captured=outcome.captured,
+        recorded=outcome.recorded,
+        compiled=outcome.compiled,
         most_rows=outcome.most_rows,
         most_keys=outcome.most_keys,
         key_bytes=outcome.key_bytes,

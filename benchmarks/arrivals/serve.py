@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from benchmarks.arrivals.traffic import Arrival
 from forerun.engine import Engine
 from forerun.engine.row import Progress
+from forerun.kernels.variants import watched_variants
 
 
 @dataclass(slots=True)
@@ -42,17 +43,28 @@ class Outcome:
     served: list[Served]
     seconds: float = 0.0  # until the last token
     captured: float = 0.0  # of which went into recording rounds
+    recorded: int = 0  # pieces of work; after a warm-up this and the next are 0
+    compiled: int = 0  # variants of kernels, those included that were found on disk
     rounds: int = 0
     most_rows: int = 0
-    key_bytes: int = 0  # of keys and values in the target's cache, at most
+    key_bytes: int = 0  # of keys and values in the target's cache, reserved
     most_keys: int = 0  # that rows held at once
 
 
 def serve(engine: Engine, traffic: Sequence[Arrival], max_rows: int) -> Outcome:
     """All of it to its end; no more than `max_rows` decode at once, the others wait outside."""
     outcome = Outcome([Served(arrival.at, arrival.request.max_new_tokens) for arrival in traffic])
+    captured, recorded = engine.seconds.capture, engine.num_recordings
+    with watched_variants() as variants:
+        _serve(engine, traffic, max_rows, outcome)
+    outcome.captured, outcome.recorded = engine.seconds.capture - captured, engine.num_recordings - recorded
+    outcome.compiled = variants.num_compiled + variants.num_found
+    return outcome
+
+
+def _serve(engine: Engine, traffic: Sequence[Arrival], max_rows: int, outcome: Outcome) -> None:
     waiting, running = list(range(len(traffic))), dict[int, int]()
-    captured, started = engine.seconds.capture, time.perf_counter()
+    cache, started = engine.target.cache, time.perf_counter()
     while waiting or not engine.is_idle:
         now = time.perf_counter() - started
         while waiting and traffic[waiting[0]].at <= now and len(running) < max_rows:
@@ -64,13 +76,10 @@ def serve(engine: Engine, traffic: Sequence[Arrival], max_rows: int) -> Outcome:
         outcome.most_rows = max(outcome.most_rows, len(running))
         _note(engine.step(), time.perf_counter() - started, running, outcome)
         outcome.rounds += 1
-        cache = engine.target.cache
         outcome.key_bytes = max(outcome.key_bytes, cache.num_bytes())
         outcome.most_keys = max(outcome.most_keys, sum(map(cache.length, cache.rows)))
         engine.take_results()
     outcome.seconds = time.perf_counter() - started
-    outcome.captured = engine.seconds.capture - captured
-    return outcome
 
 
 def _note(progress: Sequence[Progress], now: float, running: dict[int, int], outcome: Outcome) -> None:

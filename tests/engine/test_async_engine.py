@@ -76,6 +76,22 @@ def test_requests_from_many_threads(serving: AsyncEngine) -> None:
     assert serving.engine.is_idle and not serving.engine.target.cache.rows
 
 
+def test_nobody_else_adds_or_steps(serving: AsyncEngine) -> None:
+    for forbidden in (lambda: serving.engine.add(request(0)), serving.engine.step, lambda: AsyncEngine(serving.engine)):
+        with pytest.raises(InvalidArgument, match=r"AsyncEngine"):
+            forbidden()
+    assert serving.submit(request(1)).result(60).tokens == alone(1)
+    serving.close()
+    assert serving.engine.add(request(1)) >= 0, "afterwards it is anybody's"
+
+
+def test_rows_that_others_have_left_behind_are_refused() -> None:
+    engine = make_engine()
+    engine.add(request(0))
+    with pytest.raises(InvalidArgument, match="without requests under way"):
+        AsyncEngine(engine)
+
+
 def test_it_sleeps_while_there_is_nothing_to_do(serving: AsyncEngine) -> None:
     serving.submit(request(0)).result(60)
     before = time.thread_time_ns(), time.process_time()

@@ -1,4 +1,4 @@
-"""An error at any point of a step: the step has done nothing, and nobody's text changes afterwards."""
+"""An error at any point of a step: nothing is lost or done twice, and nobody's text changes afterwards."""
 
 from __future__ import annotations
 
@@ -152,6 +152,33 @@ def test_no_point_of_a_step_is_a_bad_one(kind: str, steps: int) -> None:
     assert len(found) > 50
     for place in found[steps::4]:
         check(kind, steps, place)
+
+
+@pytest.mark.parametrize("kind", ["model", "device"])
+def test_a_round_that_the_policy_has_seen_stands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Done again it would meet the same random numbers with lengths chosen by someone who knows what they come to."""
+    engine, handles = _begun(kind, 1)
+    observe, seen = engine.drafting.observe, list[Any]()
+
+    def pulled_after_the_first(outcome: Any) -> None:
+        observe(outcome)
+        seen.append(outcome)
+        if len(seen) == 1:
+            raise Pulled
+
+    monkeypatch.setattr(engine.drafting, "observe", pulled_after_the_first)
+    with pytest.raises(Pulled):
+        engine.step()
+    gained = {entry.row: len(entry.tokens) for entry in engine.step()}
+    assert len(seen) == 1, "the step after it told what was gained, and did nothing again"
+    assert sorted(gained) == sorted(handles) and all(gained.values())
+    while not engine.is_idle:
+        engine.step()
+    results = engine.take_results()
+    assert {result.request.request_id: result.tokens for result in results} == wanted(kind)
+    rounds = {result.request.request_id: result.stats.rounds for result in results}
+    told = {i: 1 + sum(i in outcome.request_ids for outcome in seen) for i in rounds}  # one before this began
+    assert rounds == told
 
 
 class Mute(Spell):

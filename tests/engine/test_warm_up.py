@@ -7,28 +7,35 @@ import random
 import pytest
 import torch
 
+from engine.device_engines import InPython, Rehearsing, rehearsing
 from engine.device_engines import engine as make_engine
-from engine.device_engines import rehearsing
 from forerun.cache.paged import PagedCache
 from forerun.config import SamplingParams
+from forerun.drafters import DraftModel
 from forerun.engine import Engine, Request
+from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.warm_up import bounds_up_to, sizes_up_to
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.policy import CostModel
 from support.tiny import ragged_prompts
 
 ROWS, DRAFT, CONTEXT = 4, 4, 64
+CPU = torch.device("cpu")
 
 
 def warm(drafter: str, policy: object = 2) -> Engine:
     cache = PagedCache(4096, torch.device("cpu"), longest=96, block_size=16)
     made = rehearsing(make_engine(True, drafter=drafter, policy=policy, cache=cache))  # type: ignore[arg-type]
+    if type(made.drafter) is DraftModel:
+        made.drafting.passes = DraftPasses(made.drafter, made.clock)
+        made.drafting.passes.runner.recordings.recorder = Rehearsing(CPU)
+        made.drafting.passes.runner.recorder = made.drafting.passes.runner.recordings.recorder
     made.warm_up(ROWS, DRAFT, CONTEXT)
     return made
 
 
 def requests(seed: int, number: int = 12) -> list[Request]:
-    """Of every kind: greedy, sampled, cut, penalised, with a bias, with bans."""
+    """Of every kind: greedy, sampled, cut, penalised, with a bias, with log-probabilities, with Python of their own."""
     numbers = random.Random(seed)
     prompts = ragged_prompts(number, 97, seed, longest=20)
     kinds: list[dict[str, object]] = [
@@ -40,6 +47,8 @@ def requests(seed: int, number: int = 12) -> list[Request]:
         Request(
             prompt=tuple(prompt), max_new_tokens=numbers.randint(1, 30), seed=seed, request_id=place,
             params=SamplingParams(**numbers.choice(kinds)),  # type: ignore[arg-type]
+            logprobs=numbers.choice([None, None, None, 0, 3, 20]),
+            processors=(InPython(),) if place % 5 == 4 else (),
         )
         for place, prompt in enumerate(prompts)
     ]  # fmt: skip
@@ -57,28 +66,27 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
     return found
 
 
-@pytest.mark.quick("model", "lookup")
-@pytest.mark.parametrize("drafter", ("model", "none", "lookup", "exit", "feature", "parallel"))
+@pytest.mark.quick("model", "chain")
+@pytest.mark.parametrize("drafter", ("model", "none", "lookup", "chain", "exit", "feature", "parallel"))
 def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:
     engine, asked = warm(drafter), requests(1)
     assert engine.runner is not None
-    before = engine.runner.recorder.num_recordings
+    before = engine.num_recordings
     assert before > 0
     found = texts(engine, asked, 2)
-    assert engine.runner.recorder.num_recordings == before, "a round was recorded that the warm-up should have"
+    assert engine.num_recordings == before, "something was recorded that the warm-up should have"
     assert not engine.runner.is_disabled
     host = make_engine(False, drafter=drafter, policy=2)
     assert found == texts(host, asked, 2)
 
 
-@pytest.mark.quick("model")
-@pytest.mark.parametrize("drafter", ("model", "feature", "lookup"))
+@pytest.mark.quick("chain")
+@pytest.mark.parametrize("drafter", ("model", "feature", "lookup", "chain"))
 def test_lengths_that_a_policy_chooses_are_recorded(drafter: str) -> None:
     engine = warm(drafter, CostModel())
-    assert engine.runner is not None
-    before = engine.runner.recorder.num_recordings
+    before = engine.num_recordings
     texts(engine, requests(3), 4)
-    assert engine.runner.recorder.num_recordings == before
+    assert engine.num_recordings == before
     assert max(engine._view([], ()).max_lengths, default=0) <= DRAFT
 
 

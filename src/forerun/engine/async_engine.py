@@ -114,6 +114,8 @@ class AsyncEngine:
     def __init__(self, engine: Engine) -> None:
         if not isinstance(engine, Engine):
             raise InvalidArgument(f"AsyncEngine runs an Engine, not {type(engine).__name__}: give decoder.engine")
+        if engine.run_by is not None or not engine.is_idle:
+            raise InvalidArgument("an AsyncEngine needs an engine of its own, without requests under way")
         self.engine = engine
         self._arrived = threading.Condition()
         self._orders: deque[tuple[Mailbox, Request | None]] = deque()  # without a request: abort
@@ -123,7 +125,7 @@ class AsyncEngine:
         self._mailboxes: dict[int, Mailbox] = {}  # by handle
         self._handles: dict[Mailbox, int] = {}
         self._failures = 0
-        self._thread = threading.Thread(target=self._work, name="forerun-engine", daemon=True)
+        self._thread = engine.run_by = threading.Thread(target=self._work, name="forerun-engine", daemon=True)
         self._thread.start()
 
     @property
@@ -204,6 +206,7 @@ class AsyncEngine:
             for future, _ in calls:
                 future.cancel()
             self._end_all(EngineClosed("the engine was closed before this request had ended"), unheard)
+            self.engine.run_by = None
 
     def _carry_out_orders(self) -> bool:
         """Waits for some where there is nothing to decode. False once the thread is to end."""
@@ -240,14 +243,16 @@ class AsyncEngine:
             self.engine.abort(handle)
 
     def _deliver(self, progress: list[Progress]) -> None:
-        """Gains first, then the end of those that have ended."""
+        """Gains first, then the end of those that have ended. Nobody waits for a row whose request was given up."""
         waiters: list[Waiter] = []
         for gained in progress:
-            waiters += self._mailboxes[gained.row].put(gained)
+            if gained.row in self._mailboxes:
+                waiters += self._mailboxes[gained.row].put(gained)
         for handle, result in self.engine.take_results_by_handle().items():
-            mailbox = self._mailboxes.pop(handle)
-            del self._handles[mailbox]
-            waiters += mailbox.put(result=result)
+            if handle in self._mailboxes:
+                mailbox = self._mailboxes.pop(handle)
+                del self._handles[mailbox]
+                waiters += mailbox.put(result=result)
         wake(waiters)
 
     def _fail(self, error: Exception) -> None:

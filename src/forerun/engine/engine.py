@@ -6,9 +6,10 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from threading import Thread, current_thread
 from typing import Any
 
 import torch
@@ -25,7 +26,16 @@ from forerun.engine.commit import VerifiedRound, commit
 from forerun.engine.device.choose import describe, draft_passes_of, runner_for
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import SIZES, bucket
-from forerun.engine.device.warm_up import KINDS, Report, WarmUp, record_all
+from forerun.engine.device.warm_up import (
+    ALTERNATIVES,
+    KINDS,
+    Report,
+    WarmUp,
+    bounds_up_to,
+    prompts_up_to,
+    record_all,
+    sizes_up_to,
+)
 from forerun.engine.drafting import Drafting
 from forerun.engine.faults import Faults
 from forerun.engine.given import GivenDraft, Guess
@@ -38,6 +48,7 @@ from forerun.engine.stats import Seconds
 from forerun.engine.stops import StopRule
 from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument
+from forerun.kernels.variants import watched_variants
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
 from forerun.policy.base import Policy, wrapped
@@ -48,6 +59,8 @@ from forerun.types import BatchView, Origin, RoundOutcome, Rule
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
 MOST_CONTEXT = 8192  # that a warm-up counts with where neither model nor caller says
+# A warm-up's own requests: how many tokens each gains, and how many of them are read in one step.
+NOBODYS_TOKENS, READING_TOGETHER = 4, 3
 
 
 class Engine:
@@ -55,7 +68,8 @@ class Engine:
 
     One thread steps; any thread may add, abort and take results meanwhile, and waits for the step under way.
 
-    A step that raises has done nothing: the rows are where they were, and the next step says what it would have said.
+    A step that raises has lost nothing: rows are where they were, or where a round that was over has brought them, and
+    the next step says what this one would have said.
 
     `keep_rows` finished rows keep their keys, so that a request that begins with the same tokens (the next turn of a
     chat) starts from there; where keys lie in blocks, beginnings are kept for as long as there is room. A row waits
@@ -100,6 +114,7 @@ class Engine:
         self.max_rows = max_rows if max_rows is None else integer("max_rows", max_rows, 1)
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
         self.seconds = Seconds()
+        self.run_by: Thread | None = None  # an AsyncEngine's: only this thread adds and steps
         self._turnstile = Turnstile()
         self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
         self._host_share = HostShare()
@@ -107,6 +122,7 @@ class Engine:
         self._running: dict[int, Row] = {}
         self._results: dict[int, RowResult] = {}  # by handle
         self._aborted: set[int] = set()  # handles of rows that are to end
+        self._unsaid: list[tuple[Row, Progress]] = []  # what rows have gained and no step has returned
         self._held: set[int] = set()  # row numbers that target and drafter know, kept prefixes included
         self._handles = itertools.count()
         self._round_numbers = itertools.count(1)
@@ -137,7 +153,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and not self._running
+        return not self._waiting and not self._running and not self._unsaid
 
     @property
     def drafter(self) -> Drafter | None:
@@ -167,6 +183,7 @@ class Engine:
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its handle for `abort`, which no other has."""
+        self._check_runner_of_steps()
         with self._turnstile.calling():
             if self.is_idle:
                 self._look_again()
@@ -193,25 +210,49 @@ class Engine:
         """Compile kernels, take the memory for keys, and record every round that up to `rows` rows can meet.
 
         Drafts have up to `draft` tokens and texts up to `context`, the model's own by default. Requests within these
-        bounds record nothing any more, whatever their parameters, log-probabilities of alternatives apart. `report` is
-        told how many rounds have been recorded and how many there are.
+        bounds record nothing any more, whatever their parameters; nor do their prompts, which are read in passes that
+        are not recorded, have a kernel compiled. `report` is told how many rounds have been recorded and how many there
+        are.
         """
         if not self.is_idle:
             raise InvalidArgument("warm_up while requests are under way: call it before the first, or when idle")
         started, limit = self.clock(), self.target.context_length
         longest = min(context or limit or MOST_CONTEXT, limit or MOST_CONTEXT)
-        self._decode_nothing(draft)
-        runner, count = self.runner, 0
+        lengths = self._lengths_to_come(draft)
+        with watched_variants() as variants:
+            self._serve_nobody([2], lengths, 1)
+            count, remark = self._record_all(rows, lengths, longest, report)
+            if self.runner is not None:
+                self._serve_nobody(prompts_up_to(longest), lengths, rows)
+        self._account(Seconds())
+        return WarmUp(self.clock() - started, count, "" if count else remark, variants.num_compiled)
+
+    def _record_all(self, rows: int, lengths: Sequence[int], longest: int, report: Report | None) -> tuple[int, str]:
+        """How many rounds were recorded, and what is said where there are none."""
+        runner = self.runner
         remark = describe(runner, self.target, self.drafting.drafter, self.rule)
+        if runner is None or runner.is_disabled or not runner.whole_rounds:
+            return 0, remark
         with self._turnstile.stepping(), torch.inference_mode():
-            if runner is not None and runner.whole_rounds and not runner.is_disabled:
-                likes = [self._row(Request(prompt=(0, 0), max_new_tokens=1, params=params)) for params in KINDS]
-                try:
-                    count = record_all(runner, rows, self._lengths_to_come(draft), longest, likes, report)
-                except Exception as error:
-                    runner.disable(error)
-                    remark = str(error)
-        return WarmUp(self.clock() - started, count, "" if count else remark)
+            nobody = Request(prompt=(0, 0), max_new_tokens=1)
+            asked = [replace(nobody, params=params) for params in KINDS]
+            asked += [replace(asked[0], logprobs=number) for number in ALTERNATIVES]
+            likes, copies = list(map(self._row, asked)), self.drafting.finds_copies
+            try:
+                count = record_all(runner, rows, lengths, longest, likes, copies=copies, report=report)
+                if self.drafting.passes is not None:
+                    self.drafting.passes.prepare(sizes_up_to(rows), bounds_up_to(longest)[0])
+                return count, remark
+            except Exception as error:
+                runner.disable(error)
+                return 0, str(error)
+
+    @property
+    def num_recordings(self) -> int:
+        """Pieces of work that were recorded as CUDA graphs so far."""
+        passes = self.drafting.passes
+        runners = (self.runner, None if passes is None else passes.runner)
+        return sum(runner.recorder.num_recordings for runner in runners if runner is not None)
 
     def _lengths_to_come(self, most: int) -> list[int]:
         """Of drafts up to `most` tokens; the policy is offered no others from now on."""
@@ -222,16 +263,41 @@ class Engine:
             return list(self.drafting.lengths(BatchView((0,), (0,), (most,))))
         return [size for size in SIZES if size <= most]
 
-    def _decode_nothing(self, draft: int) -> None:
-        """A few tokens for nobody: kernels are compiled, and every layer's memory for keys is taken."""
-        policy, self.policy = self.policy, Constant(min(draft, 2))
+    def _serve_nobody(self, prompts: Sequence[int], lengths: Sequence[int], rows: int) -> None:
+        """Decode a few tokens behind prompts of these lengths: kernels are compiled, the memory for keys is taken.
+
+        Each prompt is read alone and then, beside up to `rows` rows that decode, with others; all begin differently, or
+        they would share keys instead of being read. The policy learns nothing from it.
+        """
+        policy, self.policy = self.policy, Constant(min(lengths, default=0))
+        limits = (cache.num_tokens for cache in self._caches())
+        room = min((limit for limit in limits if limit is not None), default=sys.maxsize)
+        fitting = [length for length in prompts if length + NOBODYS_TOKENS <= room]
         try:
-            self.add(Request(prompt=(0, 0), max_new_tokens=4))
-            while not self.is_idle:
-                self.step()
-            self.take_results()
+            for number, length in enumerate(fitting):
+                self._add_nobody(number, length)
+                self._finish()
+            for number, length in enumerate(fitting):
+                while len(self._running) + len(self._waiting) >= rows:
+                    self.step()
+                self._add_nobody(number, length)
+                if number % READING_TOGETHER == 0:
+                    self.step()
+            self._finish()
+            self._start_over()  # nobody begins like these
         finally:
             self.policy = policy
+
+    def _add_nobody(self, number: int, length: int) -> None:
+        first = number % self.target.vocab_size
+        limit = self.target.context_length or sys.maxsize
+        new = min(NOBODYS_TOKENS, limit - length)
+        self.add(Request(prompt=(first, *[0] * (length - 1)), max_new_tokens=new))
+
+    def _finish(self) -> None:
+        while not self.is_idle:
+            self.step()
+        self.take_results()
 
     def postpone(self, seconds: float) -> None:
         """Move the deadlines of all rows: time spent on compiling is not decoding."""
@@ -254,43 +320,70 @@ class Engine:
 
         Rows that need the host beside rows whose rounds the device runs by itself may have to wait for a later step.
         """
+        self._check_runner_of_steps()
         with self._turnstile.stepping():
             return self._step()
+
+    def _check_runner_of_steps(self) -> None:
+        if self.run_by not in (None, current_thread()):
+            raise InvalidArgument("an AsyncEngine runs this engine: give requests to its submit(), which steps as well")
 
     @torch.inference_mode()
     def _step(self) -> list[Progress]:
         try:
-            if self.runner is None or not self.runner.has_pending:
-                self._admit()
-            self._expire()
-            progress = self._round()
+            if not self._unsaid:  # or a step was interrupted, and what it had gained comes first
+                if self.runner is None or not self.runner.has_pending:
+                    self._admit()
+                self._expire()
+                self._round()
             self._retire_behind_round()
-            return progress
+            return self._say()
         except BaseException:  # at any point: a user's Ctrl-C, a tokenizer or a model that fails, memory that runs out
             self._start_over()
             raise
 
-    def _round(self) -> list[Progress]:
+    def _round(self) -> None:
         """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
         while batch := self._batch():
-            progress: dict[int, Progress] = {}
             try:
-                with _undone_if_it_fails(batch):
-                    for done in self._run(batch):
-                        gained = self._commit(done)
-                        self._observe(done, gained)
-                        self._run_ahead(done)
-                        self._account(done.seconds)  # last: what was recorded for the next round took this one's time
-                        progress.update((entry.row, entry) for entry in gained)
+                for done in self._run(batch):
+                    gained = self._commit_or_undo(done)
+                    self._observe(done, gained)
+                    self._run_ahead(done)
+                    self._account(done.seconds)  # last: what was recorded for the next round took this one's time
             except CacheFull:
                 if len(self._running) == 1:
                     raise
                 self._preempt_newest()
-                continue
-            for row in batch:
-                row.count()
-            return [progress[row.handle] for row in batch if row.handle in progress]
-        return []
+                if not self._unsaid:
+                    continue
+            places = {row.handle: place for place, row in enumerate(batch)}
+            self._unsaid.sort(key=lambda entry: places[entry[0].handle])
+            return
+
+    def _commit_or_undo(self, done: VerifiedRound) -> list[Progress]:
+        """Rows gain their tokens, or are where they were before. Once they have them they keep them.
+
+        A round that the policy has seen must not be done again: its lengths would then be chosen by someone who knows
+        what the same random numbers came to.
+        """
+        marks, said = [row.mark() for row in done.rows], len(self._unsaid)
+        try:
+            gained = self._commit(done)
+            self._unsaid += zip(done.rows, gained, strict=True)
+        except BaseException:
+            del self._unsaid[said:]
+            for row, mark in zip(done.rows, marks, strict=True):
+                row.go_back(mark)
+            raise
+        return gained
+
+    def _say(self) -> list[Progress]:
+        """What rows have gained, counted into their statistics."""
+        for row, _ in self._unsaid:
+            row.count()
+        unsaid, self._unsaid = self._unsaid, []
+        return [gained for _, gained in unsaid]
 
     def _retire_behind_round(self) -> None:
         """Keys that cannot be given back must not cost anybody the tokens that this step has gained."""
@@ -760,18 +853,6 @@ class Engine:
 def _came_true(guess: Guess | None, gained: Progress) -> tuple[int, bool] | None:
     """The evidence of a guess and whether it is the first token that a row gained; None where there is none of them."""
     return None if guess is None or not gained.tokens else (guess.evidence, gained.tokens[0] == guess.token)
-
-
-@contextmanager
-def _undone_if_it_fails(batch: list[Row]) -> Iterator[None]:
-    """A round, or nothing: an error takes back what rows were given."""
-    marks = [row.mark() for row in batch]
-    try:
-        yield
-    except BaseException:
-        for row, mark in zip(batch, marks, strict=True):
-            row.go_back(mark)
-        raise
 
 
 def _unscored(drafted: list[int], emitted: tuple[int, ...]) -> int:

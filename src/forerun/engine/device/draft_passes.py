@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 
 import torch
 from torch import Tensor
 
 from forerun.cache.base import CacheFull
 from forerun.drafters import DraftModel
+from forerun.drafters.device_model import FIRST
 from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import POSITIONS
 from forerun.engine.row import Row
@@ -30,6 +31,12 @@ class DraftPasses:
     def __init__(self, drafter: DraftModel, clock: Callable[[], float]) -> None:
         self.drafter, self.scorer = drafter, drafter.scorer
         self.runner = Runner(drafter.scorer, None, Rule.TOKEN, clock, whole_rounds=False)
+
+    def prepare(self, sizes: Sequence[int], bound: int) -> None:
+        """Record what drafts for so many rows of up to `bound` keys can ask for."""
+        self.runner.expect(bound, ())
+        for size, count in product(sizes, range(FIRST, 0, -1)):
+            self.runner.prepare_pass(size, count, is_second=False)
 
     @contextmanager
     def lent(self, batch: Sequence[Row]) -> Iterator[None]:

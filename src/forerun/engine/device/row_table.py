@@ -82,7 +82,12 @@ class RowTable:
     @property
     def flags(self) -> tuple[object, ...]:
         """What kernels are chosen by, so that it is part of a recording's shape."""
-        return (*(getattr(self.params, name) for name in FLAGS), self.has_options, self.alternatives)
+        return (*self.law_flags, self.alternatives)
+
+    @property
+    def law_flags(self) -> tuple[object, ...]:
+        """The part of it that a draft depends on."""
+        return (*(getattr(self.params, name) for name in FLAGS), self.has_options)
 
     @property
     def options(self) -> RowOptions:
@@ -132,8 +137,14 @@ class RowTable:
         if self.has_options:
             write_options(self.options, rows, self._on_device)
 
-    def cover_all(self) -> None:
-        """Take the rows by what suits rows of every kind, which costs a little more: parameters are each row's own."""
+    def cover_all(self, alternatives: Sequence[int] = ()) -> None:
+        """Take the rows by what suits rows of every kind, which costs a little more: parameters are each row's own.
+
+        Where rows want log-probabilities, as many are looked up as the next of `alternatives` says.
+        """
+        if self.alternatives is not None:
+            wanted = self.alternatives
+            self.alternatives = min((number for number in alternatives if number >= wanted), default=wanted)
         flags = dict.fromkeys(FLAGS, True) | {"all_greedy": False}
         self.params = LawParams(
             self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p, **flags

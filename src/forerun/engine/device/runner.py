@@ -116,9 +116,13 @@ class Runner:
         self._idle_since: float | None = None  # when the last pending round was collected
         self._drafts, self._sizes = ShapeChooser(patience=64), ShapeChooser(patience=512)
         self._size = 0  # entries that the table of the coming rounds should have
-        # What a warm-up has recorded: kinds of rows (`RowTable.flags`), and a bound on keys that suits every draft.
+        # What a warm-up has recorded: kinds of rows (`RowTable.flags`), how many alternatives are looked up, drafts
+        # with copies (their length, and what is drawn), tokens of passes alone, a bound on keys that suits all of them.
         self._warm_kinds: set[Hashable] = set()
-        self._draft_bound, self._lengths_before = 0, tuple[int, ...]()
+        self._warm_alternatives: set[int] = set()
+        self._warm_copies: set[tuple[int, int]] = set()
+        self._warm_counts: set[int] = set()
+        self._warm_bound, self._lengths_before = 0, tuple[int, ...]()
         self._oversized = 0  # consecutive rounds for which a smaller table would have done
 
     @property
@@ -236,7 +240,9 @@ class Runner:
             assert not self.pending, "a copy needs the tokens of the round before"
             table.send_copies(lengths, given.copies)
             drawn = max(given.drawn)
-            steps = min(number, drawn if is_fixed else round_up_draft(drawn))
+            pairs = (pair for pair in self._warm_copies if pair[0] >= longest and pair[1] >= drawn)
+            number, steps = min(pairs, default=(number, min(number, drawn if is_fixed else round_up_draft(drawn))))
+            count = bucket(self._num_tokens(number) + 1)
         else:
             table.set_draft_lengths(lengths)
         drawn = number if steps is None else steps
@@ -335,6 +341,7 @@ class Runner:
         numbers = [row.number for row in rows]
         counts, past = [len(block) for block in blocks], [self.target.length(number) for number in numbers]
         count, cache = bucket(max(counts)), self.target.cache
+        count = min((known for known in self._warm_counts if known >= count), default=count)
         if self._scored != numbers:
             self._scored, self._weights = numbers, fingerprint(self._scorers)
         size, width = next_power_of_two(len(rows)), table_width(count)
@@ -347,7 +354,7 @@ class Runner:
         self.target.lay_out()
         slots = [RowSlots(cache.slot(row.number), 0) for row in rows]
         table.assign_blocks(slots, past, blocks, RowSlots(dummy, 0))
-        self._recorded_score(device_round, Shape(0, count, key_bound(max(past) + count)))()
+        self._recorded_score(device_round, Shape(0, count, max(key_bound(max(past) + count), self._warm_bound)))()
         for row, start, length in zip(rows, past, counts, strict=True):
             _set_length(self.target, row, start + length)
         picks = ranges([place * count for place in range(len(rows))], counts).to(self.target.device)
@@ -406,7 +413,7 @@ class Runner:
         slots = [RowSlots(caches[0].slot(row.number), caches[-1].slot(row.number)) for row in rows]
         device_round.table.assign(rows, slots, RowSlots(dummies[0], dummies[-1]))
         if self._warm_kinds and device_round.table.flags not in self._warm_kinds:
-            device_round.table.cover_all()
+            device_round.table.cover_all(sorted(self._warm_alternatives))
         if self.drafter is not None and self.drafter.reads_recent:
             device_round.table.assign_recent()
         self._weights = fingerprint(self._scorers)
@@ -446,9 +453,9 @@ class Runner:
         draft: Work = _no_draft
         if shape.drafted:
             kind: tuple[Hashable, ...] = ("draft", device_round, shape.drafted, shape.steps)
-            drafted = replace(shape, key_bound=max(shape.key_bound, self._draft_bound))
+            drafted = replace(shape, key_bound=max(shape.key_bound, self._warm_bound))
             if shape.drawn:
-                kind = (*kind, drafted.first, drafted.key_bound, table.flags)
+                kind = (*kind, drafted.first, drafted.key_bound, table.law_flags)
             draft = get(
                 kind,
                 lambda: (self._draft_version, device_round.draft_logits.version) if shape.drawn else None,
@@ -487,36 +494,54 @@ class Runner:
         assert self.drafter is not None
         return self.drafter.version, self._weights
 
-    def prepare(self, size: int, number: int, bound: int, like: Row, *, for_all: bool, is_given: bool) -> None:
+    def prepare(
+        self, size: int, number: int, bound: int, like: Row, *, for_all: bool = False, steps: int | None = None
+    ) -> None:
         """Record a round of `size` rows like `like` with `number` drafted tokens and up to `bound` keys; none is run.
 
-        With `for_all` it is the one that rows of every kind can use.
+        With `for_all` it is the one that rows of every kind can use. With `steps` some rows have copies, and so many
+        tokens are drawn for the others.
         """
-        self.release_table()
-        device_round = self._round_of(size, table_width(self._num_places(number) + 1))
+        device_round, nobody = self._nobodys_round(size, table_width(self._num_places(number) + 1))
         table = device_round.table
-        caches = [self.target.cache, *(() if self.drafter is None else self.drafter.caches)]
-        dummies = [cache.reserve_slots(True) for cache in caches]
-        for scorer in self._scorers:
-            scorer.lay_out()
-        nobody = RowSlots(dummies[0], dummies[-1])
         table.assign([like], [nobody], nobody)
         if for_all:
             table.cover_all()
         self._weights, count = fingerprint(self._scorers), bucket(self._num_tokens(number) + 1)
-        for first in {0} if is_given else self._firsts(number):
-            steps, is_tree = 0 if is_given else None, self._grows_trees and number > 0
-            self._work(device_round, Shape(number, count, bound, first, steps, is_tree))
+        for first in self._firsts(number if steps is None else steps):
+            self._work(device_round, Shape(number, count, bound, first, steps, self._grows_trees and number > 0))
         self._warm_kinds.add(table.flags)
+        if table.alternatives is not None:
+            self._warm_alternatives.add(table.alternatives)
+        if steps is not None:
+            self._warm_copies.add((number, steps))
         self._drafts.learn((table.size, table.width, table.flags, self._versions), number)
         table.rows = ()
 
+    def prepare_pass(self, size: int, count: int, is_second: bool) -> None:
+        """Record a pass of `count` tokens a row, for rows that go step by step; `is_second` beside rounds under way."""
+        device_round, nobody = self._nobodys_round(size, table_width(count), is_second)
+        device_round.table.assign_blocks([nobody], [1], [[0]], nobody)
+        self._weights = fingerprint(self._scorers)
+        self._recorded_score(device_round, Shape(0, count, self._warm_bound))
+        self._warm_counts.add(count)
+
+    def _nobodys_round(self, size: int, width: int, is_second: bool = False) -> tuple[DeviceRound, RowSlots]:
+        """A round to record, and where rows that nobody has write."""
+        self.release_table()
+        device_round = self._round_of(size, width, is_second)
+        caches = [self.target.cache, *(() if self.drafter is None else self.drafter.caches)]
+        dummies = [cache.reserve_slots(True) for cache in caches]
+        for scorer in self._scorers:
+            scorer.lay_out()
+        return device_round, RowSlots(dummies[0], dummies[-1])
+
     def expect(self, bound: int, lengths: Sequence[int]) -> None:
-        """Let all drafts be recorded for `bound` keys: they are short, and a bound that is too large costs little.
+        """Let all drafts and passes be recorded for `bound` keys: one that is too large costs them little.
 
         `lengths` are those of the rounds that may be pending when a draft begins.
         """
-        self._draft_bound, self._lengths_before = bound, tuple(lengths)
+        self._warm_bound, self._lengths_before = bound, tuple(lengths)
 
     def _firsts(self, number: int) -> set[int]:
         """What the first step of a draft may have to take in, behind every round that may be pending."""

@@ -1,18 +1,20 @@
-"""Recording ahead of time every round that rows, drafts and contexts up to given sizes can meet."""
+"""Doing ahead of time what rows, drafts and contexts up to given sizes can meet: every recording, every kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 from forerun.config import SamplingParams
 from forerun.engine.device.runner import Runner
-from forerun.engine.device.shapes import POSITIONS, SMALLEST_KEY_BOUND, key_bound, next_power_of_two
+from forerun.engine.device.shapes import POSITIONS, SMALLEST_KEY_BOUND, bucket, key_bound, next_power_of_two
 from forerun.engine.row import Row
 
 # Batches of one of these kinds have recordings of their own; all others share one that suits every kind.
 KINDS = (SamplingParams(temperature=1.0), SamplingParams())
+ALTERNATIVES = (0, 8, 32)  # whose log-probabilities may be wanted: the next of these are looked up
 
 Report = Callable[[int, int], None]
 """Told how many rounds have been recorded, and how many there are."""
@@ -25,6 +27,7 @@ class WarmUp:
     seconds: float
     num_rounds: int  # that were recorded; 0 where nothing can be
     remark: str = ""  # why nothing was recorded
+    num_compiled: int = 0  # variants of kernels; a second process on the machine finds them on disk
 
 
 def sizes_up_to(rows: int) -> list[int]:
@@ -41,23 +44,59 @@ def bounds_up_to(context: int) -> list[int]:
     return bounds
 
 
+def prompts_up_to(context: int) -> list[int]:
+    """Lengths of prompts whose passes, which are not recorded, meet every variant of their kernels."""
+    longest = max(context - 1, 1)
+    doubled = [1 << exponent for exponent in range(1, longest.bit_length())]
+    return sorted({min(length, longest) for size in doubled for length in (size, size + 2, size + size // 2)})
+
+
 def record_all(
-    runner: Runner, rows: int, lengths: Sequence[int], context: int, likes: Sequence[Row], report: Report | None
+    runner: Runner,
+    rows: int,
+    lengths: Sequence[int],
+    context: int,
+    likes: Sequence[Row],
+    *,
+    copies: bool = False,
+    report: Report | None = None,
 ) -> int:
     """All rounds of up to `rows` rows with drafts of `lengths` tokens; returns how many there are.
 
-    `likes` are rows, one of each kind; the first also stands for all kinds at once.
+    `likes` are rows, one of each kind; the first also stands for all kinds at once, and so do those that want
+    log-probabilities. With `copies` the host finds drafts, too.
     """
-    bounds, kinds = bounds_up_to(context), [(likes[0], True), *((like, False) for like in likes)]
+    bounds = bounds_up_to(context)
     runner.expect(bounds[0], lengths)
+    drafts = _drafts(runner, lengths, copies)
     plan = [
-        (size, number, bound, like, for_all)
-        for size, number in product(sizes_up_to(rows), sorted({0, *lengths}, reverse=True))
-        for like, for_all in kinds
-        for bound in (bounds if for_all else bounds[:1])  # the target's pass is the same for all kinds
+        partial(runner.prepare, size, number, bound, like, for_all=for_all, steps=steps)
+        for size, (number, steps) in product(sizes_up_to(rows), drafts)
+        for place, like in enumerate(likes)
+        for for_all in ((True, False) if place == 0 else (like.request.logprobs is not None,))
+        for bound in (bounds if for_all and place == 0 else bounds[:1])  # the target's pass is the same for all kinds
     ]
-    for place, (size, number, bound, like, for_all) in enumerate(plan):
-        runner.prepare(size, number, bound, like, for_all=for_all, is_given=number > 0 and not runner.drafts)
+    plan += [
+        partial(runner.prepare_pass, size, bucket(number + 1), is_second=True)
+        for size, number in product(sizes_up_to(rows), sorted({0, *lengths}, reverse=True))
+    ]
+    for place, record in enumerate(plan):
+        record()
         if report is not None:
             report(place + 1, len(plan))
     return len(plan)
+
+
+def _drafts(runner: Runner, lengths: Sequence[int], copies: bool) -> list[tuple[int, int | None]]:
+    """Lengths of drafts, the longest first, and where some rows copy, what is drawn for the others.
+
+    Copies of half the length and of all of it are enough: a position that is scored for nothing costs little.
+    """
+    most, drawn = max(lengths, default=0), [(number, None) for number in sorted({0, *lengths}, reverse=True)]
+    if not (most and copies):
+        return list(drawn)
+    if not runner.drafts:
+        return [*((number, 0) for number in sorted(lengths, reverse=True)), (0, None)]
+    half = min(number for number in lengths if 2 * number >= most)
+    pairs = {(number, steps) for number in (half, most) for steps in (0, half, most) if steps <= number}
+    return [*drawn, *sorted(pairs, reverse=True)]
