@@ -160,6 +160,26 @@ def test_a_shared_beginning_is_shared_on_the_device() -> None:
     assert found == {i: texts(engine(False), [request])[i] for i, request in enumerate(asked)}
 
 
+@pytest.mark.parametrize("drafter", [DraftModel, None])
+def test_prompts_read_by_recorded_passes_say_the_same(drafter: Any) -> None:
+    """Alone, together, in chunks, beside rows that decode, and what a shared beginning leaves of them."""
+    made = engine(True, drafter=drafter, cache_tokens=8192)
+    made.warm_up(8, 4, 700)
+    before = made.num_recordings
+    lengths = (2, 30, 33, 64, 65, 200, 400, 600)
+    prompts = [ragged_prompts(2, 97, place, longest=length)[1] for place, length in enumerate(lengths)]
+    prompts += [[*prompts[-1], 1 + place] for place in range(4)]
+    asked = [
+        Request(prompt=tuple(prompt), max_new_tokens=12, params=SAMPLED, seed=3, request_id=i)
+        for i, prompt in enumerate(prompts)
+    ]
+    found: dict[int, tuple[int, ...]] = {}
+    for start in range(0, len(asked), 6):
+        found |= texts(made, asked[start : start + 6])
+    assert made.num_recordings == before and made.target.recorded_feed is not None
+    assert found == {i: texts(engine(False, drafter=drafter), [each])[i] for i, each in enumerate(asked)}
+
+
 def test_the_target_alone_is_recorded_where_the_draft_cannot_be() -> None:
     made = engine(True, drafter=RandomDraft)
     assert texts(made, requests(3)) == texts(engine(False, drafter=RandomDraft), requests(3))

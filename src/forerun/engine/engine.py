@@ -143,6 +143,7 @@ class Engine:
         self.drafting = Drafting(clone, policy, self.target, self.rule, self.faults)
         if clone is not None:
             clone.bind(self.target, self.tokenizer)
+        self.target.recorded_feed = None  # made from the model as it was
         self.runner = runner_for(self.target, clone, self.rule, self.clock) if self.compile else None
         if self.runner is not None:
             self.drafting.passes = draft_passes_of(clone, self.target, self.clock)
@@ -240,8 +241,10 @@ class Engine:
             likes, copies = list(map(self._row, asked)), self.drafting.finds_copies
             try:
                 count = record_all(runner, rows, lengths, longest, likes, copies=copies, report=report)
+                bound = bounds_up_to(longest)[0]
                 if self.drafting.passes is not None:
-                    self.drafting.passes.prepare(sizes_up_to(rows), bounds_up_to(longest)[0])
+                    self.drafting.passes.prepare(sizes_up_to(rows), bound)
+                runner.prepare_prompts(bound)
                 return count, remark
             except Exception as error:
                 runner.disable(error)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import triton
 from torch import Tensor
 
 
 class LogitRows(NamedTuple):
     """Where the logits of the target or of the draft lie: position i of batch row b in row `index[b, i]`.
 
-    What changes from round to round is passed beside the tuple and put into it by the kernel (`counted`): Triton would
-    compile a variant for every kind of number.
+    What changes from round to round is passed beside the tuple and put into it by the kernel (`law.counted`): Triton
+    would compile a variant for every kind of number.
     """
 
     logits: Any  # [N, V]
@@ -26,15 +25,6 @@ class LogitRows(NamedTuple):
     vocab: Any
     index_stride: Any = 0
     positions: Any = 0  # P
-
-
-COUNTS = ("p_positions", "p_index", "q_positions", "q_index")  # of both sides, see `counted`
-
-
-@triton.jit
-def counted(side, positions, index_stride):
-    """`LogitRows` with what a launch told of it beside the tuple."""
-    return LogitRows(side.logits, side.index, side.temperature, side.stride, side.vocab, index_stride, positions)
 
 
 class Truncation(NamedTuple):

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from forerun.kernels.arguments import LogitRows
+
 NEGATIVE = tl.constexpr(float("-inf"))
 TINY = tl.constexpr(1.1754943508222875e-38)
 HUGE = tl.constexpr(3.4028234663852886e38)
@@ -29,6 +31,15 @@ class RowLaw(NamedTuple):
     log_mass: Any
     threshold: Any
     best: Any
+
+
+COUNTS = ("p_positions", "p_index", "q_positions", "q_index")  # of both sides, see `counted`
+
+
+@triton.jit
+def counted(side, positions, index_stride):
+    """`LogitRows` with what a launch told of it beside the tuple."""
+    return LogitRows(side.logits, side.index, side.temperature, side.stride, side.vocab, index_stride, positions)
 
 
 @triton.jit

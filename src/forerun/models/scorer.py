@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import accumulate
@@ -34,6 +34,7 @@ from forerun.types import Source
 # Tokens of one prompt pass, all rows together: long enough to keep a processor busy, short enough to bound its memory.
 PREFILL_TOKENS = 1024
 PREFILL_TOKENS_GPU = 4096  # where 1024 leave a device waiting for the host
+Unread = tuple[int, list[int]]  # a row, and tokens that it has not taken in
 LONG_BEGINNING = 64  # tokens that texts must begin with in common before one waits for the other's keys
 
 
@@ -77,6 +78,8 @@ class Scorer:
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
+        # Takes in tokens of rows without logits, and says what it has left: an engine that has recorded it lends it.
+        self.recorded_feed: Callable[[list[Unread]], list[Unread]] | None = None
         self.form = form
         self.kernels = kernels(use)
         self._headless, self._layout = headless, layout
@@ -239,6 +242,8 @@ class Scorer:
 
     def _feed(self, new: Sequence[tuple[int, Sequence[int]]]) -> None:
         waiting = [(row, list(block)) for row, block in new if len(block)]
+        if self.recorded_feed is not None and not self.observers:
+            waiting = self.recorded_feed(waiting)
         while waiting:
             now, waiting = _next_pass(waiting, PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU)
             self._feed_pass([row for row, _ in now], [block for _, block in now])

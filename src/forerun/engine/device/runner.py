@@ -20,11 +20,13 @@ from torch import Tensor
 
 from forerun.cache.base import KeyValueCache, ranges
 from forerun.drafters.device import DeviceDrafter, Shape
+from forerun.drafters.device_model import DeviceDraftModel
 from forerun.drafters.device_tree import DeviceTree
 from forerun.engine.branching import Kept, kept_of
 from forerun.engine.commit import VerifiedRound
-from forerun.engine.device import row_options
+from forerun.engine.device import prompt_passes, row_options
 from forerun.engine.device.capture import Work
+from forerun.engine.device.prompt_passes import PromptPasses
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound
 from forerun.engine.device.row_options import wants_options
@@ -525,6 +527,15 @@ class Runner:
         self._weights = fingerprint(self._scorers)
         self._recorded_score(device_round, Shape(0, count, self._warm_bound))
         self._warm_counts.add(count)
+
+    def prepare_prompts(self, bound: int) -> None:
+        """Record passes over prompts of rows with up to `bound` keys: the target's, and a draft model's."""
+        drafter = self.drafter.scorers if isinstance(self.drafter, DeviceDraftModel) else ()
+        for scorer in (self.target, *drafter):
+            if prompt_passes.why_not(scorer) is None:
+                passes = PromptPasses(scorer, self.recorder, bound)
+                passes.prepare()
+                scorer.recorded_feed = passes.feed
 
     def _nobodys_round(self, size: int, width: int, is_second: bool = False) -> tuple[DeviceRound, RowSlots]:
         """A round to record, and where rows that nobody has write."""

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.arguments import COUNTS, LogitRows, Truncation, counted
-from forerun.kernels.law import NEGATIVE, NONE, divisor_of, exponential
+from forerun.kernels.arguments import LogitRows, Truncation
+from forerun.kernels.law import COUNTS, NEGATIVE, NONE, counted, divisor_of, exponential
 
 
 @triton.jit

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.arguments import COUNTS, counted
-from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of, exponential, warped
+from forerun.kernels.law import COMPILED, COUNTS, NEGATIVE, counted, divisor_of, exponential, warped
 from forerun.kernels.truncate.chunks import row_start, side_of, sum_of
 from forerun.kernels.truncate.estimate import APART, DONE
 from forerun.kernels.truncate.select import bits_set

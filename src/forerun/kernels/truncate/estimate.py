@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.arguments import COUNTS, counted
-from forerun.kernels.law import NEGATIVE, NONE, divisor_of, exponential, merged
+from forerun.kernels.law import COUNTS, NEGATIVE, NONE, counted, divisor_of, exponential, merged
 from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.levels import reached, spaced
 from forerun.kernels.truncate.select import floor_of

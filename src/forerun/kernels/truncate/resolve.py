@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.arguments import COUNTS, counted
-from forerun.kernels.law import COMPILED, NEGATIVE, divisor_of
+from forerun.kernels.law import COMPILED, COUNTS, NEGATIVE, counted, divisor_of
 from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.estimate import APART, DONE
 from forerun.kernels.truncate.levels import around, reached

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.arguments import COUNTS, counted
-from forerun.kernels.law import NEGATIVE, NONE, divisor_of, merged, peak_of, warped
+from forerun.kernels.law import COUNTS, NEGATIVE, NONE, counted, divisor_of, merged, peak_of, warped
 from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.search import cut_in_memory
 from forerun.kernels.truncate.select import cut_few, level_below, limits_of, places

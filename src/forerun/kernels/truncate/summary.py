@@ -47,7 +47,7 @@ class Logits:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """What a kernel puts into that, see `arguments.counted`."""
+        """What a kernel puts into that, see `law.counted`."""
         return self.positions, self.index.stride(0)
 
     @property

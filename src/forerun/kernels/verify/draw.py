@@ -6,8 +6,19 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from forerun.kernels.arguments import COUNTS, counted
-from forerun.kernels.law import NEGATIVE, NONE, TILE, RowLaw, log_probability, pick, pick_goal, probability, warped
+from forerun.kernels.law import (
+    COUNTS,
+    NEGATIVE,
+    NONE,
+    TILE,
+    RowLaw,
+    counted,
+    log_probability,
+    pick,
+    pick_goal,
+    probability,
+    warped,
+)
 from forerun.kernels.philox import FINAL, uniform
 from forerun.kernels.verify.acceptance import (
     BLOCK_RULE,

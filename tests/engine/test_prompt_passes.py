@@ -1,0 +1,84 @@
+"""Prompts that recorded passes of few sizes have taken in leave the keys that a pass of their own length leaves."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.device_engines import Rehearsing
+from forerun.cache.paged import PagedCache
+from forerun.engine.device.prompt_passes import CHUNKS, SHORT, PromptPasses, why_not
+from forerun.models.scorer import Scorer
+from support.recompute import check, recomputed
+from support.tiny import tiny_model
+
+CPU = torch.device("cpu")
+LONGEST = 300
+
+
+def scorer_with_passes() -> tuple[Scorer, PromptPasses]:
+    scorer = Scorer(tiny_model("llama"), cache=PagedCache(4096, CPU, longest=LONGEST, block_size=16))
+    passes = PromptPasses(scorer, Rehearsing(CPU), 512)
+    scorer.admit(99)  # settles the size
+    passes.prepare()
+    scorer.recorded_feed = passes.feed
+    return scorer, passes
+
+
+def text(seed: int, length: int) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(97) for _ in range(length)]
+
+
+def check_rows(scorer: Scorer, texts: dict[int, list[int]]) -> None:
+    for row, own in texts.items():
+        assert scorer.length(row) == len(own)
+        check(scorer.score([row], [[5, 6]]), recomputed(scorer.model, [*own, 5, 6])[-2:])
+        scorer.rewind([row], [len(own)])
+
+
+@pytest.mark.parametrize("lengths", [(3,), (SHORT + 1, 2), (5, 9, 1, SHORT, 70), tuple(range(1, 20))])
+def test_same_keys(lengths: tuple[int, ...]) -> None:
+    """Twice, so that the second time there are keys before those that are taken in."""
+    scorer, passes = scorer_with_passes()
+    recorded = passes.recordings.recorder.num_recordings
+    texts: dict[int, list[int]] = {row: [] for row in range(len(lengths))}
+    for row in texts:
+        scorer.admit(row)
+    for turn in range(2):
+        more = [text(100 * turn + row, length) for row, length in enumerate(lengths)]
+        scorer.feed(list(texts), more)
+        texts = {row: [*own, *new] for (row, own), new in zip(texts.items(), more, strict=True)}
+        check_rows(scorer, texts)
+    assert passes.recordings.recorder.num_recordings == recorded
+    assert isinstance(scorer.cache, PagedCache)
+    scorer.cache.check()
+
+
+def test_what_padding_has_no_room_for_is_left() -> None:
+    scorer, passes = scorer_with_passes()
+    room = scorer.cache.capacity
+    scorer.admit(0)
+    own = text(1, room - 10)
+    scorer.feed([0], [own[:-SHORT]])
+    assert passes.feed([(0, own[-SHORT:])]) == [(0, own[-SHORT:])], "a chunk of 64 would end past the last key"
+    scorer.feed([0], [own[-SHORT:]])
+    check_rows(scorer, {0: own})
+
+
+def test_control_a_pass_that_forgets_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, passes = scorer_with_passes()
+    rows = passes._pass.rows
+    monkeypatch.setattr(passes._pass, "rows", lambda slots, past, *rest: rows(slots, past * 0, *rest))
+    scorer.admit(0)
+    scorer.feed([0], [text(1, 20)])
+    scorer.feed([0], [text(2, 20)])
+    with pytest.raises(AssertionError):
+        check_rows(scorer, {0: [*text(1, 20), *text(2, 20)]})
+
+
+def test_rows_in_one_piece_are_refused() -> None:
+    assert "one piece" in (why_not(Scorer(tiny_model("llama"))) or "")
+    assert CHUNKS[0] >= SHORT

@@ -1,0 +1,117 @@
+"""The law of the whole loop where keys lie in blocks, beginnings are shared, and rows are preempted again and again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+
+from exactness.sampling import PLAIN, verdict
+from forerun.cache.paged import PagedCache
+from forerun.config import Kernels
+from forerun.drafters import Chain, DraftModel, PromptLookup
+from forerun.drafters.base import Drafter
+from forerun.engine import Engine, Request
+from forerun.engine.admission import Admission
+from forerun.engine.device.choose import runner_of
+from forerun.engine.row import Row
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
+from forerun.types import Rule
+from support.markov import joint_law, toy_pair
+
+CPU = torch.device("cpu")
+SIZE, TOKENS = 4, 400  # of a block, and of all rows together: a third of those that are waiting, at their ends
+SHARED = (1, 2, 0, 1, 2, 0, 1, 1)  # two full blocks
+PROMPTS = ((*SHARED, 2), (*SHARED, 0, 2))
+NUMBER, WAITING, STEPS = 400, 240, 3
+
+
+def made(drafter: str, rule: Rule, on_device: bool) -> Engine:
+    target, draft = map(copy.deepcopy, toy_pair(3))
+    chosen: dict[str, Drafter | None] = {
+        "model": DraftModel(draft),
+        "none": None,
+        "chain": Chain(PromptLookup(min_ngram=2), DraftModel(draft)),
+    }
+    cache = PagedCache(TOKENS, CPU, block_size=SIZE)
+    scorer = Scorer(target, cache=cache, use=Kernels.OFF)
+    engine = Engine(scorer, chosen[drafter], Constant(1), rule=rule, join_tokens=0)
+    if on_device:
+        engine.runner = runner_of(scorer, engine.drafter, rule, engine.clock)
+    return engine
+
+
+def run(engine: Engine) -> dict[int, list[tuple[int, ...]]]:
+    """New tokens of many rows of both prompts, some of them waiting."""
+    waiting = [(i, prompt) for i in range(NUMBER) for prompt in range(2)]
+    found: dict[int, list[tuple[int, ...]]] = {0: [], 1: []}
+    while waiting or not engine.is_idle:
+        while waiting and len(engine._running) + len(engine._waiting) < WAITING:
+            i, prompt = waiting.pop()
+            engine.add(Request(prompt=PROMPTS[prompt], max_new_tokens=9, params=PLAIN, seed=prompt, request_id=i))
+        engine.step()
+        for result in engine.take_results():
+            found[result.request.seed].append(result.tokens)
+    return found
+
+
+def misfits(drafter: str, rule: Rule, on_device: bool, monkeypatch: MonkeyPatch) -> list[str]:
+    # Rows are taken in as if no round took a token, so that keys run out of room in the middle of texts.
+    monkeypatch.setattr(Admission, "_end", lambda admission, row: len(row.history))
+    engine = made(drafter, rule, on_device)
+    cache = engine.target.cache
+    assert isinstance(cache, PagedCache)
+    begun, begin = list[int](), cache.begin
+    monkeypatch.setattr(cache, "begin", lambda *given: begun.append(begin(*given)) or begun[-1])
+    found = run(engine)
+    assert engine.num_preempted > NUMBER // 4, "rows are preempted"
+    assert sum(map(bool, begun)) > NUMBER, "beginnings are shared"
+    cache.check()
+    return [verdict(found[i], joint_law(toy_pair(3)[0], prompt, STEPS)) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.mark.quick("model-token-True")
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize(
+    ("drafter", "rule"), [("model", "token"), ("model", "block"), ("chain", "token"), ("none", "coupled")]
+)
+def test_joint_law(drafter: str, rule: str, on_device: bool, monkeypatch: MonkeyPatch) -> None:
+    assert misfits(drafter, Rule(rule), on_device, monkeypatch) == ["", ""]
+
+
+@pytest.mark.slow
+def test_control_a_preempted_row_that_draws_its_numbers_again(monkeypatch: MonkeyPatch) -> None:
+    preempt = Engine._preempt_newest
+
+    def from_the_beginning(engine: Engine) -> None:
+        preempt(engine)
+        row: Row = engine._waiting[0]
+        row.round = 0
+
+    monkeypatch.setattr(Engine, "_preempt_newest", from_the_beginning)
+    assert any(misfits("model", Rule.TOKEN, False, monkeypatch))
+
+
+@pytest.mark.slow
+def test_control_keys_of_another_beginning(monkeypatch: MonkeyPatch) -> None:
+    """Texts that begin alike from their second token on are taken for one another."""
+    from forerun.cache.blocks import BlockPool
+
+    publish, find = BlockPool.publish, BlockPool.find
+
+    def blurred(tokens: Sequence[int]) -> list[int]:
+        return [0, *tokens[1:]]
+
+    def loosely(pool: BlockPool, tokens: Sequence[int], *rest: Any) -> Any:
+        return publish(pool, blurred(tokens), *rest)
+
+    monkeypatch.setattr(BlockPool, "publish", loosely)
+    monkeypatch.setattr(BlockPool, "find", lambda pool, tokens, source: find(pool, blurred(tokens), source))
+    other = ((2, *SHARED[1:], 2), (*SHARED, 0, 2))
+    monkeypatch.setattr("exactness.test_paged_rows.PROMPTS", other)
+    assert any(misfits("model", Rule.TOKEN, False, monkeypatch))
