@@ -35,6 +35,8 @@ def run(
 ) -> VerifiedRound:
     """Draft, score and verify; a `runner` lends its recorded pass of the target where that is enough."""
     params = LawParams.stack([row.request.params for row in batch], target.device)
+    if runner is not None:
+        params = runner.covered(params)
     keys = keys_of(batch, target.device)
 
     started = clock()

@@ -145,10 +145,7 @@ class RowTable:
         if self.alternatives is not None:
             wanted = self.alternatives
             self.alternatives = min((number for number in alternatives if number >= wanted), default=wanted)
-        flags = dict.fromkeys(FLAGS, True) | {"all_greedy": False}
-        self.params = LawParams(
-            self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p, **flags
-        )  # fmt: skip
+        self.params = covering(self.params)
         if not self.has_options:
             self.has_options = True
             write_options(self.options, self.rows, self._on_device)
@@ -211,6 +208,12 @@ class RowTable:
     def _on_device(self, numbers: Tensor) -> Tensor:
         """The same for a tensor that has no place yet."""
         return numbers.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else numbers
+
+
+def covering(params: LawParams) -> LawParams:
+    """The same parameters, by what suits rows of every kind."""
+    flags = dict.fromkeys(FLAGS, True) | {"all_greedy": False}
+    return LawParams(params.temperature, params.top_k, params.top_p, params.min_p, **flags)
 
 
 def _alternatives(rows: Sequence[Row], vocab_size: int) -> int | None:

@@ -30,7 +30,7 @@ from forerun.engine.device.prompt_passes import PromptPasses
 from forerun.engine.device.recorder import Marks, Recorder, Recordings, Scratch
 from forerun.engine.device.round import DeviceRound
 from forerun.engine.device.row_options import wants_options
-from forerun.engine.device.row_table import RowSlots, RowTable
+from forerun.engine.device.row_table import RowSlots, RowTable, covering
 from forerun.engine.device.shapes import (
     PENDING_KEYS,
     ShapeChooser,
@@ -49,7 +49,7 @@ from forerun.errors import ForerunWarning
 from forerun.math.advance import HEAD
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass
-from forerun.types import BatchView, Rule, Verdict
+from forerun.types import BatchView, LawParams, Rule, Verdict
 
 READ_BUFFERS = 3  # one that is read, two of pending rounds
 SHRINK_AFTER = 16  # rounds with more dummies than need be before rows move to a smaller table
@@ -363,6 +363,10 @@ class Runner:
         for observer in self.target.observers:
             observer.on_hidden_states(numbers, past, counts, self._hidden.rows[picks])
         return self._scratch.rows[picks]
+
+    def covered(self, params: LawParams) -> LawParams:
+        """Parameters of rows that go step by step, after a warm-up by what has been compiled for rows of every kind."""
+        return covering(params) if self._warm_kinds and not params.all_greedy else params
 
     def release_table(self) -> None:
         """The host's numbers count again: rows have moved, or another kind of round follows."""
