@@ -154,7 +154,12 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and not self._running and not self._unsaid
+        return self._is_empty and not self._unsaid
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether no row is in flight, though a step may have something left to say."""
+        return not self._waiting and not self._running
 
     @property
     def drafter(self) -> Drafter | None:
@@ -186,7 +191,7 @@ class Engine:
         """Queue a request; it joins the batch at the next step. Returns its handle for `abort`, which no other has."""
         self._check_runner_of_steps()
         with self._turnstile.calling():
-            if self.is_idle:
+            if self._is_empty:
                 self._look_again()
             row = self._row(request)
             self._waiting.append(row)
@@ -826,7 +831,7 @@ class Engine:
             self.runner.discard_pending()
         if self.runner is None or not self.runner.has_pending:  # slots move when a row goes
             self._let_go()
-        if self.is_idle:
+        if self._is_empty:
             self._go_on_training()
             if not self.prefixes.limit:  # a model may change now, and nobody looks whether keys are still its weights'
                 for cache in self._caches():
