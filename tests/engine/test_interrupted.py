@@ -181,6 +181,20 @@ def test_a_round_that_the_policy_has_seen_stands(kind: str, monkeypatch: pytest.
     assert rounds == told
 
 
+def test_nothing_is_left_of_a_call_that_was_interrupted_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, handles = _begun("model", 1)
+    monkeypatch.setattr(engine, "_run_ahead", lambda done: (_ for _ in ()).throw(Pulled))
+    with pytest.raises(Pulled):
+        engine.step()
+    monkeypatch.undo()
+    assert not engine.is_idle
+    for handle in handles:
+        engine.abort(handle)
+    assert engine.is_idle, "what was gained is in the results"
+    for result in engine.take_results():
+        assert result.stats.num_emitted_tokens == len(result.tokens) > 0
+
+
 class Mute(Spell):
     """Fails at the n-th word."""
 

@@ -198,13 +198,14 @@ class Engine:
             return row.handle
 
     def abort(self, handle: int) -> None:
-        """End a row with what it has; one that has ended stays as it is. Within a step (a tokenizer or a processor may
-        call this): when the step is over."""
+        """End a row with what it has, which its result tells; one that has ended stays as it is. Within a step (a
+        tokenizer or a processor may call this): when the step is over."""
         with self._turnstile.calling():
             self._aborted.add(handle)
             if self._turnstile.is_stepping:
                 return
             try:
+                self._say(handle)
                 self._retire()
             except BaseException:
                 self._start_over()
@@ -386,12 +387,13 @@ class Engine:
             raise
         return gained
 
-    def _say(self) -> list[Progress]:
-        """What rows have gained, counted into their statistics."""
-        for row, _ in self._unsaid:
+    def _say(self, handle: int | None = None) -> list[Progress]:
+        """What rows have gained, or one of them, counted into their statistics."""
+        said = [entry for entry in self._unsaid if handle in (None, entry[0].handle)]
+        for row, _ in said:
             row.count()
-        unsaid, self._unsaid = self._unsaid, []
-        return [gained for _, gained in unsaid]
+        self._unsaid = [entry for entry in self._unsaid if handle not in (None, entry[0].handle)]
+        return [gained for _, gained in said]
 
     def _retire_behind_round(self) -> None:
         """Keys that cannot be given back must not cost anybody the tokens that this step has gained."""
