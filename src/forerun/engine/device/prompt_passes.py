@@ -24,6 +24,7 @@ from forerun.models.static_pass import StaticPass
 CHUNKS = (64, 128, 256, 384, 512)  # tokens of one row
 SHORT, TOGETHER = 32, 16  # tokens of each of so many rows: what shared beginnings leave, or a draft model has missed
 FEW = 2  # short rows that are faster one by one
+LONG = 2048  # tokens from which on passes that are not recorded keep a device busy, and are larger
 
 
 def why_not(scorer: Scorer) -> str | None:
@@ -53,11 +54,14 @@ class PromptPasses:
                 self._recorded(*shape)
 
     def feed(self, new: list[Unread]) -> list[Unread]:
-        """All but the ends of rows so long that padding would lie past all keys a row can have; those are returned."""
+        """All but long prompts, and ends of rows so long that padding would lie past all keys a row can have.
+
+        Those are returned.
+        """
         short, rest = list[Unread](), list[Unread]()
         for row, block in new:
             left = block
-            while len(left) > SHORT and (chunk := self._chunk(row, len(left))):
+            while SHORT < len(left) <= LONG and (chunk := self._chunk(row, len(left))):
                 self._run((1, chunk), [(row, left[:chunk])])
                 left = left[chunk:]
             if left:
