@@ -237,7 +237,7 @@ class Runner:
         number = self._drafts.pick(kind, longest, size, force)
         count = bucket(self._num_tokens(number) + 1)
         table.deactivate_finished()
-        steps = None
+        steps: int | None = None
         if given is not None and given.has_copies:
             assert not self.pending, "a copy needs the tokens of the round before"
             table.send_copies(lengths, given.copies)
