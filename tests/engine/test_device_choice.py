@@ -16,7 +16,7 @@ from forerun.types import Rule
 
 
 def on_a_gpu(use: Kernels) -> Any:
-    return SimpleNamespace(device=torch.device("cuda"), kernels=use)
+    return SimpleNamespace(device=torch.device("cuda"), kernels=use, model=torch.nn.Linear(1, 1))
 
 
 @pytest.fixture
