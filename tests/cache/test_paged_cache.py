@@ -118,6 +118,31 @@ def test_memory_is_taken_from_what_was_let_go_first() -> None:
     cache.check()
 
 
+def test_the_end_of_a_text_is_given_away_before_its_beginning() -> None:
+    cache = paged(num_tokens=8 * SIZE)
+    scorer = scorer_with(cache, a=text(1, 24))
+    cache.remember(0, text(1, 24))
+    scorer.release(0)
+    free = cache.pool.num_available - cache.pool.num_findable
+    scorer.admit(5)
+    scorer.feed([5], [text(3, (free + 1) * SIZE)])  # one block more than was free
+    scorer.admit(6)
+    assert cache.begin(6, text(1, 24)) == 16
+
+
+def test_a_row_does_not_write_over_what_others_may_find() -> None:
+    cache, own = paged(), text(1, 16)
+    scorer = scorer_with(cache, a=own)
+    cache.remember(0, own)
+    scorer.rewind([0], [11])
+    scorer.feed([0], [[9, 9, 9, 9, 9]])
+    scorer.admit(1)
+    assert cache.begin(1, own) == 16
+    check_row(scorer, 1, own)
+    check_row(scorer, 0, [*own[:11], 9, 9, 9, 9, 9])
+    cache.check()
+
+
 def test_what_hangs_behind_a_block_goes_with_it() -> None:
     pool = BlockPool(3, 2)
     blocks = [pool.take() for _ in range(3)]

@@ -138,12 +138,36 @@ def test_a_step_whose_second_group_fails_has_done_nothing() -> None:
     want = texts(engine(False, drafter="none"), asked)
     asked[1] = replace(asked[1], processors=(FailsOnce(),))
     made = engine(True, drafter="none")  # a draft that fails is only left out
-    for request in asked:
-        made.add(request)
-    with pytest.raises(RuntimeError, match="not today"):
+    told: dict[int, list[int]] = {made.add(request): [] for request in asked}
+
+    def run() -> None:
         while not made.is_idle:
-            made.step()
-    assert finish(made) == want
+            for entry in made.step():
+                told[entry.row] += entry.tokens
+
+    with pytest.raises(RuntimeError, match="not today"):
+        run()
+    run()
+    results = made.take_results_by_handle()
+    assert {result.request.request_id: result.tokens for result in results.values()} == want
+    assert {handle: tuple(tokens) for handle, tokens in told.items()} == {
+        handle: result.tokens for handle, result in results.items()
+    }, "what the failed step had gained was taken back, and told later"
+
+
+def test_the_devices_last_row_leaves_while_its_round_is_under_way() -> None:
+    asked = requests(3, new=20)
+    asked[1] = in_python(asked[1])
+    want, made = texts(engine(False), asked), engine(True)
+    device, _ = made.add(asked[0]), made.add(asked[1])
+    made.step()
+    made.step()
+    assert made.runner is not None and made.runner.has_pending
+    made.abort(device)
+    late = made.add(asked[2])
+    assert late in {entry.row for _ in range(3) for entry in made.step()}, "nobody waits for that round"
+    got = finish(made)
+    assert got[1] == want[1] and got[2] == want[2]
 
 
 def test_rows_that_come_later() -> None:
