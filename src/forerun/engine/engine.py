@@ -367,7 +367,7 @@ class Engine:
                 if not self._unsaid:
                     continue
             places = {row.handle: place for place, row in enumerate(batch)}
-            self._unsaid.sort(key=lambda entry: places[entry[0].handle])
+            self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))
             return
 
     def _commit_or_undo(self, done: VerifiedRound) -> list[Progress]:
