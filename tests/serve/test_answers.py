@@ -112,12 +112,24 @@ def test_end_tokens(server: Server) -> None:
     bias = {"0": 100.0}
     ended = server.complete(tokens, max_tokens=9, temperature=0, logit_bias=bias, logprobs=0)
     assert ended["choices"][0]["finish_reason"] == "stop" and ended["choices"][0]["text"] == ""
-    assert ended["usage"]["completion_tokens"] == 1 and ended["choices"][0]["logprobs"]["tokens"] == []
+    assert ended["usage"]["completion_tokens"] == 1 and ended["choices"][0]["logprobs"]["tokens"] == ["<|end|>"]
+    chat = server.chat("x", max_tokens=9, temperature=0, logit_bias=bias, logprobs=True)
+    assert chat["choices"][0]["logprobs"]["content"] == [], "as OpenAI's chats tell it"
     later = server.complete(tokens, max_tokens=9, temperature=0, logit_bias=bias, min_tokens=3)
     assert later["usage"]["completion_tokens"] == 4
     assert server.complete(tokens, max_tokens=9, logit_bias=bias, **GREEDY)["usage"]["completion_tokens"] == 9
     stops = server.complete(tokens, max_tokens=9, temperature=0, logit_bias={"40": 100.0}, stop_token_ids=[40])
     assert stops["choices"][0]["text"] == TOKENIZER.decode([40]) and stops["usage"]["completion_tokens"] == 1
+
+
+def test_there_are_as_many_log_probabilities_as_tokens(server: Server) -> None:
+    """Wherever the text is cut, in the middle of a character too: evaluations count places in the list."""
+    prompt = len(TOKENIZER(PROMPT).input_ids)
+    for number in range(1, 9):
+        (choice,) = server.complete(PROMPT, max_tokens=number, echo=True, logprobs=1, **GREEDY)["choices"]
+        found = choice["logprobs"]
+        sizes = {len(found[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
+        assert sizes == {prompt + number} and None not in found["token_logprobs"][1:]
 
 
 def test_log_probabilities_are_the_models(server: Server) -> None:

@@ -23,12 +23,14 @@ class Piece:
     token: int
     origin: str  # accepted, correction, bonus, plain (a round without a draft) or prompt
     logprob: TokenLogprob | None = None
+    is_token: bool = True  # False: bytes left over in the end, of tokens that had their pieces
+    is_end: bool = False  # a token that ends the sequence and has no text
 
 
 class AnswerText:
     """Tokens in, pieces out once nothing can change or take them back.
 
-    `hidden` are ids that end the sequence: where one has no text, nobody hears of it.
+    `hidden` are ids that end the sequence: where one has no text, only its log-probability is told, if it is asked for.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = (), hidden: frozenset[int] = frozenset()) -> None:
@@ -43,8 +45,9 @@ class AnswerText:
         names = origins(progress.origins)
         for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):
             text = self._text.push(token)
-            if text or token not in self.hidden:
-                self._held.append(Piece(text, token, origin, logprob))
+            is_end = not text and token in self.hidden
+            if not is_end or logprob is not None:
+                self._held.append(Piece(text, token, origin, logprob, is_end=is_end))
         return self._release()
 
     def finish(self) -> list[Piece]:
@@ -52,7 +55,7 @@ class AnswerText:
         if self.has_stopped:
             return []
         if rest := self._text.finish():  # bytes that never became a character
-            self._held.append(Piece(rest, self._text.tokens[-1], PLAIN))
+            self._held.append(Piece(rest, self._text.tokens[-1], PLAIN, is_token=False))
         ready = self._release()
         held, self._held = self._held, []
         return [*ready, *held]

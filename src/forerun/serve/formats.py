@@ -73,7 +73,7 @@ class Format(ABC):
     def _extras(self, pieces: Sequence[Piece]) -> Answer:
         if not self.origins:
             return {}
-        return {"origins": [{"text": piece.text, "origin": piece.origin} for piece in pieces]}
+        return {"origins": [{"text": piece.text, "origin": piece.origin} for piece in pieces if not piece.is_end]}
 
     def _token(self, token: int) -> str:
         return self.model.token_bytes(token).decode("utf-8", "replace")
@@ -138,7 +138,7 @@ class ChatFormat(Format):
     def _logprobs(self, pieces: Sequence[Piece]) -> Answer | None:
         if not self.logprobs:
             return None
-        entries = [piece.logprob for piece in pieces if piece.logprob is not None]
+        entries = [piece.logprob for piece in pieces if piece.logprob is not None and not piece.is_end]
         return {
             "content": [
                 {**self._entry(entry.token, entry.logprob), "top_logprobs": [self._entry(*top) for top in entry.top]}
@@ -184,11 +184,13 @@ class CompletionFormat(Format):
             return None
         offsets, end = [], start
         for piece in pieces:
-            offsets.append(end)
+            if piece.is_token:
+                offsets.append(end)
             end += len(piece.text)
-        entries = [piece.logprob for piece in pieces]
+        listed = [piece for piece in pieces if piece.is_token]
+        entries = [piece.logprob for piece in listed]
         return {
-            "tokens": [self._token(piece.token) for piece in pieces],
+            "tokens": [self._token(piece.token) for piece in listed],
             "token_logprobs": [None if entry is None else max(entry.logprob, LEAST_LOGPROB) for entry in entries],
             "top_logprobs": [
                 None

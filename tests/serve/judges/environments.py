@@ -21,7 +21,7 @@ def program(judge: str, name: str) -> str:
     return str(found)
 
 
-def run(command: Sequence[str | Path], *, timeout: float = 300, folder: Path | None = None, **environment: str) -> str:
+def run(command: Sequence[str | Path], *, timeout: float = 900, folder: Path | None = None, **environment: str) -> str:
     """What it prints; a failure shows all of it."""
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
