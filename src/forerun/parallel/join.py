@@ -46,6 +46,11 @@ def check_split(model: Any) -> None:
             f"{name} is split over {shards[0].device_mesh.size()} of {dist.get_world_size()} processes; start as many "
             f"as DistributedConfig(tp_size=...) says, and use no other kind of parallelism"
         )
+    if shards[0].is_cuda and dist.get_backend(shards[0].device_mesh.get_group()) == "gloo":
+        raise UnsupportedModel(
+            f"{name} lies on GPUs and its processes talk by gloo, which was seen to end them by a segmentation fault; "
+            "let transformers choose NCCL, with a GPU for each process"
+        )
     kinds = sorted({str(weight.dtype).removeprefix("torch.") for weight in shards})
     if len(kinds) > 1:
         raise UnsupportedModel(f"{name} has shards of {' and '.join(kinds)}; load it with one dtype")
