@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("numba")
 
 import forerun
+from forerun.errors import InvalidArgument
 from forerun.kernels.cpu import choice
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading import STORED, load_model
@@ -93,3 +94,43 @@ def test_the_embedded_model_keeps_its_blocks(embedded: Any) -> None:
         assert torch.equal(model.get_submodule(name).weight.dense(), plain.get_submodule(name).weight), name
     held = {id(w): w.raw.nbytes if isinstance(w, NarrowWeight) else w.nbytes for w in model.parameters()}
     assert sum(held.values()) <= 1.05 * WHEEL.find().stat().st_size  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("scheme", "layers", "ends"), [("int8", "Q8_0", "Q8_0"), ("int4", "Q4_1", "Q8_0")])
+def test_quantised_on_load(tmp_path: Path, scheme: str, layers: str, ends: str) -> None:
+    folder = saved(tmp_path, torch.bfloat16)
+    model, plain = forerun.load(folder, device="cpu", quantize=scheme).model, load_model(folder, device="cpu").model
+    formats = {name: w.format.name for name, w in model.named_parameters() if isinstance(w, NarrowWeight)}
+    assert formats.pop("model.embed_tokens.weight") == ends
+    assert formats.pop("lm_head.weight", ends) == ends
+    left = {formats.pop(name) for name in list(formats) if "down_proj" in name}
+    assert left == {"BF16"}  # 48 inputs are no whole number of groups
+    assert set(formats.values()) == {layers} and "model.layers.1.mlp.up_proj.weight" in formats
+    near, exact = model.model.layers[0].mlp.up_proj.weight.dense(), plain.model.layers[0].mlp.up_proj.weight
+    assert 0 < (near - exact).abs().max() < exact.abs().max() / (100 if scheme == "int8" else 7)
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert not torch.equal(model(ids).logits, plain(ids).logits)
+    decoder, drafted = (
+        forerun.SpeculativeDecoder(model, None, kernels="off"),
+        forerun.SpeculativeDecoder(model, forerun.PromptLookup(), kernels="off"),
+    )
+    texts = [one.generate(ids, max_new_tokens=12).sequences for one in (decoder, drafted)]
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"quantize": "int3"}, "there are 'int8' and 'int4'"),
+        ({"quantize": "int8", "dtype": "bfloat16"}, "computes in float32"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(tmp_path: Path, wrong: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        forerun.load(saved(tmp_path, torch.float32), device="cpu", **wrong)
+
+
+@pytest.mark.skipif(WHEEL.find() is None, reason="the embedded model is not installed")
+def test_a_model_in_blocks_is_not_quantised_again() -> None:
+    with pytest.raises(InvalidArgument, match=r"Q(8_0|4_1) already"):
+        forerun.load(device="cpu", quantize="int8")

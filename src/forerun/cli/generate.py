@@ -109,7 +109,7 @@ def generate(prompts: tuple[str, ...], file: Path | None, **options: Any) -> Non
         keywords = _keywords(generate_keywords(options), options["n"])
         from forerun.cli.pair import load
 
-        loaded = load(options, console, encoder_decoder=True)
+        loaded = load(options, console, encoder_decoder=True, keeps_stored=not options["compare"])
         if options["task"] is not None:
             texts = with_task_prefix(loaded.model, options["task"], texts, console)
         template = check_template(loaded.tokenizer, options["chat"], options["system"], texts)

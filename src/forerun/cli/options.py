@@ -241,7 +241,12 @@ def model_options(function: Function) -> Function:
     model: Callable[[Function], Function] = options_from(
         ModelSettings, "Model", "model", model={"flags": ("--model", "-m"), "metavar": "NAME"}
     )
-    return stack(model, place_options("Model"))(function)
+    return stack(model, place_options("Model"), quantize_options("Model"))(function)
+
+
+def quantize_options(group: str) -> Callable[[Function], Function]:
+    """Whether the target's weights are rounded."""
+    return options_from(ModelSettings, group, "quantize", quantize={"show_default": "not at all"})
 
 
 def place_options(group: str) -> Callable[[Function], Function]:

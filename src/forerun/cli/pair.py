@@ -47,24 +47,31 @@ class Loaded:
         return replace(self, drafter=None, settings=self.settings | {"policy": 0}).decoder()
 
 
-def load(options: dict[str, Any], console: Console, encoder_decoder: bool = False) -> Loaded:
-    """A text model with its drafter."""
+def load(options: dict[str, Any], console: Console, encoder_decoder: bool = False, keeps_stored: bool = True) -> Loaded:
+    """A text model with its drafter.
+
+    On a CPU its weights stay as narrow as they are stored, unless it is to be compared with transformers running it:
+    that would use our products as well.
+    """
     with loading(options, console):
         from forerun.drafters import named_drafter
         from forerun.loading import STORED, load_model
 
         place, size = place_of(options), options.get("tensor_parallel", 1)
-        if place["dtype"] is None and size == 1 and options["kernels"] != "off":
+        asked: dict[str, Any] = {"encoder_decoder": encoder_decoder, "quantize": options.get("quantize")}
+        if is_split(size) and asked["quantize"] is not None:
+            raise InvalidArgument(f"--quantize {asked['quantize']}: a model split over processes is not quantised")
+        if place["dtype"] is None and keeps_stored and size == 1 and options["kernels"] != "off":
             place["dtype"] = STORED
         if is_split(size):  # first, because other ranks go no further than this
             model, tokenizer = load_split(options["model"], size, place)
             drafter = named_drafter(options["draft"], model, option="--draft", **place)
         elif options["draft"] == "auto":  # which one depends on the target
-            model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **place)
+            model, tokenizer = load_model(options["model"], **asked, **place)
             drafter = named_drafter("auto", model)
         else:
             drafter = named_drafter(options["draft"], option="--draft", **place)
-            model, tokenizer = load_model(options["model"], encoder_decoder=encoder_decoder, **place)
+            model, tokenizer = load_model(options["model"], **asked, **place)
     return loaded_with(options, model, tokenizer, drafter)
 
 

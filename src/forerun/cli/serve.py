@@ -15,6 +15,7 @@ from forerun.cli.options import (
     options_from,
     parallel_options,
     place_options,
+    quantize_options,
     settings_from,
     speculation_options,
 )
@@ -51,6 +52,7 @@ WARM_UP = ((1, 2, 3, 4),)
     drain_seconds={"metavar": "SECONDS"},
 )  # fmt: skip
 @place_options("Model")
+@quantize_options("Model")
 @parallel_options("Model")
 @speculation_options()
 @number(

@@ -24,6 +24,7 @@ from forerun.errors import (
     kind_and_line,
 )
 from forerun.files import parse_json
+from forerun.loading.quantise import check_scheme, quantise
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
@@ -47,6 +48,7 @@ def load(
     device: torch.device | str | None = None,
     offline: bool = False,
     revision: str | None = None,
+    quantize: str | None = None,
 ) -> LoadedModel:
     """A text model and its tokenizer, as `forerun generate --model NAME` loads them.
 
@@ -54,7 +56,8 @@ def load(
     and encoder-decoder models are taken. `device` is a GPU where there is one, else the CPU. `dtype` is bfloat16 on a
     GPU; elsewhere "stored": float32 arithmetic with weights that stay in memory as narrow as they are stored, where
     that is faster. "float32" makes them plain parameters, which can be trained. With `offline` nothing is fetched;
-    `revision` is a branch, tag or commit on the Hub.
+    `revision` is a branch, tag or commit on the Hub. `quantize` on a CPU ("int8", "int4") rounds the weights in groups
+    of 32 while they are loaded, which makes it another model: its text follows the rounded one.
     """
     return load_model(
         name_or_path,
@@ -62,6 +65,7 @@ def load(
         device=device,
         offline=offline,
         revision=revision,
+        quantize=quantize,
         encoder_decoder=True,
     )
 
@@ -73,10 +77,11 @@ def load_model(
     device: torch.device | str | None = None,
     offline: bool = False,
     revision: str | None = None,
+    quantize: str | None = None,
     encoder_decoder: bool = False,
 ) -> LoadedModel:
     """`load` for callers that need a causal model, unless they say that they take an `encoder_decoder` one."""
-    request = LoadRequest.of(name_or_path, dtype, device, offline, revision)
+    request = LoadRequest.of(name_or_path, dtype, device, offline, revision, quantize)
     what = "a text model" if encoder_decoder else "a causal model"
     model = request.model(what, lambda config: _text_class(config, request.source.name, encoder_decoder))
     return LoadedModel(model, _tokenizer_of(request))
@@ -193,6 +198,7 @@ class LoadRequest:
     device: torch.device
     options: dict[str, Any]  # of transformers' from_pretrained
     keeps_stored: bool = False  # weights stay as narrow as they are stored
+    quantize: str | None = None  # a scheme of `loading.quantise`
 
     @classmethod
     def of(
@@ -202,13 +208,16 @@ class LoadRequest:
         device: torch.device | str | None = None,
         offline: bool = False,
         revision: str | None = None,
+        quantize: str | None = None,
     ) -> LoadRequest:
         """Whatever can be seen to be wrong is refused here."""
         place = choose_device(device)
         kind = choose_dtype(dtype, place)
+        check_scheme(quantize, place, kind)
         source = resolve(name_or_path)
         options = loading_options(source, offline or is_offline(), revision)
-        return cls(source, kind, place, options, keeps_stored=dtype == STORED and can_keep(place))
+        keeps_stored = dtype == STORED and can_keep(place)
+        return cls(source, kind, place, options, keeps_stored=keeps_stored, quantize=quantize)
 
     def model(self, what: str, class_for: Callable[[Any], Any], processes: int = 1) -> Any:
         """The model, every weight of it from the source: transformers fills gaps at random.
@@ -234,6 +243,8 @@ class LoadRequest:
                 keep_halves(model)
             elif self.keeps_stored and (path := self.source.blocks) is not None:
                 keep_blocks(model, path, is_ours=not self.source.gguf_file)
+            if self.quantize is not None:
+                quantise(model, self.quantize, self.source.name)
         return (model if processes > 1 else model.to(self.device)).eval()
 
     def _half_dtype(self, config: Any) -> torch.dtype | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from threading import RLock
 
 import numba
 import torch
 
-_turn = Lock()
+_turn = RLock()  # a pass that holds it may meet a module whose weight is stored narrow
 
 
 @contextmanager
