@@ -21,7 +21,7 @@ from forerun.kernels.attention import cache_write
 from forerun.kernels.linear import device, norms
 from forerun.math.skinny import Norm
 from forerun.models import static_pass
-from forerun.models.bodies import gpu, readers
+from forerun.models.bodies import gpu, parts, readers
 from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.gpu import GpuBody
 from forerun.models.bodies.merging import merged
@@ -238,6 +238,15 @@ def test_what_is_refused() -> None:
     hook.remove()
     model.base_model.layers[0].mlp.register_forward_hook(lambda *a: None)
     assert "mlp has forward hooks" in str(gpu.why_not(model))
+
+
+def test_a_router_that_answers_in_another_order_is_not_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = model_of("mixtral").base_model.layers[0].mlp
+    parts.read_mlp_or_experts(block)
+    forward = type(block.gate).forward
+    monkeypatch.setattr(type(block.gate), "forward", lambda self, x: forward(self, x)[::-1])
+    with pytest.raises(parts.NotDescribed, match="does not answer with logits, shares and chosen experts"):
+        parts.read_mlp_or_experts(block)
 
 
 @pytest.mark.slow

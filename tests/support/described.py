@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -78,6 +79,8 @@ def described_model(name: str) -> PreTrainedModel:
     """In float32 on the CPU."""
     kind, settings = VARIANTS.get(name) or (name, FAMILIES[name])
     model = build(Recipe(kind, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind], settings)).float()
+    if kind == "granitemoe" and type(model.base_model.layers[0].block_sparse_moe.router).__name__.endswith("Gating"):
+        pytest.skip("this version of transformers has another router, which is refused")
     if "attn_logit_softcapping" in settings:  # which older versions of transformers leave out with SDPA
         model.set_attn_implementation("eager")
     return model

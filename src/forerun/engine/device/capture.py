@@ -7,8 +7,9 @@ stream has used), and the random generator refuses every draw outside of a captu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -22,8 +23,9 @@ def capture(work: Work, pool: Any) -> Any:
     """A `torch.cuda.CUDAGraph` of `work` on the current device, its memory taken from `pool`."""
     graph: Any = torch.cuda.CUDAGraph()
     try:
-        # The outer context brings the caller's stream back, which a failing `graph` forgets.
+        # The second context brings the caller's stream back, which a failing `graph` forgets.
         with (
+            no_garbage_collected(),
             torch.cuda.stream(torch.cuda.current_stream()),
             torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
         ):
@@ -33,6 +35,18 @@ def capture(work: Work, pool: Any) -> Any:
         _tidy(pool)
         raise
     return graph
+
+
+@contextmanager
+def no_garbage_collected() -> Iterator[None]:
+    """Another decoder's graphs that the collector freed in the middle of a capture would invalidate it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _tidy(pool: Any) -> None:

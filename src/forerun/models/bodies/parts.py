@@ -104,6 +104,7 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
     is_odd = not getattr(own, "has_gate", True) or getattr(own, "has_post_expert_norm", False)
     if is_odd or own.is_concatenated == own.is_transposed:
         raise NotDescribed("experts without a gate, with norms, or of another layout than is known")
+    _check_router(route)
     return Experts(
         route,
         own,
@@ -111,6 +112,16 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
         shared=read_gated_mlp(getattr(block, shared)) if shared else None,
         shared_gate=read_product(getattr(block, shared_gate)) if shared_gate else None,
     )
+
+
+def _check_router(route: Any) -> None:
+    """Routers of one family have answered in other orders in other versions of transformers."""
+    weight = route.weight
+    with torch.no_grad():
+        found = route(torch.zeros(1, weight.shape[-1], dtype=weight.dtype, device=weight.device))
+    kinds = [each.is_floating_point() for each in found] if isinstance(found, tuple) else []
+    if kinds != [True, True, False]:  # logits, shares, chosen experts
+        raise NotDescribed(f"{type(route).__name__} does not answer with logits, shares and chosen experts")
 
 
 def _read_expert_activation(experts: Any) -> Activation | None:
