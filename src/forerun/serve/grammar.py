@@ -23,7 +23,7 @@ MOST_CHARACTERS = 200_000  # of a grammar or a schema
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000, step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=50_000
 )
-"""A fifth to a half of llguidance's own: a mask takes a few milliseconds at most, in which all other rows wait."""
+"""A fifth to a half of llguidance's own: other rows wait for a mask, and within its own limits one took 0.7 seconds."""
 ANY_OBJECT = '{"type": "object"}'
 
 
