@@ -174,9 +174,9 @@ def render_chat(
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
-            tools=None if tools is None else [dict(tool) for tool in tools],
             add_generation_prompt=True,
             tokenize=False,
+            **({} if tools is None else {"tools": [dict(tool) for tool in tools]}),
         )
     except Exception as error:  # templates refuse roles they do not know, and orders they were not trained on
         raise InvalidArgument(f"input_ids: the tokenizer's chat template refuses these messages: {error}") from error
