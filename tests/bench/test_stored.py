@@ -56,6 +56,7 @@ def test_a_kept_record_is_drawn_or_says_why_not(name: str, tmp_path: Path) -> No
     if name in ELSEWHERE or name in UNDRAWN:
         assert result.exit_code == 2
         assert result.stderr.count("\n") == 1
+        assert ELSEWHERE.get(name, "holds no picture: leave --plot out") in result.stderr
         assert not picture.exists()
     else:
         assert result.exit_code == 0, result.output

@@ -97,6 +97,7 @@ def test_a_place_that_cannot_be_written_is_named_first(name: str, data: Path, tm
     assert (result.exit_code, result.stdout) == (2, ""), result.exception
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
+    assert ("/dev/null" if name == "bench, a device" else places["bad"]) in result.stderr
 
 
 @pytest.mark.usefixtures("nothing_loads")

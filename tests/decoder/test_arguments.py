@@ -129,6 +129,9 @@ def test_an_option_that_leaves_nothing_is_named(keywords: dict[str, Any], messag
         ({"input_ids": IDS.to("meta")}, "input_ids is a meta tensor"),
         ({"logits_processor": Refuses(0)}, "put a single one into a list"),
         ({"temperature": torch.tensor([1.0, 2.0])}, "temperature has 2 entries for 1 prompts"),
+        ({"presence_penalty": 1e308}, r"presence_penalty=1e\+308: must be a number of float32's range"),
+        ({"frequency_penalty": -1e308}, r"frequency_penalty=-1e\+308: must be a number of float32's range"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty=inf: must be > 0 and of float32's range"),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip
@@ -216,6 +219,7 @@ TEXTS = (
     "  two  spaces\n\nand lines\n",
 )
 STOPS = (
+    "pon a ti",  # of several tokens: the border comes between them
     " fox",
     "fox",
     "op!",
@@ -229,7 +233,6 @@ STOPS = (
     " ",
     "time,",
     "e",
-    "pon a ti",
 )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.device_engines import GREEDY, engine, requests, texts
 from forerun import SpeculativeDecoder
@@ -18,6 +20,7 @@ from forerun.engine import Engine
 from forerun.engine.device.capture import Work
 from forerun.engine.device.choose import describe, runner_of
 from forerun.engine.device.recorder import Recorder
+from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import ShapeChooser
 from forerun.errors import ForerunWarning
 from forerun.math import advance
@@ -107,6 +110,65 @@ def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
     long = [replace(request, max_new_tokens=before) for request in requests(2, GREEDY)]
     assert texts(made, long) == texts(engine(False), long)
     assert made.target.cache.capacity > before and made.runner.recordings.num_moved > 0
+
+
+class Holding(Recorder):
+    """Replays with the weights that a model had when the work was recorded, as a graph of their addresses does."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model.device)
+        self.model = model
+
+    def record(self, work: Work, state: Sequence[Tensor]) -> Work:
+        self.rehearse(work, state)
+        self.num_recordings += 1
+        modules = self.model.modules()
+        held = [(m, name, w, w.data) for m in modules for name, w in m.named_parameters(recurse=False)]
+
+        def replay() -> None:
+            own = [(m, name, m._parameters[name], m._parameters[name].data) for m, name, *_ in held]
+            _put_in(held)
+            work()
+            _put_in(own)
+
+        return replay
+
+
+def _put_in(weights: Sequence[tuple[Any, str, Any, Tensor]]) -> None:
+    for module, name, weight, numbers in weights:
+        weight.data = numbers
+        module._parameters[name] = weight
+
+
+def _moved(model: Any) -> None:
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    weight.data = -2 * weight.data
+
+
+def _assigned(model: Any) -> None:
+    model.load_state_dict(copy.deepcopy(tiny_model("llama", 7)).double().state_dict(), assign=True)
+
+
+@pytest.mark.parametrize("change", [_moved, _assigned], ids=lambda change: change.__name__)
+def test_no_recording_of_a_model_outlives_its_change(
+    change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = engine(True, double=True, drafter="none")
+    model = made.target.model
+
+    def holding(*given: Any) -> Runner:
+        runner = runner_of(*given)
+        runner.recorder = runner.recordings.recorder = Holding(model)
+        return runner
+
+    monkeypatch.setattr("forerun.engine.engine.runner_for", holding)
+    made.runner = holding(made.target, None, made.rule, made.clock)
+    before = texts(made, requests(3, GREEDY))
+    change(model)
+    after = texts(Engine(Scorer(model, use=Kernels.OFF), None, Constant(0), compile=False), requests(3, GREEDY))
+    assert after != before, "control: this change is one"
+    assert texts(made, requests(3, GREEDY)) == after
+    assert made.runner is not None and made.runner.recorder.num_recordings > 0
 
 
 def test_what_is_recorded_is_said_in_words() -> None:

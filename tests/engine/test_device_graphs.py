@@ -142,6 +142,32 @@ def test_no_recording_is_made_anew_because_rows_grow_or_move() -> None:
     assert made.runner is not None and made.runner.recordings.num_moved == 0
 
 
+def _moved(model: Any) -> None:
+    weight = model.model.layers[0].self_attn.v_proj.weight
+    weight.data = -2 * weight.data
+
+
+def _assigned(model: Any) -> None:
+    model.load_state_dict(copy.deepcopy(tiny_model("llama", 7)).to(DEVICE).state_dict(), assign=True)
+
+
+def _hooked(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, given, out: -out)
+
+
+@pytest.mark.parametrize("change", [_moved, _assigned, _hooked], ids=lambda change: change.__name__)
+def test_no_recording_of_a_model_outlives_its_change(change: Any) -> None:
+    target, draft = map(copy.deepcopy, pair("llama"))
+    made = Engine(Scorer(target), DraftModel(draft), Constant(4))
+    before = texts(made, requests(3, GREEDY))
+    assert made.runner is not None and made.runner.recorder.num_recordings > 0
+    change(target)
+    after = texts(Engine(Scorer(target), None, Constant(0), compile=False), requests(3, GREEDY))
+    assert after != before, "control: this change is one"
+    assert texts(made, requests(3, GREEDY)) == after
+    assert (made.runner is None) == (change is _hooked), "a hook would be called once, when the graph is made"
+
+
 def test_a_shared_beginning_is_shared_on_the_device() -> None:
     beginning = tuple(ragged_prompts(2, 97, 5, longest=150)[1])
     asked = [

@@ -16,6 +16,7 @@ import pytest
 
 from forerun.errors import ForerunError
 from forerun.eval.sandbox import run, seccomp
+from forerun.eval.sandbox.folder import DISK_BYTES, remove, usage
 from forerun.eval.sandbox.run import Ending, Limits, run_program
 
 QUICK = Limits(seconds=1.0, memory_mib=512)
@@ -148,6 +149,22 @@ def test_folders_without_end_are_noticed_and_removed(monkeypatch: pytest.MonkeyP
     assert run_program("import os\nfor i in range(10**6): os.mkdir(str(i))", Limits(seconds=20)).ending is Ending.DISK
     assert run_program("import os\nos.makedirs('a/b')\nos.mkdir('a/c', 0)\nos.symlink('a', 'link')", QUICK).passed
     assert set(Path(tempfile.gettempdir()).glob("forerun-*")) <= before
+
+
+def test_a_folder_is_removed_however_deep_it_is(tmp_path: Path) -> None:
+    """Deeper than Python calls itself, and with paths that are longer than the system takes."""
+    top = tmp_path / "top"
+    top.mkdir()
+    place = os.open(top, os.O_RDONLY)
+    for _ in range(sys.getrecursionlimit() + 200):
+        os.mkdir("d" * 50, dir_fd=place)
+        inner = os.open("d" * 50, os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+    assert usage(str(top)) > DISK_BYTES, "too deep to look into"
+    remove(str(top))
+    assert not top.exists()
 
 
 def test_a_full_disk_is_prevented() -> None:
