@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -95,9 +96,11 @@ def test_compiling_is_not_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
         return step(self)
 
     monkeypatch.setattr(Engine, "step", first_compiles)
+    started = time.perf_counter()
     with compile_timer() as timer:
         done = run(decoder, [[5, 6, 7]], {"max_new_tokens": 3})
     assert done.stats.seconds.capture == pytest.approx(timer.seconds, rel=0.05)
+    assert 0 < done.seconds < time.perf_counter() - started - 0.9 * timer.seconds
     console, out = heard(False)
     console.print(statistics_table(done.stats, done.seconds))
     assert ("compiling" in out.getvalue()) == (timer.seconds >= 0.1)

@@ -87,13 +87,14 @@ def test_processors_of_the_caller_are_applied_as_transformers_does(kind: str) ->
         assert wanted != both(padded_inputs(PROMPTS))[0], "the processor changes nothing, so the test could not fail"
 
 
+# What the configuration asks for would be seen in the text, were it applied as well.
 REPLACED: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.2, "logits_processor": lambda: [RepetitionPenaltyLogitsProcessor(1.8)]},
+    {"repetition_penalty": 0.3, "logits_processor": lambda: [RepetitionPenaltyLogitsProcessor(1.8)]},
     {"repetition_penalty": 1.8, "logits_processor": lambda: [RepetitionPenaltyLogitsProcessor(1.8)]},
-    {"no_repeat_ngram_size": 3, "logits_processor": lambda: [NoRepeatNGramLogitsProcessor(1), ByLength()]},
+    {"no_repeat_ngram_size": 1, "logits_processor": lambda: [NoRepeatNGramLogitsProcessor(3), ByLength()]},
     {
         "repetition_penalty": 1.4,
-        "sequence_bias": [[[TEXT[1]], 2.0]],
+        "sequence_bias": [[[TEXT[1]], 30.0]],
         "logits_processor": lambda: [SequenceBiasLogitsProcessor([[[TEXT[0]], 3.0]])],
     },
     {"min_new_tokens": 3, "eos_token_id": TEXT[4], "stopping_criteria": lambda: [EosTokenCriteria(TEXT[6])]},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import deepcopy
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -107,6 +107,23 @@ def test_names_come_back_when_passes_overlap() -> None:
     assert config._attn_implementation == NAME
     other.__exit__(None, None, None)
     assert config._attn_implementation == before
+
+
+def test_a_pass_waits_for_another_of_the_same_model() -> None:
+    model, begun = tiny_model("llama"), Event()
+    own = model.config._attn_implementation
+
+    def pass_of_its_own() -> str:
+        with alone(model, [model.config]):
+            begun.set()
+            return str(model.config._attn_implementation)
+
+    with ThreadPoolExecutor(1) as pool:
+        with alone(model, [model.config]):
+            other = pool.submit(pass_of_its_own)
+            assert not begun.wait(0.2), "two passes at once: the first to end takes the other's names away"
+        assert other.result(60) == NAME
+    assert model.config._attn_implementation == own
 
 
 def test_what_an_interrupt_left_behind_goes_with_the_next_pass() -> None:
