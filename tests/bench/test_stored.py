@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ ELSEWHERE = {
     **{name: "python -m benchmarks.papers page" for name in RECORDS if name.startswith("papers/")},
 }
 del ELSEWHERE["papers/kernels.json"]
-UNDRAWN = {"asr-cpu.json", "eval-greedy.json", "eval-sampled.json"}
+UNDRAWN = {"asr-cpu.json", "eval-greedy.json", "eval-sampled.json", "families-h200.json"}
 
 
 def show(*arguments: str) -> Any:
@@ -43,7 +44,8 @@ def test_a_kept_record_is_shown_or_says_by_what(name: str) -> None:
 
 def drawn_slowly(name: str) -> Any:
     """A picture takes a second or two; one of them is drawn in every run."""
-    is_quick = name in ELSEWHERE or name in UNDRAWN or name == "seq2seq-h200.json"
+    has_picture = json.loads((RESULTS / name).read_text(encoding="utf-8")).get("figure") is not None
+    is_quick = not has_picture or name == "seq2seq-h200.json"
     return pytest.param(name, marks=[] if is_quick else pytest.mark.slow)
 
 
