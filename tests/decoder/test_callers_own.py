@@ -97,7 +97,7 @@ REPLACED: list[dict[str, Any]] = [
         "sequence_bias": [[[TEXT[1]], 30.0]],
         "logits_processor": lambda: [SequenceBiasLogitsProcessor([[[TEXT[0]], 3.0]])],
     },
-    {"min_new_tokens": 3, "eos_token_id": TEXT[4], "stopping_criteria": lambda: [EosTokenCriteria(TEXT[6])]},
+    {"min_new_tokens": 6, "eos_token_id": TEXT[4], "stopping_criteria": lambda: [EosTokenCriteria(TEXT[6])]},
 ]
 
 
