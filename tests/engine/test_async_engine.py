@@ -15,10 +15,12 @@ import pytest
 import forerun
 from forerun import AsyncEngine, Engine, PromptLookup, SpeculativeDecoder
 from forerun.config import SamplingParams
-from forerun.engine import FinishReason, Request
+from forerun.engine import FinishReason, Progress, Request
+from forerun.engine.mailbox import Mailbox, Waiter, wake
 from forerun.errors import EngineClosed, InvalidArgument
 from forerun.models.scorer import Scorer
 from forerun.policy.heuristics import Constant
+from forerun.types import Origin
 from support.tiny import ragged_prompts, tiny_model
 
 PROMPTS = ragged_prompts(6, 97, seed=3, longest=12)
@@ -309,3 +311,37 @@ def test_a_row_bounds_its_own_drafts(serving: AsyncEngine) -> None:
     assert [len(row.stats.num_draft_tokens_per_pos) for row in (free, short)] == [2, 1]
     with pytest.raises(InvalidArgument, match="max_draft_tokens"):
         replace(request(1), max_draft_tokens=-1)
+
+
+def test_readers_in_an_event_loop_are_not_woken_for_every_round() -> None:
+    """The first gain wakes at once, those soon after it wait for each other, and the end waits for nobody."""
+    gained = Progress(0, 0, (1,), (Origin.BONUS,), None)
+
+    async def read() -> None:
+        mailbox, taken = Mailbox(), list[int]()
+
+        async def reader() -> None:
+            while True:
+                await mailbox.wait_in_loop(lambda: bool(mailbox.gained) or mailbox.has_ended)
+                taken.append(len(mailbox.take_all()))
+                if mailbox.has_ended:
+                    return
+
+        async def after(waiters: list[Waiter]) -> list[int]:
+            wake(waiters)
+            await asyncio.sleep(0.01)
+            return taken
+
+        reading = asyncio.create_task(reader())
+        await asyncio.sleep(0)
+        assert mailbox.due(5.0, 1.0) == [], "nothing has come"
+        assert mailbox.put(gained) == [] and await after(mailbox.due(5.0, 1.0)) == [1]
+        for now in (5.5, 5.9):
+            mailbox.put(gained)
+            assert mailbox.due(now, 1.0) == []
+        assert await after(mailbox.due(6.0, 1.0)) == [1, 2]
+        mailbox.put(gained)
+        assert await after(mailbox.put(error=EngineClosed("over"))) == [1, 2, 1]
+        await reading
+
+    asyncio.run(read())

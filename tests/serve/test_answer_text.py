@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,8 +64,9 @@ def test_bytes_that_never_become_a_character_are_shown_at_the_end() -> None:
         assert "".join(parts) == decode_text(TOKENIZER, tokens)
 
 
-def test_an_end_token_without_text_is_not_sent() -> None:
-    text = AnswerText(TOKENIZER, (), frozenset({END}))
+@pytest.mark.parametrize(("by_token", "sent"), ((True, ["a", "b"]), (False, ["ab"])))
+def test_an_end_token_without_text_is_not_sent(by_token: bool, sent: list[str]) -> None:
+    text = AnswerText(TOKENIZER, (), frozenset({END}), by_token)
     (progress,) = rounds_of([*TOKENIZER("ab").input_ids, END], [3])
-    assert [piece.text for piece in text.push(progress)] == ["a", "b"]
+    assert [piece.text for piece in text.push(progress)] == sent
     assert not text.finish()

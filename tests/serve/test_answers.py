@@ -74,9 +74,8 @@ def test_origins_and_usage_agree(server: Server) -> None:
     assert set(origins) <= {"accepted", "correction", "bonus", "plain"} and accepted and origins.count("plain")
     assert counts["num_accepted_tokens"] == accepted == sum(counts["num_accepted_tokens_per_pos"])
     assert counts["rounds"] == 60 - accepted
-    details = answer["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == accepted
-    assert details["rejected_prediction_tokens"] == counts["num_draft_tokens"] - accepted
+    nothing = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert answer["usage"]["completion_tokens_details"] == nothing, "drafts of ours are no prediction of the client's"
 
 
 @pytest.mark.parametrize("path", ("/v1/completions", "/v1/chat/completions"))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import resource
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,11 +63,13 @@ def fuzzed() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("seed", (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))))
-def test_no_body_fails_the_server(fuzzed: Server, seed: int) -> None:
-    """300 bodies each; the slow cases make it 2,400."""
+@pytest.mark.parametrize(
+    ("seed", "number"), ((0, 300), *(pytest.param(seed, 1400, marks=pytest.mark.slow) for seed in range(1, 8)))
+)
+def test_no_body_fails_the_server(fuzzed: Server, seed: int, number: int) -> None:
+    """The slow cases make it 10,100 bodies."""
     rng, statuses, server = random.Random(seed), [], fuzzed
-    for _ in range(300):
+    for _ in range(number):
         body = body_of(rng)
         path = "/v1/chat/completions" if "messages" in body and "prompt" not in body else "/v1/completions"
         answer = server.client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
@@ -75,3 +80,35 @@ def test_no_body_fails_the_server(fuzzed: Server, seed: int) -> None:
         statuses.append(answer.status_code)
     assert statuses.count(200) > 50 and statuses.count(400) > 50
     assert server.is_idle()
+
+
+def schema_of(depth: int) -> str:
+    return '{"type":"object","properties":{"a":' * depth + '{"type":"null"}' + "}}" * depth
+
+
+@pytest.mark.parametrize("depth", (90, 400, pytest.param(20_000, id="as deep as a body may be")))
+@pytest.mark.parametrize("field", ("guided_json", "response_format", "tools", "prompt", "logit_bias"))
+def test_deep_bodies_are_answered_soon(fuzzed: Server, field: str, depth: int) -> None:
+    """Whatever is nested, and however deep: an answer within seconds, no 5xx, and no megabytes kept."""
+    value = {
+        "guided_json": schema_of(depth),
+        "response_format": f'{{"type":"json_schema","json_schema":{{"name":"x","schema":{schema_of(depth)}}}}}',
+        "tools": f'[{{"type":"function","function":{{"name":"f","parameters":{schema_of(depth)}}}}}]',
+        "prompt": "[" * depth + "1" + "]" * depth,
+        "logit_bias": '{"1":' * depth + "1" + "}" * depth,
+    }[field]
+    chat = '"messages":[{"role":"user","content":"abab"}]'
+    path = "/v1/chat/completions" if field == "tools" else "/v1/completions"
+    rest = chat if field == "tools" else '"prompt":"abab"' if field != "prompt" else '"n":1'
+    before, started = memory(), time.monotonic()
+    answer = fuzzed.client.post(
+        path, content=f'{{"max_tokens":4,{rest},"{field}":{value}}}', headers={"Content-Type": "application/json"}
+    )
+    assert answer.status_code in (200, 400) and time.monotonic() - started < 10, answer.text
+    assert not re.search(SECRETS, answer.text), answer.text
+    assert memory() - before < 256 * 2**20 and fuzzed.is_idle()
+
+
+def memory() -> int:
+    """Bytes of this process, server included."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()

@@ -52,12 +52,31 @@ def test_any_prediction_gives_the_same_text_and_a_right_one_fewer_rounds(
     assert plain["usage"]["speculation"][0]["rounds"] == 40
     assert rounds["right"] == rounds["in parts"] == 8, "five tokens a round"
     assert rounds["right"] < rounds["edited"] < rounds["wrong"]
-    details = ask(prediction=content(text))["usage"]["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] > details["rejected_prediction_tokens"]
+    assert counted(ask(prediction=content(text))) == (32, 0), "four of each round's five tokens"
     chat = [{"role": "user", "content": PROMPT}]
     stream = list(events(predicting, "/v1/chat/completions", {"messages": chat, **body, "prediction": content(text)}))
     parts = [part["delta"].get("content") or "" for event in stream for part in event["choices"]]
     assert "".join(parts) == text
+
+
+def counted(answer: Any) -> tuple[int, int]:
+    """Tokens of the prediction that are in the answer, and that are not."""
+    details = answer["usage"]["completion_tokens_details"]
+    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+
+
+def test_only_predicted_tokens_are_counted_as_such(predicting: Server) -> None:
+    """The text repeats itself, so the other drafter of the chain drafts as well, and often rightly."""
+    bias = {str(token): -100.0 for token in range(VOCAB) if token not in LETTERS[:2]}
+    body = {"max_tokens": 60, "temperature": 0, "logit_bias": bias}
+    plain = predicting.chat(PROMPT, **body)
+    text = plain["choices"][0]["message"]["content"]
+    (found,) = plain["usage"]["speculation"]
+    assert counted(plain) == (0, 0) and found["num_accepted_tokens"] > 0
+    begun = predicting.chat(PROMPT, **body, prediction=content(text[0] + "z"))
+    (spent,) = begun["usage"]["speculation"]
+    assert begun["choices"][0]["message"]["content"] == text and counted(begun) == (1, 1)
+    assert spent["num_accepted_tokens"] > 1, "others drafted the rest"
 
 
 def test_predictions_that_cannot_be_used_are_refused(server: Server, predicting: Server) -> None:

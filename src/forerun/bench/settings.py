@@ -96,8 +96,12 @@ class ServeSettings:
     """Which of the interface's two ways to ask."""
     prompt_length: int | None = None
     """Send so many random token ids instead of texts; needs --endpoint completions."""
+    shortest_prompt: int | None = None
+    """Send from so many ids to --prompt-length of them, at random."""
     max_new_tokens: int = 128
     """Of every request."""
+    shortest_answer: int | None = None
+    """Ask for from so many tokens to --max-new-tokens, at random."""
     ignore_eos: bool = True
     """Ask for all of them, whatever the model says; servers without vLLM's field need --no-ignore-eos."""
     temperature: float = 0.0
@@ -112,8 +116,13 @@ class ServeSettings:
     def __post_init__(self) -> None:
         """Refuse what no server could be asked for."""
         at_least(self, 1, "concurrency", "requests", "prompt_length", "max_new_tokens")
+        at_least(self, 1, "shortest_prompt", "shortest_answer")
         at_least(self, 0, "temperature", remedy="0 is greedy")
         above(self, 0, "seconds")
+        if self.shortest_prompt is not None and self.shortest_prompt > (self.prompt_length or 0):
+            refuse("shortest_prompt", self.shortest_prompt, "--prompt-length must be given, and be no shorter")
+        if self.shortest_answer is not None and self.shortest_answer > self.max_new_tokens:
+            refuse("shortest_answer", self.shortest_answer, "must not be above --max-new-tokens")
         for rate in self.rates:
             if not rate > 0:
                 refuse("rates", self.rates, "must be above 0")

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from forerun.measure.progress import Reporter
     from forerun.measure.record import Record
 
-ASKED = ("endpoint", "prompt_length", "max_new_tokens", "ignore_eos", "temperature", "speculation", "seed")
+ASKED = (
+    "endpoint", "prompt_length", "shortest_prompt", "max_new_tokens", "shortest_answer", "ignore_eos", "temperature",
+    "speculation", "seed",
+)  # fmt: skip
 LOAD = ("concurrency", "rates", "requests", "seconds", "goodput")
 
 
@@ -34,6 +37,8 @@ LOAD = ("concurrency", "rates", "requests", "seconds", "goodput")
 @options_from(
     ServeSettings, "What is asked", *ASKED,
     prompt_length={"show_default": "texts"},
+    shortest_prompt={"show_default": "all of one length"},
+    shortest_answer={"show_default": "all of one length"},
     temperature={"flags": ("--temperature", "-t")},
     speculation={"metavar": "MODE,...", "show_default": "the server decides"},
 )  # fmt: skip

@@ -73,6 +73,10 @@ class Drafter(ABC):
     def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
         """Follows `admit`: what the request expects behind the first `start` tokens of the row; often nothing."""
 
+    def is_prediction(self, evidence: int) -> bool:
+        """Whether drafts of this evidence class are copied from what a request predicts."""
+        return False
+
     def release(self, row: int) -> None:
         """The row has left."""
 
@@ -173,6 +177,9 @@ class DrafterAround(Drafter):
 
     def predict(self, row: int, prediction: Sequence[int], start: int) -> None:
         self.inner.predict(row, prediction, start)
+
+    def is_prediction(self, evidence: int) -> bool:
+        return self.inner.is_prediction(evidence)
 
     def release(self, row: int) -> None:
         self.inner.release(row)

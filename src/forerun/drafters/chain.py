@@ -123,6 +123,10 @@ class Chain(Drafter):
         for drafter in self.parts:
             drafter.predict(row, prediction, start)
 
+    def is_prediction(self, evidence: int) -> bool:
+        number, kind = divmod(evidence, CLASSES)
+        return self.parts[number].is_prediction(kind)
+
     def release(self, row: int) -> None:
         for drafter in self.parts:
             drafter.release(row)

@@ -96,6 +96,9 @@ class PredictedText(Drafter):
         if prediction:
             self._followers[row] = _Follower(tuple(prediction), start)
 
+    def is_prediction(self, evidence: int) -> bool:
+        return True
+
     def propose(self, context: DraftContext) -> Draft:
         rooms = context.copy_lengths or context.max_lengths
         found = [

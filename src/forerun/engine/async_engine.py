@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,9 @@ from forerun.engine.row import Progress, RowResult
 from forerun.errors import EngineClosed, InvalidArgument
 
 Call = tuple["Future[Any]", Callable[[], Any]]
+MOST_WAKES = 4000
+"""Times a second that readers in event loops are woken, all requests together: what a loop does for its readers keeps
+the engine's thread from its work. The first tokens of a request and its end are never held back."""
 TRIES = 2
 """Steps in a row that may fail before requests under way are given the error; a step that failed has done nothing."""
 
@@ -44,6 +48,14 @@ class RequestStream(Iterator[Progress], AsyncIterator[Progress]):
             await self._mailbox.wait_in_loop(self._is_ready)
             if (gained := self._next(StopAsyncIteration)) is not None:
                 return gained
+
+    async def gathered(self) -> list[Progress]:
+        """All that has come since, of one round or of several; empty once nothing more will."""
+        await self._mailbox.wait_in_loop(self._is_ready)
+        gained = self._mailbox.take_all()
+        if not gained and self._mailbox.error is not None:
+            raise self._mailbox.error
+        return gained
 
     @property
     def has_ended(self) -> bool:
@@ -247,12 +259,15 @@ class AsyncEngine:
         waiters: list[Waiter] = []
         for gained in progress:
             if gained.row in self._mailboxes:
-                waiters += self._mailboxes[gained.row].put(gained)
+                self._mailboxes[gained.row].put(gained)
         for handle, result in self.engine.take_results_by_handle().items():
             if handle in self._mailboxes:
                 mailbox = self._mailboxes.pop(handle)
                 del self._handles[mailbox]
                 waiters += mailbox.put(result=result)
+        now, pace = time.monotonic(), len(self._mailboxes) / MOST_WAKES
+        for mailbox in self._mailboxes.values():
+            waiters += mailbox.due(now, pace)
         wake(waiters)
 
     def _fail(self, error: Exception) -> None:

@@ -35,6 +35,7 @@ class VerifiedRound:
     score_again: Callable[[Row, Sequence[int]], Tensor] | None = None
     trees: list[list[int]] | None = None  # each row's parents, where drafts are trees
     evidence: tuple[int, ...] | None = None
+    predicted: tuple[bool, ...] | None = None  # rows whose draft is what their request predicts
     copied: tuple[bool, ...] | None = None  # rows whose draft was deterministic
     guesses: tuple[Guess | None, ...] | None = None  # how deterministic drafts began, kept by the policy or not
     wanted: tuple[int, ...] | None = None  # what the policy kept of them, where the round may not have had it
@@ -58,22 +59,28 @@ def commit(done: VerifiedRound) -> list[Progress]:
     progress = []
     for place, (row, block, kept) in enumerate(zip(done.rows, blocks, done.kept, strict=True)):
         scores: Tensor | list[TokenLogprob] | None = done.logprobs[place] if done.logprobs else None
+        is_prediction = done.predicted is not None and done.predicted[place]
         # A view of a tensor costs more than all else here: it is made only for rows that read it.
         if logits is not None and row.request.logprobs is not None:
             scores = logits[start : start + len(block)]
         if finite[place]:
-            progress.append(_commit_row(row, block[1:], kept, following[place], scores))
+            progress.append(_commit_row(row, block[1:], kept, following[place], scores, is_prediction))
         else:
             seen = None if logits is None else logits[start : start + len(block)]
             if done.score_again is not None and row.adjuster is not None:
                 seen = done.score_again(row, block)
-            progress.append(_fail(row, kept.depth, block[1:], seen))
+            progress.append(_fail(row, kept.depth, block[1:], seen, is_prediction))
         start += len(block)
     return progress
 
 
 def _commit_row(
-    row: Row, drafted: list[int], draft: Kept, following: int, scores: Tensor | list[TokenLogprob] | None
+    row: Row,
+    drafted: list[int],
+    draft: Kept,
+    following: int,
+    scores: Tensor | list[TokenLogprob] | None,
+    is_prediction: bool,
 ) -> Progress:
     last = Origin.BONUS if draft.whole else Origin.CORRECTION
     accepted = len(draft.nodes)
@@ -89,14 +96,14 @@ def _commit_row(
         )
         row.logprobs.extend(logprobs)
     row.gain(tokens, origins)
-    row.counts = draft.depth, min(accepted, kept), kept, len(drafted)
+    row.counts = draft.depth, min(accepted, kept), kept, len(drafted), is_prediction
     row.round += 1
     return Progress(
         row.handle, row.request.request_id, tuple(tokens), tuple(origins), row.finish_reason, tuple(logprobs)
     )
 
 
-def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None) -> Progress:
+def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None, is_prediction: bool) -> Progress:
     """Logits that are not finite end this row alone. `logits` [n, V] are the target's, before adjustment."""
     row.finish_reason = FinishReason.ERROR
     cause = None if logits is None else cause_of_failure(row.request, row.output, drafted, logits)
@@ -110,7 +117,7 @@ def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None) -> Pr
             f"{cause} leaves no token to choose after {len(row.history)} tokens: the target's logits are finite, and "
             "all -inf, +inf or NaN behind it; change that option"
         )
-    row.counts = depth, 0, 0, len(drafted)
+    row.counts = depth, 0, 0, len(drafted), is_prediction
     return Progress(row.handle, row.request.request_id, (), (), row.finish_reason)
 
 

@@ -489,6 +489,9 @@ class Engine:
     def _commit(self, done: VerifiedRound) -> list[Progress]:
         """Rows gain their tokens; target and drafter are cut back to what was kept."""
         started = self.clock()
+        if self._takes_predictions and done.evidence is not None:
+            assert self.drafting.drafter is not None
+            done.predicted = tuple(map(self.drafting.drafter.is_prediction, done.evidence))
         progress = commit(done)
         if done.on_device:
             assert self.runner is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -22,6 +23,7 @@ class Mailbox:
         self.error: BaseException | None = None
         self._changed = threading.Condition()
         self._waiters: list[Waiter] = []
+        self._woken = -math.inf  # when those that wait in event loops were woken last
 
     @property
     def has_ended(self) -> bool:
@@ -31,19 +33,39 @@ class Mailbox:
     def put(
         self, gained: Progress | None = None, result: RowResult | None = None, error: BaseException | None = None
     ) -> list[Waiter]:
-        """Something new. Returns who waits for it in an event loop, to be woken by `wake`."""
+        """Something new, which wakes threads. Returns who is to be woken in event loops by `wake`: all, of an end."""
         with self._changed:
             if gained is not None:
                 self.gained.append(gained)
             self.result, self.error = result or self.result, error or self.error
             self._changed.notify_all()
-            waiters, self._waiters = self._waiters, []
+            return self._take_waiters() if self.has_ended else []
+
+    def due(self, now: float, pace: float) -> list[Waiter]:
+        """Who is to be woken for what was gained, if they have not been for `pace` seconds."""
+        if not self._waiters or now < self._woken + pace:  # somebody who begins to wait now looks by himself
+            return []
+        with self._changed:
+            if not self.gained:
+                return []
+            self._woken = now
+            return self._take_waiters()
+
+    def _take_waiters(self) -> list[Waiter]:
+        waiters, self._waiters = self._waiters, []
         return waiters
 
     def take(self) -> tuple[Progress | None, bool]:
         """The next of what was gained, if there is anything, and whether nothing will follow it."""
         with self._changed:
             return self.gained.popleft() if self.gained else None, self.has_ended and not self.gained
+
+    def take_all(self) -> list[Progress]:
+        """Whatever was gained."""
+        with self._changed:
+            gained = list(self.gained)
+            self.gained.clear()
+            return gained
 
     def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         """Until `ready()`, in a thread; False where that took too long."""

@@ -75,7 +75,7 @@ class Row:
     finish_reason: FinishReason | None = None
     error: str | None = None
     needs_host: bool = False  # from now on no recorded round can take it
-    counts: tuple[int, int, int, int] | None = None  # of the round under way, see `Stats.count`
+    counts: tuple[int, int, int, int, bool] | None = None  # of the round under way, see `Stats.count`
 
     @property
     def remaining(self) -> int:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
+COUNTS = (
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_predicted_tokens", "num_accepted_predicted_tokens",
+    "rounds", "num_emitted_tokens",
+)  # fmt: skip
 COUNTS_PER_PLACE = (
     "num_accepted_tokens_per_pos", "num_draft_tokens_per_pos", "num_reached_tokens_per_pos", "acceptance_histogram",
 )  # fmt: skip
@@ -52,6 +56,10 @@ class Stats:
     """Entry i: rounds that drafted more than i tokens and kept all before token i."""
     acceptance_histogram: list[int] = field(default_factory=list)
     """Entry n: drafts of which exactly n tokens were emitted."""
+    num_predicted_tokens: int = 0
+    """Those of the drafted tokens that the request itself had predicted."""
+    num_accepted_predicted_tokens: int = 0
+    """Those of them that were emitted."""
     rounds: int = 0
     """Target forwards the row took part in, plain ones included."""
     num_emitted_tokens: int = 0
@@ -59,7 +67,9 @@ class Stats:
     lossy: str | None = None
     """A warning where the rule does not keep the target's law."""
 
-    def count(self, drafted: int, accepted: int, emitted: int, nodes: int | None = None) -> None:
+    def count(
+        self, drafted: int, accepted: int, emitted: int, nodes: int | None = None, is_prediction: bool = False
+    ) -> None:
         """One round of one row; of a tree, `drafted` is its depth and `nodes` its size."""
         self.rounds += 1
         self.num_emitted_tokens += emitted
@@ -68,6 +78,9 @@ class Stats:
         self.num_drafts += 1
         self.num_draft_tokens += drafted if nodes is None else nodes
         self.num_accepted_tokens += accepted
+        if is_prediction:
+            self.num_predicted_tokens += drafted
+            self.num_accepted_predicted_tokens += accepted
         _bump(self.num_draft_tokens_per_pos, range(drafted))
         _bump(
             self.num_reached_tokens_per_pos, range(min(drafted, emitted)), at_least=drafted
@@ -80,7 +93,7 @@ class Stats:
         """Counts added up. Seconds are the batch's and not added: the caller sets them."""
         total = cls()
         for part in parts:
-            for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "rounds", "num_emitted_tokens"):
+            for name in COUNTS:
                 setattr(total, name, getattr(total, name) + getattr(part, name))
             for name in COUNTS_PER_PLACE:
                 _add(getattr(total, name), getattr(part, name))

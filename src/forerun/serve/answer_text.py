@@ -31,16 +31,27 @@ class AnswerText:
     """Tokens in, pieces out once nothing can change or take them back.
 
     `hidden` are ids that end the sequence: where one has no text, only its log-probability is told, if it is asked for.
+    Where nobody asks for tokens (`by_token` is false), a piece may be the text of several: that costs a fraction.
     """
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = (), hidden: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Sequence[str] = (),
+        hidden: frozenset[int] = frozenset(),
+        by_token: bool = True,
+    ) -> None:
         self.stops, self.hidden = tuple(stops), hidden
+        self.by_token = by_token or bool(stops)  # of a piece across the beginning of a stop string nothing is sent
         self.has_stopped = False  # at a stop string, which is cut off
         self._text = StreamDecoder(tokenizer)
         self._held: list[Piece] = []
 
     def push(self, progress: Progress) -> list[Piece]:
         """What can be sent after a round."""
+        if not self.by_token:
+            text = self._text.push(*progress.tokens)
+            return [Piece(text, progress.tokens[-1], PLAIN)] if text else []
         logprobs = progress.logprobs or (None,) * len(progress.tokens)
         names = origins(progress.origins)
         for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):

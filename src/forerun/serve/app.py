@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -20,9 +20,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from forerun.engine import Request as EngineRequest
 from forerun.serve.call import Call
+from forerun.serve.call_formats import Tools
 from forerun.serve.errors import ApiError, from_validation
 from forerun.serve.formats import ChatFormat, CompletionFormat
+from forerun.serve.grammar import wants_grammar
 from forerun.serve.model import ServedModel
 from forerun.serve.schemas import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
 from forerun.serve.service import Service
@@ -32,6 +35,7 @@ from forerun.serve.speech_routes import add_speech
 from forerun.serve.translate import chat_prompt, chat_requests, chat_tools, completion_prompts, completion_requests
 from forerun.version import __version__
 
+T = TypeVar("T")
 log = logging.getLogger("forerun.serve")
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 """What needs no key: nothing here reads or writes text."""
@@ -42,6 +46,7 @@ PAGE_HEADERS = {
 }
 """The page talks to its own server and to nobody else."""
 BODY_SECONDS = 30.0  # between two parts of a body
+SMALL_BODY = 4096  # bytes: some thousand tokens, which are encoded within a millisecond
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -80,9 +85,13 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def chat_completions(body: ChatBody, http: Request) -> Response:
         """Answer a conversation."""
         model.check_name(body.model)
-        tools = await asyncio.to_thread(chat_tools, body, model)
-        prompt = await asyncio.to_thread(chat_prompt, body.messages, body.tools if tools else None, model)
-        requests = await asyncio.to_thread(chat_requests, body, prompt, tools, model)
+
+        def prepare() -> tuple[Tools | None, list[int], list[EngineRequest]]:
+            tools = chat_tools(body, model)
+            prompt = chat_prompt(body.messages, body.tools if tools else None, model)
+            return tools, prompt, chat_requests(body, prompt, tools, model)
+
+        tools, prompt, requests = await _prepared(prepare, body, http)
         written = ChatFormat(model, logprobs=bool(body.logprobs), origins=_wants_origins(body), tools=tools)
         n = body.n or 1
         return await Call(requests, written, len(prompt), best_of=n, n=n).answer(service, http, body)
@@ -91,8 +100,12 @@ def _add_generation(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionBody, http: Request) -> Response:
         """Continue one prompt, or several."""
         model.check_name(body.model)
-        prompts = await asyncio.to_thread(completion_prompts, body, model)
-        requests = await asyncio.to_thread(completion_requests, body, prompts, model)
+
+        def prepare() -> tuple[list[list[int]], list[EngineRequest]]:
+            prompts = completion_prompts(body, model)
+            return prompts, completion_requests(body, prompts, model)
+
+        prompts, requests = await _prepared(prepare, body, http)
         echoes = [await service.echo(prompt, body.logprobs) for prompt in prompts] if body.echo else []
         written = CompletionFormat(model, logprobs=body.logprobs is not None, origins=_wants_origins(body))
         n = body.n or 1
@@ -218,6 +231,14 @@ def _patient(receive: Receive) -> Receive:
         return message
 
     return receive_in_time
+
+
+async def _prepared(prepare: Callable[[], T], body: Generation, http: Request) -> T:
+    """Beside the loop where it may take long: what is small and has no grammar is done sooner than a thread wakes."""
+    size = http.headers.get("content-length", "")
+    if size.isdigit() and int(size) <= SMALL_BODY and not wants_grammar(body):
+        return prepare()
+    return await asyncio.to_thread(prepare)
 
 
 def _wants_origins(body: Generation) -> bool:

@@ -38,14 +38,14 @@ class Call:
     async def answer(self, service: Service, http: HttpRequest, body: Generation) -> Response:
         if not body.stream:
             return await unless_left(http, self._whole(service))
-        gains = service.decode(self.requests)
+        gains = service.decode(self.requests, self.format.by_token)
         if self.requests:
             await anext(gains)  # an error before the first byte has a status of its own
         events = self._events(gains, body)
         return StreamingResponse(events, media_type="text/event-stream", headers=NO_BUFFERING)
 
     async def _whole(self, service: Service) -> Response:
-        async with aclosing(service.decode(self.requests)) as gains:
+        async with aclosing(service.decode(self.requests, self.format.by_token)) as gains:
             async for gain in gains:
                 if gain is not None:
                     self.choices[gain.choice.index] = gain.choice
@@ -90,11 +90,10 @@ class Call:
                     self.choices[gain.choice.index] = gain.choice
                     if (news := self.format.news(gain)) is not None:
                         yield chunk([news])
-            if wants_usage:
-                yield _event(self.format.chunk([], usage=self._usage()))
+            last = _event(self.format.chunk([], usage=self._usage())) if wants_usage else ""
         except ApiError as error:
-            yield _event(error.body)
-        yield "data: [DONE]\n\n"
+            last = _event(error.body)
+        yield f"{last}data: [DONE]\n\n"
 
     def _beginning(self) -> list[list[Answer]]:
         """Chunks before the first token: the assistant's role, or the prompts."""

@@ -32,6 +32,11 @@ class Format(ABC):
         self.model, self.logprobs, self.origins = model, logprobs, origins
         self.id, self.created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
 
+    @property
+    def by_token(self) -> bool:
+        """Whether it tells something of each token, and not of the text alone."""
+        return self.logprobs or self.origins
+
     @abstractmethod
     def whole_choice(self, index: int, choice: Choice) -> Answer:
         """A choice of an answer in one piece."""
@@ -88,6 +93,10 @@ class ChatFormat(Format):
         super().__init__(model, logprobs=logprobs, origins=origins)
         self._tools = tools
         self._readers: dict[int, CallReader] = {}  # of each choice, where it may call tools
+
+    @property
+    def by_token(self) -> bool:
+        return super().by_token or self._tools is not None
 
     def opening(self, index: int) -> Answer | None:
         delta = {"role": "assistant", "content": ""}
@@ -203,17 +212,17 @@ class CompletionFormat(Format):
 
 
 def usage(num_prompt_tokens: int, choices: Sequence[Choice]) -> Answer:
-    """Tokens, and what speculation did for each choice."""
+    """Tokens, what became of the client's own prediction, and what speculation did for each choice."""
     completion = sum(choice.num_tokens for choice in choices)
-    drafted = sum(choice.stats.num_draft_tokens for choice in choices)
-    accepted = sum(choice.stats.num_accepted_tokens for choice in choices)
+    predicted = sum(choice.stats.num_predicted_tokens for choice in choices)
+    accepted = sum(choice.stats.num_accepted_predicted_tokens for choice in choices)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": num_prompt_tokens + completion,
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
+            "rejected_prediction_tokens": predicted - accepted,
         },
         "speculation": [{"index": index, **_speculation(choice.stats)} for index, choice in enumerate(choices)],
     }

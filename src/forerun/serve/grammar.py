@@ -110,6 +110,11 @@ def make_tokenizer(tokenizer: Any, vocab_size: int, stop_ids: frozenset[int]) ->
         raise refused("response_format", "this model's tokenizer cannot be constrained") from error
 
 
+def wants_grammar(body: Generation) -> bool:
+    """Whether one has to be made, which may take long."""
+    return getattr(body, "tools", None) is not None or any(getattr(body, name) is not None for name in FIELDS)
+
+
 def asked_grammar(body: Generation) -> tuple[str, str] | None:
     """The field that asks for one, and the grammar in llguidance's form; None where none does."""
     asked = [(name, value) for name in FIELDS if (value := getattr(body, name)) is not None]

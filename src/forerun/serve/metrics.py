@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from forerun.engine import Engine, Stats
 from forerun.serve.admission import Admission
@@ -46,6 +49,25 @@ class EngineCollector(Collector):
             yield usage
 
 
+class TimesOfTokens(Collector):
+    """A histogram to which many equal values are added at once: tokens are too many to be added one by one."""
+
+    def __init__(self, values: tuple[str, str]) -> None:
+        self.values = values
+        self._counts, self._sum = [0] * (len(PER_TOKEN) + 1), 0.0
+
+    def observe(self, seconds: float, number: int) -> None:
+        self._counts[bisect_left(PER_TOKEN, seconds)] += number
+        self._sum += seconds * number
+
+    def collect(self) -> Iterator[Metric]:
+        name, what = "vllm:inter_token_latency_seconds", "Between tokens; those of one round share its time."
+        bounds = [*map(floatToGoString, PER_TOKEN), "+Inf"]
+        family = HistogramMetricFamily(name, what, labels=LABELS)
+        family.add_metric(self.values, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        yield family
+
+
 class Metrics:
     """Counts of one server. Everything is written by the event loop's thread."""
 
@@ -64,9 +86,8 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self._first = self._seconds("vllm:time_to_first_token_seconds", "From arrival to the first token.")
-        self._between = self._seconds(
-            "vllm:inter_token_latency_seconds", "Between tokens; those of one round share its time.", PER_TOKEN
-        )
+        self._between = TimesOfTokens(self._values)
+        self.registry.register(self._between)
         self._per_token = self._seconds(
             "vllm:request_time_per_output_token_seconds", "Mean time per token after the first, by sequence.", PER_TOKEN
         )
@@ -92,11 +113,10 @@ class Metrics:
         """In Prometheus' own format."""
         return generate_latest(self.registry)
 
-    def see_round(self, last: float | None, now: float, tokens: int) -> None:
-        """A round of a sequence. Between two rounds each of its tokens took its share of the time."""
+    def see_tokens(self, last: float | None, now: float, number: int) -> None:
+        """Of a sequence, after those at `last`. Each took its share of the time between."""
         if last is not None:
-            for _ in range(tokens):
-                self._between.observe((now - last) / tokens)
+            self._between.observe((now - last) / number, number)
 
     def count(self, num_prompt_tokens: int, num_tokens: int, stats: Stats, times: Times, outcome: str) -> None:
         """A sequence that has ended: stop, length, abort or error."""

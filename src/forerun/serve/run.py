@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -13,6 +14,10 @@ from forerun.serve.app import create_app
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings
 from forerun.serve.speech import SpeechService
+
+SWITCH_SECONDS = 1e-4
+"""How long the loop that writes answers may keep the engine's thread waiting, and the other way round: Python's own
+5 ms are a round of the model."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -46,8 +51,10 @@ class DrainingServer(uvicorn.Server):
         self.service.is_draining = True
 
 
-def serve(service: Service | SpeechService, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
-    """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
+def make_server(
+    service: Service | SpeechService, address: AddressSettings, on_ready: Callable[[str], None]
+) -> DrainingServer:
+    """What listens once it is run; `on_ready` is given the address."""
     config = uvicorn.Config(
         create_app(service, address),
         host=address.host,
@@ -62,7 +69,13 @@ def serve(service: Service | SpeechService, address: AddressSettings, on_ready: 
     if address.log_level == "info":  # which server process started where is `on_ready`'s to say
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     allow_many_open_files()
-    server = DrainingServer(config, service, on_ready)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    return DrainingServer(config, service, on_ready)
+
+
+def serve(service: Service | SpeechService, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
+    """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
+    server = make_server(service, address, on_ready)
     if service.ranks is not None:
         service.ranks.watch(server.end)
     try:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from enum import Enum
 
 from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine, FinishReason, Progress, Request, Stats
@@ -83,10 +84,10 @@ class Service:
         self.is_draining = True
         self.engine.close(drain)
 
-    async def decode(self, requests: Sequence[Request]) -> AsyncGenerator[Gain | None, None]:
+    async def decode(self, requests: Sequence[Request], by_token: bool = True) -> AsyncGenerator[Gain | None, None]:
         """All choices of one call, as they come; None once all have been let in, and where nothing comes for long.
 
-        Leaving it ends those that have not ended.
+        Leaving it ends those that have not ended. Unless it is `by_token`, pieces may be of several tokens.
         """
         self.check_is_open()
         deadline = time.monotonic() + self.settings.timeout
@@ -94,7 +95,7 @@ class Service:
         places = self.admission.enter([len(request.prompt) for request in requests])
         try:
             yield None
-            streams = [self._decode(choice, place) for choice, place in zip(choices, places, strict=True)]
+            streams = [self._decode(choice, place, by_token) for choice, place in zip(choices, places, strict=True)]
             async with aclosing(_merged(streams, deadline)) as gains:
                 async for gain in gains:
                     yield gain
@@ -132,22 +133,20 @@ class Service:
         found = await prompt_logprobs(self.engine, self.model.decoder.target, prompt, alternatives)
         return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
 
-    async def _decode(self, choice: Choice, place: Place) -> AsyncGenerator[Gain, None]:
-        """One choice, from the queue to its end."""
+    async def _decode(self, choice: Choice, place: Place, by_token: bool) -> AsyncGenerator[Gain, None]:
+        """One choice, from the queue to its end. Rounds that came while the loop was busy are told at once."""
         times, request = Times(time.perf_counter()), choice.request
-        text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids)
+        text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, by_token)
         outcome = "abort"
         try:
             async with place:
                 times.started = time.perf_counter()
                 async with self.engine.submit(request) as stream:
-                    async for progress in stream:
-                        self._note(choice, progress, times)
-                        if pieces := text.push(progress):
+                    while not text.has_stopped and (gained := await stream.gathered()):
+                        if pieces := self._read(choice, gained, text, times):
                             yield _gained(choice, pieces)
-                        if text.has_stopped:
-                            stream.close()
-                            break
+                    if text.has_stopped:
+                        stream.close()
                     result = await stream.finished()
             rest = text.finish()
             choice.finish_reason = "stop" if text.has_stopped else _finish_reason(result)
@@ -160,12 +159,20 @@ class Service:
         finally:
             self.metrics.count(len(request.prompt), choice.num_tokens, choice.stats, times, outcome)
 
-    def _note(self, choice: Choice, progress: Progress, times: Times) -> None:
-        now = time.perf_counter()
-        if progress.tokens:
-            self.metrics.see_round(times.last, now, len(progress.tokens))
+    def _read(self, choice: Choice, gained: Sequence[Progress], text: AnswerText, times: Times) -> list[Piece]:
+        """What can be sent of it, counted and timed."""
+        now, number, pieces = time.perf_counter(), 0, list[Piece]()
+        for progress in gained:
+            if progress.tokens:
+                number += len(progress.tokens)
+                pieces += text.push(progress)
+            if text.has_stopped:
+                break
+        if number:
+            self.metrics.see_tokens(times.last, now, number)
             times.first, times.last = times.first or now, now
-        choice.num_tokens += len(progress.tokens)
+        choice.num_tokens += number
+        return pieces
 
 
 def default_rows(device: str) -> int:
@@ -204,36 +211,52 @@ def _told(error: Exception) -> ApiError:
 
 async def _merged(streams: Sequence[AsyncGenerator[Gain, None]], deadline: float) -> AsyncGenerator[Gain | None, None]:
     """What several streams give, as it comes; None where nothing does. The first error ends all of them."""
-    arrived: asyncio.Queue[Gain | Exception | None] = asyncio.Queue()
+    arrived: asyncio.Queue[Gain | Exception | _Sign] = asyncio.Queue()
+    loop, heard = asyncio.get_running_loop(), time.monotonic()
 
     async def read(stream: AsyncGenerator[Gain, None]) -> None:
         try:
             async for gain in stream:
                 arrived.put_nowait(gain)
-            arrived.put_nowait(None)
+            arrived.put_nowait(_Sign.END)
         except Exception as error:
             arrived.put_nowait(error)
 
-    tasks = [asyncio.create_task(read(stream)) for stream in streams]
+    def look_again() -> asyncio.TimerHandle:
+        """One timer a call, set anew when it rings: a timeout around every token costs more than the token."""
+        left = min(deadline, heard + KEEP_ALIVE) - time.monotonic()
+        return loop.call_later(max(left, 0.0), arrived.put_nowait, _Sign.LOOK)
+
+    tasks, timer = [asyncio.create_task(read(stream)) for stream in streams], look_again()
     try:
         under_way = len(tasks)
         while under_way:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise ApiError(408, "the time for this request is over", code="timeout")
-            try:
-                async with asyncio.timeout(min(left, KEEP_ALIVE)):
-                    item = await arrived.get()
-            except TimeoutError:
-                yield None
+            item = await arrived.get()
+            if item is _Sign.LOOK:
+                now = time.monotonic()
+                if now >= deadline:
+                    raise ApiError(408, "the time for this request is over", code="timeout")
+                if now >= heard + KEEP_ALIVE:
+                    heard = now
+                    yield None
+                timer = look_again()
                 continue
+            heard = time.monotonic()
             if isinstance(item, Exception):
                 raise item
-            if item is None:
-                under_way -= 1
-            else:
+            if isinstance(item, Gain):
                 yield item
+            else:
+                under_way -= 1
     finally:
+        timer.cancel()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Sign(Enum):
+    """What arrives beside gains and errors."""
+
+    END = "a stream has ended"
+    LOOK = "look at the clock"

@@ -9,7 +9,7 @@ from typing import Any
 from forerun.bench.prompts import Question
 from forerun.bench.settings import ServeSettings
 
-IDS = range(100, 1000)
+IDS = range(100, 500)
 """Ids that every vocabulary has, and that are seldom special."""
 
 
@@ -25,7 +25,7 @@ class Bodies:
         settings = self.settings
         body: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": settings.max_new_tokens,
+            "max_tokens": self._length("answer", number, settings.shortest_answer, settings.max_new_tokens),
             "temperature": settings.temperature,
             **self._prompt(number),
         }
@@ -41,8 +41,15 @@ class Bodies:
         settings = self.settings
         if settings.prompt_length is not None:
             rng = random.Random(f"{settings.seed} {number}")
-            return {"prompt": rng.choices(IDS, k=settings.prompt_length)}
+            length = self._length("prompt", number, settings.shortest_prompt, settings.prompt_length)
+            return {"prompt": rng.choices(IDS, k=length)}
         text = self.texts[number % len(self.texts)]
         if settings.endpoint == "chat":
             return {"messages": [{"role": "user", "content": text}]}
         return {"prompt": text}
+
+    def _length(self, what: str, number: int, shortest: int | None, longest: int) -> int:
+        """The longest, or where a shortest one is asked for, any between them."""
+        if shortest is None:
+            return longest
+        return random.Random(f"{self.settings.seed} {number} {what}").randint(shortest, longest)

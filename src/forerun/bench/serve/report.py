@@ -54,8 +54,10 @@ def tables(results: ServeResults) -> tuple[Table, ...]:
 
 def remarks(results: ServeResults, complete: bool) -> tuple[str, ...]:
     settings = results.settings
+    shortest = settings.get("shortest_answer")
+    new = f"{settings['max_new_tokens']}" if shortest is None else f"{shortest} to {settings['max_new_tokens']}"
     lines = [
-        f"{settings['model']} at {settings['server']}, {settings['prompts']}, {settings['max_new_tokens']} new tokens, "
+        f"{settings['model']} at {settings['server']}, {settings['prompts']}, {new} new tokens, "
         f"temperature {settings['temperature']:g}; the client ran on {results.provenance.machine.name}, "
         f"{results.provenance.machine.cores} cores.",
         "Milliseconds as the client sees them: time to first token, time per output token after the first, inter-token "

@@ -82,7 +82,8 @@ class ServeBench:
         card = asyncio.run(self._meet(model))
         self.bodies = Bodies(settings, questions.items, card["id"])
         self.notes = () if settings.prompt_length or questions.note is None else (questions.note.rstrip("."),)
-        ids = f"{settings.prompt_length} random ids a prompt"
+        shortest = f"{settings.shortest_prompt} to " if settings.shortest_prompt is not None else ""
+        ids = f"{shortest}{settings.prompt_length} random ids a prompt"
         shown = asdict(settings) | {
             "rates": [str(rate) for rate in settings.rates],  # JSON has no infinity
             "model": card["id"],

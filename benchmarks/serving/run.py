@@ -1,0 +1,122 @@
+"""Carrying out the measurement: every load over HTTP and by the engine alone, in turns."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.serving.bare import run_bare
+from benchmarks.serving.http import ask, levels_of, served
+from benchmarks.serving.report import BARE, HTTP, Measurement, make_record, summarize
+from benchmarks.serving.tokens import made_up_tokenizer
+from forerun.bench.decode.pair import default_pair, open_pair
+from forerun.bench.serve.bodies import Bodies
+from forerun.bench.serve.load import Level, Load
+from forerun.bench.settings import ServeSettings
+from forerun.decoder import SpeculativeDecoder
+from forerun.drafters import DraftModel
+from forerun.engine import Request
+from forerun.measure.progress import Reporter
+from forerun.measure.provenance import provenance
+from forerun.measure.record import Record
+from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.serve.model import ServedModel
+from forerun.serve.schemas import CompletionBody
+from forerun.serve.translate import completion_requests
+
+NAME = "pair"
+MODES = ("on", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    model: str | None = None  # None: what suits the device
+    draft: str | None = None
+    streams: tuple[int, ...] = (8, 64, 1, 128, 32)
+    bare: tuple[int, ...] = (8, 64)  # of these, and of all rates, the engine alone as well
+    stream_seconds: float = 4.0
+    prompt: int = 128
+    output: int = 128
+    rates: tuple[float, ...] = (8.0, 32.0)
+    rate_seconds: float = 10.0
+    rate_prompt: tuple[int, int] = (32, 512)
+    rate_output: tuple[int, int] = (32, 256)
+    requests: int = 4096
+    max_rows: int = 128
+    max_draft: int = 8
+    seconds: float | None = None  # begin nothing later than that
+
+
+def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
+    reporter.start("building the pair")
+    pair = open_pair(asked.model or default_pair(device), asked.draft, device, None, 0)
+    tokenizer = pair.tokenizer or made_up_tokenizer(pair.target.config.vocab_size)
+    decoder = SpeculativeDecoder(pair.target, DraftModel(pair.draft), tokenizer=tokenizer)
+    reporter.start("warming up")
+    context = max(asked.prompt + asked.output, asked.rate_prompt[1] + asked.rate_output[1])
+    warmed = decoder.engine.warm_up(asked.max_rows, asked.max_draft, context)
+    model = ServedModel(decoder, tokenizer, NAME, created=0, drafter_name="draft model")
+    measured: list[Measurement] = []
+
+    def over_http(settings: ServeSettings, load: Load, modes: Sequence[str]) -> None:
+        options = _options(settings, load, modes)
+        with tempfile.TemporaryDirectory() as folder, served(model, asked.max_rows) as url:
+            record = ask(url, options, Path(folder) / "client.json")
+        measured.extend(summarize(HTTP, level) for level in levels_of(record, [load]))
+
+    def bare(settings: ServeSettings, load: Load, mode: str) -> None:
+        bodies, level = Bodies(settings, (), NAME), Level(load, mode, [])
+
+        def request_of(number: int) -> Request:
+            body = bodies.body(number, mode)
+            (request,) = completion_requests(CompletionBody(**body), [body["prompt"]], model)
+            return request
+
+        rng = random.Random(settings.seed)
+        run_bare(decoder.engine, level, request_of, settings.requests, settings.seconds, rng)
+        measured.append(summarize(BARE, level))
+
+    def save(outcome: Outcome) -> Record:
+        record = make_record(origin, settings, measured, outcome, warmed)
+        if measured:
+            record.save(output)
+        return record
+
+    settings = asdict(asked) | {"model": pair.name, "temperature": 1.0}
+    origin = provenance(device, command)
+    turns = []
+    for load, what in _loads(asked):
+        modes = MODES if load.concurrency is not None else MODES[:1]
+        turns.append(Turn(f"{load.name} over HTTP", partial(over_http, what, load, modes)))
+        if load.concurrency is None or load.concurrency in asked.bare:
+            turns.append(Turn(f"{load.name}, the engine alone", partial(bare, what, load, MODES[0])))
+    return take_turns(turns, reporter, save, seconds=asked.seconds, tolerant=True)
+
+
+def _loads(asked: Settings) -> list[tuple[Load, ServeSettings]]:
+    base = ServeSettings(endpoint="completions", requests=asked.requests, temperature=1.0)
+    streams = replace(base, seconds=asked.stream_seconds, prompt_length=asked.prompt, max_new_tokens=asked.output)
+    rates = replace(
+        base, seconds=asked.rate_seconds, prompt_length=asked.rate_prompt[1], shortest_prompt=asked.rate_prompt[0],
+        max_new_tokens=asked.rate_output[1], shortest_answer=asked.rate_output[0],
+    )  # fmt: skip
+    return [*((Load(concurrency=count), streams) for count in asked.streams),
+            *((Load(rate=rate), rates) for rate in asked.rates)]  # fmt: skip
+
+
+def _options(settings: ServeSettings, load: Load, modes: Sequence[str]) -> list[str]:
+    """Of `forerun bench serve`."""
+    asked = {
+        "endpoint": settings.endpoint, "requests": settings.requests, "seconds": settings.seconds,
+        "temperature": settings.temperature, "prompt-length": settings.prompt_length,
+        "shortest-prompt": settings.shortest_prompt, "max-new-tokens": settings.max_new_tokens,
+        "shortest-answer": settings.shortest_answer, "speculation": ",".join(modes),
+        "concurrency": load.concurrency, "rates": load.rate,
+    }  # fmt: skip
+    return [word for name, value in asked.items() if value is not None for word in (f"--{name}", str(value))]

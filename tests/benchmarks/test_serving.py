@@ -1,0 +1,76 @@
+"""The server beside its engine: the same requests, counted and timed the same way."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving.__main__ import command
+from benchmarks.serving.bare import run_bare
+from benchmarks.serving.report import BARE, HTTP, Measurement, goals, summarize
+from benchmarks.serving.tokens import made_up_tokenizer
+from forerun import SpeculativeDecoder
+from forerun.bench.serve.load import Level, Load
+from forerun.engine import Request
+from forerun.measure.record import load
+from support.tiny import tiny_model
+
+
+@pytest.mark.parametrize("asked", (Load(concurrency=2), Load(rate=200.0)))
+def test_the_engine_alone_gets_every_request_once(asked: Load) -> None:
+    engine = SpeculativeDecoder(tiny_model("llama"), None).engine
+    level, most = Level(asked, "on", []), list[int]()
+
+    def request_of(number: int) -> Request:
+        most.append(sum(sample.e2e is None for sample in level.samples))
+        return Request(prompt=(1, 2, 3), max_new_tokens=2 + number, request_id=number)
+
+    run_bare(engine, level, request_of, 5, 60.0, random.Random(0))
+    assert [sample.tokens for sample in level.samples] == [2, 3, 4, 5, 6] and engine.is_idle
+    assert all(sample.is_good and sample.counts is not None for sample in level.samples)
+    assert asked.concurrency is None or max(most) <= asked.concurrency
+    assert summarize(BARE, level).tokens_per_round == 1.0
+
+
+def test_made_up_words_are_told_apart() -> None:
+    tokenizer = made_up_tokenizer(1000)
+    texts = [tokenizer.decode([number]) for number in range(1000)]
+    assert len(set(texts)) == 1000 and all(text.startswith(" ") for text in texts)
+    assert tokenizer.decode([3, 700]) == texts[3] + texts[700]
+
+
+def test_goals_are_judged_both_ways() -> None:
+    def one(by: str, drafts: str, token: float, speed: float) -> Measurement:
+        return Measurement(by, "8 at a time", 8, drafts, 1, 0, 1.0, speed, 0.1, 0.1, token, token, None)
+
+    said = list(goals([one(HTTP, "on", 0.001, 100.0), one(BARE, "on", 0.001, 100.0), one(HTTP, "off", 0.003, 50.0)]))
+    assert len(said) == 4 and all("(reached" in line for line in said)
+    said = list(goals([one(HTTP, "on", 0.002, 40.0), one(BARE, "on", 0.001, 100.0), one(HTTP, "off", 0.003, 50.0)]))
+    assert sum("(missed" in line for line in said) == 3
+
+
+@pytest.mark.slow
+def test_the_command_measures_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "record.json"
+    asked = [
+        "--model",
+        "synthetic:tiny+mini",
+        "--streams",
+        "2",
+        "--bare",
+        "2",
+        "--rates",
+        "20",
+        "--stream-seconds",
+        "0.3",
+    ]
+    asked += ["--rate-seconds", "0.3", "--prompt", "9", "--output-tokens", "8", "--device", "cpu", "--max-rows", "4"]
+    assert command([*asked, "--output", str(output)]) == 0
+    record = load(output)
+    assert record.complete and not any(row["failed"] for row in record.rows)
+    assert [(row["by"], row["drafts"]) for row in record.rows] == [
+        (HTTP, "on"), (HTTP, "off"), (BARE, "on"), (HTTP, "on"), (BARE, "on"),
+    ]  # fmt: skip
+    assert "first token" in capsys.readouterr().out
