@@ -33,7 +33,8 @@ def test_usage_and_metrics_agree(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_an_address_it_starts_a_server_and_ends_it(tmp_path: Path) -> None:
+def test_without_an_address_it_starts_a_server_and_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_KERNELS", "off")  # a new machine compiles them for minutes
     folder = save(tmp_path / "model", tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
     record = measured(tmp_path / "r.json", "--", folder, "--device", "cpu", "--served-model-name", "mine")
     assert record.settings["model"] == "mine" and len(record.rows) == 6

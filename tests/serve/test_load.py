@@ -82,8 +82,9 @@ def test_a_thousand_streams_of_the_embedded_model_stay_within_its_memory() -> No
     with embedded("--max-rows", "16", "--max-queued", "1000", "--cache-tokens", "2048") as (process, url):
         asyncio.run(stream_all(url, 16))
         before = memory(process.pid)
-        ends, most = asyncio.run(stream_all(url, 1000))
-        assert ends == {"length": 1000} and 0 < most <= 16
+        ends, most = asyncio.run(stream_all(url, 1100))
+        assert ends.keys() == {"length", "503"} and sum(ends.values()) == 1100, "each ends once"
+        assert ends["length"] >= 1016 and 0 < most <= 16
         assert memory(process.pid) - before < 256 * 2**20, "keys have their place already; the rest is requests"
 
 

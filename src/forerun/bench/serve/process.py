@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forerun.errors import ServerError
@@ -16,12 +16,15 @@ PATIENCE = 30.0  # seconds for it to end
 
 
 @contextmanager
-def served(arguments: Sequence[str]) -> Iterator[str]:
-    """Its address; the process ends with the block. Ctrl-C is ours alone: it must answer until we have left."""
+def served(arguments: Sequence[str], tell: Callable[[str], None] = lambda line: None) -> Iterator[str]:
+    """Its address; the process ends with the block. Ctrl-C is ours alone: it must answer until we have left.
+
+    `tell` is given what it says until it is ready: on a new machine it compiles for minutes.
+    """
     command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0", "--log-level", "error"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        yield _address(process)
+        yield _address(process, tell)
     finally:
         process.terminate()
         try:
@@ -31,7 +34,7 @@ def served(arguments: Sequence[str]) -> Iterator[str]:
             process.wait()
 
 
-def _address(process: subprocess.Popen[str]) -> str:
+def _address(process: subprocess.Popen[str], tell: Callable[[str], None]) -> str:
     """From the line that says it is ready; the rest of what it says is read, so that it never waits for a reader."""
     assert process.stderr is not None
     told: list[str] = []
@@ -40,6 +43,7 @@ def _address(process: subprocess.Popen[str]) -> str:
             _drain(process)
             return found[1]
         told.append(line.strip())
+        tell(told[-1])
     raise ServerError(f"the server did not start: {' '.join(told[-LAST_LINES:])}")
 
 

@@ -53,7 +53,7 @@ def run(
     origin = provenance("cpu", public_command(command))
     if not is_address:
         reporter.start("starting forerun serve")
-    with nullcontext(target[0]) if is_address else served(target) as url:
+    with nullcontext(target[0]) if is_address else served(target, partial(_say_starting, reporter)) as url:
         bench = ServeBench(settings, ApiClient(url, api_key), questions, origin, reporter, model)
 
         def save(outcome: Outcome) -> Record:
@@ -145,6 +145,10 @@ class ServeBench:
                     raise ServerError(sample.error)
         finally:
             self.client.close()
+
+
+def _say_starting(reporter: Reporter, line: str) -> None:
+    reporter.start(f"starting forerun serve: {line}")
 
 
 def public_command(command: Sequence[str]) -> list[str]:
