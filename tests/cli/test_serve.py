@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import httpx
 import pytest
 
 from cli.command import Command
+from forerun.speech.audio import RATE
 from serve.process import served
+from support.sound import babble
 
 serve = Command("serve")
 BODY = {"prompt": "abc", "max_tokens": 1500, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -63,3 +66,18 @@ def test_the_first_signal_drains_and_the_second_ends(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_a_whisper_by_its_name_takes_recordings() -> None:
+    soundfile = pytest.importorskip("soundfile")
+    written = io.BytesIO()
+    soundfile.write(written, babble(1.0, 0), RATE, format="WAV")
+    with served("whisper-tiny.en", "--served-model-name", "ears") as (process, url, line):
+        assert "8 sequences at a time" in line
+        sent = {"file": ("a.wav", written.getvalue())}
+        answer = httpx.post(f"{url}/v1/audio/transcriptions", files=sent, data={"model": "ears"}, timeout=120)
+        assert answer.status_code == 200 and isinstance(answer.json()["text"], str), answer.text
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0

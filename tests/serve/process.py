@@ -14,12 +14,12 @@ from support.tiny import tiny_model
 
 
 @contextmanager
-def served(folder: Path, *options: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """The process, its address, and the line that names it."""
-    if not folder.exists():
-        save(folder, tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
+def served(model: Path | str, *options: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The process, its address, and the line that names it; a folder is given a small model where there is none."""
+    if isinstance(model, Path) and not model.exists():
+        save(model, tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
     place = ("--device", "cpu", "--port", str(port), "--log-level", "error")
-    command = [sys.executable, "-m", "forerun", "serve", str(folder), *place, *options]
+    command = [sys.executable, "-m", "forerun", "serve", str(model), *place, *options]
     environment = {**os.environ, "FORERUN_KERNELS": "off", "HF_HUB_OFFLINE": "1", "COLUMNS": "300"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
