@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 
 from forerun import PromptLookup, SpeculativeDecoder
@@ -15,7 +16,7 @@ from forerun.serve.call_formats import FORMATS, CallFormat, Tools, find_format
 from forerun.serve.call_reader import CallReader
 from forerun.serve.schemas import Function
 from serve.events import events
-from serve.serving import Server, running
+from serve.serving import NAME, Server, running
 from serve.tool_models import MARKS, tool_tokenizer
 from support.folders import VOCAB, byte_tokenizer
 from support.tiny import tiny_model
@@ -120,6 +121,24 @@ def test_a_model_that_may_call_decides_by_itself(tool_server: Server) -> None:
     prompt = tool_server.post("/tokenize", messages=ASK, tools=free["tools"]).json()["tokens"]
     alone = tool_server.complete(prompt, max_tokens=12, temperature=0, logit_bias={str(MARK): -100.0})
     assert answer["message"]["content"] == alone["choices"][0]["text"], "up to a call the text is the model's own"
+
+
+def test_openais_client_reads_calls_whole_and_streamed(tool_server: Server) -> None:
+    """Its stream reads calls of strict tools alone; ours always keep to their schemas."""
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in (WEATHER, CLOCK)]
+    asked: Any = {**body(tools=strict, tool_choice="required"), "model": NAME}
+    with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="any", max_retries=0) as client:
+        whole = client.chat.completions.create(**asked).choices[0]
+        with client.chat.completions.stream(**asked) as stream:
+            kinds = {event.type for event in stream}
+            streamed = stream.current_completion_snapshot.choices[0]
+        calls, parts = whole.message.tool_calls or [], streamed.message.tool_calls or []
+        answers: Any = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in calls]
+        again = [*asked["messages"], whole.message, *answers]
+        assert client.chat.completions.create(model=NAME, messages=again, max_tokens=3).choices
+    assert calls and [call.function.arguments for call in parts] == [call.function.arguments for call in calls]
+    assert streamed.finish_reason == whole.finish_reason == "tool_calls"
+    assert "tool_calls.function.arguments.delta" in kinds
 
 
 def test_none_leaves_tools_out(tool_server: Server) -> None:
