@@ -3,6 +3,9 @@
 Outputs are numbered by p. What becomes of the sums is the kernel's END: PLAIN stores them, activated; GATED has a
 second weight row for each output (N further on) and stores activated(first) * second; ROTATED has the two dimensions of
 a head that turn together, and stores queries to `out`, keys and values to the cache.
+
+How weights are stored is the kernel's FORM, see `linear.widen`: narrow ones are widened where they arrive, or
+multiplied as they are where the rows are rounded, too.
 """
 
 import triton
@@ -10,6 +13,7 @@ import triton.language as tl
 
 from forerun.kernels.attention.cache_write import pair_of
 from forerun.kernels.linear.activation import activated
+from forerun.kernels.linear.widen import INT4, INT8, ROUNDED, WIDE, nibbles, widened
 
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
@@ -22,7 +26,9 @@ UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 def vector_kernel(
     out_ptr,  # [1, N], for ROTATED [1, Hq, D]
     x_ptr,  # [1, K]
-    w_ptr,  # [N, K] or [2 N, K]
+    w_ptr,  # [N, K] or [2 N, K]; of four bits [.., K / 2]
+    scale_ptr,  # as many as weight rows, for four bits [.., K / GROUP]
+    row_scale_ptr,  # [R] float32, where FORM is ROUNDED
     bias_ptr,  # as many as weight rows
     residual_ptr,  # [1, N]
     cos_ptr,  # [1, TURNING]
@@ -38,6 +44,9 @@ def vector_kernel(
     multiplier,
     epsilon,
     offset,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    FAST: tl.constexpr,
     END: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HEADS: tl.constexpr,
@@ -56,27 +65,42 @@ def vector_kernel(
     """One program per few outputs: every weight is multiplied where it arrives."""
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
-    total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-    squares = tl.zeros([BLOCK_K], dtype=tl.float32)
-    for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        k = begin + tl.arange(0, BLOCK_K)
-        there = k < K
-        place = w_ptr + first_row[:, None] * K + k[None, :]
-        w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            squares += x * x
-            x = x * (tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset)
-        total += w.to(tl.float32) * x[None, :]
-        if END != PLAIN:
-            place = w_ptr + second_row[:, None] * K + k[None, :]
+    if FORM == INT4:
+        first, second, squares = packed_sums(
+            x_ptr, w_ptr, scale_ptr, gain_ptr, first_row, second_row, K, offset, END, GROUP, FAST, BLOCK_N, BLOCK_K,
+            STAGES, HAS_NORM,
+        )  # fmt: skip
+    else:
+        total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+        other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+        square_sums = tl.zeros([BLOCK_K], dtype=tl.float32)
+        for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            k = begin + tl.arange(0, BLOCK_K)
+            there = k < K
+            place = w_ptr + first_row[:, None] * K + k[None, :]
             w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-            other_total += w.to(tl.float32) * x[None, :]
-    first = tl.sum(total, 1)[None, :]
-    second = tl.sum(other_total, 1)[None, :]
+            x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
+            if HAS_NORM:
+                square_sums += x * x
+                x = x * (tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset)
+            total += as_float(w, FAST) * x[None, :]
+            if END != PLAIN:
+                place = w_ptr + second_row[:, None] * K + k[None, :]
+                w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+                other_total += as_float(w, FAST) * x[None, :]
+        first, second, squares = tl.sum(total, 1), tl.sum(other_total, 1), tl.sum(square_sums, 0)
+        if FORM != WIDE:
+            first *= tl.load(scale_ptr + first_row).to(tl.float32)
+            if END != PLAIN:
+                second *= tl.load(scale_ptr + second_row).to(tl.float32)
+        if FORM == ROUNDED:
+            row_scale = tl.load(row_scale_ptr)
+            first *= row_scale
+            second *= row_scale
+    first = first[None, :]
+    second = second[None, :]
     if HAS_NORM:
-        shrink = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + epsilon)
+        shrink = 1.0 / tl.sqrt(squares / K + epsilon)
         first *= shrink
         second *= shrink
     finish(
@@ -90,7 +114,9 @@ def vector_kernel(
 def tile_kernel(
     out_ptr,  # [R, N], for ROTATED [R, Hq, D]
     x_ptr,  # [R, K]
-    w_ptr,  # [N, K] or [2 N, K]
+    w_ptr,  # [N, K] or [2 N, K]; of four bits [.., K / 2]
+    scale_ptr,  # as many as weight rows, for four bits [.., K / GROUP]
+    row_scale_ptr,  # [R] float32, where FORM is ROUNDED
     bias_ptr,  # as many as weight rows
     residual_ptr,  # [R, N]
     cos_ptr,  # [R, TURNING]
@@ -107,6 +133,9 @@ def tile_kernel(
     chunk,
     cos_row,
     multiplier,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    FAST: tl.constexpr,
     END: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HEADS: tl.constexpr,
@@ -131,26 +160,33 @@ def tile_kernel(
     start = split * chunk
     end = tl.minimum(start + chunk, K)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
-    total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
-    other_total = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
+    SUMS: tl.constexpr = tl.int32 if FORM == ROUNDED and x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
+    other_total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
     for begin in range(start, end, BLOCK_K):
-        k = begin + tl.arange(0, BLOCK_K)
-        there = k < end
-        place = w_ptr + first_row[:, None] * K + k[None, :]
-        w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-        x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & there[None, :], other=0.0)
-        if UPCAST:
-            x = x.to(tl.float32)
-            w = w.to(tl.float32)
-        total = tl.dot(w, tl.trans(x), total, input_precision="ieee")
-        if END != PLAIN:
-            place = w_ptr + second_row[:, None] * K + k[None, :]
+        if FORM == INT4:
+            total = add_packed(
+                total, x_ptr, w_ptr, scale_ptr, first_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K, UPCAST
+            )
+            if END != PLAIN:
+                other_total = add_packed(
+                    other_total, x_ptr, w_ptr, scale_ptr, second_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K, UPCAST
+                )
+        else:
+            k = begin + tl.arange(0, BLOCK_K)
+            there = k < end
+            place = w_ptr + first_row[:, None] * K + k[None, :]
             w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+            x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & there[None, :], other=0.0)
             if UPCAST:
-                w = w.to(tl.float32)
-            other_total = tl.dot(w, tl.trans(x), other_total, input_precision="ieee")
-    first = tl.trans(total)  # [ROWS, BLOCK_N]
-    second = tl.trans(other_total)
+                x = x.to(tl.float32)
+            total = add_product(total, w, x, FORM, FAST)
+            if END != PLAIN:
+                place = w_ptr + second_row[:, None] * K + k[None, :]
+                w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+                other_total = add_product(other_total, w, x, FORM, FAST)
+    first = tl.trans(total).to(tl.float32)  # [ROWS, BLOCK_N]
+    second = tl.trans(other_total).to(tl.float32)
     if SPLITS > 1:
         # The last program to arrive adds up what all have left, always in the same order.
         place = r[:, None] * N + p[None, :]
@@ -163,11 +199,141 @@ def tile_kernel(
         for other in tl.static_range(SPLITS):
             first += tl.load(part_ptr + other * R * N + place, mask=is_out, other=0.0, cache_modifier=".cg")
         tl.store(count_ptr + tile, 0)
+    if FORM == INT8 or FORM == ROUNDED:
+        first *= tl.load(scale_ptr + first_row).to(tl.float32)[None, :]
+        if END != PLAIN:
+            second *= tl.load(scale_ptr + second_row).to(tl.float32)[None, :]
+    if FORM == ROUNDED:
+        row_scales = tl.load(row_scale_ptr + r, mask=r < R, other=0.0)[:, None]
+        first *= row_scales
+        second *= row_scales
     finish(
         first, second, first_row, second_row, r, p, R, N, cos_row, multiplier, out_ptr, bias_ptr, residual_ptr, cos_ptr,
         sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS, KEY_HEADS, SIZE, TURNING,
         INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
+
+
+@triton.jit
+def as_float(w, FAST: tl.constexpr):
+    if w.dtype == tl.int8:
+        w = widened(w, tl.float32, FAST)
+    return w.to(tl.float32)
+
+
+@triton.jit
+def add_product(total, w, x, FORM: tl.constexpr, FAST: tl.constexpr):
+    """total [BLOCK_N, ROWS] + w [BLOCK_N, BLOCK_K] @ x.T, whose rows may have become float32."""
+    if FORM == INT8:
+        w = widened(w, x.dtype, FAST)
+    if FORM != ROUNDED:
+        total = tl.dot(w.to(x.dtype), tl.trans(x), total, input_precision="ieee")
+    elif x.dtype == tl.int8:
+        total = tl.dot(w, tl.trans(x), total, out_dtype=tl.int32)
+    else:
+        # Hopper's sums of 8-bit products keep 14 bits: a few of them at a time, then float32.
+        FEW: tl.constexpr = 128 if x.shape[1] > 128 else x.shape[1]
+        total = tl.dot(w, tl.trans(x), total, max_num_imprecise_acc=FEW)
+    return total
+
+
+@triton.jit
+def add_packed(
+    total,
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    rows,
+    r,
+    R,
+    begin,
+    end,
+    K,
+    GROUP: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """The same for weights of four bits: a group is summed, then scaled."""
+    HALF: tl.constexpr = GROUP // 2
+    i = tl.arange(0, HALF)
+    for part in tl.static_range(BLOCK_K // GROUP):
+        first = begin + part * GROUP
+        is_in = first < end
+        raw = tl.load(
+            w_ptr + rows[:, None] * (K // 2) + (first // 2 + i)[None, :], mask=is_in, other=0,
+            eviction_policy="evict_first",
+        )  # fmt: skip
+        place = x_ptr + r[:, None] * K + (first + i)[None, :]
+        is_x = (r < R)[:, None] & is_in
+        low_x = tl.load(place, mask=is_x, other=0.0)
+        high_x = tl.load(place + HALF, mask=is_x, other=0.0)
+        if UPCAST:
+            low_x = low_x.to(tl.float32)
+            high_x = high_x.to(tl.float32)
+        low, high = nibbles(raw, low_x.dtype, FAST)
+        sums = tl.dot(low, tl.trans(low_x), input_precision="ieee")
+        sums = tl.dot(high, tl.trans(high_x), sums, input_precision="ieee")
+        scales = tl.load(scale_ptr + rows * (K // GROUP) + first // GROUP, mask=is_in, other=0.0)
+        total += sums * scales.to(tl.float32)[:, None]
+    return total
+
+
+@triton.jit
+def packed_sums(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    gain_ptr,
+    first_row,
+    second_row,
+    K,
+    offset,
+    END: tl.constexpr,
+    GROUP: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """Sums [BLOCK_N] of one row with weights of four bits, and of the row's squares."""
+    HALF: tl.constexpr = GROUP // 2
+    GROUPS: tl.constexpr = BLOCK_K // GROUP
+    i = tl.arange(0, HALF)
+    total = tl.zeros([BLOCK_N, GROUPS, HALF], dtype=tl.float32)
+    other_total = tl.zeros([BLOCK_N, GROUPS, HALF], dtype=tl.float32)
+    squares = tl.zeros([GROUPS, HALF], dtype=tl.float32)
+    for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        group = begin // GROUP + tl.arange(0, GROUPS)
+        is_in = group < K // GROUP
+        k = group[:, None] * GROUP + i[None, :]
+        low_x = tl.load(x_ptr + k, mask=is_in[:, None], other=0.0).to(tl.float32)
+        high_x = tl.load(x_ptr + k + HALF, mask=is_in[:, None], other=0.0).to(tl.float32)
+        if HAS_NORM:
+            squares += low_x * low_x + high_x * high_x
+            low_x *= tl.load(gain_ptr + k, mask=is_in[:, None], other=0.0).to(tl.float32) + offset
+            high_x *= tl.load(gain_ptr + k + HALF, mask=is_in[:, None], other=0.0).to(tl.float32) + offset
+        total = add_groups(total, w_ptr, scale_ptr, first_row, group, is_in, low_x, high_x, K, GROUP, FAST)
+        if END != PLAIN:
+            other_total = add_groups(other_total, w_ptr, scale_ptr, second_row, group, is_in, low_x, high_x, K, GROUP, FAST)
+    first = tl.sum(tl.sum(total, 2), 1)
+    second = tl.sum(tl.sum(other_total, 2), 1)
+    return first, second, tl.sum(tl.sum(squares, 1), 0)
+
+
+@triton.jit
+def add_groups(
+    total, w_ptr, scale_ptr, rows, group, is_in, low_x, high_x, K, GROUP: tl.constexpr, FAST: tl.constexpr
+):  # fmt: skip
+    """total [BLOCK_N, groups, half of one] + scaled products of some groups."""
+    HALF: tl.constexpr = GROUP // 2
+    place = rows[:, None, None] * (K // 2) + (group[:, None] * HALF + tl.arange(0, HALF)[None, :])[None, :, :]
+    raw = tl.load(w_ptr + place, mask=is_in[None, :, None], other=0, eviction_policy="evict_first")
+    scales = tl.load(scale_ptr + rows[:, None] * (K // GROUP) + group[None, :], mask=is_in[None, :], other=0.0)
+    low, high = nibbles(raw, tl.float32, FAST)
+    products = low * low_x[None, :, :] + high * high_x[None, :, :]
+    return total + products * scales.to(tl.float32)[:, :, None]
 
 
 @triton.jit

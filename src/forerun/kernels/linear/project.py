@@ -19,8 +19,10 @@ import triton
 from torch import Tensor
 
 from forerun.kernels.launching import DTYPES, multiprocessors, needs_upcast
-from forerun.kernels.linear import device
+from forerun.kernels.linear import device, widen
 from forerun.kernels.linear.norms import normed
+from forerun.kernels.linear.rounding import round_rows
+from forerun.kernels.scaled import ScaledWeight
 from forerun.math.skinny import Activation, Heads, Norm
 
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)
@@ -101,17 +103,21 @@ def project_heads(
 def why_not(x: Tensor, weight: Tensor, gated: bool = False) -> str | None:
     """Why the library's product is to be used, in words; None where one of these is the faster one."""
     is_odd = weight.shape[0] % ALIGNED != 0 and x.dtype is not torch.float32
-    most = ROWS[2 if gated or is_odd else 1]
+    most = ROWS[2 if gated or is_odd or isinstance(weight, ScaledWeight) else 1]
     if x.ndim != 2 or not 0 < x.shape[0] <= most:
         return f"{x.shape[:-1].numel()} rows, more than {most}"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"rows of {x.dtype}, a weight of {weight.dtype}"
+    if isinstance(weight, ScaledWeight):
+        weight = weight.values
     if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
         return "a weight or rows that are not contiguous"
     return None
 
 
-def choose(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, place: torch.device) -> Plan:
+def choose(
+    rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, place: torch.device, form: Any = widen.WIDE
+) -> Plan:
     """Which shape measured fastest; `in_pairs`: with two weight rows for each output."""
     if rows == 1 and in_pairs:
         filling = outputs / ONE_ROW_IN_ONE_WAVE.block_n / multiprocessors(place)
@@ -142,15 +148,16 @@ def _launch(
     heads: Heads | None = None,
 ) -> None:
     rows, width = x.shape
-    plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, x.device)
-    if norm is not None and plan.splits:
+    plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, x.device, form_of(weight))
+    if norm is not None and (plan.splits or _rounds_rows(weight)):
         x, norm = normed(x, norm), None  # tensor cores take what is normed and rounded
+    x, stored, form = _stored(x, weight)
     order = None if heads is None else heads.order
     places = (x,) * 5 if heads is None else heads.tensors
-    tensors = [out, x, weight, _or(bias, x), _or(residual, x), *places, _or(order, x)]
+    tensors = [out, x, *stored, _or(bias, x), _or(residual, x), *places, _or(order, x)]
     cos_row = 0 if heads is None else heads.cos.stride(0)
     flags = {
-        "END": end, "ACTIVATION": int(activation), "HEADS": heads.num_queries if heads else 1,
+        **form, "END": end, "ACTIVATION": int(activation), "HEADS": heads.num_queries if heads else 1,
         "KEY_HEADS": heads.num_keys if heads else 1, "SIZE": heads.size if heads else 2,
         "TURNING": heads.cos.shape[1] if heads else 2, "INTERLEAVED": heads is not None and heads.interleaved,
         "HAS_ORDER": order is not None, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
@@ -170,6 +177,30 @@ def _launch(
         ROWS=max(16, triton.next_power_of_2(rows)), SPLITS=plan.splits, UPCAST=needs_upcast(x),
         num_stages=plan.stages, **flags,
     )  # fmt: skip
+
+
+def form_of(weight: Tensor) -> Any:
+    """How a weight is stored, as the kernels know it."""
+    if not isinstance(weight, ScaledWeight):
+        return widen.WIDE
+    if weight.scheme.is_packed:
+        return widen.INT4
+    return widen.ROUNDED if weight.scheme.rounds_rows else widen.INT8
+
+
+def _rounds_rows(weight: Tensor) -> bool:
+    return isinstance(weight, ScaledWeight) and weight.scheme.rounds_rows
+
+
+def _stored(x: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """The rows as they are multiplied; the weight, its scales and those of the rows; how the weight is stored."""
+    if not isinstance(weight, ScaledWeight):
+        return x, (weight, x, x), {"FORM": widen.WIDE, "GROUP": 0, "FAST": False}
+    flags = {"FORM": form_of(weight), "GROUP": weight.scheme.group, "FAST": x.device.type != "cpu"}
+    row_scales = x
+    if weight.scheme.rounds_rows:
+        x, row_scales = round_rows(x, weight.scheme)
+    return x, (weight.values, weight.scales, row_scales), flags
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

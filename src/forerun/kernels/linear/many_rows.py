@@ -1,0 +1,114 @@
+"""Products of many rows with weights that are rounded, by torch's own; the reference is `math.scaled.linear`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forerun.kernels.linear.rounding import round_rows
+from forerun.kernels.linear.widen import nibbles
+from forerun.kernels.scaled import ScaledWeight
+from forerun.math import scaled
+
+ALIGNED = 16  # what both sizes of a weight must be a multiple of
+BLOCK = 1024  # numbers a program takes
+
+
+def linear(x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+    """[R, K] -> [R, N]: 8-bit tensor cores where rows are rounded, else a product with a wide copy of the weight."""
+    if not weight.scheme.rounds_rows:
+        return F.linear(x, wide(weight), bias)
+    if why_not_narrow(weight, x.device):
+        return scaled.linear(x, weight.values, weight.scales, weight.scheme, bias)
+    rounded, row_scales = round_rows(x, weight.scheme)
+    if weight.scheme.values is torch.int8:
+        return scaled_sums(torch._int_mm(rounded, weight.values.T), row_scales, weight.scales, bias, x.dtype)
+    scales = weight.scales.float().T
+    made = torch._scaled_mm(rounded, weight.values.T, row_scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
+    return made.to(x.dtype) if bias is None else (made + bias).to(x.dtype)
+
+
+def why_not_narrow(weight: ScaledWeight, place: torch.device) -> str | None:
+    """Why torch has no 8-bit product for a weight; None where it has one."""
+    if any(size % ALIGNED for size in weight.shape):
+        return f"a weight of {weight.shape[0]} x {weight.shape[1]}, not multiples of {ALIGNED}"
+    if weight.scheme.values is not torch.int8 and not has_fp8(place):
+        return "8-bit floats need compute capability 9.0"
+    return None
+
+
+@cache
+def has_fp8(place: torch.device) -> bool:
+    """Whether a GPU multiplies 8-bit floats with a scale for each row."""
+    return place.type == "cuda" and torch.cuda.get_device_capability(place) >= (9, 0)
+
+
+def wide(weight: ScaledWeight) -> Tensor:
+    """A copy [N, K] of the model's type, one launch."""
+    if not weight.scheme.is_packed:
+        return weight.values * weight.scales
+    out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    rows, half = weight.values.shape
+    unpack_kernel[(rows, triton.cdiv(half, BLOCK))](
+        out, weight.values, weight.scales, half, GROUP=weight.scheme.group, FAST=weight.device.type != "cpu", BLOCK=BLOCK
+    )
+    return out
+
+
+def scaled_sums(sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[R, N] int32 times the scales of rows [R] and of outputs [N, 1], and a bias [N]."""
+    rows, outputs = sums.shape
+    out = torch.empty(rows, outputs, dtype=dtype, device=sums.device)
+    scale_kernel[(rows, triton.cdiv(outputs, BLOCK))](
+        out, sums, row_scales, scales, scales if bias is None else bias, outputs, HAS_BIAS=bias is not None, BLOCK=BLOCK
+    )
+    return out
+
+
+@triton.jit
+def unpack_kernel(
+    out_ptr,  # [N, K]
+    raw_ptr,  # [N, K / 2] uint8
+    scale_ptr,  # [N, K / GROUP]
+    half,
+    GROUP: tl.constexpr,
+    FAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per (weight row, block of bytes)."""
+    HALF: tl.constexpr = GROUP // 2
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = i < half
+    low, high = nibbles(tl.load(raw_ptr + row * half + i, mask=there, other=0), tl.float32, FAST)
+    scale = tl.load(scale_ptr + row * (half // HALF) + i // HALF, mask=there, other=0.0).to(tl.float32)
+    place = out_ptr + row * 2 * half + i // HALF * GROUP + i % HALF
+    tl.store(place, (low * scale).to(out_ptr.dtype.element_ty), mask=there)
+    tl.store(place + HALF, (high * scale).to(out_ptr.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def scale_kernel(
+    out_ptr,  # [R, N]
+    sums_ptr,  # [R, N] int32
+    row_scale_ptr,  # [R] float32
+    scale_ptr,  # [N]
+    bias_ptr,  # [N]
+    N,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per (row, block of outputs)."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = n < N
+    made = tl.load(sums_ptr + row * N + n, mask=there, other=0).to(tl.float32) * tl.load(row_scale_ptr + row)
+    made *= tl.load(scale_ptr + n, mask=there, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        made += tl.load(bias_ptr + n, mask=there, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + n, made.to(out_ptr.dtype.element_ty), mask=there)

@@ -1,0 +1,121 @@
+"""Device code that widens stored weights in registers; the reference is `math.scaled.whole_numbers`.
+
+Converting bytes to floats is slow where a compiler does it number by number (16 a clock and multiprocessor, against
+128 multiplications), so bits are put in the places of a float's mantissa instead: 2**23 + n is exact in float32 for
+any byte n, and what is left is a subtraction. `FAST` is off where Triton's interpreter runs the kernels: it knows
+no assembly.
+"""
+
+import triton
+import triton.language as tl
+
+# How the weights of a product are stored; a scale follows the sum, or the group of four bits.
+WIDE = tl.constexpr(0)  # in the type of the rows
+INT8 = tl.constexpr(1)
+ROUNDED = tl.constexpr(2)  # of the rows' own narrow type: both are rounded
+INT4 = tl.constexpr(3)
+
+
+@triton.jit
+def widened(w, KIND: tl.constexpr, FAST: tl.constexpr):
+    """int8 -> KIND, exactly."""
+    if not FAST:
+        made = w.to(tl.float32).to(KIND)
+    elif KIND == tl.float32:
+        made = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 u, a, b, c, d;
+                xor.b32 u, $4, 0x80808080;
+                prmt.b32 a, u, 0x4b000000, 0x7650;
+                prmt.b32 b, u, 0x4b000000, 0x7651;
+                prmt.b32 c, u, 0x4b000000, 0x7652;
+                prmt.b32 d, u, 0x4b000000, 0x7653;
+                sub.f32 $0, a, 0f4B000080;
+                sub.f32 $1, b, 0f4B000080;
+                sub.f32 $2, c, 0f4B000080;
+                sub.f32 $3, d, 0f4B000080;
+            }
+            """,
+            "=f,=f,=f,=f,r", [w], dtype=tl.float32, is_pure=True, pack=4,
+        )  # fmt: skip
+    elif KIND == tl.bfloat16:
+        made = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 u, a, b, c, d;
+                .reg .f32 e, f, g, h;
+                xor.b32 u, $2, 0x80808080;
+                prmt.b32 a, u, 0x4b000000, 0x7650;
+                prmt.b32 b, u, 0x4b000000, 0x7651;
+                prmt.b32 c, u, 0x4b000000, 0x7652;
+                prmt.b32 d, u, 0x4b000000, 0x7653;
+                sub.f32 e, a, 0f4B000080;
+                sub.f32 f, b, 0f4B000080;
+                sub.f32 g, c, 0f4B000080;
+                sub.f32 h, d, 0f4B000080;
+                prmt.b32 $0, e, f, 0x7632;
+                prmt.b32 $1, g, h, 0x7632;
+            }
+            """,
+            "=r,=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        made = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 u, a, b;
+                xor.b32 u, $2, 0x80808080;
+                prmt.b32 a, u, 0x64646464, 0x4140;
+                prmt.b32 b, u, 0x64646464, 0x4342;
+                mov.b32 u, 0x64806480;
+                sub.f16x2 $0, a, u;
+                sub.f16x2 $1, b, u;
+            }
+            """,
+            "=r,=r,r", [w], dtype=tl.float16, is_pure=True, pack=4,
+        )  # fmt: skip
+    return made
+
+
+@triton.jit
+def nibbles(raw, KIND: tl.constexpr, FAST: tl.constexpr):
+    """uint8 -> the numbers in its low and high bits, less 8, as KIND."""
+    if KIND == tl.bfloat16 and FAST:
+        low = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 a, b, k;
+                prmt.b32 a, $2, 0, 0x4140;
+                prmt.b32 b, $2, 0, 0x4342;
+                lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+                lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+                mov.b32 k, 0x43084308;
+                sub.bf16x2 $0, a, k;
+                sub.bf16x2 $1, b, k;
+            }
+            """,
+            "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+        high = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 s, a, b, k;
+                shr.u32 s, $2, 4;
+                prmt.b32 a, s, 0, 0x4140;
+                prmt.b32 b, s, 0, 0x4342;
+                lop3.b32 a, a, 0x000f000f, 0x43004300, 0xea;
+                lop3.b32 b, b, 0x000f000f, 0x43004300, 0xea;
+                mov.b32 k, 0x43084308;
+                sub.bf16x2 $0, a, k;
+                sub.bf16x2 $1, b, k;
+            }
+            """,
+            "=r,=r,r", [raw], dtype=tl.bfloat16, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        # As float32: 2**23 + n, less 2**23 + 8; of the high bits 16 times that, divided by 16.
+        bits = raw.to(tl.int32)
+        low = (((bits & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0).to(KIND)
+        high = ((((bits & 240) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0) * 0.0625).to(KIND)
+    return low, high

@@ -1,0 +1,121 @@
+"""Weights on a GPU that are rounded to 8 or 4 bits and multiplied as they are stored.
+
+A `ScaledWeight` stands in a module for the parameter it was rounded from and says it is of the model's type, so every
+module works as before: a linear layer's product reads the stored bytes, everything else torch is asked for works on a
+wide copy made for the moment. It is another weight than the one it was rounded from: the model's text follows it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from forerun.errors import InvalidArgument
+from forerun.kernels import why_not_triton
+from forerun.math import scaled
+from forerun.math.scaled import Scheme
+
+REMEDY = "load the model without quantize= for that"
+MOST_WIDE = 1 << 26  # numbers of a weight that are widened at once for many rows
+_TRAINING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+class ScaledWeight(Tensor):
+    """[N, K] values of the model's type, stored as `values * scales`; see `math.scaled`."""
+
+    values: Tensor  # [N, K] int8 or float8_e4m3fn, [N, K / 2] uint8
+    scales: Tensor  # [N, groups]
+    scheme: Scheme
+
+    @staticmethod
+    def __new__(cls, values: Tensor, scales: Tensor, scheme: Scheme) -> ScaledWeight:
+        shape = values.shape[0], values.shape[1] * (2 if scheme.is_packed else 1)
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=scales.dtype, device=values.device)
+
+    def __init__(self, values: Tensor, scales: Tensor, scheme: Scheme) -> None:
+        assert values.dtype == scheme.values and len(values) == len(scales)
+        self.values, self.scales, self.scheme = values, scales, scheme
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"ScaledWeight({self.scheme.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def dense(self) -> Tensor:
+        """A copy of the model's type; products do not round it like this."""
+        return scaled.dense(self.values, self.scales, self.scheme).to(self.dtype)
+
+    def with_tensors(self, values: Tensor, scales: Tensor) -> ScaledWeight:
+        return ScaledWeight(values, scales, self.scheme)
+
+    @property
+    def num_bytes(self) -> int:
+        """That a product reads."""
+        return self.values.nbytes + self.scales.nbytes
+
+    @classmethod
+    def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear:
+            return _linear(*args, **kwargs)
+        if func == Tensor.data.__set__:  # type: ignore[attr-defined]
+            return _set_data(*args)
+        if func == Tensor.__setitem__:
+            raise InvalidArgument(f"quantised weights cannot be changed in place; {REMEDY}")
+        if func in _TRAINING and (args[1:] or (kwargs.get("requires_grad", True),))[0]:
+            raise InvalidArgument(f"quantised weights cannot be trained; {REMEDY}")
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _KEPT:
+            return args[0].with_tensors(args[0].values, args[0].scales)
+        if func is torch.ops.aten.clone.default:
+            return args[0].with_tensors(args[0].values.clone(), args[0].scales.clone())
+        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") in (None, args[0].dtype):
+            place = kwargs.get("device") or args[0].device
+            return args[0].with_tensors(args[0].values.to(place), args[0].scales.to(place))
+        if func._schema.is_mutable and isinstance(args[0], ScaledWeight):
+            raise InvalidArgument(f"quantised weights cannot be changed in place; {REMEDY}")
+        args, kwargs = tree_map_only(ScaledWeight, ScaledWeight.dense, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def scaled_parameter(weight: Tensor, scheme: Scheme) -> nn.Parameter:
+    """A weight rounded by the scheme, for a module, in place of the parameter it has."""
+    return nn.Parameter(ScaledWeight(*scaled.rounded_weight(weight, scheme, weight.dtype), scheme), requires_grad=False)
+
+
+def _set_data(weight: Tensor, value: Tensor) -> None:
+    """What `model.to` does with every parameter; torch would keep the class and exchange what lies below it."""
+    if not isinstance(weight, ScaledWeight) or not isinstance(value, ScaledWeight):
+        raise InvalidArgument(f"quantised weights cannot become others; {REMEDY}")
+    weight.values, weight.scales, weight.scheme = value.values, value.scales, value.scheme
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, ScaledWeight) or isinstance(x, ScaledWeight):
+        return F.linear(*tree_map_only(ScaledWeight, ScaledWeight.dense, (x, weight, bias)))
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        return F.linear(x, weight.dense(), bias)
+    rows = x.reshape(-1, x.shape[-1])
+    return _rows(rows, weight, bias).unflatten(0, x.shape[:-1])
+
+
+def _rows(x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+    if why_not_triton(x.device.type) is None and x.dtype == weight.dtype:
+        from forerun.kernels.linear import many_rows, project
+
+        x = x.contiguous()
+        if project.why_not(x, weight) is None:
+            return project.project(x, weight, bias)
+        if x.is_cuda and len(x):
+            return many_rows.linear(x, weight, bias)
+    return scaled.linear(x, weight.values, weight.scales, weight.scheme, bias)

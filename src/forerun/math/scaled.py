@@ -1,0 +1,109 @@
+"""Weights rounded to 8 or 4 bits with a scale for each output, or for each group of its inputs; products with them.
+
+A product's rows stay as they are (weights only), or every row is rounded as well, by its own largest number, so that
+whole numbers or 8-bit floats are multiplied. Either way a row's result depends on that row alone. Scales are of the
+model's own type and rounded before the weights are divided by them: what is stored is exactly what is computed with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+GROUPS = (128, 64, 32)  # inputs that share a scale of four bits: the largest that divides them
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How weights are rounded, and whether a product's rows are."""
+
+    name: str
+    values: torch.dtype  # uint8: two numbers a byte, see `packed`
+    largest: float  # what the largest weight of a scale becomes
+    bounds: tuple[float, float]  # of numbers that can be stored
+    group: int = 0  # inputs that share a scale; 0: all inputs of an output do
+    rounds_rows: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        return self.values is torch.uint8
+
+    def fitted(self, size: int) -> Scheme | None:
+        """The scheme for weights of `size` inputs; None where no group divides them."""
+        if not self.is_packed:
+            return self
+        group = next((group for group in GROUPS if size % group == 0), None)
+        return None if group is None else replace(self, group=group)
+
+
+INT8 = Scheme("int8", torch.int8, 127.0, (-127.0, 127.0))
+W8A8 = Scheme("w8a8", torch.int8, 127.0, (-127.0, 127.0), rounds_rows=True)
+FP8 = Scheme("fp8", torch.float8_e4m3fn, 448.0, (-448.0, 448.0), rounds_rows=True)
+INT4 = Scheme("int4", torch.uint8, 7.5, (-8.0, 7.0), group=GROUPS[0])
+SCHEMES = {scheme.name: scheme for scheme in (INT8, W8A8, FP8, INT4)}
+
+
+def rounded_weight(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[N, K] -> values [N, K] ([N, K / 2] of four bits) and scales [N, groups] of `dtype`.
+
+    Halves are rounded to even; a weight whose group is all zeros, or too small for its scale, becomes 0.
+    """
+    groups = weight.float().unflatten(1, (-1, scheme.group or weight.shape[1]))
+    scales = (groups.abs().amax(2) / scheme.largest).to(dtype)
+    numbers = _divided(groups, scales.float().unsqueeze(2), scheme).flatten(1)
+    if scheme.is_packed:
+        return packed((numbers + 8).to(torch.uint8), scheme.group), scales
+    return numbers.to(scheme.values), scales
+
+
+def rounded_rows(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """[R, K] -> values [R, K] and scales [R] float32. A row that is not finite has a scale that is not."""
+    wide = x.float()
+    scales = wide.abs().amax(1) / scheme.largest
+    return _divided(wide, scales.unsqueeze(1), scheme).to(scheme.values), scales
+
+
+def _divided(numbers: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
+    """Numbers that the scheme's type can hold, as float32."""
+    parts = torch.where(scales > 0, numbers / scales, 0.0).clamp(*scheme.bounds)
+    return parts if scheme.values.is_floating_point else parts.round()
+
+
+def packed(numbers: Tensor, group: int) -> Tensor:
+    """[N, K] below 16 -> [N, K / 2] bytes: the first half of a group in the low bits, the second in the high ones."""
+    first, second = numbers.unflatten(1, (-1, 2, group // 2)).unbind(2)
+    return (first | second << 4).flatten(1)
+
+
+def unpacked(raw: Tensor, group: int) -> Tensor:
+    """The other way round."""
+    halves = raw.unflatten(1, (-1, group // 2))
+    return torch.stack([halves & 15, halves >> 4], 2).flatten(1)
+
+
+def whole_numbers(values: Tensor, scheme: Scheme) -> Tensor:
+    """[N, K] float32: the stored numbers before they are scaled."""
+    return unpacked(values, scheme.group).float() - 8 if scheme.is_packed else values.float()
+
+
+def dense(values: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
+    """[N, K] float32."""
+    numbers = whole_numbers(values, scheme)
+    return (numbers.unflatten(1, (scales.shape[1], -1)) * scales.float().unsqueeze(2)).flatten(1)
+
+
+def linear(x: Tensor, values: Tensor, scales: Tensor, scheme: Scheme, bias: Tensor | None = None) -> Tensor:
+    """[.., K] -> [.., N] of x's type: sums in float32, rounded once."""
+    rows = x.reshape(-1, x.shape[-1])
+    if scheme.rounds_rows:
+        rounded, own = rounded_rows(rows, scheme)
+        made = F.linear(rounded.float(), values.float()) * own.unsqueeze(1) * scales.float().T
+    elif scheme.is_packed:
+        made = F.linear(rows.float(), dense(values, scales, scheme))
+    else:
+        made = F.linear(rows.float(), values.float()) * scales.float().T
+    made = made if bias is None else made + bias.float()
+    return made.to(x.dtype).unflatten(0, x.shape[:-1])
