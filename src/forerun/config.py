@@ -102,9 +102,12 @@ class ModelSettings:
     as they are stored."""
     offline: bool = False
     """Use only what is on this machine."""
-    quantize: Literal["int8", "int4"] | None = None
-    """On a CPU, round the weights to 8 or 4 bits in groups of 32 while they are loaded: less memory, faster, and
-    ANOTHER MODEL, whose text follows the rounded weights."""
+    quantize: Literal["int8", "int4", "fp8", "w8a8"] | None = None
+    """Round the weights to 8 or 4 bits while they are loaded: less memory, faster, and ANOTHER MODEL, whose text
+    follows the rounded weights. int8 and int4 round weights alone; fp8 and w8a8, on a GPU, also what they are
+    multiplied with."""
+    draft_quantize: Literal["int8", "int4", "fp8", "w8a8"] | None = None
+    """The same for the draft model alone: the text stays the target's."""
     tensor_parallel: int = 1
     """Split the target over N processes of this machine, one a device; see docs/parallel.md."""
 

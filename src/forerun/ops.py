@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Parameter
 
 from forerun import kernels
 from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
+from forerun.kernels.scaled import ScaledWeight, product
 from forerun.math import advance as advance_reference
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
@@ -34,6 +36,7 @@ from forerun.math.experts import ExpertWeights
 from forerun.math.ragged_attention import Reach
 from forerun.math.row_options import RowOptions
 from forerun.math.sample import Sample
+from forerun.math.scaled import RoundedRows, Scheme, rounded_rows
 from forerun.math.skinny import Activation, Heads, LayerNorm, Norm
 from forerun.math.verify import CustomRule, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
@@ -139,7 +142,7 @@ def rotate_and_write(
 
 
 def project(
-    x: Tensor,  # [R, K]
+    x: Tensor | RoundedRows,  # [R, K]
     weight: Tensor,  # [N, K]
     bias: Tensor | None = None,  # [N]
     norm: Norm | None = None,
@@ -152,20 +155,22 @@ def project(
         from forerun.kernels.linear import project as kernel
 
         return kernel.project(x, weight, bias, norm, residual, activation, multiplier)
-    x = x if norm is None else normed(x, norm)
-    return skinny_reference.project(x, weight, bias, None, residual, activation, multiplier)
+    made = skinny_reference.activated(_linear(x, weight, bias, norm), activation)
+    made = made if multiplier == 1 else multiplier * made
+    return made if residual is None else residual + made
 
 
 def project_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """`project` without norm and residual, left in `out` [R, N]: a library's product needs no other memory."""
-    if bias is None and out.dtype == x.dtype == weight.dtype and _why_not_few_rows(x, weight):
+    is_plain = type(weight) in (Tensor, Parameter)  # rounded ones bring products of their own
+    if bias is None and is_plain and out.dtype == x.dtype == weight.dtype and _why_not_few_rows(x, weight):
         torch.mm(x, weight.T, out=out)
     else:
         out.copy_(project(x, weight, bias))
 
 
 def gate(
-    x: Tensor,  # [R, K]
+    x: Tensor | RoundedRows,  # [R, K]
     weight: Tensor,  # [2 N, K]
     norm: Norm | None = None,
     bias: Tensor | None = None,  # [2 N]
@@ -176,17 +181,27 @@ def gate(
         from forerun.kernels.linear import project as kernel
 
         return kernel.gate(x, weight, norm, bias, activation)
-    return gated(F.linear(x if norm is None else normed(x, norm), weight, bias), activation)
+    return gated(_linear(x, weight, bias, norm), activation)
 
 
-def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
+def project_heads(
+    x: Tensor | RoundedRows, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads
+) -> Tensor:
     """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
     if not _why_not_few_rows(x, weight):
         from forerun.kernels.linear import project as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
-    projected = heads.split(F.linear(x if norm is None else normed(x, norm), weight, bias))
+    projected = heads.split(_linear(x, weight, bias, norm))
     return rotate_and_write(*projected, *heads.tensors, heads.interleaved)
+
+
+def _linear(x: Tensor | RoundedRows, weight: Tensor, bias: Tensor | None, norm: Norm | None) -> Tensor:
+    """A product by a library, or by the reference."""
+    if isinstance(x, RoundedRows):
+        assert norm is None and isinstance(weight, ScaledWeight)
+        return product(x, weight, bias)
+    return F.linear(x if norm is None else normed(x, norm), weight, bias)
 
 
 def run_experts(
@@ -232,6 +247,29 @@ def added(
     return skinny_reference.added(x, change, norm, first, multiplier)
 
 
+def normed_and_rounded(x: Tensor, norm: Norm | LayerNorm, scheme: Scheme) -> RoundedRows:
+    """The norm of each row, [N, H], as a product with rounded weights takes it."""
+    if not why_not_triton(x.device):
+        from forerun.kernels.linear import norms as kernel
+
+        if kernel.why_not(x, norm) is None:
+            return kernel.normed_and_rounded(x, norm, scheme)
+    return RoundedRows(*rounded_rows(skinny_reference.normed(x, norm), scheme), x.dtype)
+
+
+def added_and_rounded(
+    x: Tensor, change: Tensor, norm: Norm | LayerNorm, first: Norm | None, multiplier: float, scheme: Scheme
+) -> tuple[Tensor, RoundedRows]:
+    """`added` with a norm, of which the second result is rounded."""
+    if not why_not_triton(x.device):
+        from forerun.kernels.linear import norms as kernel
+
+        if kernel.why_not(x, norm, first) is None:
+            return kernel.added_and_rounded(x, change, norm, first, multiplier, scheme)
+    total, inner = skinny_reference.added(x, change, norm, first, multiplier)
+    return total, RoundedRows(*rounded_rows(inner, scheme), x.dtype)
+
+
 def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     """[N, 2 I] -> [N, I]; see `forerun.math.skinny.gated`."""
     if not why_not_triton(pairs.device):
@@ -241,9 +279,9 @@ def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     return skinny_reference.gated(pairs, activation)
 
 
-def _why_not_few_rows(x: Tensor, weight: Tensor, gated: bool = False) -> str | None:
+def _why_not_few_rows(x: Tensor | RoundedRows, weight: Tensor, gated: bool = False) -> str | None:
     """Why the library multiplies; None where the rows are few enough for a kernel to be faster."""
-    if reason := why_not_triton(x.device):
+    if reason := why_not_triton(weight.device):
         return reason
     from forerun.kernels.linear import project as kernel
 

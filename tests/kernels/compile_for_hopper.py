@@ -14,7 +14,7 @@ from forerun.kernels import advance, random
 from forerun.kernels.attention import cache_write
 from forerun.kernels.attention import device as attention_device
 from forerun.kernels.linear import device as linear_device
-from forerun.kernels.linear import norms, project
+from forerun.kernels.linear import many_rows, norms, project, rounding, widen
 from forerun.math.skinny import Activation
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
@@ -88,25 +88,60 @@ def small_steps() -> list[Any]:
 
 
 def product(
-    end: Any, rows: int, outputs: int = 4096, activation: Activation = Activation.SILU, turning: int = 128
+    end: Any,
+    rows: int,
+    outputs: int = 4096,
+    activation: Activation = Activation.SILU,
+    turning: int = 128,
+    form: Any = widen.WIDE,
+    stored: str = "*bf16",
 ) -> Any:
     """As it is launched: with its own tiles, and everything aligned, so that copies go through shared memory."""
     place = torch.device("cpu")
-    plan = project.choose(rows, outputs, end is not linear_device.PLAIN, torch.bfloat16, place)
+    plan = project.choose(rows, outputs, end is not linear_device.PLAIN, torch.bfloat16, place, form)
     constants = {
+        "FORM": form, "GROUP": 128 if form is widen.INT4 else 0, "FAST": True, "EARLY": True,
         "END": end, "ACTIVATION": int(activation), "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "TURNING": turning,
         "INTERLEAVED": turning < 128, "HAS_ORDER": turning < 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": True, "HAS_RESIDUAL": end is linear_device.PLAIN,
     }  # fmt: skip
-    kinds = {"part_ptr": "*fp32", "count_ptr": "*i32", "addresses_ptr": "*i64", "order_ptr": "*i32"}
+    kinds = {
+        "part_ptr": "*fp32", "count_ptr": "*i32", "addresses_ptr": "*i64", "order_ptr": "*i32", "w_ptr": stored,
+        "row_scale_ptr": "*fp32", "x_ptr": stored if form is widen.ROUNDED else "*bf16",
+    }  # fmt: skip
     if not plan.splits:
         kernel, stages = linear_device.vector_kernel, {}
-        constants |= {"STAGES": plan.stages, "HAS_NORM": True}
+        constants |= {"STAGES": plan.stages, "HAS_NORM": form is not widen.ROUNDED}
     else:
         kernel, stages = linear_device.tile_kernel, {"num_stages": plan.stages}
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
     aligned = tuple(n for n in kernel.arg_names if n.endswith("_ptr") or n in ("N", "K", "chunk"))
     return compiled(kernel, constants, kinds, aligned, num_warps=plan.warps, **stages)
+
+
+STORED = ((widen.INT8, "*i8"), (widen.ROUNDED, "*i8"), (widen.ROUNDED, "*fp8e4nv"), (widen.INT4, "*u8"))
+
+
+def narrow_products() -> list[Any]:
+    """Weights of 8 and 4 bits, widened by assembly or multiplied as they are."""
+    made = [
+        product(end, rows, form=form, stored=stored)
+        for form, stored in STORED
+        for end, rows in ((linear_device.PLAIN, 1), (linear_device.GATED, 1), (linear_device.PLAIN, 16),
+                          (linear_device.ROTATED, 16), (linear_device.GATED, 64))
+    ]  # fmt: skip
+    for kind in ("*i8", "*fp8e4nv"):
+        kinds = {"out_ptr": kind, "scale_ptr": "*fp32", "largest": "fp32"}
+        made.append(compiled(rounding.round_kernel, {"BLOCK": 4096, "FAST": True, "EARLY": True}, kinds, num_warps=16))
+        own = {"out_ptr": "*bf16", "rounded_ptr": kind, "row_scale_ptr": "*fp32"}
+        made.append(norm(own, LARGEST=127.0, HAS_FIRST=False))
+    unpacking = {"BLOCK": 1024, "GROUP": 128, "FAST": True}
+    return [
+        *made,
+        compiled(many_rows.unpack_kernel, unpacking, {"raw_ptr": "*u8"}),
+        compiled(many_rows.scale_kernel, {"BLOCK": 1024, "HAS_BIAS": True},
+                 {"sums_ptr": "*i32", "row_scale_ptr": "*fp32"}),
+    ]  # fmt: skip
 
 
 def rotation() -> Any:
@@ -122,14 +157,17 @@ def rotation() -> Any:
     return made
 
 
-def norm(**flags: bool) -> Any:
+def norm(kinds: dict[str, str] | None = None, **flags: Any) -> Any:
     names = ("ADDS", "HAS_NORM", "CENTRED", "HAS_BIAS", "WIDE", "HAS_FIRST", "FIRST_WIDE")
-    constants = {"HEADS": 1, "SIZE": 80, "BLOCK": 128, **dict.fromkeys(names, True), **flags}
-    return compiled(norms.norm_kernel, constants, {})
+    constants = {
+        "HEADS": 1, "SIZE": 80, "BLOCK": 128, "EARLY": True, "LARGEST": 0.0, "FAST": True,
+        **dict.fromkeys(names, True), **flags,
+    }  # fmt: skip
+    return compiled(norms.norm_kernel, constants, kinds or {})
 
 
 def gating(activation: Activation = Activation.SILU) -> Any:
-    return compiled(norms.gate_kernel, {"ACTIVATION": int(activation), "BLOCK": 1024}, {})
+    return compiled(norms.gate_kernel, {"ACTIVATION": int(activation), "BLOCK": 1024, "EARLY": True}, {})
 
 
 def few() -> list[Any]:
@@ -142,6 +180,7 @@ def few() -> list[Any]:
 def everything() -> list[Any]:
     return [
         *small_steps(),
+        *narrow_products(),
         *(product(end, rows) for end in project.ENDS for rows in (1, 16)),
         product(linear_device.PLAIN, 16, 32000),
         product(linear_device.GATED, 64),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from forerun import kernels
 from forerun.measure.timing import copy_bandwidth, event_times, linear_bandwidth, wall_times
+from forerun.models.plain import address, stored_bytes
 
 TIMES_CACHE = 4  # a buffer that many times the last cache comes from memory
 LEAST_BUFFER, MOST_BUFFER = 256 << 20, 2 << 30  # bytes
@@ -43,15 +44,15 @@ class Ceilings:
 def work_of(model: Any) -> Work:
     """From the model's parameters and shape."""
     config = model.config.get_text_config(decoder=True)
-    weights = {p.data_ptr(): p for p in model.parameters()}
+    weights = {address(p): p for p in model.parameters()}
     head, embedding = model.get_output_embeddings(), getattr(model.get_input_embeddings(), "weight", None)
-    if embedding is not None and (head is None or head.weight.data_ptr() != embedding.data_ptr()):
-        weights.pop(embedding.data_ptr(), None)
+    if embedding is not None and (head is None or address(head.weight) != address(embedding)):
+        weights.pop(address(embedding), None)
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return Work(
-        weight_bytes=sum(p.numel() * p.element_size() for p in weights.values()),
+        weight_bytes=sum(map(stored_bytes, weights.values())),
         operations_per_token=2 * sum(p.numel() for p in weights.values() if p.ndim > 1),
         bytes_per_key=layers * 2 * kv_heads * size * model.dtype.itemsize,
         operations_per_key=layers * 4 * heads * size,

@@ -73,6 +73,7 @@ class Report:
     optional_packages: list[OptionalPackage]
     cpu_kernels: CpuKernels
     self_check: str | None = None  # why the model that was asked about is trusted, or why it is refused
+    weights: str | None = None  # how the weights of that model are stored
 
 
 def examine(name: str | None = None) -> Report:
@@ -95,6 +96,7 @@ def examine(name: str | None = None) -> Report:
         optional_packages=[OptionalPackage(name, installed_version(name), brings) for name, brings in OPTIONAL.items()],
         cpu_kernels=examine_cpu(name, model),
         self_check=None if model is None else _self_check(model),
+        weights=None if model is None else _weights(model),
     )
 
 
@@ -102,6 +104,12 @@ def _self_check(model: PreTrainedModel) -> str:
     from forerun.models.self_check import described
 
     return described(model)
+
+
+def _weights(model: PreTrainedModel) -> str:
+    from forerun.models.quantised import describe_weights
+
+    return describe_weights(model)
 
 
 def _versions() -> dict[str, str]:
@@ -162,6 +170,7 @@ def _table(report: Report) -> Table:
         ("offline", _yes(report.offline)),
         *((f"{p.name} (optional)", p.version or f"missing ({p.brings})") for p in report.optional_packages),
         *([("self-check", report.self_check)] if report.self_check is not None else []),
+        *([("weights", report.weights)] if report.weights is not None else []),
         *lines(report.cpu_kernels),
     ]
     return Table("Forerun", ("what", "here"), tuple(rows), last_is_text=True)

@@ -245,8 +245,9 @@ def model_options(function: Function) -> Function:
 
 
 def quantize_options(group: str) -> Callable[[Function], Function]:
-    """Whether the target's weights are rounded."""
-    return options_from(ModelSettings, group, "quantize", quantize={"show_default": "not at all"})
+    """Whether weights of the target and of a draft model are rounded."""
+    shown = {"show_default": "not at all"}
+    return options_from(ModelSettings, group, "quantize", "draft_quantize", quantize=shown, draft_quantize=shown)
 
 
 def place_options(group: str) -> Callable[[Function], Function]:

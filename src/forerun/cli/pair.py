@@ -63,14 +63,15 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
             raise InvalidArgument(f"--quantize {asked['quantize']}: a model split over processes is not quantised")
         if place["dtype"] is None and keeps_stored and size == 1 and options["kernels"] != "off":
             place["dtype"] = STORED
+        draft: dict[str, Any] = {"option": "--draft", "quantize": options.get("draft_quantize"), **place}
         if is_split(size):  # first, because other ranks go no further than this
             model, tokenizer = load_split(options["model"], size, place)
-            drafter = named_drafter(options["draft"], model, option="--draft", **place)
+            drafter = named_drafter(options["draft"], model, **draft)
         elif options["draft"] == "auto":  # which one depends on the target
             model, tokenizer = load_model(options["model"], **asked, **place)
-            drafter = named_drafter("auto", model)
+            drafter = named_drafter("auto", model, **draft)
         else:
-            drafter = named_drafter(options["draft"], option="--draft", **place)
+            drafter = named_drafter(options["draft"], **draft)
             model, tokenizer = load_model(options["model"], **asked, **place)
     return loaded_with(options, model, tokenizer, drafter)
 

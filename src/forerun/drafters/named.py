@@ -42,9 +42,13 @@ def named_drafter(
 ) -> Drafter | None:
     """The drafter that a name stands for; several with commas form a chain, "off" and "none" are no drafter.
 
-    "auto" needs the `target`. A model is loaded with `loading` (device, dtype, offline), or by `load`. `option` is what
-    error messages call the name.
+    "auto" needs the `target`. A model is loaded with `loading` (device, dtype, offline, quantize), or by `load`.
+    `option` is what error messages call the name.
     """
+    if loading.get("quantize") is None:
+        loading.pop("quantize", None)
+    elif not any(map(_is_model, name.split(","))):
+        raise InvalidArgument(f"{option} {name!r}: only a draft model's weights can be quantised; leave that out")
     names = [part.strip() for part in name.split(",")]
     if len(names) == 1 and names[0] in OFF:
         return None
@@ -55,6 +59,13 @@ def named_drafter(
             raise InvalidArgument(f"{option} {name!r}: {word!r} stands alone; leave it out of the list")
     parts = [_single(part, load or partial(_load_text_model, **loading), option, loading) for part in names]
     return parts[0] if len(parts) == 1 else Chain(*parts)
+
+
+def _is_model(name: str) -> bool:
+    """Whether a name may be that of a model: not a drafter without one, not one that was trained for its target."""
+    kind = name.strip().partition(":")[0]
+    known = {each.partition(":")[0] for each in NAMES if each not in ("shared:NAME", "module:Class")}
+    return kind not in known and not is_drafter_folder(name.strip())
 
 
 def _load_text_model(name: str, shares_encoder: bool, **loading: Any) -> Drafter:
@@ -75,7 +86,7 @@ def _single(name: str, load: LoadDraftModel, option: str, loading: dict[str, Any
     if kind == "ngram":
         return NgramTable.load(rest or name)
     if is_drafter_folder(name):
-        return from_folder(name, **loading)
+        return from_folder(name, **{key: value for key, value in loading.items() if key != "quantize"})
     if kind == "shared" and rest:
         return load(rest, True)
     _refuse_misspelt(name, kind, option)

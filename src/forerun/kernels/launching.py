@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,11 @@ def multiprocessors(device: torch.device) -> int:
 def starts_early(device: torch.device) -> bool:
     """Whether a kernel may start before the one it waits for has ended: from Hopper on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def early(device: torch.device) -> dict[str, Any]:
+    """Options of a kernel that begins before those ahead of it have ended, and waits for them itself."""
+    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
 def needs_upcast(tensor: Tensor) -> bool:

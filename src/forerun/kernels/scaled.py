@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from forerun.errors import InvalidArgument
 from forerun.kernels import why_not_triton
 from forerun.math import scaled
-from forerun.math.scaled import Scheme
+from forerun.math.scaled import RoundedRows, Scheme
 
 REMEDY = "load the model without quantize= for that"
 MOST_WIDE = 1 << 26  # numbers of a weight that are widened at once for many rows
@@ -106,16 +106,16 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
         return F.linear(x, weight.dense(), bias)
     rows = x.reshape(-1, x.shape[-1])
-    return _rows(rows, weight, bias).unflatten(0, x.shape[:-1])
+    return product(rows.contiguous(), weight, bias).unflatten(0, x.shape[:-1])
 
 
-def _rows(x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
-    if why_not_triton(x.device.type) is None and x.dtype == weight.dtype:
+def product(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None = None) -> Tensor:
+    """[R, K] -> [R, N]: few rows by a kernel of ours, many by torch's own products, by the reference elsewhere."""
+    if why_not_triton(weight.device.type) is None and x.dtype == weight.dtype:
         from forerun.kernels.linear import many_rows, project
 
-        x = x.contiguous()
         if project.why_not(x, weight) is None:
             return project.project(x, weight, bias)
-        if x.is_cuda and len(x):
+        if weight.device.type == "cuda" and len(x):
             return many_rows.linear(x, weight, bias)
     return scaled.linear(x, weight.values, weight.scales, weight.scheme, bias)

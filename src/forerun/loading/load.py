@@ -25,6 +25,7 @@ from forerun.errors import (
 )
 from forerun.files import parse_json
 from forerun.loading.quantise import check_scheme, quantise
+from forerun.loading.rounding import round_weights
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
@@ -244,8 +245,19 @@ class LoadRequest:
             elif self.keeps_stored and (path := self.source.blocks) is not None:
                 keep_blocks(model, path, is_ours=not self.source.gguf_file)
             if self.quantize is not None:
-                quantise(model, self.quantize, self.source.name)
+                self._quantise(model)
         return (model if processes > 1 else model.to(self.device)).eval()
+
+    def _quantise(self, model: Any) -> None:
+        """Before the model goes to its device: there it never lies whole and wide."""
+        name = self.source.name
+        if (method := getattr(model.config, "quantization_config", None)) is not None:
+            kind = getattr(method, "quant_method", None) or type(method).__name__
+            raise InvalidArgument(f"quantize={self.quantize!r}: {name!r} is quantised already ({kind}); leave it out")
+        if self.device.type == "cuda":
+            round_weights(model, str(self.quantize), self.device, name)
+        else:
+            quantise(model, str(self.quantize), name)
 
     def _half_dtype(self, config: Any) -> torch.dtype | None:
         """The half precision that all weights are stored in and stay in; None where not all are, or nobody knows."""

@@ -1,4 +1,4 @@
-"""Quantise a model's weights while it is loaded, one matrix at a time: `load(..., quantize="int8")`.
+"""Quantise a model's weights while it is loaded on a CPU, one matrix at a time: `load(..., quantize="int8")`.
 
 Weights alone: activations stay float32. Linear layers and embeddings are quantised in groups of 32 values; with four
 bits, embedding and head keep eight, because every logit hangs on them.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from forerun.errors import InvalidArgument
 from forerun.kernels import why_not_numba
 from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
+from forerun.loading import rounding
 from forerun.math.blocks import BlockFormat, format_named
 from forerun.math.quantise import GROUP, encode_q4_1, encode_q8_0
 
@@ -29,12 +30,15 @@ def check_scheme(scheme: str | None, device: torch.device, dtype: torch.dtype) -
     """Raise where weights cannot be quantised like this here."""
     if scheme is None:
         return
+    if device.type == "cuda":
+        if reason := rounding.why_not(scheme, device):
+            raise InvalidArgument(f"quantize={scheme!r}: {reason}")
+        return
     if scheme not in SCHEMES:
-        raise InvalidArgument(f"quantize={scheme!r}: there are {' and '.join(map(repr, SCHEMES))}")
+        where = "for a GPU; on a CPU" if scheme in rounding.SCHEMES else "unknown;"
+        raise InvalidArgument(f"quantize={scheme!r} is {where} there are {' and '.join(map(repr, SCHEMES))}")
     if device.type != "cpu":
-        raise InvalidArgument(
-            f"quantize={scheme!r} is for the CPU; on a GPU load a model that torchao or bitsandbytes has quantised"
-        )
+        raise InvalidArgument(f"quantize={scheme!r} is for a CPU or a CUDA GPU, not for {device.type!r}; leave it out")
     if dtype != torch.float32:
         raise InvalidArgument(f"quantize={scheme!r} computes in float32, not in {dtype}; leave the dtype out")
     if reason := why_not_numba():

@@ -46,6 +46,18 @@ INT4 = Scheme("int4", torch.uint8, 7.5, (-8.0, 7.0), group=GROUPS[0])
 SCHEMES = {scheme.name: scheme for scheme in (INT8, W8A8, FP8, INT4)}
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedRows:
+    """Rows as a product with rounded weights takes them."""
+
+    values: Tensor  # [R, K] of the scheme's type
+    scales: Tensor  # [R] float32
+    dtype: torch.dtype  # of the rows before, and of products with them
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
 def rounded_weight(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """[N, K] -> values [N, K] ([N, K / 2] of four bits) and scales [N, groups] of `dtype`.
 
@@ -60,10 +72,10 @@ def rounded_weight(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[
 
 
 def rounded_rows(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """[R, K] -> values [R, K] and scales [R] float32. A row that is not finite has a scale that is not."""
+    """[.., K] -> values [.., K] and scales [..] float32. A row that is not finite has a scale that is not."""
     wide = x.float()
-    scales = wide.abs().amax(1) / scheme.largest
-    return _divided(wide, scales.unsqueeze(1), scheme).to(scheme.values), scales
+    scales = wide.abs().amax(-1) / scheme.largest
+    return _divided(wide, scales.unsqueeze(-1), scheme).to(scheme.values), scales
 
 
 def _divided(numbers: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
@@ -95,15 +107,16 @@ def dense(values: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     return (numbers.unflatten(1, (scales.shape[1], -1)) * scales.float().unsqueeze(2)).flatten(1)
 
 
-def linear(x: Tensor, values: Tensor, scales: Tensor, scheme: Scheme, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor | RoundedRows, values: Tensor, scales: Tensor, scheme: Scheme, bias: Tensor | None = None
+) -> Tensor:
     """[.., K] -> [.., N] of x's type: sums in float32, rounded once."""
-    rows = x.reshape(-1, x.shape[-1])
-    if scheme.rounds_rows:
-        rounded, own = rounded_rows(rows, scheme)
-        made = F.linear(rounded.float(), values.float()) * own.unsqueeze(1) * scales.float().T
+    if isinstance(x, Tensor) and scheme.rounds_rows:
+        x = RoundedRows(*rounded_rows(x, scheme), x.dtype)
+    if isinstance(x, RoundedRows):
+        made = F.linear(x.values.float(), values.float()) * x.scales.unsqueeze(-1) * scales.float().T
     elif scheme.is_packed:
-        made = F.linear(rows.float(), dense(values, scales, scheme))
+        made = F.linear(x.float(), dense(values, scales, scheme))
     else:
-        made = F.linear(rows.float(), values.float()) * scales.float().T
-    made = made if bias is None else made + bias.float()
-    return made.to(x.dtype).unflatten(0, x.shape[:-1])
+        made = F.linear(x.float(), values.float()) * scales.float().T
+    return (made if bias is None else made + bias.float()).to(x.dtype)

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from forerun.errors import UnsupportedModel
-from forerun.kernels.cpu.narrow import is_narrow
+from forerun.kernels.cpu import narrow
+from forerun.kernels.cpu.narrow import NarrowWeight, is_narrow
+from forerun.kernels.scaled import ScaledWeight
 
 # transformers leaves these on a model once somebody has asked it for hidden states; they only collect, when asked to.
 COLLECTORS = "transformers.utils.output_capturing"
@@ -73,6 +75,18 @@ def is_memory(tensor: Tensor) -> bool:
         and tensor.is_contiguous()
         and tensor.untyped_storage().nbytes() >= tensor.nbytes > 0  # freed by whoever shards it: no memory at all
     )
+
+
+def address(weight: Tensor) -> int:
+    """Where the numbers of a weight lie, however they are stored."""
+    return weight.values.data_ptr() if isinstance(weight, ScaledWeight) else narrow.address(weight)
+
+
+def stored_bytes(weight: Tensor) -> int:
+    """That a product with this weight reads."""
+    if isinstance(weight, ScaledWeight):
+        return weight.num_bytes
+    return weight.raw.nbytes if isinstance(weight, NarrowWeight) else weight.numel() * weight.element_size()
 
 
 def refuse_change(reason: str) -> NoReturn:

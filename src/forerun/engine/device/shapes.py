@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from forerun.models.plain import address
 from forerun.models.scorer import Scorer
 
 # Scored for each row. Short ones are exact: each further position costs a batch of eight as much as eight rows.
@@ -74,4 +75,4 @@ def key_bound(longest: int) -> int:
 
 def fingerprint(scorers: Sequence[Scorer]) -> int:
     """Changes when weights have been replaced, whose addresses recordings hold."""
-    return hash(tuple(weight.data_ptr() for scorer in scorers for weight in scorer.weights))
+    return hash(tuple(address(weight) for scorer in scorers for weight in scorer.weights))

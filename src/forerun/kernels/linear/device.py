@@ -18,6 +18,8 @@ from forerun.kernels.linear.widen import INT4, INT8, ROUNDED, WIDE, nibbles, wid
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
 ROTATED = tl.constexpr(2)
+LINE = tl.constexpr(128)  # bytes of a cache's line
+AHEAD = tl.constexpr(2)  # tiles of weights that are asked for before the kernels before have ended
 # What changes from pass to pass must not have a kernel compiled anew.
 UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 
@@ -61,10 +63,13 @@ def vector_kernel(
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per few outputs: every weight is multiplied where it arrives."""
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
+    if EARLY:
+        begin_early(w_ptr, first_row, second_row, 0, K, K, FORM, END, BLOCK_N, BLOCK_K)
     if FORM == INT4:
         first, second, squares = packed_sums(
             x_ptr, w_ptr, scale_ptr, gain_ptr, first_row, second_row, K, offset, END, GROUP, FAST, BLOCK_N, BLOCK_K,
@@ -151,6 +156,7 @@ def tile_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     UPCAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (tile of outputs, part of each sum). Weights are the left side: tensor cores take more there."""
     tile = tl.program_id(0)
@@ -160,18 +166,29 @@ def tile_kernel(
     start = split * chunk
     end = tl.minimum(start + chunk, K)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
+    if EARLY:
+        begin_early(w_ptr, first_row, second_row, start, end, K, FORM, END, BLOCK_N, BLOCK_K)
     SUMS: tl.constexpr = tl.int32 if FORM == ROUNDED and x_ptr.dtype.element_ty == tl.int8 else tl.float32
     total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
     other_total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
+    # Scales of four bits are looked up one tile ahead: nothing would fetch them early by itself.
+    scales = scales_of(scale_ptr, first_row, start, end, K, FORM, GROUP, BLOCK_K)
+    other_scales = scales_of(scale_ptr, second_row, start, end, K, FORM if END != PLAIN else WIDE, GROUP, BLOCK_K)
     for begin in range(start, end, BLOCK_K):
         if FORM == INT4:
+            following = scales_of(scale_ptr, first_row, begin + BLOCK_K, end, K, FORM, GROUP, BLOCK_K)
+            if END != PLAIN:
+                others = scales_of(scale_ptr, second_row, begin + BLOCK_K, end, K, FORM, GROUP, BLOCK_K)
             total = add_packed(
-                total, x_ptr, w_ptr, scale_ptr, first_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K, UPCAST
+                total, x_ptr, w_ptr, scales, first_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K, UPCAST
             )
+            scales = following
             if END != PLAIN:
                 other_total = add_packed(
-                    other_total, x_ptr, w_ptr, scale_ptr, second_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K, UPCAST
-                )
+                    other_total, x_ptr, w_ptr, other_scales, second_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K,
+                    UPCAST,
+                )  # fmt: skip
+                other_scales = others
         else:
             k = begin + tl.arange(0, BLOCK_K)
             there = k < end
@@ -215,6 +232,48 @@ def tile_kernel(
 
 
 @triton.jit
+def begin_early(
+    w_ptr,
+    first_row,
+    second_row,
+    start,
+    end,
+    K,
+    FORM: tl.constexpr,
+    END: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Weights are nobody's result: ask for the first ones, then wait for the kernels before this one."""
+    tl.extra.cuda.gdc_launch_dependents()
+    BITS: tl.constexpr = 4 if FORM == INT4 else w_ptr.dtype.element_ty.primitive_bitwidth
+    EACH: tl.constexpr = LINE * 8 // BITS  # weights of a line
+    COUNT: tl.constexpr = BLOCK_K // EACH if BLOCK_K > EACH else 1
+    PACKED: tl.constexpr = 2 if FORM == INT4 else 1
+    for tile in tl.static_range(AHEAD):
+        k = start + tile * BLOCK_K + tl.arange(0, COUNT) * EACH
+        place = first_row[:, None] * (K // PACKED) + (tl.minimum(k, end - 1) // PACKED)[None, :]
+        prefetch(w_ptr + place)
+        if END != PLAIN:
+            place = second_row[:, None] * (K // PACKED) + (tl.minimum(k, end - 1) // PACKED)[None, :]
+            prefetch(w_ptr + place)
+    tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch(place):
+    """Into the second cache."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l",
+        [place.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def as_float(w, FAST: tl.constexpr):
     if w.dtype == tl.int8:
         w = widened(w, tl.float32, FAST)
@@ -238,11 +297,32 @@ def add_product(total, w, x, FORM: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
+def scales_of(
+    scale_ptr,
+    rows,
+    first,
+    end,
+    K,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Of the groups of a tile from input `first` on: [BLOCK_N, groups] float32."""
+    if FORM == INT4:
+        group = first // GROUP + tl.arange(0, BLOCK_K // GROUP)
+        place = scale_ptr + rows[:, None] * (K // GROUP) + group[None, :]
+        scales = tl.load(place, mask=(group * GROUP < end)[None, :], other=0.0).to(tl.float32)
+    else:
+        scales = 0.0
+    return scales
+
+
+@triton.jit
 def add_packed(
     total,
     x_ptr,
     w_ptr,
-    scale_ptr,
+    scales,
     rows,
     r,
     R,
@@ -274,8 +354,8 @@ def add_packed(
         low, high = nibbles(raw, low_x.dtype, FAST)
         sums = tl.dot(low, tl.trans(low_x), input_precision="ieee")
         sums = tl.dot(high, tl.trans(high_x), sums, input_precision="ieee")
-        scales = tl.load(scale_ptr + rows * (K // GROUP) + first // GROUP, mask=is_in, other=0.0)
-        total += sums * scales.to(tl.float32)[:, None]
+        is_part = tl.arange(0, BLOCK_K // GROUP) == part
+        total += sums * tl.sum(tl.where(is_part[None, :], scales, 0.0), 1)[:, None]
     return total
 
 
@@ -316,7 +396,9 @@ def packed_sums(
             high_x *= tl.load(gain_ptr + k + HALF, mask=is_in[:, None], other=0.0).to(tl.float32) + offset
         total = add_groups(total, w_ptr, scale_ptr, first_row, group, is_in, low_x, high_x, K, GROUP, FAST)
         if END != PLAIN:
-            other_total = add_groups(other_total, w_ptr, scale_ptr, second_row, group, is_in, low_x, high_x, K, GROUP, FAST)
+            other_total = add_groups(
+                other_total, w_ptr, scale_ptr, second_row, group, is_in, low_x, high_x, K, GROUP, FAST
+            )
     first = tl.sum(tl.sum(total, 2), 1)
     second = tl.sum(tl.sum(other_total, 2), 1)
     return first, second, tl.sum(tl.sum(squares, 1), 0)

@@ -14,22 +14,23 @@ from forerun.kernels.linear.rounding import round_rows
 from forerun.kernels.linear.widen import nibbles
 from forerun.kernels.scaled import ScaledWeight
 from forerun.math import scaled
+from forerun.math.scaled import RoundedRows
 
 ALIGNED = 16  # what both sizes of a weight must be a multiple of
 BLOCK = 1024  # numbers a program takes
 
 
-def linear(x: Tensor, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
     """[R, K] -> [R, N]: 8-bit tensor cores where rows are rounded, else a product with a wide copy of the weight."""
-    if not weight.scheme.rounds_rows:
+    if isinstance(x, Tensor) and not weight.scheme.rounds_rows:
         return F.linear(x, wide(weight), bias)
-    if why_not_narrow(weight, x.device):
+    if why_not_narrow(weight, weight.device):
         return scaled.linear(x, weight.values, weight.scales, weight.scheme, bias)
-    rounded, row_scales = round_rows(x, weight.scheme)
+    rows = round_rows(x, weight.scheme) if isinstance(x, Tensor) else x
     if weight.scheme.values is torch.int8:
-        return scaled_sums(torch._int_mm(rounded, weight.values.T), row_scales, weight.scales, bias, x.dtype)
+        return scaled_sums(torch._int_mm(rows.values, weight.values.T), rows.scales, weight.scales, bias, x.dtype)
     scales = weight.scales.float().T
-    made = torch._scaled_mm(rounded, weight.values.T, row_scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
+    made = torch._scaled_mm(rows.values, weight.values.T, rows.scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
     return made.to(x.dtype) if bias is None else (made + bias).to(x.dtype)
 
 
@@ -55,7 +56,13 @@ def wide(weight: ScaledWeight) -> Tensor:
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     rows, half = weight.values.shape
     unpack_kernel[(rows, triton.cdiv(half, BLOCK))](
-        out, weight.values, weight.scales, half, GROUP=weight.scheme.group, FAST=weight.device.type != "cpu", BLOCK=BLOCK
+        out,
+        weight.values,
+        weight.scales,
+        half,
+        GROUP=weight.scheme.group,
+        FAST=weight.device.type != "cpu",
+        BLOCK=BLOCK,
     )
     return out
 

@@ -6,7 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.launching import early
 from forerun.kernels.linear.activation import activated
+from forerun.kernels.linear.rounding import empty_rows, narrowed, scale_of
+from forerun.math.scaled import RoundedRows, Scheme
 from forerun.math.skinny import Activation, LayerNorm, Norm
 
 LARGEST = 16384  # numbers of a row, which one program holds
@@ -18,6 +21,22 @@ def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
     out = x.new_empty(x.shape)
     _launch(out, out, x, x, norm, None, 1.0, False)
     return out
+
+
+def normed_and_rounded(x: Tensor, norm: Norm | LayerNorm, scheme: Scheme) -> RoundedRows:
+    """The norm of each row [N, H], rounded as `rounding.round_rows` does."""
+    made = empty_rows(x, scheme)
+    _launch(x, x, x, x, norm, None, 1.0, False, made, scheme)
+    return made
+
+
+def added_and_rounded(
+    x: Tensor, change: Tensor, norm: Norm | LayerNorm, first: Norm | None, multiplier: float, scheme: Scheme
+) -> tuple[Tensor, RoundedRows]:
+    """`added` with a norm, of which the second result is rounded."""
+    total, made = x.new_empty(x.shape), empty_rows(x, scheme)
+    _launch(x, total, x, change, norm, first, multiplier, True, made, scheme)
+    return total, made
 
 
 def added(
@@ -38,7 +57,9 @@ def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     """[N, 2 I] -> [N, I]: the first half activated, times the second."""
     size = pairs.shape[1] // 2
     out = pairs.new_empty(pairs.shape[0], size)
-    gate_kernel[(pairs.shape[0], triton.cdiv(size, BLOCK))](out, pairs, size, ACTIVATION=int(activation), BLOCK=BLOCK)
+    gate_kernel[(pairs.shape[0], triton.cdiv(size, BLOCK))](
+        out, pairs, size, ACTIVATION=int(activation), BLOCK=BLOCK, **early(pairs.device)
+    )
     return out
 
 
@@ -63,25 +84,32 @@ def _launch(
     first: Norm | None,
     multiplier: float,
     adds: bool,
+    rows: RoundedRows | None = None,
+    scheme: Scheme | None = None,
 ) -> None:
     size, heads = x.shape[-1], 1 if x.ndim == 2 else x.shape[1]
     block = triton.next_power_of_2(size)
     own = norm or Norm(x, 0.0)
     before = first or Norm(x, 0.0)
     bias = own.bias if isinstance(own, LayerNorm) else None
+    rounded = (x, x) if rows is None else (rows.values, rows.scales)
     norm_kernel[(x.shape[0], heads)](
-        out, total, x, change, own.weight, x if bias is None else bias, before.weight, x.stride(0), x.stride(1),
+        out, total, *rounded, x, change, own.weight, x if bias is None else bias, before.weight, x.stride(0),
+        x.stride(1),
         size if own.weight.ndim == 2 else 0, own.epsilon, own.offset, before.epsilon, before.offset, multiplier,
         HEADS=heads, SIZE=size, BLOCK=block, ADDS=adds, HAS_NORM=norm is not None,
         CENTRED=isinstance(norm, LayerNorm), HAS_BIAS=bias is not None, WIDE=isinstance(own, LayerNorm) or own.wide,
         HAS_FIRST=first is not None, FIRST_WIDE=before.wide, num_warps=max(1, min(16, block // 512)),
+        LARGEST=0.0 if scheme is None else scheme.largest, FAST=x.device.type != "cpu", **early(x.device),
     )  # fmt: skip
 
 
 @triton.jit
 def norm_kernel(
-    out_ptr,  # [N, heads, D], where HAS_NORM
+    out_ptr,  # [N, heads, D], where HAS_NORM and LARGEST is 0
     total_ptr,  # [N, D], where ADDS
+    rounded_ptr,  # [N, D], where HAS_NORM and LARGEST is not 0
+    row_scale_ptr,  # [N] float32, then as well
     x_ptr,  # [N, heads, D]
     change_ptr,  # [N, D], where ADDS
     gain_ptr,  # [D] or [heads, D]
@@ -105,8 +133,14 @@ def norm_kernel(
     WIDE: tl.constexpr,
     HAS_FIRST: tl.constexpr,
     FIRST_WIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (token, head), rounded where torch rounds."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     KIND: tl.constexpr = out_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -131,7 +165,14 @@ def norm_kernel(
         x = scaled(x, gain, KIND, WIDE)
         if HAS_BIAS:
             x += tl.load(bias_ptr + d, mask=there, other=0.0).to(tl.float32)
-        tl.store(out_ptr + (token * HEADS + head) * SIZE + d, x.to(KIND), mask=there)
+        if LARGEST:
+            x = tl.where(there, x.to(KIND).to(tl.float32), 0.0)
+            scale = scale_of(tl.max(tl.abs(x), 0), tl.max((x != x).to(tl.int32), 0), LARGEST)
+            made = narrowed(x, scale, LARGEST, rounded_ptr.dtype.element_ty, FAST)
+            tl.store(rounded_ptr + token * SIZE + d, made, mask=there)
+            tl.store(row_scale_ptr + token, scale)
+        else:
+            tl.store(out_ptr + (token * HEADS + head) * SIZE + d, x.to(KIND), mask=there)
 
 
 @triton.jit
@@ -148,8 +189,12 @@ def gate_kernel(
     size,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (token, block)."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = i < size

@@ -18,13 +18,15 @@ import torch
 import triton
 from torch import Tensor
 
-from forerun.kernels.launching import DTYPES, multiprocessors, needs_upcast
+from forerun.kernels.launching import DTYPES, early, multiprocessors, needs_upcast
 from forerun.kernels.linear import device, widen
 from forerun.kernels.linear.norms import normed
 from forerun.kernels.linear.rounding import round_rows
 from forerun.kernels.scaled import ScaledWeight
+from forerun.math.scaled import RoundedRows
 from forerun.math.skinny import Activation, Heads, Norm
 
+AnyRows = Tensor | RoundedRows
 ENDS = (device.PLAIN, device.GATED, device.ROTATED)
 ROWS = (1, 16, 64)  # up to these the same kernel is used
 MOST_TILES = 1 << 14  # with several programs each
@@ -54,10 +56,23 @@ FEW_OUTPUTS = 8192  # below, there are too few tiles to keep every multiprocesso
 FEW_ROWS_IN_PAIRS = Plan(32, 128, 2, 4, 1)
 MORE_ROWS = Plan(128, 64, 8, 4, 1)
 WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
+# Weights of 8 and 4 bits. Rows that are rounded go to tensor cores whatever their number: nothing is widened there.
+ONE_ROW_OF_BYTES = Plan(8, 512, 4, 4)
+FEW_ROWS_OF_BYTES = Plan(32, 256, 2, 4, 1)
+FEW_ROWS_OF_BYTES_CUT = Plan(32, 256, 2, 4, 4)
+MORE_ROWS_OF_BYTES = Plan(64, 128, 4, 4, 1)
+MORE_ROWS_OF_BYTES_CUT = Plan(64, 128, 4, 4, 4)
+ROUNDED_ROWS = Plan(64, 256, 4, 4, 1)
+ROUNDED_ROWS_CUT = Plan(64, 128, 4, 6, 4)
+ROUNDED_ROWS_IN_PAIRS = Plan(16, 256, 1, 4, 1)
+MORE_ROUNDED_ROWS_IN_PAIRS = Plan(64, 128, 4, 4, 1)
+FEW_ROWS_OF_HALF_BYTES = Plan(32, 256, 2, 3, 1)
+FEW_ROWS_OF_HALF_BYTES_CUT = Plan(32, 256, 2, 3, 4)
+WITHOUT_TENSOR_CORES_IN_GROUPS = Plan(32, 128, 4, 3, 1)
 
 
 def project(
-    x: Tensor,  # [R, K]
+    x: AnyRows,  # [R, K]
     weight: Tensor,  # [N, K]
     bias: Tensor | None = None,  # [N]
     norm: Norm | None = None,
@@ -67,13 +82,13 @@ def project(
     plan: Plan | None = None,
 ) -> Tensor:  # [R, N]
     """residual + multiplier * activation(norm(x) @ weight.T + bias)."""
-    out = x.new_empty(x.shape[0], weight.shape[0])
+    out = _empty(x, weight, weight.shape[0])
     _launch(device.PLAIN, out, len(weight), x, weight, bias, norm, plan, residual, activation, multiplier)
     return out
 
 
 def gate(
-    x: Tensor,  # [R, K]
+    x: AnyRows,  # [R, K]
     weight: Tensor,  # [2 N, K]
     norm: Norm | None = None,
     bias: Tensor | None = None,  # [2 N]
@@ -81,13 +96,13 @@ def gate(
     plan: Plan | None = None,
 ) -> Tensor:  # [R, N]
     """The product with the first half of the weight, activated, times that with the second."""
-    out = x.new_empty(x.shape[0], len(weight) // 2)
+    out = _empty(x, weight, len(weight) // 2)
     _launch(device.GATED, out, len(weight) // 2, x, weight, bias, norm, plan, activation=activation)
     return out
 
 
 def project_heads(
-    x: Tensor,  # [R, K]
+    x: AnyRows,  # [R, K]
     weight: Tensor,  # [(Hq + 2 Hk) * D, K]
     bias: Tensor | None,
     norm: Norm | None,
@@ -95,13 +110,19 @@ def project_heads(
     plan: Plan | None = None,
 ) -> Tensor:  # [R, Hq, D]
     """Rotated queries; rotated keys, and values, are written to the cache."""
-    out = x.new_empty(x.shape[0], heads.num_queries, heads.size)
+    out = _empty(x, weight, heads.num_queries, heads.size)
     _launch(device.ROTATED, out, len(weight) // 2, x, weight, bias, norm, plan, heads=heads)
     return out
 
 
-def why_not(x: Tensor, weight: Tensor, gated: bool = False) -> str | None:
+def _empty(x: AnyRows, weight: Tensor, *size: int) -> Tensor:
+    return torch.empty(len(x), *size, dtype=x.dtype, device=weight.device)
+
+
+def why_not(x: AnyRows, weight: Tensor, gated: bool = False) -> str | None:
     """Why the library's product is to be used, in words; None where one of these is the faster one."""
+    if isinstance(x, RoundedRows):
+        return None if 0 < len(x) <= ROWS[2] else f"{len(x)} rows, more than {ROWS[2]}"
     is_odd = weight.shape[0] % ALIGNED != 0 and x.dtype is not torch.float32
     most = ROWS[2 if gated or is_odd or isinstance(weight, ScaledWeight) else 1]
     if x.ndim != 2 or not 0 < x.shape[0] <= most:
@@ -119,6 +140,8 @@ def choose(
     rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, place: torch.device, form: Any = widen.WIDE
 ) -> Plan:
     """Which shape measured fastest; `in_pairs`: with two weight rows for each output."""
+    if form is not widen.WIDE:
+        return _choose_narrow(rows, outputs, in_pairs, dtype, form)
     if rows == 1 and in_pairs:
         filling = outputs / ONE_ROW_IN_ONE_WAVE.block_n / multiprocessors(place)
         return ONE_ROW_IN_ONE_WAVE if ONE_WAVE[0] < filling <= ONE_WAVE[1] else ONE_ROW_IN_PAIRS
@@ -133,11 +156,30 @@ def choose(
     return FEW_ROWS if outputs > FEW_OUTPUTS else FEW_ROWS_CUT
 
 
+def _choose_narrow(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, form: Any) -> Plan:
+    is_cut = not in_pairs and outputs <= FEW_OUTPUTS
+    if form is widen.ROUNDED:
+        if in_pairs:
+            return ROUNDED_ROWS_IN_PAIRS if rows <= ROWS[1] else MORE_ROUNDED_ROWS_IN_PAIRS
+        if rows > ROWS[1]:
+            return MORE_ROWS_OF_BYTES_CUT if is_cut else MORE_ROWS_OF_BYTES
+        return ROUNDED_ROWS_CUT if is_cut else ROUNDED_ROWS
+    if dtype is torch.float32 and rows > 1:
+        return WITHOUT_TENSOR_CORES if form is widen.INT8 else WITHOUT_TENSOR_CORES_IN_GROUPS
+    if rows > ROWS[1]:
+        return MORE_ROWS_OF_BYTES_CUT if is_cut else MORE_ROWS_OF_BYTES
+    if form is widen.INT8:
+        return ONE_ROW_OF_BYTES if rows == 1 else FEW_ROWS_OF_BYTES_CUT if is_cut else FEW_ROWS_OF_BYTES
+    if dtype is torch.float32:
+        return ONE_ROW_OF_BYTES
+    return FEW_ROWS_OF_HALF_BYTES_CUT if is_cut else FEW_ROWS_OF_HALF_BYTES
+
+
 def _launch(
     end: Any,
     out: Tensor,
     outputs: int,
-    x: Tensor,
+    x: AnyRows,
     weight: Tensor,
     bias: Tensor | None,
     norm: Norm | None,
@@ -147,9 +189,10 @@ def _launch(
     multiplier: float = 1.0,
     heads: Heads | None = None,
 ) -> None:
-    rows, width = x.shape
-    plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, x.device, form_of(weight))
-    if norm is not None and (plan.splits or _rounds_rows(weight)):
+    rows, width = len(x), weight.shape[1]
+    plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, weight.device, form_of(weight))
+    if norm is not None and (plan.splits or form_of(weight) is widen.ROUNDED):
+        assert isinstance(x, Tensor), "rows are normed before they are rounded"
         x, norm = normed(x, norm), None  # tensor cores take what is normed and rounded
     x, stored, form = _stored(x, weight)
     order = None if heads is None else heads.order
@@ -162,6 +205,7 @@ def _launch(
         "TURNING": heads.cos.shape[1] if heads else 2, "INTERLEAVED": heads is not None and heads.interleaved,
         "HAS_ORDER": order is not None, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "num_warps": plan.warps,
+        **early(x.device),
     }  # fmt: skip
     grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:
@@ -188,19 +232,17 @@ def form_of(weight: Tensor) -> Any:
     return widen.ROUNDED if weight.scheme.rounds_rows else widen.INT8
 
 
-def _rounds_rows(weight: Tensor) -> bool:
-    return isinstance(weight, ScaledWeight) and weight.scheme.rounds_rows
-
-
-def _stored(x: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+def _stored(x: AnyRows, weight: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     """The rows as they are multiplied; the weight, its scales and those of the rows; how the weight is stored."""
     if not isinstance(weight, ScaledWeight):
+        assert isinstance(x, Tensor)
         return x, (weight, x, x), {"FORM": widen.WIDE, "GROUP": 0, "FAST": False}
-    flags = {"FORM": form_of(weight), "GROUP": weight.scheme.group, "FAST": x.device.type != "cpu"}
-    row_scales = x
-    if weight.scheme.rounds_rows:
-        x, row_scales = round_rows(x, weight.scheme)
-    return x, (weight.values, weight.scales, row_scales), flags
+    flags = {"FORM": form_of(weight), "GROUP": weight.scheme.group, "FAST": weight.device.type != "cpu"}
+    if not weight.scheme.rounds_rows:
+        assert isinstance(x, Tensor)
+        return x, (weight.values, weight.scales, x), flags
+    rows = round_rows(x, weight.scheme) if isinstance(x, Tensor) else x
+    return rows.values, (weight.values, weight.scales, rows.scales), flags
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

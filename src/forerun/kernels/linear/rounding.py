@@ -1,4 +1,4 @@
-"""Rows rounded by their own largest number, for products with weights that are rounded; see `math.scaled.rounded_rows`."""
+"""Rows rounded by their own largest number, for rounded weights; the reference is `math.scaled.rounded_rows`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.math.scaled import Scheme
+from forerun.kernels.launching import early
+from forerun.math.scaled import RoundedRows, Scheme
 
-BLOCK = 4096  # numbers a program holds at a time
+BLOCK = 16384  # numbers a program holds at a time: as a rule the whole row
 
 
-def round_rows(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """[R, K] -> values [R, K] and scales [R] float32."""
-    rows, width = x.shape
-    out = torch.empty(rows, width, dtype=scheme.values, device=x.device)
-    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+def empty_rows(x: Tensor, scheme: Scheme) -> RoundedRows:
+    """Room for the rows of x [R, K]."""
+    values = torch.empty(x.shape, dtype=scheme.values, device=x.device)
+    return RoundedRows(values, torch.empty(len(x), dtype=torch.float32, device=x.device), x.dtype)
+
+
+def round_rows(x: Tensor, scheme: Scheme) -> RoundedRows:
+    """[R, K], each row by its own scale."""
+    (rows, width), made = x.shape, empty_rows(x, scheme)
     block = min(BLOCK, triton.next_power_of_2(width))
     round_kernel[(rows,)](
-        out, scales, x, width, scheme.largest, BLOCK=block, FAST=x.device.type != "cpu",
-        num_warps=max(1, min(16, block // 256)),
+        made.values, made.scales, x, width, scheme.largest, BLOCK=block, FAST=x.device.type != "cpu",
+        num_warps=max(1, min(16, block // 512)), **early(x.device),
     )  # fmt: skip
-    return out, scales
+    return made
 
 
 @triton.jit
@@ -34,23 +39,34 @@ def round_kernel(
     largest,
     BLOCK: tl.constexpr,
     FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """One program a row, which it reads twice."""
+    """One program a row, which it holds in registers where that is possible."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    peak = tl.zeros([BLOCK], dtype=tl.float32)
-    odd = tl.zeros([BLOCK], dtype=tl.int32)
-    for begin in range(0, K, BLOCK):
-        k = begin + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
-        peak = tl.maximum(peak, tl.abs(x))
-        odd |= (x != x).to(tl.int32)  # a maximum passes over what is no number
-    scale = tl.max(peak, 0) / largest
-    scale = tl.where(tl.max(odd, 0) > 0, float("nan"), scale)
+    KIND: tl.constexpr = out_ptr.dtype.element_ty
+    k = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+    peak = tl.max(tl.abs(x), 0)
+    odd = tl.max((x != x).to(tl.int32), 0)
+    for begin in range(BLOCK, K, BLOCK):
+        more = tl.load(x_ptr + row * K + begin + k, mask=begin + k < K, other=0.0).to(tl.float32)
+        peak = tl.maximum(peak, tl.max(tl.abs(more), 0))
+        odd = tl.maximum(odd, tl.max((more != more).to(tl.int32), 0))
+    scale = scale_of(peak, odd, largest)
     tl.store(scale_ptr + row, scale)
-    for begin in range(0, K, BLOCK):
-        k = begin + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * K + k, narrowed(x, scale, largest, out_ptr.dtype.element_ty, FAST), mask=k < K)
+    tl.store(out_ptr + row * K + k, narrowed(x, scale, largest, KIND, FAST), mask=k < K)
+    for begin in range(BLOCK, K, BLOCK):
+        more = tl.load(x_ptr + row * K + begin + k, mask=begin + k < K, other=0.0).to(tl.float32)
+        tl.store(out_ptr + row * K + begin + k, narrowed(more, scale, largest, KIND, FAST), mask=begin + k < K)
+
+
+@triton.jit
+def scale_of(peak, odd, largest):
+    """Of numbers whose largest is `peak`; a maximum passes over what is no number, so `odd` counts that."""
+    return tl.where(odd > 0, float("nan"), tl.div_rn(peak, peak * 0.0 + largest))
 
 
 @triton.jit
@@ -58,7 +74,7 @@ def narrowed(x, scale, largest, KIND: tl.constexpr, FAST: tl.constexpr):
     """x / scale, rounded to even, as KIND."""
     parts = tl.where(scale > 0.0, tl.div_rn(x, scale), 0.0)
     parts = tl.minimum(tl.maximum(parts, -largest), largest)
-    if KIND == tl.int8:
+    if tl.int8 == KIND:
         # Whole numbers lie one apart between 2**23 and 2**24, so a sum there is rounded to one, halves to even.
         parts = (parts + 12582912.0) - 12582912.0
     elif not FAST:

@@ -21,7 +21,7 @@ def widened(w, KIND: tl.constexpr, FAST: tl.constexpr):
     """int8 -> KIND, exactly."""
     if not FAST:
         made = w.to(tl.float32).to(KIND)
-    elif KIND == tl.float32:
+    elif tl.float32 == KIND:
         made = tl.inline_asm_elementwise(
             """
             {
@@ -39,7 +39,7 @@ def widened(w, KIND: tl.constexpr, FAST: tl.constexpr):
             """,
             "=f,=f,=f,=f,r", [w], dtype=tl.float32, is_pure=True, pack=4,
         )  # fmt: skip
-    elif KIND == tl.bfloat16:
+    elif tl.bfloat16 == KIND:
         made = tl.inline_asm_elementwise(
             """
             {
@@ -81,7 +81,7 @@ def widened(w, KIND: tl.constexpr, FAST: tl.constexpr):
 @triton.jit
 def nibbles(raw, KIND: tl.constexpr, FAST: tl.constexpr):
     """uint8 -> the numbers in its low and high bits, less 8, as KIND."""
-    if KIND == tl.bfloat16 and FAST:
+    if tl.bfloat16 == KIND and FAST:
         low = tl.inline_asm_elementwise(
             """
             {

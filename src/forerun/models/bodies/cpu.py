@@ -24,6 +24,7 @@ from forerun.kernels.cpu.memory import Floats, Ints
 from forerun.kernels.cpu.narrow import address, product_of, row_address
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.widen import LANES
+from forerun.kernels.scaled import ScaledWeight
 from forerun.math.skinny import LayerNorm, gated
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
@@ -39,6 +40,8 @@ def why_not(model: PreTrainedModel) -> str | None:
     """What keeps `model` (or a headless body) from being fused; None where nothing does."""
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"{model.dtype} on {model.device.type}, not float32 on the CPU".replace("torch.", "")
+    if any(isinstance(weight, ScaledWeight) for weight in model.parameters()):
+        return "its weights are rounded for a GPU"
     if reason := readers.why_not(model):
         return reason
     return next(_odd_sizes(readers.describe(model)), None)

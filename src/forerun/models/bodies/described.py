@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun import ops
-from forerun.kernels.cpu.narrow import address
 from forerun.models import plain
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import FusedBody
@@ -44,7 +43,7 @@ class DescribedBody(FusedBody):
             self._read()
 
     def _where(self) -> list[int]:
-        return [address(parameter) for parameter in self._parameters]
+        return [plain.address(parameter) for parameter in self._parameters]
 
     def _embedded(self, new: Tensor, positions: Tensor) -> Tensor:
         """[N] ids or [N, H] embeddings -> hidden states before the first layer; positions [N] int64."""

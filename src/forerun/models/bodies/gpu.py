@@ -8,6 +8,7 @@ the tests.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,14 +17,16 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.cache.base import KeyValueCache, ranges
+from forerun.kernels.scaled import ScaledWeight
 from forerun.math.experts import ExpertWeights
 from forerun.math.ragged_attention import Reach, attend_prompts, reach_of, why_not_prompts
+from forerun.math.scaled import RoundedRows
 from forerun.math.skinny import Heads, Norm
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.described import DescribedBody
-from forerun.models.bodies.description import AnyNorm, DecoderLayer, Experts, Mlp
-from forerun.models.bodies.merging import expert_weights, merged
+from forerun.models.bodies.description import AnyNorm, Decoder, DecoderLayer, Experts, Mlp
+from forerun.models.bodies.merging import Product, expert_weights, merged, why_not_merged
 from forerun.types import RaggedRows
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,15 +49,27 @@ def why_not(model: PreTrainedModel) -> str | None:
         return f"{model.dtype} is none of float32, float16, bfloat16".replace("torch.", "")
     if reason := readers.why_not(model):
         return reason
-    size = readers.describe(model).head_size
+    decoder = readers.describe(model)
+    if reason := next(filter(None, map(why_not_merged, _merged_products(decoder))), None):
+        return reason
+    size = decoder.head_size
     return f"heads of size {size}, odd or more than {LARGEST_SIZE}" if size > LARGEST_SIZE or size % 2 else None
+
+
+def _merged_products(decoder: Decoder) -> Iterator[tuple[Product, ...]]:
+    """Products whose weights will lie side by side."""
+    for layer in decoder.layers:
+        mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
+        yield layer.attention.qkv
+        if mlp is not None:
+            yield mlp.first
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A weight and a bias as they are multiplied: those of several modules side by side."""
 
-    weight: Tensor  # [N, K]
+    weight: Tensor  # [N, K], or a `ScaledWeight`
     bias: Tensor | None  # [N]
 
 
@@ -124,13 +139,15 @@ class GpuBody(DescribedBody):
                 self.decoder.is_interleaved, layer.order,
             )  # fmt: skip
             seen = reach if reach.window == attention.window else replace(reach, window=attention.window)
-            x, inner, norm = _joined(x, change, layer.says.before_attention)
+            weight = None if layer.says.is_parallel else layer.qkv.weight  # else the MLP takes the same
+            x, inner, norm = _joined_for(weight, x, change, layer.says.before_attention)
             query = self._query(inner, norm, layer, heads)
             if rows is None or why_not_prompts(rows, attention.window, attention.scale):
                 mixed = ops.attend_ragged(query, *pool.by_head, seen, attention.scale).flatten(1)
             else:
                 mixed = attend_prompts(query, *pool.by_head, rows, cache.table, attention.scale).flatten(1)
             if layer.says.is_parallel:
+                assert isinstance(inner, Tensor)
                 x, change = _parallel(x, inner, norm, mixed, layer)
             else:
                 x, change = _sequential(x, mixed, layer)
@@ -151,7 +168,7 @@ class GpuBody(DescribedBody):
         ops.project_into(out, hidden, head.weight, head.bias)
         self._scaled(out)
 
-    def _query(self, inner: Tensor, norm: Norm | None, layer: Layer, heads: Heads) -> Tensor:
+    def _query(self, inner: Tensor | RoundedRows, norm: Norm | None, layer: Layer, heads: Heads) -> Tensor:
         """Rotated queries [N, Hq, D]; keys and values are written."""
         says = layer.says.attention
         if says.query_norm is None or says.key_norm is None:
@@ -172,7 +189,7 @@ class GpuBody(DescribedBody):
 
     def _take_weights(self) -> None:
         self.layers = [_with_weights(layer, self.model.device) for layer in self.decoder.layers]
-        like = self.layers[0].qkv.weight
+        like = self.decoder.norm.weight
         self._like = (like.new_empty(0, self.decoder.num_key_heads, self.decoder.head_size),) * 2
         self._still = (like.new_empty(1, 0),) * 2  # angles of layers that do not rotate
 
@@ -193,14 +210,27 @@ def _joined(
     return x, ops.normed(x, norm), None
 
 
+def _joined_for(
+    weight: Tensor | None, x: Tensor, change: Change | None, norm: AnyNorm | None
+) -> tuple[Tensor, Tensor | RoundedRows, Norm | None]:
+    """The same for a product with this weight alone: rounded on the way, where it takes rounded rows."""
+    if norm is None or not isinstance(weight, ScaledWeight) or not weight.scheme.rounds_rows:
+        return _joined(x, change, norm)
+    if change is None:
+        return x, ops.normed_and_rounded(x, norm, weight.scheme), None
+    x, inner = ops.added_and_rounded(x, change.states, norm, change.norm, change.multiplier, weight.scheme)
+    return x, inner, None
+
+
 def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
     """The MLP reads what attention left."""
     says = layer.says
     x, change = _add(x, mixed, layer.out, says.after_attention, says.multiplier)
-    x, inner, norm = _joined(x, change, says.before_mlp, alone=isinstance(says.mlp, Experts))
     if isinstance(says.mlp, Experts):
-        return x, Change(_from_experts(inner, says.mlp, layer), says.after_mlp, says.multiplier)
+        x, states, _ = _joined(x, change, says.before_mlp, alone=True)
+        return x, Change(_from_experts(states, says.mlp, layer), says.after_mlp, says.multiplier)
     assert layer.mlp is not None
+    x, inner, norm = _joined_for(layer.mlp.first.weight, x, change, says.before_mlp)
     return _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, says.after_mlp, says.multiplier)
 
 
@@ -240,7 +270,7 @@ def _add(
     return x, Change(ops.project(states, product.weight, product.bias), norm, multiplier)
 
 
-def _activated(inner: Tensor, norm: Norm | None, mlp: InnerWeights) -> Tensor:
+def _activated(inner: Tensor | RoundedRows, norm: Norm | None, mlp: InnerWeights) -> Tensor:
     """What the MLP's second product takes."""
     first, says = mlp.first, mlp.says
     if says.is_gated:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from forerun.kernels.scaled import ScaledWeight
 from forerun.math.experts import ExpertWeights
 from forerun.math.skinny import Activation
 
@@ -24,7 +25,7 @@ def merged(parts: Sequence[Product]) -> tuple[Tensor, Tensor | None]:
     The modules work as before and know their parameters by the same names. Parts that are merged already stay where
     they are, so several bodies may share a model's layers.
     """
-    weight = _as_one([by_outputs(part) for part in parts])
+    weight = _merged_weights([by_outputs(part) for part in parts])
     if all(part.bias is None for part in parts):
         return weight, None
     return weight, _as_one([_bias(part) for part in parts])
@@ -60,6 +61,21 @@ def expert_weights(experts: Any, activation: Activation | None) -> ExpertWeights
         second_bias=experts.down_proj_bias.detach() if experts.has_bias else None,
         in_turns=not experts.is_concatenated,
     )
+
+
+def _merged_weights(weights: Sequence[Tensor]) -> Tensor:
+    """Of rounded ones both values and scales lie side by side."""
+    first = weights[0]
+    if not isinstance(first, ScaledWeight):
+        return _as_one(weights)
+    rounded = [weight for weight in weights if isinstance(weight, ScaledWeight)]
+    return first.with_tensors(_as_one([each.values for each in rounded]), _as_one([each.scales for each in rounded]))
+
+
+def why_not_merged(parts: Sequence[Product]) -> str | None:
+    """Why weights cannot lie side by side; None where they can."""
+    schemes = {part.weight.scheme if isinstance(part.weight, ScaledWeight) else None for part in parts}
+    return "products of one input whose weights are rounded in different ways" if len(schemes) > 1 else None
 
 
 def _as_one(parts: Sequence[Tensor]) -> Tensor:

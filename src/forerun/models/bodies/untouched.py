@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from forerun.kernels.cpu.narrow import address, is_narrow
+from forerun.kernels.cpu.narrow import is_narrow
+from forerun.kernels.scaled import ScaledWeight
 from forerun.models import plain
 
 # Where modules may come from beside the family's own file.
@@ -47,13 +48,12 @@ def _odd_weights(model: PreTrainedModel) -> Iterator[str]:
     for name, weight in model.named_parameters():
         if is_narrow(weight):
             continue  # float32 on the CPU, as narrow as it was stored
-        if not (
-            plain.is_memory(weight) or (weight.ndim > 1 and plain.is_memory(weight.mT))
-        ):  # a body may have transposed it
+        is_known = isinstance(weight, ScaledWeight) or plain.is_memory(weight)
+        if not (is_known or (weight.ndim > 1 and plain.is_memory(weight.mT))):  # a body may have transposed it
             yield f"{name} is a {type(weight).__name__} that does not lie in memory in one piece"
         elif weight.dtype != model.dtype or weight.device != model.device:
             yield f"{name} is {weight.dtype} on {weight.device}".replace("torch.", "")
     lists: Any = (module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
-    places = [address(weight) for layer in next(lists, ()) for weight in layer.parameters()]
+    places = [plain.address(weight) for layer in next(lists, ()) for weight in layer.parameters()]
     if len(set(places)) < len(places):  # it can lie side by side with the others of one layer alone
         yield "layers share weights"

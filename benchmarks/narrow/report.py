@@ -1,0 +1,56 @@
+"""Results as a record: a line a scheme, milliseconds and shares of the wide weights' time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from benchmarks.narrow.results import NarrowResults
+from forerun.measure.record import Record
+from forerun.measure.table import NOTHING, Table
+
+KIND = "narrow"
+
+
+def make_record(results: NarrowResults, wide: str, complete: bool) -> Record:
+    return Record(
+        KIND,
+        results.provenance,
+        settings=results.settings,
+        rows=[asdict(timing) for timing in results.timings],
+        details={"weight_bytes": results.weight_bytes, "notes": results.notes},
+        tables=_tables(results, wide) if results.timings else (),
+        remarks=_remarks(results, complete),
+        complete=complete,
+    )
+
+
+def _tables(results: NarrowResults, wide: str) -> tuple[Table, ...]:
+    kinds, schemes = results.kinds, list(results.weight_bytes)
+    headings = ("scheme", "GB", *kinds)
+
+    def row(scheme: str, as_shares: bool) -> tuple[str, ...]:
+        cells = []
+        for what in kinds:
+            own, other = results.seconds(scheme, what), results.seconds(wide, what)
+            if own is None or (as_shares and other is None):
+                cells.append(NOTHING)
+            else:
+                cells.append(f"{own / other:.2f}" if as_shares and other else f"{1e3 * own:.2f}")
+        return (scheme, f"{results.weight_bytes[scheme] / 1e9:.2f}", *cells)
+
+    times = Table("Milliseconds of a pass, a prompt, a token", headings, tuple(row(s, False) for s in schemes))
+    if wide not in schemes:
+        return (times,)
+    shares = Table(f"The same as shares of {wide}", headings, tuple(row(s, True) for s in schemes if s != wide))
+    return times, shares
+
+
+def _remarks(results: NarrowResults, complete: bool) -> tuple[str, ...]:
+    lines = [
+        f"{results.provenance.machine.name}; {results.settings['pair']}, random weights; GB: weights that a pass reads",
+        "pass: rows x new positions behind 512 keys, head included, in a CUDA graph; prompt: until its first token; "
+        "plain, fixed: a token of a row by SpeculativeDecoder, sampled, batch behind the comma; the draft model is "
+        "rounded by the same scheme",
+        *(f"{what}: {note}" for what, note in results.notes.items()),
+    ]
+    return tuple(lines if complete else [*lines, "Interrupted: this is what was measured until then."])

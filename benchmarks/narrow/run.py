@@ -1,0 +1,156 @@
+"""Measuring one scheme after the other; the models are built anew for each, and rounded where they lie."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.compiling import compile_apart
+from benchmarks.narrow.report import make_record
+from benchmarks.narrow.results import NarrowResults, Timing
+from forerun.bench.decode.calls import measure_call
+from forerun.bench.decode.forward import stepper
+from forerun.bench.decode.methods import PLAIN, Decoders
+from forerun.bench.decode.pair import Pair, open_pair
+from forerun.bench.hardware import work_of
+from forerun.bench.synthetic import SIZES, build_model, make_code, parse
+from forerun.loading.rounding import round_weights
+from forerun.measure.progress import Reporter
+from forerun.measure.provenance import provenance
+from forerun.measure.record import Record
+from forerun.measure.timing import need_gpu, replay_times, timed
+from forerun.measure.turns import Outcome, Turn, take_turns
+
+PAIR = "synthetic:6.7b+0.33b@0.87"
+WIDE = "bf16"
+PASSES = ((1, 1), (8, 1), (1, 8), (8, 8), (16, 8))
+PROMPTS = (512, 4096)
+BATCHES = (1, 8)
+DRAFTED = "fixed 8"
+PROMPT_LENGTH, NEW_TOKENS = 448, 96
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    schemes: tuple[str, ...]
+    pair: str = PAIR
+    repeats: int = 3
+    seconds: float = 180.0
+
+
+def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
+    """What goals speak of comes first, for all schemes."""
+    device = need_gpu()
+    results = NarrowResults(provenance(device, command), asdict(asked))
+    reporter.start("compiling")
+    compile_apart(__name__, "compile_some", list(asked.schemes), asked.pair)
+    models = Models(asked, device)
+
+    def turns() -> Iterator[Turn]:
+        for scheme in asked.schemes:
+            for what, work in _parts(scheme, models, asked.repeats, results):
+                yield Turn(f"{scheme}, {what}", work)
+
+    def save(outcome: Outcome) -> Record:
+        results.notes.update({str(i): problem for i, problem in enumerate(outcome.problems)})
+        record = make_record(results, WIDE, outcome.complete)
+        if results.timings:
+            record.save(output)
+        return record
+
+    return take_turns(turns(), reporter, save, seconds=asked.seconds, tolerant=True)
+
+
+class Models:
+    """The pair in the scheme that was asked for last: two of them do not fit beside each other on every GPU."""
+
+    def __init__(self, asked: Settings, device: torch.device) -> None:
+        self.asked, self.device = asked, device
+        self.scheme = ""
+        self.pair: Pair | None = None
+        self.decoders: Decoders | None = None
+
+    def of(self, scheme: str) -> Pair:
+        if self.scheme != scheme or self.pair is None:
+            self.pair = self.decoders = None
+            gc.collect()
+            torch.cuda.empty_cache()
+            self.pair = open_pair(self.asked.pair, None, self.device, None, 0)
+            if scheme != WIDE:
+                for model in (self.pair.target, self.pair.draft):
+                    round_weights(model, scheme, self.device, self.asked.pair)
+            self.scheme = scheme
+        return self.pair
+
+    def decoding(self, scheme: str) -> Decoders:
+        pair = self.of(scheme)
+        if self.decoders is None:
+            self.decoders = Decoders(pair.target, pair.draft)
+        return self.decoders
+
+
+def _parts(
+    scheme: str, models: Models, repeats: int, results: NarrowResults
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    def add(what: str, seconds: float, tokens_per_round: float | None = None) -> None:
+        results.timings.append(Timing(scheme, what, seconds, tokens_per_round))
+
+    def one_pass(rows: int, positions: int) -> None:
+        target = models.of(scheme).target
+        results.weight_bytes[scheme] = work_of(target).weight_bytes
+        add(f"pass {rows}x{positions}", min(replay_times([stepper(target, rows, positions)], repeats)))
+
+    def prompt(length: int) -> None:
+        decoder, pair = models.decoding(scheme).plain, models.of(scheme)
+        ids = torch.tensor(pair.prompts(1, length, 0), device=pair.device)
+        call = partial(decoder.generate, ids, max_new_tokens=1, temperature=1.0, seed=0, eos_token_id=[])
+        call()
+        add(f"prompt {length}", min(timed(pair.device, call)[1] for _ in range(repeats)))
+
+    def decode(method: str, batch: int) -> None:
+        decoders, pair = models.decoding(scheme), models.of(scheme)
+        calls = [
+            measure_call(
+                decoders, method, pair.prompts(batch, PROMPT_LENGTH, seed), max_new_tokens=NEW_TOKENS, seed=seed,
+                temperature=1.0,
+            )
+            for seed in range(repeats + 1)
+        ][1:]  # fmt: skip
+        best = min(calls, key=lambda call: call.all)
+        rounds = sum(call.row_passes for call in calls)
+        add(f"{method}, {batch}", best.all, sum(call.tokens for call in calls) / rounds if rounds else None)
+
+    for rows, positions in PASSES:
+        yield f"pass {rows}x{positions}", partial(one_pass, rows, positions)
+    for method in (PLAIN, DRAFTED):
+        for batch in BATCHES:
+            yield f"{method}, batch {batch}", partial(decode, method, batch)
+    for length in PROMPTS:
+        yield f"prompt of {length}", partial(prompt, length)
+
+
+def compile_some(part: int, parts: int, schemes: Sequence[str], pair: str) -> None:
+    """The kernels of every `parts`-th pass, over one layer of each model: tiles follow from the width alone."""
+    from dataclasses import replace
+
+    device = need_gpu()
+    started = perf_counter()
+    cases = [(scheme, size, *shape) for scheme in schemes for size in (0, 1) for shape in PASSES]
+    for scheme, which, rows, positions in cases[part::parts]:
+        if perf_counter() - started > 60:
+            return
+        name = parse(pair)
+        size = replace(SIZES[(name.target, name.draft)[which]], layers=1)
+        model: Any = build_model(
+            size, make_code(size.vocab, size.code, 0, device), 0.0, device=device, dtype=torch.bfloat16
+        )
+        if scheme != WIDE:
+            round_weights(model, scheme, device, pair)
+        stepper(model, rows, positions, samples=bool(which))()

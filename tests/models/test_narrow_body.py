@@ -1,0 +1,101 @@
+"""Fused layers with rounded weights against the modules that hold them, whose products are `math.scaled`'s."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+pytest.importorskip("triton")
+
+from forerun import kernels
+from forerun.config import Kernels
+from forerun.kernels.scaled import ScaledWeight
+from forerun.loading.rounding import round_weights
+from forerun.math.scaled import SCHEMES
+from forerun.models.bodies import cpu, gpu
+from forerun.models.bodies.gpu import GpuBody
+from forerun.models.scorer import Scorer
+from support.census import Recipe, build
+from support.described import NEW, TEXTS, expected, feed
+from support.interpreter import DEVICE, kernel_tests
+
+pytestmark = kernel_tests()
+
+KINDS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+
+
+@cache
+def rounded(scheme: str, kind: str = "llama") -> PreTrainedModel:
+    """Sizes that a group of four bits divides."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    model = build(Recipe(kind, KINDS[kind], sizes)).float().to(DEVICE)
+    round_weights(model, scheme, DEVICE, "tiny")
+    return model
+
+
+def error(got: list[Tensor], want: list[Tensor]) -> float:
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want, strict=True))
+
+
+def scores(scorer: Scorer) -> list[Tensor]:
+    feed(scorer)
+    found = list(scorer.score([0, 1], NEW).split([len(new) for new in NEW]))
+    scorer.rewind([0], [len(TEXTS[0])])
+    alone = torch.cat([scorer.score([0], [[token]]) for token in NEW[0]])
+    return [*found, alone]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.quick("int4-llama", "fp8-llama", "int8-llama")
+def test_fused_layers(scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ragged prompts, several new tokens of two rows, then one row alone."""
+    model = copy.deepcopy(rounded(scheme, kind))
+    want = expected(copy.deepcopy(model))  # by the references
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})
+    scorer = Scorer(model, use=Kernels.ON)
+    assert isinstance(scorer.body, GpuBody), gpu.why_not(model)
+    assert isinstance(scorer.body.layers[0].qkv.weight, ScaledWeight)
+    # A row that is rounded may fall to the other side of a half where its norm was summed in another order.
+    allowed = 2e-3 if SCHEMES[scheme].rounds_rows else 5e-5
+    assert error(scores(scorer), [*want, want[0]]) < allowed
+
+
+def test_control_scales_of_other_outputs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(rounded("int8"))
+    want = expected(copy.deepcopy(model))
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})
+    scorer = Scorer(model, use=Kernels.ON)
+    assert isinstance(scorer.body, GpuBody)
+    weight = scorer.body.layers[0].out.weight
+    assert isinstance(weight, ScaledWeight)
+    weight.scales[:] = weight.scales.roll(1, 0)
+    assert error(scores(scorer), [*want, want[0]]) > 2e-3
+
+
+def test_merged_weights_are_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})
+    model = copy.deepcopy(rounded("int4"))
+    body = GpuBody(model)
+    qkv, attention = body.layers[0].qkv.weight, model.base_model.layers[0].self_attn
+    assert isinstance(qkv, ScaledWeight)
+    assert qkv.values.data_ptr() == attention.q_proj.weight.values.data_ptr()
+    assert torch.equal(qkv.dense()[-len(attention.v_proj.weight) :], attention.v_proj.weight.dense())
+    assert attention.k_proj.weight.scales.untyped_storage().data_ptr() == qkv.scales.untyped_storage().data_ptr()
+    assert GpuBody(model).layers[0].qkv.weight.values.data_ptr() == qkv.values.data_ptr()  # type: ignore[attr-defined]
+
+
+def test_what_is_left_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights rounded in different ways that should lie side by side; a CPU's fused layers take none at all."""
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})
+    model = copy.deepcopy(rounded("int8"))
+    attention = model.base_model.layers[1].self_attn
+    attention.q_proj.weight = torch.nn.Parameter(attention.q_proj.weight.dense(), requires_grad=False)
+    assert "rounded in different ways" in str(gpu.why_not(model))
+    if DEVICE.type == "cpu":
+        assert "rounded for a GPU" in str(cpu.why_not(model))
