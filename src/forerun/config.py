@@ -145,6 +145,9 @@ class SpeculationSettings:
     cache_tokens: int | None = None
     """Keep keys and values of at most N tokens, all sequences together; those that do not fit wait. By default
     131072 on a GPU, or what 40 % of its free memory hold; elsewhere as many as are needed."""
+    cache_dtype: Literal["int8", "fp8"] | None = None
+    """On a GPU, round keys and values to eight bits: half the memory and half the reading of long texts, and ANOTHER
+    MODEL, whose text follows the rounded keys."""
     compile: bool = True
     """On a GPU, record rounds as CUDA graphs: seconds once, and little work for the host in every round after."""
 

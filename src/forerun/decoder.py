@@ -61,6 +61,8 @@ class SpeculativeDecoder:
     warning, and `engine.first_fault` keeps the first traceback; with `strict` the error is raised.
     All rows together have keys of at most `cache_tokens` tokens; rows that do not fit wait. None: on a GPU a share of
     the memory that is free when the first row comes, elsewhere as many as rows need; `decoder.cache` tells.
+    `cache_dtype` ("int8", "fp8") on a GPU rounds keys and values to eight bits, each head of each token by a scale of
+    its own: half the memory and half the reading of long texts, and another model, whose text follows the rounded keys.
     A target of a class that the test suite has not proven with the installed transformers is first tried on a few short
     rows beside its own forward, and refused with what differs. `self_check=False` leaves that out, None does as
     $FORERUN_SELF_CHECK says (on or off); `decoder.self_check` tells what was done.
@@ -78,6 +80,7 @@ class SpeculativeDecoder:
         kernels: Kernels | str | None = None,
         keep_rows: int = 0,
         cache_tokens: int | None = None,
+        cache_dtype: str | None = None,
         compile: bool = True,
         strict: bool = False,
         self_check: bool | None = None,
@@ -93,6 +96,8 @@ class SpeculativeDecoder:
         wanted = wants_self_check(None if self_check is None else flag("self_check", self_check))
         tokens = None if cache_tokens is None else integer("cache_tokens", cache_tokens, 1)
         self._new_scorer = partial(scorer_of, target, form, use=use, cache_tokens=tokens)
+        if cache_dtype is not None:
+            self._new_scorer = partial(self._new_scorer, cache_dtype=cache_dtype)
         self._new_engine = partial(
             Engine,
             rule=verification,

@@ -17,6 +17,7 @@ from forerun import kernels
 from forerun.config import Kernels, SamplingParams
 from forerun.config import kernels as kernels_asked
 from forerun.kernels.scaled import ScaledWeight, product
+from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math import advance as advance_reference
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
@@ -189,6 +190,9 @@ def project_heads(
 ) -> Tensor:
     """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
     if not _why_not_few_rows(x, weight):
+        if isinstance(heads.key_pool, ScaledKeys):  # a head is rounded as a whole: a launch of its own
+            projected = heads.split(project(x, weight, bias, norm))
+            return rotate_and_write(*projected, *heads.tensors, heads.interleaved)
         from forerun.kernels.linear import project as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)

@@ -45,7 +45,7 @@ def wide(model: PreTrainedModel) -> PreTrainedModel:
         weight = module._parameters.get("weight")
         if not isinstance(weight, ScaledWeight):
             continue
-        exact = scaled.dense(weight.values, weight.scales, weight.scheme)
+        exact = scaled.dense(weight.raw, weight.scales, weight.scheme)
         module._parameters["weight"] = torch.nn.Parameter(exact, requires_grad=False)
         if weight.scheme.rounds_rows:
             module.register_forward_pre_hook(lambda _, rows, scheme=weight.scheme: (_rounded(rows[0], scheme),))

@@ -60,6 +60,7 @@ SETTINGS = (
     "kernels",
     "keep_rows",
     "cache_tokens",
+    "cache_dtype",
     "compile",
     "strict",
 )

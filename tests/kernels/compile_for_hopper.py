@@ -43,7 +43,7 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, Any]) -> Any:
     return "fp32" if name in FLOATS else "i32"
 
 
-def attend(group: int, block_queries: int, page: int = 0, **flags: bool) -> Any:
+def attend(group: int, block_queries: int, page: int = 0, stored: str = "*bf16", **flags: Any) -> Any:
     names = (
         "IS_PART", "BALANCED", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "HAS_BIAS", "UPCAST",
         "EARLY",
@@ -51,12 +51,13 @@ def attend(group: int, block_queries: int, page: int = 0, **flags: bool) -> Any:
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32,
-        "PAGE": page, **dict.fromkeys(names, False), **flags,
+        "PAGE": page, "CAPACITY": 0, "FAST": True, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
-    pool = attention_device.Pool("*bf16", "i32", "i32", "i32")
+    pool = attention_device.Pool(stored, "i32", "i32", "i32")
     kinds = {
         **dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1",
-        "bias_ptr": "*fp32", "queries": attention_device.Queries("*bf16", "i32", "i32"), "keys": pool, "values": pool,
+        "bias_ptr": "*fp32", "key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32",
+        "queries": attention_device.Queries("*bf16", "i32", "i32"), "keys": pool, "values": pool,
     }  # fmt: skip
     case = {"CASE": attention_device.Case(**constants)}
     return compiled(attention_device.attend_kernel, case, kinds, num_warps=4, num_stages=3)
@@ -144,12 +145,46 @@ def narrow_products() -> list[Any]:
     ]  # fmt: skip
 
 
+PLAIN_KEYS = {"LARGEST": 0.0, "CAPACITY": 1, "FAST": True, "EARLY": True}
+ROUNDED_KEYS = {"LARGEST": 127.0, "CAPACITY": 128, "FAST": True, "EARLY": True}
+
+
+def rounded_keys() -> list[Any]:
+    """Attention over keys of eight bits, and what writes them."""
+    made = []
+    for kind in ("*i8", "*fp8e4nv"):
+        made.append(attend(4, 32, 128, kind, IS_PART=True, BALANCED=True, EARLY=True, CAPACITY=128))
+        made.append(attend(1, 16, 128, kind, IS_PART=True, EARLY=True, WINDOWED=True, CAPACITY=128))
+        pools = {"key_pool_ptr": kind, "value_pool_ptr": kind, "key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32"}
+        made.append(
+            compiled(
+                cache_write._rotate_and_write_kernel,
+                {
+                    "HEADS": 8,
+                    "KEY_HEADS": 4,
+                    "QUERY_BLOCKS": 2,
+                    "SIZE": 128,
+                    "VALUE_SIZE": 128,
+                    "TURNING": 128,
+                    "INTERLEAVED": False,
+                    "BLOCK_HEADS": 4,
+                    "BLOCK_HALF": 64,
+                    "BLOCK_VALUE_SIZE": 128,
+                    **ROUNDED_KEYS,
+                },
+                {"addresses_ptr": "*i64", **pools},
+                enable_fp_fusion=False,
+            )
+        )
+    return made  # fmt: skip
+
+
 def rotation() -> Any:
     """With its promise: every step is rounded, as torch's are."""
     made = compiled(
         cache_write._rotate_and_write_kernel,
         {"HEADS": 9, "KEY_HEADS": 3, "QUERY_BLOCKS": 3, "SIZE": 80, "VALUE_SIZE": 48, "TURNING": 80,
-         "INTERLEAVED": False, "BLOCK_HEADS": 4, "BLOCK_HALF": 64, "BLOCK_VALUE_SIZE": 64},
+         "INTERLEAVED": False, "BLOCK_HEADS": 4, "BLOCK_HALF": 64, "BLOCK_VALUE_SIZE": 64, **PLAIN_KEYS},
         {"addresses_ptr": "*i64"},
         enable_fp_fusion=False,
     )  # fmt: skip
@@ -181,6 +216,7 @@ def everything() -> list[Any]:
     return [
         *small_steps(),
         *narrow_products(),
+        *rounded_keys(),
         *(product(end, rows) for end in project.ENDS for rows in (1, 16)),
         product(linear_device.PLAIN, 16, 32000),
         product(linear_device.GATED, 64),
@@ -200,7 +236,7 @@ def everything() -> list[Any]:
         merge(1, 64, 2, EARLY=True, WINDOWED=True, CHAIN=True, HAS_SINKS=True),
         compiled(
             cache_write._write_kernel,
-            {"HEADS": 3, "SIZE": 80, "VALUE_SIZE": 48, "BLOCK_HEADS": 4, "BLOCK_SIZE": 128},
+            {"HEADS": 3, "SIZE": 80, "VALUE_SIZE": 48, "BLOCK_HEADS": 4, "BLOCK_SIZE": 128, **PLAIN_KEYS},
             {"addresses_ptr": "*i64"},
         ),
         rotation(),

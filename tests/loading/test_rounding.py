@@ -46,7 +46,7 @@ def test_layers_are_rounded_and_the_rest_is_not(scheme: str, monkeypatch: pytest
             assert torch.equal(weight, right)
         else:
             values, scales = scaled.rounded_weight(right, SCHEMES[scheme], right.dtype)
-            assert torch.equal(weight.values.float(), values.float()) and torch.equal(weight.scales, scales)
+            assert torch.equal(weight.raw.float(), values.float()) and torch.equal(weight.scales, scales)
             assert weight.shape == right.shape and weight.dtype == right.dtype and not weight.requires_grad
     error = float((logits(model) - logits(before)).norm() / logits(before).norm())
     assert 1e-5 < error < 0.2

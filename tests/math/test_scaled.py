@@ -51,7 +51,7 @@ def test_weights_by_hand(name: str, dtype: torch.dtype) -> None:
             assert float(numbers[i, j]) == by_hand(quotient, 1.0 if scale else 0.0, scheme), (i, j)
     dense = scaled.dense(values, scales, scheme)
     step = scales.float() * (0.5 if scheme.values is not torch.float8_e4m3fn else 16)
-    assert ((dense - weight.float()).abs() <= step * 1.02 + 1e-45).all()
+    assert ((dense - weight.float()).abs() <= step * 1.04 + 1e-45).all()
 
 
 def test_four_bits_are_packed_by_halves_of_a_group() -> None:

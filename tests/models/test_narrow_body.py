@@ -84,10 +84,10 @@ def test_merged_weights_are_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> 
     body = GpuBody(model)
     qkv, attention = body.layers[0].qkv.weight, model.base_model.layers[0].self_attn
     assert isinstance(qkv, ScaledWeight)
-    assert qkv.values.data_ptr() == attention.q_proj.weight.values.data_ptr()
+    assert qkv.raw.data_ptr() == attention.q_proj.weight.raw.data_ptr()
     assert torch.equal(qkv.dense()[-len(attention.v_proj.weight) :], attention.v_proj.weight.dense())
     assert attention.k_proj.weight.scales.untyped_storage().data_ptr() == qkv.scales.untyped_storage().data_ptr()
-    assert GpuBody(model).layers[0].qkv.weight.values.data_ptr() == qkv.values.data_ptr()  # type: ignore[attr-defined]
+    assert GpuBody(model).layers[0].qkv.weight.raw.data_ptr() == qkv.raw.data_ptr()  # type: ignore[attr-defined]
 
 
 def test_what_is_left_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from forerun import ops
 from forerun.config import Kernels
 from forerun.errors import ForerunError
+from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.types import RaggedRows, Source
 
 LONG = 64  # numbers of a range from which on a tensor of its own is made faster than a list
@@ -41,8 +42,22 @@ class Layer:
     by_head: tuple[Tensor, Tensor] = field(init=False)  # [slots, heads, capacity, size], for attention
 
     def __post_init__(self) -> None:
-        self.flat = self.keys.flatten(0, 1), self.values.flatten(0, 1)
-        self.by_head = self.keys.transpose(1, 2), self.values.transpose(1, 2)
+        self.flat = _flat(self.keys), _flat(self.values)
+        self.by_head = _by_head(self.keys), _by_head(self.values)
+
+    @property
+    def stored(self) -> tuple[Tensor, ...]:
+        """All that lies in memory, slots and positions first: what is copied when rows are."""
+        both = self.keys, self.values
+        return tuple(t for each in both for t in (each.stored if isinstance(each, ScaledKeys) else (each,)))
+
+
+def _flat(pool: Tensor) -> Tensor:
+    return pool.flat() if isinstance(pool, ScaledKeys) else pool.flatten(0, 1)
+
+
+def _by_head(pool: Tensor) -> Tensor:
+    return pool.by_head() if isinstance(pool, ScaledKeys) else pool.transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,7 @@ class KeyValueCache(ABC):
 
     def num_bytes(self) -> int:
         """Memory held by keys and values."""
-        return sum(t.nbytes for layer in self.layers.values() for t in (layer.keys, layer.values))
+        return sum(t.nbytes for layer in self.layers.values() for t in layer.stored)
 
     @property
     @abstractmethod
@@ -181,6 +196,11 @@ class KeyValueCache(ABC):
     def move(self, sources: Tensor, targets: Tensor, use: Kernels = Kernels.OFF) -> None:
         """Copy what lies at the addresses `sources` [N] to `targets` [N] in all layers; what is read is what was."""
         for layer in self.layers.values():
+            if isinstance(layer.keys, ScaledKeys):  # as it is stored: rounding twice might not be rounding once
+                size = layer.keys.shape[1]
+                for pool in layer.stored:
+                    pool[targets // size, targets % size] = pool[sources // size, sources % size]
+                continue
             keys, values = (pool.index_select(0, sources) for pool in layer.flat)
             ops.write(keys, values, targets, *layer.flat, use)
 

@@ -21,6 +21,8 @@ from torch import Tensor
 from forerun.cache.base import CacheFull, KeyValueCache, Layer, NewRow, RowsRead, ranges
 from forerun.cache.blocks import SCRATCH, BlockPool
 from forerun.cache.ragged import RaggedCache
+from forerun.kernels.scaled_keys import ScaledKeys
+from forerun.math.scaled import Scheme
 from forerun.types import RaggedRows, Source
 
 BLOCK_SIZE = 128  # the most keys that an attention kernel reads at a time: a tile never straddles two blocks
@@ -32,7 +34,8 @@ WORTH_COPYING = 16  # tokens of a block that only begins alike: fewer are encode
 class PagedCache(KeyValueCache):
     """`num_tokens` keys of all rows together; a function is asked once, when the first row comes.
 
-    No row has more than `longest` keys, where that is known: it bounds the width of the table.
+    No row has more than `longest` keys, where that is known: it bounds the width of the table. Keys and values are
+    rounded by a `scheme`, if one is given; those of drafters `beside` it are not.
     """
 
     reads_in_place = False
@@ -44,9 +47,10 @@ class PagedCache(KeyValueCache):
         *,
         longest: int | None = None,
         block_size: int = BLOCK_SIZE,
+        scheme: Scheme | None = None,
     ) -> None:
         super().__init__()
-        self.device, self.block_size = device, block_size
+        self.device, self.block_size, self.scheme = device, block_size, scheme
         self._asked, self._longest = num_tokens, longest
         self._pool: BlockPool | None = None
         self._table = torch.zeros(0, 0, dtype=torch.int32)  # on the host
@@ -163,9 +167,10 @@ class PagedCache(KeyValueCache):
         if picks != list(range(len(picks))):
             places = torch.tensor([self._address(row, start + pick) for pick in picks]).to(self.device)
             targets = torch.tensor([self._address(row, start + i) for i in range(len(picks))]).to(self.device)
+            size = self.block_size
             for layer in self.layers.values():
-                for pool in layer.flat:
-                    pool[targets] = pool[places]
+                for pool in layer.stored:
+                    pool[targets // size, targets % size] = pool[places // size, places % size]
         self._length[row] = start + len(picks)
 
     def extend(self, rows: Sequence[int], counts: Sequence[int]) -> RaggedRows:
@@ -197,7 +202,10 @@ class PagedCache(KeyValueCache):
 
     def _empty(self, like: Tensor) -> Tensor:
         """Zeros, because block 0 is read where nothing was written; what other blocks hold is read by nobody."""
-        return like.new_zeros(self.pool.num_blocks + 1, self.block_size, *like.shape[1:])
+        shape = self.pool.num_blocks + 1, self.block_size, *like.shape[1:]
+        if self.scheme is not None and like.ndim == 3:
+            return ScaledKeys.zeros(shape, self.scheme, like.dtype, like.device)
+        return like.new_zeros(shape)
 
     def _num_blocks(self, keys: int) -> int:
         return _blocks_of(keys, self.block_size)
@@ -265,7 +273,7 @@ class PagedCache(KeyValueCache):
 
     @torch.inference_mode()
     def _copy_block(self, source: int, target: int, count: int) -> None:
-        pools = [pool for layer in self.layers.values() for pool in (layer.keys, layer.values)]
+        pools = [pool for layer in self.layers.values() for pool in layer.stored]
         if count and pools:  # one call for all layers is one launch on a GPU
             torch._foreach_copy_([pool[target, :count] for pool in pools], [pool[source, :count] for pool in pools])
 

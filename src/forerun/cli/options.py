@@ -286,6 +286,7 @@ def speculation_options(policy: str = SpeculationSettings().policy) -> Callable[
         rule=RULE,
         kernels={"show_default": "$FORERUN_KERNELS, else auto"},
         cache_tokens={"type": click.IntRange(min=1), "metavar": "N", "show_default": "by the device"},
+        cache_dtype={"show_default": "as the model"},
     )  # fmt: skip
 
 

@@ -103,7 +103,8 @@ def loading(options: dict[str, Any], console: Console) -> Iterator[None]:
 def loaded_with(options: dict[str, Any], model: PreTrainedModel, tokenizer: Any, drafter: Drafter | None) -> Loaded:
     """The pair, drafted with as the options for speculation say."""
     drafter = shaped(drafter, make_tree(options["tree"]), options["draft_top_k"])
-    settings = {name: options[name] for name in ("policy", "rule", "attention", "kernels", "cache_tokens", "compile")}
+    names = ("policy", "rule", "attention", "kernels", "cache_tokens", "cache_dtype", "compile")
+    settings = {name: options[name] for name in names}
     return Loaded(model, tokenizer, drafter, settings)
 
 

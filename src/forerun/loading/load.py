@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +25,14 @@ from forerun.errors import (
     kind_and_line,
 )
 from forerun.files import parse_json
+from forerun.loading import compressed
 from forerun.loading.quantise import check_scheme, quantise
 from forerun.loading.rounding import round_weights
 from forerun.loading.shards import check_divides
 from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
 from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves
+from forerun.math.scaled import Scheme
 
 STORED = "stored"
 """The `dtype` of a model whose weights stay as narrow as they are stored; arithmetic is float32."""
@@ -229,6 +232,8 @@ class LoadRequest:
         with self.told_plainly(what), quiet():
             config = None if self.source.gguf_file else self._config()
             loader = class_for(config)
+            if (scheme := self._stored_scheme(config, processes)) is not None:
+                return self._rounded(loader, config, scheme)
             if config is not None:
                 self._check_size(loader, config)
             half = self._half_dtype(config)
@@ -248,12 +253,38 @@ class LoadRequest:
                 self._quantise(model)
         return (model if processes > 1 else model.to(self.device)).eval()
 
+    def _stored_scheme(self, config: Any, processes: int) -> Scheme | None:
+        """How a local folder's weights are rounded, where they can be multiplied as they are; None: transformers reads.
+
+        A CPU has no such products, but the library that transformers reads them with may not be installed.
+        """
+        scheme = None if config is None or not self.source.is_local or processes > 1 else compressed.scheme_of(config)
+        if scheme is None:
+            return None
+        if self.quantize is not None:
+            raise InvalidArgument(_twice(str(self.quantize), self.source.name, compressed.METHOD))
+        has_library = importlib.util.find_spec("compressed_tensors") is not None
+        return None if self.device.type == "cpu" and has_library else scheme
+
+    def _rounded(self, loader: Any, config: Any, scheme: Scheme) -> Any:
+        folder = compressed.RoundedFolder(Path(self.source.location), scheme)
+        config = copy.deepcopy(config)
+        del config.quantization_config  # from here on it is a model with weights of ours
+        kind = loader._model_mapping[type(config)]
+        state = folder.state(self.dtype)
+        model, report = kind.from_pretrained(
+            None, config=config, state_dict=state, dtype=self.dtype, output_loading_info=True
+        )
+        _check_report(report, kind.__name__, self.source.name)
+        folder.fill(model, self.dtype, self.device)
+        return model.to(self.device).eval()
+
     def _quantise(self, model: Any) -> None:
         """Before the model goes to its device: there it never lies whole and wide."""
         name = self.source.name
         if (method := getattr(model.config, "quantization_config", None)) is not None:
             kind = getattr(method, "quant_method", None) or type(method).__name__
-            raise InvalidArgument(f"quantize={self.quantize!r}: {name!r} is quantised already ({kind}); leave it out")
+            raise InvalidArgument(_twice(str(self.quantize), name, str(kind)))
         if self.device.type == "cuda":
             round_weights(model, str(self.quantize), self.device, name)
         else:
@@ -290,6 +321,10 @@ class LoadRequest:
         except Exception:  # transformers will say the same, and better, when it loads the model
             return
         check_size(sketch, stored, self.source.name)
+
+
+def _twice(scheme: str, name: str, method: str) -> str:
+    return f"quantize={scheme!r}: {name!r} is quantised already ({method}); leave it out"
 
 
 def _split(processes: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def check_scheme(scheme: str | None, device: torch.device, dtype: torch.dtype) -
             raise InvalidArgument(f"quantize={scheme!r}: {reason}")
         return
     if scheme not in SCHEMES:
-        where = "for a GPU; on a CPU" if scheme in rounding.SCHEMES else "unknown;"
+        where = "for a GPU; on a CPU" if rounding.why_not(scheme, device) is None else "unknown;"
         raise InvalidArgument(f"quantize={scheme!r} is {where} there are {' and '.join(map(repr, SCHEMES))}")
     if device.type != "cpu":
         raise InvalidArgument(f"quantize={scheme!r} is for a CPU or a CUDA GPU, not for {device.type!r}; leave it out")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from forerun.errors import InvalidArgument
 from forerun.kernels.scaled import ScaledWeight
-from forerun.math.scaled import GROUPS, SCHEMES, Scheme, rounded_weight
+from forerun.math.scaled import GROUPS, SCHEMES, Scheme, concatenated, rounded_weight
 
 AT_ONCE = 1 << 24  # numbers of a weight that are float32 at a time
 FP8_FROM = (9, 0)  # compute capability: each row of a product has a scale of its own
@@ -62,5 +62,5 @@ def _rounded(weight: Tensor, scheme: Scheme, device: torch.device, path: str) ->
                 f"quantize={scheme.name!r}: {path} holds a number that is infinite or none; check the model's files"
             )
         parts.append(rounded_weight(here, scheme, weight.dtype))
-    values, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
+    values, scales = (concatenated([part[i] for part in parts]) for i in (0, 1))
     return ScaledWeight(values, scales, scheme)

@@ -7,6 +7,7 @@ model's own type and rounded before the weights are divided by them: what is sto
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -87,13 +88,21 @@ def _divided(numbers: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
 def packed(numbers: Tensor, group: int) -> Tensor:
     """[N, K] below 16 -> [N, K / 2] bytes: the first half of a group in the low bits, the second in the high ones."""
     first, second = numbers.unflatten(1, (-1, 2, group // 2)).unbind(2)
-    return (first | second << 4).flatten(1)
+    raw: Tensor = (first | second << 4).flatten(1)
+    return raw
 
 
 def unpacked(raw: Tensor, group: int) -> Tensor:
     """The other way round."""
     halves = raw.unflatten(1, (-1, group // 2))
     return torch.stack([halves & 15, halves >> 4], 2).flatten(1)
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """`torch.cat`, which does not know all narrow types everywhere."""
+    if parts[0].itemsize > 1:
+        return torch.cat(list(parts))
+    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 def whole_numbers(values: Tensor, scheme: Scheme) -> Tensor:
@@ -104,7 +113,8 @@ def whole_numbers(values: Tensor, scheme: Scheme) -> Tensor:
 def dense(values: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:
     """[N, K] float32."""
     numbers = whole_numbers(values, scheme)
-    return (numbers.unflatten(1, (scales.shape[1], -1)) * scales.float().unsqueeze(2)).flatten(1)
+    wide: Tensor = (numbers.unflatten(1, (scales.shape[1], -1)) * scales.float().unsqueeze(2)).flatten(1)
+    return wide
 
 
 def linear(

@@ -18,7 +18,10 @@ from forerun.cache.base import KeyValueCache
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
+from forerun.errors import InvalidArgument
+from forerun.math.scaled import FP8, INT8, Scheme
 
+CACHE_SCHEMES = {"int8": INT8, "fp8": FP8}
 SHARE = 0.4  # of the memory that is free when the first row comes
 MOST_TOKENS = 131072  # more is for those who say so: a small model would otherwise hold gigabytes that nobody uses
 
@@ -29,23 +32,40 @@ def new_cache(
     use: Kernels,
     longest: int | None,
     agreed: Callable[[int], int] | None = None,
+    scheme: Scheme | None = None,
 ) -> KeyValueCache:
     """A cache for `tokens` keys of all rows together, of which no row has more than `longest`, where that is known.
 
     Blocks where kernels read them; elsewhere rows in one piece, which torch and a CPU's kernels read where they lie.
     Of a model that is split over processes all caches have the same size, on which they have `agreed`: at once.
+    Keys and values are rounded by a `scheme`, if one is given: only blocks are.
     """
-    if model.device.type != "cuda" or ops.why_not_triton(model.device, use) is not None:
+    if (
+        reason := f"the model is on {model.device.type}"
+        if model.device.type != "cuda"
+        else ops.why_not_triton(model.device, use)
+    ):
+        if scheme is not None:
+            raise InvalidArgument(f"cache_dtype={scheme.name!r} needs Triton kernels on a GPU: {reason}; leave it out")
         return RaggedCache(tokens)
-    asked: int | Callable[[], int] = partial(default_tokens, model, longest) if tokens is None else tokens
+    asked: int | Callable[[], int] = partial(default_tokens, model, longest, scheme) if tokens is None else tokens
     if agreed is not None and callable(asked):
         asked = agreed(asked())
-    return PagedCache(asked, model.device, longest=longest)
+    return PagedCache(asked, model.device, longest=longest, scheme=scheme)
+
+
+def cache_scheme(name: str | None) -> Scheme | None:
+    """How keys and values are rounded; None: not at all."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or name not in CACHE_SCHEMES:
+        raise InvalidArgument(f"cache_dtype={name!r}: there are {' and '.join(map(repr, CACHE_SCHEMES))}, or None")
+    return CACHE_SCHEMES[name]
 
 
 def describe(model: PreTrainedModel, cache: KeyValueCache) -> str:
     """Room and memory of a cache in words."""
-    each = bytes_per_token(model)
+    each = bytes_per_token(model, getattr(cache, "scheme", None))
     tokens = cache.num_tokens
     if tokens is None:
         return f"as many tokens as rows need, {each / 1024:.0f} KiB each"
@@ -53,9 +73,9 @@ def describe(model: PreTrainedModel, cache: KeyValueCache) -> str:
     return f"{tokens} tokens of {each / 1024:.0f} KiB, {tokens * each / 2**30:.1f} GiB {form}"
 
 
-def default_tokens(model: PreTrainedModel, longest: int | None) -> int:
+def default_tokens(model: PreTrainedModel, longest: int | None, scheme: Scheme | None = None) -> int:
     """As many as fit `SHARE` of the free memory, but no more than `MOST_TOKENS` or one row of the model's context."""
-    tokens = int(SHARE * free_bytes(model.device)) // bytes_per_token(model)
+    tokens = int(SHARE * free_bytes(model.device)) // bytes_per_token(model, scheme)
     return min(tokens, max(MOST_TOKENS, longest or 0))
 
 
@@ -65,7 +85,7 @@ def free_bytes(device: torch.device) -> int:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def bytes_per_token(model: PreTrainedModel) -> int:
+def bytes_per_token(model: PreTrainedModel, scheme: Scheme | None = None) -> int:
     """Of keys and values in all layers, as the configuration tells it.
 
     Families that keep less (a latent in place of heads, layers that share keys) are taken for ones that do not. Of a
@@ -75,7 +95,8 @@ def bytes_per_token(model: PreTrainedModel) -> int:
     layers = _first(config, "num_hidden_layers", "decoder_layers", "num_decoder_layers", "n_layer")
     heads = _first(config, "num_attention_heads", "decoder_attention_heads", "num_heads", "n_head")
     size = _first(config, "head_dim", "d_kv") or _first(config, "hidden_size", "d_model", "n_embd") // heads
-    all_heads = 2 * layers * (_first(config, "num_key_value_heads") or heads) * size * int(model.dtype.itemsize)
+    each = size * model.dtype.itemsize if scheme is None else size * scheme.values.itemsize + 4  # and its scale
+    all_heads = 2 * layers * (_first(config, "num_key_value_heads") or heads) * each
     return all_heads // (getattr(model, "_tp_size", None) or 1)
 
 

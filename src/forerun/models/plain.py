@@ -79,7 +79,7 @@ def is_memory(tensor: Tensor) -> bool:
 
 def address(weight: Tensor) -> int:
     """Where the numbers of a weight lie, however they are stored."""
-    return weight.values.data_ptr() if isinstance(weight, ScaledWeight) else narrow.address(weight)
+    return weight.raw.data_ptr() if isinstance(weight, ScaledWeight) else narrow.address(weight)
 
 
 def stored_bytes(weight: Tensor) -> int:

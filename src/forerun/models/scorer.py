@@ -23,7 +23,7 @@ from forerun.models.attention import forget_configs
 from forerun.models.bodies.base import Body, ForwardPass, PassOutput, Trees
 from forerun.models.bodies.choose import choose_body
 from forerun.models.bodies.modules import ModulesBody
-from forerun.models.cache_size import new_cache
+from forerun.models.cache_size import cache_scheme, new_cache
 from forerun.models.cross_attention import SourcesRead
 from forerun.models.families import Family, Layout
 from forerun.models.fingerprint import Fingerprint
@@ -60,7 +60,8 @@ class Scorer:
     Passes are run by `body`; those over trees by `modules`, which is the same body where no other is faster. A
     `headless` scorer takes embeddings and gives hidden states: see `run`. The `layout` of rows is the family's unless
     it is given; packed rows become padded ones for good where the model cannot be run packed. All rows together have at
-    most `cache_tokens` keys; None leaves that to `models.cache_size`. A `cache` that is given is used as it is.
+    most `cache_tokens` keys; None leaves that to `models.cache_size`. `cache_dtype` ("int8", "fp8") rounds keys and
+    values. A `cache` that is given is used as it is.
     """
 
     _modules_type = ModulesBody
@@ -75,6 +76,7 @@ class Scorer:
         use: Kernels | None = None,
         layout: Layout | None = None,
         cache_tokens: int | None = None,
+        cache_dtype: str | None = None,
     ) -> None:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
@@ -84,6 +86,7 @@ class Scorer:
         self.kernels = kernels(use)
         self._headless, self._layout = headless, layout
         self._cache_tokens, self._has_own_cache = cache_tokens, cache is None
+        self._cache_scheme = cache_scheme(cache_dtype)
         self._ranks = ranks_of(model)
         with between_passes(model):
             number = self._open()
@@ -96,7 +99,10 @@ class Scorer:
         """Let other ranks make a counterpart, where the model is split over several; its number."""
         if self._ranks is None:
             return None
-        options = {"form": self.form, "use": self.kernels, "layout": self._layout, "cache_tokens": self._cache_tokens}
+        options: dict[str, Any] = {"form": self.form, "use": self.kernels, "layout": self._layout}
+        options["cache_tokens"] = self._cache_tokens
+        if self._cache_scheme is not None:
+            options["cache_dtype"] = self._cache_scheme.name
         return self._ranks.open(self.model, options)
 
     def _connect(self) -> None:
@@ -114,7 +120,8 @@ class Scorer:
 
     def _new_cache(self) -> KeyValueCache:
         agreed = None if self._ranks is None else self._ranks.smallest
-        return new_cache(self.model, self._cache_tokens, self.kernels, self._inspect().context_length, agreed)
+        longest, scheme = self._inspect().context_length, self._cache_scheme
+        return new_cache(self.model, self._cache_tokens, self.kernels, longest, agreed, scheme)
 
     def _inspect(self) -> Family:
         return families.inspect(self.model, headless=self._headless)

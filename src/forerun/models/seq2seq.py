@@ -162,8 +162,11 @@ def scorer_of(
     use: Kernels | None = None,
     is_draft: bool = False,
     cache_tokens: int | None = None,
+    cache_dtype: str | None = None,
 ) -> Scorer:
     """A scorer of the kind that a model takes."""
     if getattr(model.config, "is_encoder_decoder", False):
+        if cache_dtype is not None:
+            raise InvalidArgument(f"cache_dtype={cache_dtype!r}: not for an encoder-decoder model; leave it out")
         return Seq2SeqScorer(model, form, cache, use=use, is_draft=is_draft, cache_tokens=cache_tokens)
-    return Scorer(model, form, cache, use=use, cache_tokens=cache_tokens)
+    return Scorer(model, form, cache, use=use, cache_tokens=cache_tokens, cache_dtype=cache_dtype)

@@ -44,7 +44,7 @@ def rows_of(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def reference_of(x: Tensor, weight: ScaledWeight, bias: Tensor | None = None) -> Tensor:
     """In float32, from the same rounded numbers."""
-    return scaled.linear(x.float(), weight.values, weight.scales, weight.scheme, bias)
+    return scaled.linear(x.float(), weight.raw, weight.scales, weight.scheme, bias)
 
 
 def check(got: Tensor, want: Tensor) -> None:
@@ -148,7 +148,7 @@ def test_weights_are_unpacked_as_the_reference_unpacks_them() -> None:
 def test_whole_sums_are_scaled() -> None:
     weight, x, bias = weight_of("w8a8"), rows_of(5), torch.randn(OUTPUTS, device=DEVICE)
     rows = round_rows(x, W8A8)
-    sums = (rows.values.double() @ weight.values.double().T).to(torch.int32)
+    sums = (rows.values.double() @ weight.raw.double().T).to(torch.int32)
     check(many_rows.scaled_sums(sums, rows.scales, weight.scales, bias, torch.float32), reference_of(x, weight, bias))
 
 

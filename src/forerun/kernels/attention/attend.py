@@ -18,6 +18,7 @@ from forerun.errors import InvalidArgument
 from forerun.kernels.attention.device import Case, Pool, Queries, attend_kernel, merge_kernel
 from forerun.kernels.attention.shape import TUNING, Shape, Tuning, choose_shape, power
 from forerun.kernels.launching import DTYPES, needs_upcast
+from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach, check_bias
 
@@ -93,18 +94,30 @@ def _launch(
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
         HAS_SINKS=scale.sinks is not None, HAS_TREE=tree is not None, ACROSS=reach.across,
         HAS_BIAS=bias is not None, UPCAST=needs_upcast(query), EARLY=shape.early,
-        PAGE=0 if table is None else keys.shape[2],
+        PAGE=0 if table is None else keys.shape[2], FAST=query.device.type != "cpu",
+        CAPACITY=keys.scales.shape[2] if isinstance(keys, ScaledKeys) else 0,
     )  # fmt: skip
+    scales = _scales(keys, query), _scales(values, query)
+    keys, values = _stored(keys), _stored(values)
     attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
         out, *parts, Queries(query, *query.stride()[:2]),
-        Pool(keys, *keys.stride()[:3]), Pool(values, *values.stride()[:3]),
+        Pool(keys, *keys.stride()[:3]), Pool(values, *values.stride()[:3]), *scales,
         reach.slots, reach.slots if table is None else table, reach.lengths, reach.starts,
         query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
         scale.factor, scale.softcap or 1.0, 0 if tree is None else tree.stride(0), reach.window, reach.longest,
         shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
         0 if bias is None else bias.shape[1], 0 if table is None else table.stride(0), shape.queries,
         CASE=case, num_warps=tuning.warps, num_stages=tuning.stages,
+        **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
+
+
+def _stored(pool: Tensor) -> Tensor:
+    return pool.raw if isinstance(pool, ScaledKeys) else pool
+
+
+def _scales(pool: Tensor, other: Tensor) -> Tensor:
+    return pool.scales if isinstance(pool, ScaledKeys) else other
 
 
 def _launch_merge(out: Tensor, parts: tuple[Tensor, Tensor], reach: Reach, scale: Scale, shape: Shape) -> None:

@@ -5,10 +5,16 @@ The reference is `math.cache_write`. Numbers are rounded after every step as tor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from forerun.kernels.launching import early
+from forerun.kernels.linear.rounding import narrowed, scale_of
+from forerun.kernels.scaled_keys import ScaledKeys
 
 HEADS_AT_ONCE = 8
 
@@ -22,11 +28,13 @@ def write(
 ) -> None:
     """Put each new token's key and value at its address."""
     heads, block = keys.shape[1], min(HEADS_AT_ONCE, triton.next_power_of_2(keys.shape[1]))
+    pools, rounding = _stored(key_pool, value_pool)
     _write_kernel[(keys.shape[0], triton.cdiv(heads, block))](
-        keys, values, addresses, key_pool, value_pool,
+        keys, values, addresses, *pools,
         keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), key_pool.stride(0), value_pool.stride(0),
         HEADS=heads, SIZE=keys.shape[2], VALUE_SIZE=values.shape[2], BLOCK_HEADS=block,
         BLOCK_SIZE=triton.next_power_of_2(max(keys.shape[2], values.shape[2])), num_warps=2,
+        **rounding, **early(keys.device),
     )  # fmt: skip
 
 
@@ -45,16 +53,26 @@ def rotate_and_write(
     num, heads, size = query.shape
     out, block = query.new_empty(query.shape), min(HEADS_AT_ONCE, triton.next_power_of_2(keys.shape[1]))
     query_blocks, key_blocks = triton.cdiv(heads, block), triton.cdiv(keys.shape[1], block)
+    pools, rounding = _stored(key_pool, value_pool)
     _rotate_and_write_kernel[(num, query_blocks + key_blocks)](
-        out, query, keys, values, cos, sin, addresses, key_pool, value_pool,
+        out, query, keys, values, cos, sin, addresses, *pools,
         query.stride(0), query.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         cos.stride(0), sin.stride(0), key_pool.stride(0), value_pool.stride(0),
         HEADS=heads, KEY_HEADS=keys.shape[1], QUERY_BLOCKS=query_blocks, SIZE=size, VALUE_SIZE=values.shape[2],
         TURNING=cos.shape[1], INTERLEAVED=interleaved, BLOCK_HEADS=block, BLOCK_HALF=triton.next_power_of_2(size // 2),
-        BLOCK_VALUE_SIZE=triton.next_power_of_2(values.shape[2]), num_warps=2,
+        BLOCK_VALUE_SIZE=triton.next_power_of_2(values.shape[2]), **rounding, **early(keys.device), num_warps=2,
         enable_fp_fusion=False,  # a fused multiply-add rounds once where torch rounds twice
     )  # fmt: skip
     return out
+
+
+def _stored(key_pool: Tensor, value_pool: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Pools and their scales as the kernels take them, and how they round."""
+    if not isinstance(key_pool, ScaledKeys) or not isinstance(value_pool, ScaledKeys):
+        return (key_pool, value_pool, key_pool, value_pool), {"LARGEST": 0.0, "CAPACITY": 1, "FAST": True}
+    pools = key_pool.raw, value_pool.raw, key_pool.scales, value_pool.scales
+    fast = key_pool.device.type != "cpu"
+    return pools, {"LARGEST": key_pool.scheme.largest, "CAPACITY": key_pool.scales.shape[2], "FAST": fast}
 
 
 def why_not(*tensors: Tensor, angles: tuple[Tensor, ...] = ()) -> str | None:
@@ -76,6 +94,8 @@ def _write_kernel(
     addresses_ptr,  # [N] int64
     key_pool_ptr,  # [P, Hk, D], out
     value_pool_ptr,  # [P, Hk, Dv], out
+    key_scale_ptr,  # [slots, Hk, CAPACITY] float32, out, where LARGEST is not 0
+    value_scale_ptr,  # [slots, Hk, CAPACITY] float32, out
     k_token,
     k_head,
     v_token,
@@ -87,18 +107,48 @@ def _write_kernel(
     VALUE_SIZE: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (token, few heads)."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
     d = tl.arange(0, BLOCK_SIZE)[None, :]
     address = tl.load(addresses_ptr + token)
     is_key = (head < HEADS) & (d < SIZE)
-    key = tl.load(k_ptr + token * k_token + head * k_head + d, mask=is_key)
+    key = tl.load(k_ptr + token * k_token + head * k_head + d, mask=is_key, other=0.0)
+    if LARGEST > 0:
+        key = rounded(key, key_scale_ptr, address, head, HEADS, LARGEST, CAPACITY, key_pool_ptr.dtype.element_ty, FAST)
     tl.store(key_pool_ptr + address * key_place + head * SIZE + d, key, mask=is_key)
     is_value = (head < HEADS) & (d < VALUE_SIZE)
-    value = tl.load(v_ptr + token * v_token + head * v_head + d, mask=is_value)
+    value = tl.load(v_ptr + token * v_token + head * v_head + d, mask=is_value, other=0.0)
+    if LARGEST > 0:
+        KIND: tl.constexpr = value_pool_ptr.dtype.element_ty
+        value = rounded(value, value_scale_ptr, address, head, HEADS, LARGEST, CAPACITY, KIND, FAST)
     tl.store(value_pool_ptr + address * value_place + head * VALUE_SIZE + d, value, mask=is_value)
+
+
+@triton.jit
+def rounded(
+    x, scale_ptr, address, head, HEADS: tl.constexpr, LARGEST: tl.constexpr, CAPACITY: tl.constexpr, KIND: tl.constexpr,
+    FAST: tl.constexpr,
+):  # fmt: skip
+    """[heads, numbers of one] as they are stored; their scales [heads] are left in the cache."""
+    x = x.to(tl.float32)
+    scale = scale_of(tl.max(tl.abs(x), 1), tl.max((x != x).to(tl.int32), 1), LARGEST)[:, None]
+    store_scale(scale, scale_ptr, address, head, HEADS, CAPACITY)
+    return narrowed(x, scale, LARGEST, KIND, FAST)
+
+
+@triton.jit
+def store_scale(scale, scale_ptr, address, head, HEADS: tl.constexpr, CAPACITY: tl.constexpr):
+    place = (address // CAPACITY * HEADS + head) * CAPACITY + address % CAPACITY
+    tl.store(scale_ptr + place, scale, mask=head < HEADS)
 
 
 @triton.jit
@@ -112,6 +162,8 @@ def _rotate_and_write_kernel(
     addresses_ptr,  # [N] int64
     key_pool_ptr,  # [P, Hk, D], out
     value_pool_ptr,  # [P, Hk, Dv], out
+    key_scale_ptr,  # [slots, Hk, CAPACITY] float32, out, where LARGEST is not 0
+    value_scale_ptr,  # [slots, Hk, CAPACITY] float32, out
     q_token,
     q_head,
     k_token,
@@ -132,8 +184,15 @@ def _rotate_and_write_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_VALUE_SIZE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    FAST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One program per (token, few query heads), then one per (token, few key heads with their values)."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     ANGLES: tl.constexpr = TURNING // 2
     HIGH: tl.constexpr = 0 if INTERLEAVED else ANGLES
     token = tl.program_id(0).to(tl.int64)
@@ -153,17 +212,34 @@ def _rotate_and_write_kernel(
         there = (head < HEADS) & in_half[None, :]
         source = q_ptr + token * q_token + head * q_head
         target = out_ptr + (token * HEADS + head) * SIZE
-        _rotate(source, target, low, high, cos_low, cos_high, sin_low, sin_high, there)
+        first, second = _rotated(source, low, high, cos_low, cos_high, sin_low, sin_high, there)
+        tl.store(target + low, first, mask=there)
+        tl.store(target + high, second, mask=there)
     else:
         head = ((block - QUERY_BLOCKS) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]
         address = tl.load(addresses_ptr + token)
         there = (head < KEY_HEADS) & in_half[None, :]
         source = k_ptr + token * k_token + head * k_head
         target = key_pool_ptr + address * key_place + head * SIZE
-        _rotate(source, target, low, high, cos_low, cos_high, sin_low, sin_high, there)
+        low_half, high_half = _rotated(source, low, high, cos_low, cos_high, sin_low, sin_high, there)
+        if LARGEST > 0:
+            KIND: tl.constexpr = key_pool_ptr.dtype.element_ty
+            low_half = low_half.to(tl.float32)
+            high_half = high_half.to(tl.float32)
+            peak = tl.max(tl.maximum(tl.abs(low_half), tl.abs(high_half)), 1)
+            odd = tl.max(((low_half != low_half) | (high_half != high_half)).to(tl.int32), 1)
+            scale = scale_of(peak, odd, LARGEST)[:, None]
+            store_scale(scale, key_scale_ptr, address, head, KEY_HEADS, CAPACITY)
+            low_half = narrowed(low_half, scale, LARGEST, KIND, FAST)
+            high_half = narrowed(high_half, scale, LARGEST, KIND, FAST)
+        tl.store(target + low, low_half, mask=there)
+        tl.store(target + high, high_half, mask=there)
         e = tl.arange(0, BLOCK_VALUE_SIZE)[None, :]
         is_value = (head < KEY_HEADS) & (e < VALUE_SIZE)
-        value = tl.load(v_ptr + token * v_token + head * v_head + e, mask=is_value)
+        value = tl.load(v_ptr + token * v_token + head * v_head + e, mask=is_value, other=0.0)
+        if LARGEST > 0:
+            VALUE_KIND: tl.constexpr = value_pool_ptr.dtype.element_ty
+            value = rounded(value, value_scale_ptr, address, head, KEY_HEADS, LARGEST, CAPACITY, VALUE_KIND, FAST)
         tl.store(value_pool_ptr + address * value_place + head * VALUE_SIZE + e, value, mask=is_value)
 
 
@@ -184,12 +260,12 @@ def pair_of(i, SIZE: tl.constexpr, TURNING: tl.constexpr, INTERLEAVED: tl.conste
 
 
 @triton.jit
-def _rotate(source, target, low, high, cos_low, cos_high, sin_low, sin_high, there):
-    """Dimension `low` turns with dimension `high`."""
+def _rotated(source, low, high, cos_low, cos_high, sin_low, sin_high, there):
+    """Dimension `low` turned with dimension `high`, and the other way round."""
     first = tl.load(source + low, mask=there, other=0.0)
     second = tl.load(source + high, mask=there, other=0.0)
-    tl.store(target + low, _turned(first, cos_low, -second.to(tl.float32), sin_low), mask=there)
-    tl.store(target + high, _turned(second, cos_high, first.to(tl.float32), sin_high), mask=there)
+    turned = _turned(first, cos_low, -second.to(tl.float32), sin_low)
+    return turned, _turned(second, cos_high, first.to(tl.float32), sin_high)
 
 
 @triton.jit

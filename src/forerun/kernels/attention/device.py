@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from forerun.kernels.law import LOG2_E
+from forerun.kernels.linear.widen import widened
 
 TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
 MOST_UNSUMMED = tl.constexpr(2048)  # weights of a block that are summed by place first: sixteen registers a thread
@@ -72,6 +73,8 @@ class Case(NamedTuple):
     UPCAST: bool
     EARLY: bool
     PAGE: int  # keys of a block, a multiple of BLOCK_KEYS; 0: a row lies in one piece
+    CAPACITY: int  # of keys that are rounded: places of a slot, or of a block; 0: they are not
+    FAST: bool  # whether assembly widens them
 
 
 class Outputs(NamedTuple):
@@ -112,6 +115,8 @@ def attend_kernel(
     mass_ptr,  # [Hk, query blocks, pieces, Q, 2] float32, its maximum (times log2 e) and sum
     queries,  # Queries
     keys, values,  # Pool
+    key_scale_ptr,  # [R, Hk, CAPACITY] float32
+    value_scale_ptr,  # [R, Hk, CAPACITY] float32
     slots_ptr,  # [B] int32
     table_ptr,  # [slots, width] int32
     lengths_ptr,  # [B] int32
@@ -124,8 +129,9 @@ def attend_kernel(
     CASE: tl.constexpr,
 ):  # fmt: skip
     """One program per (key head, row and block of its queries, chunk of its keys), or per split of all rows' keys."""
-    if CASE.EARLY:  # the next kernel may start, and waits for the results itself
+    if CASE.EARLY:  # the next kernel may start, and waits for the results itself; so does this one
         tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     outputs = Outputs(out_ptr, part_ptr, mass_ptr, sinks_ptr, num_queries)
     terms = ScoreTerms(factor, softcap, window, tree_ptr, tree_token, bias_ptr, distances)
     key_head = tl.program_id(0)
@@ -151,8 +157,8 @@ def attend_kernel(
             low, slot = taken(lows, is_row), taken(slots, is_row).to(tl.int64)
             high = tl.minimum(low + (upto - begin - TURN) * CASE.BLOCK_KEYS, taken(highs, is_row))
             attend_piece(
-                outputs, queries, keys, values, terms, table_ptr, width, key_head, block,
-                Span(taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row), slot),
+                outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, terms, table_ptr, width, key_head,
+                block, Span(taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row), slot),
                 low + tl.maximum(at - begin - TURN, 0) * CASE.BLOCK_KEYS, high,
                 first_piece + split * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end), CASE,
             )  # fmt: skip
@@ -169,9 +175,20 @@ def attend_kernel(
         if begin >= high:
             return
         attend_piece(
-            outputs, queries, keys, values, terms, table_ptr, width, key_head, block, Span(start, count, length, slot),
+            outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, terms, table_ptr, width, key_head, block,
+            Span(start, count, length, slot),
             begin, tl.minimum(high, begin + chunk), first_piece + row * splits + split, high - low <= chunk, CASE,
         )  # fmt: skip
+
+
+@triton.jit
+def numbers(x, KIND: tl.constexpr, FAST: tl.constexpr):
+    """Rounded keys or values before they are scaled, as KIND."""
+    if x.dtype == tl.int8:
+        x = widened(x, KIND, FAST)
+    else:
+        x = x.to(tl.float32).to(KIND)
+    return x
 
 
 @triton.jit
@@ -229,7 +246,8 @@ def taken(numbers, is_row):
 
 @triton.jit
 def attend_piece(
-    outputs, queries, keys, values, terms, table_ptr, width, key_head, block, row, low, high, piece, is_whole,
+    outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, terms, table_ptr, width, key_head, block, row,
+    low, high, piece, is_whole,
     CASE: tl.constexpr,
 ):  # fmt: skip
     """Keys [low, high) of one row: the result where these are all that its queries see, else a piece of it."""
@@ -285,9 +303,15 @@ def attend_piece(
             mask=is_key[:, None] & (d < CASE.SIZE)[None, :],
             other=0.0,
         )
+        if CASE.CAPACITY:
+            k = numbers(k, q.dtype, CASE.FAST)
+            at_scale = (held * tl.num_programs(0) + key_head) * CASE.CAPACITY + within
+            k_scale = tl.load(key_scale_ptr + at_scale, mask=is_key, other=0.0)
         if CASE.UPCAST:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if CASE.CAPACITY:
+            scores = scores * k_scale[None, :]
         if CASE.CAPPED:
             scores = terms.softcap * (
                 2.0 / (1.0 + tl.exp2(scores * (terms.factor * -2.0 * LOG2_E / terms.softcap))) - 1.0
@@ -337,6 +361,10 @@ def attend_piece(
         )
         if CASE.PADDED:  # what lies past a row's keys may be anything, and nothing times NaN is NaN
             v = tl.where((n < row.length)[:, None], v, 0.0)
+        if CASE.CAPACITY:
+            v = numbers(v, q.dtype, CASE.FAST)
+            is_there = is_key & (n < row.length)  # past a row's keys a scale may be anything, as they may
+            weights = weights * tl.load(value_scale_ptr + at_scale, mask=is_there, other=0.0)[None, :]
         if CASE.UPCAST:
             mixed = tl.dot(weights, v.to(tl.float32), mixed, input_precision="ieee")
         else:

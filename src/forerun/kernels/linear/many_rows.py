@@ -25,12 +25,12 @@ def linear(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None) -
     if isinstance(x, Tensor) and not weight.scheme.rounds_rows:
         return F.linear(x, wide(weight), bias)
     if why_not_narrow(weight, weight.device):
-        return scaled.linear(x, weight.values, weight.scales, weight.scheme, bias)
+        return scaled.linear(x, weight.raw, weight.scales, weight.scheme, bias)
     rows = round_rows(x, weight.scheme) if isinstance(x, Tensor) else x
     if weight.scheme.values is torch.int8:
-        return scaled_sums(torch._int_mm(rows.values, weight.values.T), rows.scales, weight.scales, bias, x.dtype)
+        return scaled_sums(torch._int_mm(rows.values, weight.raw.T), rows.scales, weight.scales, bias, x.dtype)
     scales = weight.scales.float().T
-    made = torch._scaled_mm(rows.values, weight.values.T, rows.scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
+    made = torch._scaled_mm(rows.values, weight.raw.T, rows.scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
     return made.to(x.dtype) if bias is None else (made + bias).to(x.dtype)
 
 
@@ -52,12 +52,12 @@ def has_fp8(place: torch.device) -> bool:
 def wide(weight: ScaledWeight) -> Tensor:
     """A copy [N, K] of the model's type, one launch."""
     if not weight.scheme.is_packed:
-        return weight.values * weight.scales
+        return (weight.raw * weight.scales).to(weight.dtype)
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    rows, half = weight.values.shape
+    rows, half = weight.raw.shape
     unpack_kernel[(rows, triton.cdiv(half, BLOCK))](
         out,
-        weight.values,
+        weight.raw,
         weight.scales,
         half,
         GROUP=weight.scheme.group,

@@ -165,7 +165,7 @@ def norm_kernel(
         x = scaled(x, gain, KIND, WIDE)
         if HAS_BIAS:
             x += tl.load(bias_ptr + d, mask=there, other=0.0).to(tl.float32)
-        if LARGEST:
+        if LARGEST > 0:
             x = tl.where(there, x.to(KIND).to(tl.float32), 0.0)
             scale = scale_of(tl.max(tl.abs(x), 0), tl.max((x != x).to(tl.int32), 0), LARGEST)
             made = narrowed(x, scale, LARGEST, rounded_ptr.dtype.element_ty, FAST)

@@ -130,7 +130,7 @@ def why_not(x: AnyRows, weight: Tensor, gated: bool = False) -> str | None:
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"rows of {x.dtype}, a weight of {weight.dtype}"
     if isinstance(weight, ScaledWeight):
-        weight = weight.values
+        weight = weight.raw
     if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
         return "a weight or rows that are not contiguous"
     return None
@@ -240,9 +240,9 @@ def _stored(x: AnyRows, weight: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, T
     flags = {"FORM": form_of(weight), "GROUP": weight.scheme.group, "FAST": weight.device.type != "cpu"}
     if not weight.scheme.rounds_rows:
         assert isinstance(x, Tensor)
-        return x, (weight.values, weight.scales, x), flags
+        return x, (weight.raw, weight.scales, x), flags
     rows = round_rows(x, weight.scheme) if isinstance(x, Tensor) else x
-    return rows.values, (weight.values, weight.scales, rows.scales), flags
+    return rows.values, (weight.raw, weight.scales, rows.scales), flags
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

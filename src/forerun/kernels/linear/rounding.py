@@ -66,7 +66,7 @@ def round_kernel(
 @triton.jit
 def scale_of(peak, odd, largest):
     """Of numbers whose largest is `peak`; a maximum passes over what is no number, so `odd` counts that."""
-    return tl.where(odd > 0, float("nan"), tl.div_rn(peak, peak * 0.0 + largest))
+    return tl.where(odd > 0, float("nan"), tl.div_rn(peak, tl.zeros_like(peak) + largest))
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from forerun.kernels.scaled import ScaledWeight
 from forerun.math.experts import ExpertWeights
+from forerun.math.scaled import concatenated
 from forerun.math.skinny import Activation
 
 Product: TypeAlias = "nn.Linear | Conv1D"
@@ -69,7 +70,7 @@ def _merged_weights(weights: Sequence[Tensor]) -> Tensor:
     if not isinstance(first, ScaledWeight):
         return _as_one(weights)
     rounded = [weight for weight in weights if isinstance(weight, ScaledWeight)]
-    return first.with_tensors(_as_one([each.values for each in rounded]), _as_one([each.scales for each in rounded]))
+    return first.with_tensors(_as_one([each.raw for each in rounded]), _as_one([each.scales for each in rounded]))
 
 
 def why_not_merged(parts: Sequence[Product]) -> str | None:
@@ -82,7 +83,7 @@ def _as_one(parts: Sequence[Tensor]) -> Tensor:
     size = sum(len(part) for part in parts)
     if _are_neighbours(parts):
         return parts[0].detach().as_strided((size, *parts[0].shape[1:]), parts[0].stride())
-    whole = torch.cat([part.detach() for part in parts])
+    whole = concatenated([part.detach() for part in parts])
     for part, own in zip(parts, whole.split([len(part) for part in parts]), strict=True):
         part.data = own
     return whole

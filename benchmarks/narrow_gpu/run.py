@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks.compiling import compile_apart
-from benchmarks.narrow.report import make_record
-from benchmarks.narrow.results import NarrowResults, Timing
+from benchmarks.narrow_gpu.report import make_record
+from benchmarks.narrow_gpu.results import NarrowResults, Timing
 from forerun.bench.decode.calls import measure_call
 from forerun.bench.decode.forward import stepper
 from forerun.bench.decode.methods import PLAIN, Decoders

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from benchmarks.narrow.results import NarrowResults
+from benchmarks.narrow_gpu.results import NarrowResults
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
 
-KIND = "narrow"
+KIND = "narrow-gpu"
 
 
 def make_record(results: NarrowResults, wide: str, complete: bool) -> Record:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.narrow`: a pair of models with weights as they are, and rounded by each scheme."""
+"""`python -m benchmarks.narrow_gpu`: a pair of models with weights as they are, and rounded by each scheme."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.narrow.run import PAIR, WIDE, Settings, run
+from benchmarks.narrow_gpu.run import PAIR, WIDE, Settings, run
 from forerun.math.scaled import SCHEMES
 from forerun.measure.show import main, measure
 
 
 def command(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.narrow", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.narrow_gpu", description=__doc__)
     parser.add_argument("schemes", nargs="*", help=f"of these alone [default: {WIDE}, {', '.join(SCHEMES)}]")
     parser.add_argument("--pair", default=PAIR, help="a synthetic pair [default: %(default)s]")
     parser.add_argument("--repeats", type=int, default=3, help="the best counts")
@@ -21,8 +21,8 @@ def command(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     schemes = tuple(chosen.schemes) or (WIDE, *SCHEMES)
     asked = Settings(schemes, chosen.pair, max(chosen.repeats, 1), chosen.seconds)
-    words = ["python", "-m", "benchmarks.narrow", *arguments]
-    return measure("narrow", chosen.output, None, lambda path, reporter: run(asked, path, reporter, words))
+    words = ["python", "-m", "benchmarks.narrow_gpu", *arguments]
+    return measure("narrow-gpu", chosen.output, None, lambda path, reporter: run(asked, path, reporter, words))
 
 
 if __name__ == "__main__":
