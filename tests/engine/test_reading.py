@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from math import ceil
 
 import pytest
@@ -158,3 +159,16 @@ def test_recorded_rounds_write_nothing_into_a_prompt_that_is_being_read(drafter:
     engine.step()
     engine.add(late)
     assert texts(engine)[decoding] == want
+
+
+def test_a_prompt_that_joins_a_round_has_its_share_of_the_time() -> None:
+    """A clock moves by a second each time it is asked; one pass scores 9 tokens; the last is the round's own."""
+    ticks = count()
+    engine = engine_of(join_tokens=64)
+    engine.clock = lambda: float(next(ticks))
+    engine.add(request(list(range(1, 10)), 0, tokens=2))
+    engine.step()
+    taken_in = 1  # a second for admitting it
+    assert engine.seconds.prefill == pytest.approx(taken_in + 8 / 9) and engine.seconds.score == pytest.approx(1 / 9)
+    engine.step()
+    assert engine.seconds.prefill == pytest.approx(taken_in + 8 / 9), "later rounds read no prompt"

@@ -47,6 +47,13 @@ class VerifiedRound:
     def on_device(self) -> bool:
         return self.steps is not None
 
+    @property
+    def spent(self) -> Seconds:
+        """Its seconds; prompts that came along with the drafts take their share of the positions that were scored."""
+        own = sum(map(len, self.blocks))
+        prompts = 0.0 if self.on_device else self.seconds.score * (1 - own / self.scored)
+        return self.seconds + Seconds(score=-prompts, prefill=prompts)
+
 
 def commit(done: VerifiedRound) -> list[Progress]:
     """Give every row what it gained."""

@@ -359,7 +359,7 @@ class Engine:
                     gained = self._commit_or_undo(done)
                     self._observe(done, gained)
                     self._run_ahead(done)
-                    self._account(done.seconds)  # last: what was recorded for the next round took this one's time
+                    self._account(done.spent)  # last: what was recorded for the next round took this one's time
             except CacheFull:
                 if len(self._running) == 1:
                     raise
