@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.command import add_outputs, make_parser, run_command
 from benchmarks.cpu_steps.run import run
-from benchmarks.cpu_steps.steps import Grid
+from benchmarks.cpu_steps.steps import NARROW, Grid
 from forerun.config import Kernels, kernels
 from forerun.measure.show import main
 
@@ -21,6 +21,9 @@ def command(arguments: list[str]) -> int:
     )
     parser.add_argument("--model", default="embedded", help="Hub name, folder, GGUF file or 'embedded'")
     parser.add_argument("--draft", help="a draft model, or the folder of a trained drafter, to measure as well")
+    parser.add_argument(
+        "--narrow", nargs="+", choices=NARROW, default=[], help="also with the target's weights as stored or quantised"
+    )
     parser.add_argument("--kernels", choices=[each.value for each in Kernels], help="[default: $FORERUN_KERNELS]")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=list(grid.batches))
     parser.add_argument("--tokens", type=int, nargs="+", default=list(grid.tokens), help="new tokens of each row")
@@ -30,7 +33,9 @@ def command(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     use = kernels() if chosen.kernels is None else Kernels(chosen.kernels)
     asked = Grid(tuple(chosen.batch_sizes), tuple(chosen.tokens), chosen.past, chosen.repeats)
-    return run_command("cpu_steps", arguments, chosen, partial(run, chosen.model, chosen.draft, asked, use))
+    return run_command(
+        "cpu_steps", arguments, chosen, partial(run, chosen.model, chosen.draft, chosen.narrow, asked, use)
+    )
 
 
 if __name__ == "__main__":

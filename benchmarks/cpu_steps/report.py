@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import stdev
 
 from benchmarks.cpu_steps.expected import believed, costs, draft_length
 from benchmarks.cpu_steps.results import CpuResults, StepTimes
-from benchmarks.cpu_steps.steps import KERNELS, MODULES, TRANSFORMERS
+from benchmarks.cpu_steps.steps import KERNELS, MODULES, NARROW, TRANSFORMERS
 from forerun.measure.plot import BLUE, GREY, PALE_GREY, RED, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
@@ -16,7 +17,7 @@ ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 KIND = "cpu steps"
-COLOURS = {TRANSFORMERS: GREY, MODULES: BLUE, KERNELS: RED}
+COLOURS = {TRANSFORMERS: GREY, MODULES: BLUE, KERNELS: RED}  # narrow weights: the picture's own, in turn
 MARKERS = {TRANSFORMERS: "s", MODULES: "^", KERNELS: "o"}
 
 
@@ -40,7 +41,8 @@ def make_record(results: CpuResults, complete: bool) -> Record:
 
 def tables(results: CpuResults) -> tuple[Table, ...]:
     found = [_steps(results, subject, batch) for subject in results.work for batch in results.batches()]
-    return (*found, _lengths(results))
+    shares = [_shares(results, subject) for subject in results.work if _narrow(results, subject)]
+    return (*found, *shares, _lengths(results))
 
 
 def figure(results: CpuResults) -> Figure:
@@ -66,8 +68,8 @@ def _panel(results: CpuResults, subject: str, batch: int) -> Panel:
                 results.titles[method],
                 tuple(float(step.tokens) for step in found),
                 tuple(1000 * step.median for step in found),
-                colour=COLOURS[method],
-                marker=MARKERS[method],
+                colour=COLOURS.get(method),
+                marker=MARKERS.get(method, "d"),
                 error=tuple(1000 * stdev(step.seconds) if len(step.seconds) > 1 else 0.0 for step in found),
                 values="%.0f" if method == KERNELS else "",
             )
@@ -97,7 +99,7 @@ def _ratio(results: CpuResults, step: StepTimes) -> float | None:
 def _steps(results: CpuResults, subject: str, batch: int) -> Table:
     own = results.methods(subject)
     headings = ("tokens a row", *(results.titles[method] for method in own), "floor", "auto expects")
-    learnt = costs(results, subject, own[-1]) if own else None
+    learnt = costs(results, subject, _ours(own)) if own else None
     rows = [
         (
             str(tokens),
@@ -108,6 +110,28 @@ def _steps(results: CpuResults, subject: str, batch: int) -> Table:
         for tokens in results.tokens()
     ]
     return Table(f"{subject.capitalize()}, batch {batch}: milliseconds a step", headings, tuple(rows))
+
+
+def _shares(results: CpuResults, subject: str) -> Table:
+    """What narrow weights save: medians over that of the same kernels with float32."""
+    rows = []
+    for batch in results.batches():
+        for tokens in results.tokens():
+            wide = results.find(subject, KERNELS, batch, tokens)
+            steps = [results.find(subject, method, batch, tokens) for method in _narrow(results, subject)]
+            cells = [NOTHING if wide is None or s is None else f"{s.median / wide.median:.2f}" for s in steps]
+            rows.append((f"batch {batch}, {tokens} new", *cells))
+    headings = ("step", *(results.titles[method] for method in _narrow(results, subject)))
+    return Table(f"{subject.capitalize()}: share of the step with float32 weights", headings, tuple(rows))
+
+
+def _narrow(results: CpuResults, subject: str) -> list[str]:
+    return [method for method in results.methods(subject) if method in NARROW]
+
+
+def _ours(methods: Sequence[str]) -> str:
+    """The method a decoder would use for the float32 model."""
+    return next(method for method in (KERNELS, MODULES, *methods) if method in methods)
 
 
 def _cell(results: CpuResults, step: StepTimes | None) -> str:
@@ -128,10 +152,11 @@ def _lengths(results: CpuResults) -> Table:
     title = "Draft length that auto would choose, by the chance that a drafted token is kept"
     rows = []
     for batch in results.batches():
-        learnt = costs(results, target, results.methods(target)[-1])
+        learnt = costs(results, target, _ours(results.methods(target)))
         makers = [("free drafts", 0.0)]
         for other in others:
-            step = results.find(other, results.methods(other)[-1], batch, 1) if results.methods(other) else None
+            own = results.methods(other)
+            step = results.find(other, _ours(own), batch, 1) if own else None
             if step is not None:
                 makers.append((other, step.median))
         rows += [

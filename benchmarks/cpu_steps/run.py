@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.cpu_steps.report import make_record
 from benchmarks.cpu_steps.results import CpuResults, StepTimes
-from benchmarks.cpu_steps.steps import KERNELS, TITLES, Grid, Method, Subject, methods, sweep
+from benchmarks.cpu_steps.steps import BASELINES, KERNELS, STORED, TITLES, Grid, Method, Subject, methods, sweep
 from forerun import kernels
 from forerun.bench.hardware import measure_ceilings, work_of
 from forerun.config import Kernels
@@ -33,13 +33,20 @@ def check_grid(grid: Grid, context: int | None) -> None:
         )
 
 
-def load_subjects(model: str, draft: str | None) -> list[Subject]:
-    """The target, and whatever can draft for it, in float32 on the CPU."""
+def load_subjects(model: str, draft: str | None, narrow: Sequence[str] = ()) -> list[Subject]:
+    """The target, and whatever can draft for it, in float32 on the CPU; the target's `narrow` forms beside it."""
     from forerun.loading import load_model
 
     target, _ = load_model(model, device="cpu", dtype="float32")
-    found = [Subject("target", target)]
+    found = [Subject("target", target, narrow={form: _narrow(model, form) for form in narrow})]
     return found if draft is None else [*found, _draft(draft, target)]
+
+
+def _narrow(name: str, form: str) -> Any:
+    from forerun.loading import load_model
+
+    asked = {"dtype": STORED} if form == STORED else {"dtype": "float32", "quantize": form}
+    return load_model(name, device="cpu", **asked)[0]
 
 
 def _draft(name: str, target: Any) -> Subject:
@@ -58,12 +65,19 @@ def _draft(name: str, target: Any) -> Subject:
 
 
 def run(
-    model: str, draft: str | None, grid: Grid, use: Kernels, output: Path, reporter: Reporter, command: Sequence[str]
+    model: str,
+    draft: str | None,
+    narrow: Sequence[str],
+    grid: Grid,
+    use: Kernels,
+    output: Path,
+    reporter: Reporter,
+    command: Sequence[str],
 ) -> Record:
     """Sweep by sweep over all subjects, so that a slow minute does not hit one step alone; the first is a warm-up."""
     notes = [note for note in (busy_note(), _missing(use)) if note]
     reporter.start(f"loading {without_folders(model)}")
-    subjects = load_subjects(model, draft)
+    subjects = load_subjects(model, draft, narrow)
     for subject in subjects:
         check_grid(grid, getattr(subject.model.config.get_text_config(decoder=True), "max_position_embeddings", None))
     reporter.start("what this machine reads and multiplies at best")
@@ -89,7 +103,7 @@ def run(
         results = CpuResults(
             provenance=origin,
             settings=named | {"kernels": str(use), **asdict(grid)},
-            titles={name: title.format(use=use) for name, title in TITLES.items() if name != KERNELS or use != "off"},
+            titles=_titles(use, narrow),
             ceilings=ceilings,
             work={subject.name: work_of(subject.model) for subject in subjects},
             steps=tuple(StepTimes(*step, tuple(seconds)) for step, seconds in times.items()),
@@ -106,6 +120,12 @@ def run(
             title = f"{subject.name}, sweep {repeat}" if repeat else f"{subject.name}, warm-up"
             turns.append(Turn(title, partial(one_sweep, subject, repeat > 0)))
     return take_turns(turns, reporter, save)
+
+
+def _titles(use: Kernels, narrow: Sequence[str]) -> dict[str, str]:
+    """Of what is measured."""
+    compiled = () if use is Kernels.OFF else (KERNELS, *narrow)
+    return {name: title.format(use=use) for name, title in TITLES.items() if name in (*BASELINES, *compiled)}
 
 
 def _missing(use: Kernels) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,13 +13,18 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from forerun.config import Kernels
+from forerun.loading.quantise import SCHEMES
 from forerun.models.scorer import Scorer
 
-TRANSFORMERS, MODULES, KERNELS = "transformers", "modules", "kernels"
+TRANSFORMERS, MODULES, KERNELS, STORED = "transformers", "modules", "kernels", "stored"
+BASELINES = (TRANSFORMERS, MODULES)
+NARROW = (STORED, *SCHEMES)
 TITLES = {
     TRANSFORMERS: "transformers",
     MODULES: "Forerun, kernels off",
     KERNELS: "Forerun, kernels {use}",
+    STORED: "weights as stored",
+    **{scheme: f"quantised, {scheme}" for scheme in SCHEMES},
 }
 
 
@@ -30,6 +35,7 @@ class Subject:
     name: str
     model: PreTrainedModel
     headless: bool = False  # a draft head's body: embeddings in, hidden states out
+    narrow: Mapping[str, PreTrainedModel] = field(default_factory=dict)  # the same with narrow weights, by method
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,10 @@ def methods(subject: Subject, grid: Grid, use: Kernels) -> dict[str, Method]:
         TRANSFORMERS: Transformers(subject, inputs),
         MODULES: Forerun(subject, inputs, Kernels.OFF),
     }
-    return found if use is Kernels.OFF else {**found, KERNELS: Forerun(subject, inputs, use)}
+    if use is Kernels.OFF:
+        return found
+    narrow = {name: Forerun(replace(subject, model=model), inputs, use) for name, model in subject.narrow.items()}
+    return {**found, KERNELS: Forerun(subject, inputs, use), **narrow}
 
 
 def sweep(methods: dict[str, Method], grid: Grid, keep: Callable[[str, int, int, float], None]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PredictedText,
         PromptLookup,
         RandomDraft,
+        SelfDraft,
         TopK,
         Tree,
     )
@@ -52,6 +53,7 @@ _HOMES = {
         "PredictedText",
         "PromptLookup",
         "RandomDraft",
+        "SelfDraft",
         "TopK",
         "Tree",
     ),
@@ -99,6 +101,7 @@ __all__ = [
     "Rule",
     "SamplingParams",
     "Scorer",
+    "SelfDraft",
     "Seq2SeqScorer",
     "Source",
     "SparseLaw",

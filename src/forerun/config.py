@@ -104,7 +104,7 @@ class ModelSettings:
     """Use only what is on this machine."""
     quantize: Literal["int8", "int4", "fp8", "w8a8"] | None = None
     """Round the weights to 8 or 4 bits while they are loaded: less memory, faster, and ANOTHER MODEL, whose text
-    follows the rounded weights. int8 and int4 round weights alone; fp8 and w8a8, on a GPU, also what they are
+    follows the rounded weights. int8 and int4 round weights alone; w8a8 and, on a GPU, fp8 also what they are
     multiplied with."""
     draft_quantize: Literal["int8", "int4", "fp8", "w8a8"] | None = None
     """The same for the draft model alone: the text stays the target's."""

@@ -83,10 +83,10 @@ TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"abcdefgh0123456789Ġ�
 MERGES = ["a b", "Ġ a", "Ġ Ġ"]
 
 
-def tiny_llama(*, tied: bool) -> LlamaForCausalLM:
+def tiny_llama(*, tied: bool, hidden: int = 32, inner: int = 48) -> LlamaForCausalLM:
     """Grouped heads, so that queries and keys need different permutations."""
     torch.manual_seed(3)
-    config = LlamaConfig(vocab_size=len(TOKENS), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    config = LlamaConfig(vocab_size=len(TOKENS), hidden_size=hidden, intermediate_size=inner, num_hidden_layers=2,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5,
                          rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, initializer_range=0.3,
                          tie_word_embeddings=tied)  # fmt: skip

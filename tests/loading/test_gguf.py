@@ -123,8 +123,8 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_gguf(other)
     with pytest.raises(UnsupportedModel, match="version 1"):
         read_gguf(write_gguf(tmp_path / "old.gguf", {}, {}, version=1))
-    with pytest.raises(UnsupportedModel, match=r"'x' has format number 12.*Q4_1"):
-        read_gguf(write_gguf(tmp_path / "q4k.gguf", {}, {"x": Raw((256,), 12, bytes(144))}))
+    with pytest.raises(UnsupportedModel, match=r"'x' has format number 10.*Q4_1"):
+        read_gguf(write_gguf(tmp_path / "q2k.gguf", {}, {"x": Raw((256,), 10, bytes(84))}))
     with pytest.raises(ModelNotFound, match="no whole number of Q8_0 blocks"):
         read_gguf(write_gguf(tmp_path / "odd.gguf", {}, {"x": Raw((33,), 8, bytes(68))}))
     with pytest.raises(ModelNotFound, match="alignment of 0"):

@@ -82,9 +82,9 @@ def examine(name: str | None = None) -> Report:
 
     model = None
     if name is not None:
-        from forerun.loading import load_model
+        from forerun.loading import STORED, load_model
 
-        model, _ = load_model(name, device="cpu", dtype="float32")
+        model, _ = load_model(name, device="cpu", dtype=STORED)
 
     return Report(
         versions=_versions(),

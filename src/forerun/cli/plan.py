@@ -40,8 +40,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     multiple=True,
     metavar="DRAFTER",
     show_default="auto and lookup",
-    help="A drafter to compare, as in `forerun generate`: auto, lookup, early:N, ngram:FILE, random, a model, a "
-    "folder, or several with commas as a chain; 'own' is the draft of a synthetic pair. May be given again.",
+    help="A drafter to compare, as in `forerun generate`: auto, lookup, early:N, self:BITS, ngram:FILE, random, a "
+    "model, a folder, or several with commas as a chain; 'own' is the draft of a synthetic pair. May be given again.",
 )
 @place_options(MODEL)
 @options_from(SpeculationSettings, MODEL, "kernels", kernels={"show_default": "$FORERUN_KERNELS, else auto"})

@@ -14,6 +14,7 @@ from forerun.drafters.parallel_heads import ParallelHeads
 from forerun.drafters.predicted_text import PredictedText, with_predictions
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.random_draft import RandomDraft
+from forerun.drafters.self_draft import SelfDraft
 from forerun.drafters.top_k import TopK
 from forerun.drafters.tree import Tree, with_trees
 
@@ -28,6 +29,7 @@ __all__ = [
     "PredictedText",
     "PromptLookup",
     "RandomDraft",
+    "SelfDraft",
     "TopK",
     "Tree",
     "default_drafter",

@@ -3,77 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from forerun.arguments import integer
-from forerun.drafters.autoregressive import ModelSteps, draft_with
-from forerun.drafters.base import BranchingDrafter
-from forerun.drafters.device_levels import ExitLevels
-from forerun.drafters.device_model import DeviceEarlyExit
+from forerun.drafters.within_target import WithinTarget
 from forerun.errors import InvalidArgument, UnsupportedModel
-from forerun.models.scorer import Scorer
-from forerun.models.seq2seq import Seq2SeqScorer
-from forerun.models.sharded import refuse_parts_of_sharded
-from forerun.types import Draft, DraftContext
 
 
-class EarlyExit(BranchingDrafter):
-    """Drafts with the first `num_layers` layers, the final norm and the head of the target.
-
-    The first layers' keys of everything accepted are already in the target's cache, so the draft reads them there,
-    writes its own behind them, and cuts them off again; the target overwrites them when it scores.
-    """
+class EarlyExit(WithinTarget):
+    """Drafts with the first `num_layers` layers, the final norm and the head of the target."""
 
     def __init__(self, num_layers: int, *, stop_below: float | None = None) -> None:
         self.num_layers = integer("num_layers", num_layers, 1, remedy="an early exit needs at least one layer")
-        self.stop_below = stop_below
-        self.scorer: Scorer | None = None
+        super().__init__(stop_below=stop_below)
 
-    def clone(self) -> Self:
-        """The same for another target."""
-        twin = copy.copy(self)
-        twin.scorer = None
-        return twin
-
-    def bind(self, target: Scorer, tokenizer: Any = None) -> None:
-        """Called once by the engine with the target whose layers are used."""
-        refuse_parts_of_sharded("an early exit", target.model)
-        first = shallow(target.model, self.num_layers)
-        if isinstance(target, Seq2SeqScorer):
-            self.scorer = Seq2SeqScorer(first, target.form, target.cache, use=target.kernels, beside=target)
-        else:
-            self.scorer = Scorer(first, target.form, cache=target.cache, use=target.kernels)
-
-    def propose(self, context: DraftContext) -> Draft:
-        steps = self.steps(context)
-        try:
-            return draft_with(steps.scorer, context, steps.unseen, self.stop_below)
-        finally:
-            steps.close()
-
-    def steps(self, context: DraftContext) -> ModelSteps:
-        """For trees: laws behind several guesses at once, their keys behind the target's own."""
-        if self.scorer is None:
-            raise InvalidArgument(
-                "EarlyExit was used before it knew its target; give it to SpeculativeDecoder or Engine"
-            )
-        before = [self.scorer.length(row) for row in context.rows]
-        unseen = [history[length:] for history, length in zip(context.histories, before, strict=True)]
-        return ModelSteps(self.scorer, context, unseen, None, partial(self.scorer.rewind, context.rows, before))
-
-    def device_draft(self) -> DeviceEarlyExit | None:
-        return None if self.scorer is None else DeviceEarlyExit(self.scorer, self.stop_below)
-
-    def device_levels(self) -> ExitLevels | None:
-        return None if self.scorer is None else ExitLevels(self.scorer, self.stop_below)
-
-    def rewind(self, rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """The target's cache is cut back by the engine."""
+    def made_of(self, target: PreTrainedModel) -> PreTrainedModel:
+        return shallow(target, self.num_layers)
 
 
 def shallow(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:

@@ -21,12 +21,13 @@ from forerun.drafters.early_exit import EarlyExit
 from forerun.drafters.ngram import NgramTable
 from forerun.drafters.prompt_lookup import PromptLookup
 from forerun.drafters.random_draft import RandomDraft
+from forerun.drafters.self_draft import SelfDraft
 from forerun.errors import InvalidArgument
 from forerun.loading.drafter_folder import is_drafter_folder
 
 AUTO = "auto"
 OFF = ("off", "none")
-NAMES = ("auto", "lookup", "off", "none", "random", "early:N", "ngram:FILE", "shared:NAME", "module:Class")
+NAMES = ("auto", "lookup", "off", "none", "random", "early:N", "self:BITS", "ngram:FILE", "shared:NAME", "module:Class")
 
 # Makes a drafter of a model's name, and of whether it reads with the target's encoder.
 LoadDraftModel = Callable[[str, bool], Drafter]
@@ -83,6 +84,10 @@ def _single(name: str, load: LoadDraftModel, option: str, loading: dict[str, Any
         if not rest.isdecimal():
             raise InvalidArgument(f"{option} {name!r}: say how many layers, such as early:8")
         return EarlyExit(int(rest))
+    if kind == "self":
+        if rest not in ("", "8", "4"):
+            raise InvalidArgument(f"{option} {name!r}: say how many bits, self:8 or self:4")
+        return SelfDraft(int(rest or 8))
     if kind == "ngram":
         return NgramTable.load(rest or name)
     if is_drafter_folder(name):

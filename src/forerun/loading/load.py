@@ -60,8 +60,9 @@ def load(
     and encoder-decoder models are taken. `device` is a GPU where there is one, else the CPU. `dtype` is bfloat16 on a
     GPU; elsewhere "stored": float32 arithmetic with weights that stay in memory as narrow as they are stored, where
     that is faster. "float32" makes them plain parameters, which can be trained. With `offline` nothing is fetched;
-    `revision` is a branch, tag or commit on the Hub. `quantize` on a CPU ("int8", "int4") rounds the weights in groups
-    of 32 while they are loaded, which makes it another model: its text follows the rounded one.
+    `revision` is a branch, tag or commit on the Hub. `quantize` rounds the weights while they are loaded, which
+    makes it another model: its text follows the rounded one. "int8" and "int4" round weights alone; "w8a8" and, on a
+    GPU, "fp8" also what they are multiplied with.
     """
     return load_model(
         name_or_path,

@@ -1,7 +1,8 @@
 """Quantise a model's weights while it is loaded on a CPU, one matrix at a time: `load(..., quantize="int8")`.
 
-Weights alone: activations stay float32. Linear layers and embeddings are quantised in groups of 32 values; with four
-bits, embedding and head keep eight, because every logit hangs on them.
+"int8" and "int4" round weights alone, in groups of 32 values; activations stay float32. With "w8a8" linear layers
+multiply integers: one scale an output for weights, one a token for what they are multiplied with. Embedding and head
+keep eight bits and float32 activations under every scheme, because every logit hangs on them.
 """
 
 from __future__ import annotations
@@ -17,68 +18,86 @@ from forerun.kernels import why_not_numba
 from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.loading import rounding
 from forerun.math.blocks import BlockFormat, format_named
+from forerun.math.integer import encode_rows, row_format
 from forerun.math.quantise import GROUP, encode_q4_1, encode_q8_0
 
-SCHEMES = ("int8", "int4")
-_ENCODERS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "int8": ("Q8_0", encode_q8_0),
-    "int4": ("Q4_1", encode_q4_1),
+EIGHT_BITS, INTEGERS, FOUR_BITS = "int8", "w8a8", "int4"
+SCHEMES = (EIGHT_BITS, INTEGERS, FOUR_BITS)
+_ENCODERS: dict[str, tuple[Callable[[int], BlockFormat], Callable[[Tensor], Tensor]]] = {
+    EIGHT_BITS: (lambda size: format_named("Q8_0"), encode_q8_0),
+    INTEGERS: (row_format, encode_rows),
+    FOUR_BITS: (lambda size: format_named("Q4_1"), encode_q4_1),
 }
 
 
-def check_scheme(scheme: str | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise where weights cannot be quantised like this here."""
+def check_scheme(scheme: str | None, device: torch.device, dtype: torch.dtype, asked: str | None = None) -> None:
+    """Raise where weights cannot be quantised like this here; `asked` is what the user wrote."""
     if scheme is None:
         return
+    asked = asked or f"quantize={scheme!r}"
     if device.type == "cuda":
         if reason := rounding.why_not(scheme, device):
-            raise InvalidArgument(f"quantize={scheme!r}: {reason}")
+            raise InvalidArgument(f"{asked}: {reason}")
         return
     if scheme not in SCHEMES:
         where = "for a GPU; on a CPU" if rounding.why_not(scheme, device) is None else "unknown;"
-        raise InvalidArgument(f"quantize={scheme!r} is {where} there are {' and '.join(map(repr, SCHEMES))}")
+        raise InvalidArgument(f"{asked} is {where} there are {', '.join(map(repr, SCHEMES))}")
     if device.type != "cpu":
-        raise InvalidArgument(f"quantize={scheme!r} is for a CPU or a CUDA GPU, not for {device.type!r}; leave it out")
+        raise InvalidArgument(f"{asked} is for a CPU or a CUDA GPU, not for {device.type!r}; leave it out")
     if dtype != torch.float32:
-        raise InvalidArgument(f"quantize={scheme!r} computes in float32, not in {dtype}; leave the dtype out")
+        raise InvalidArgument(f"{asked} computes in float32, not in {dtype}; leave the dtype out")
     if reason := why_not_numba():
-        raise InvalidArgument(f"quantize={scheme!r} needs compiled products: {reason}")
+        raise InvalidArgument(f"{asked} needs compiled products: {reason}")
 
 
 @torch.no_grad()
-def quantise(model: Any, scheme: str, name: str) -> None:
-    """Exchange the matrices of a model for quantised ones; the float32 copy of one is held at a time."""
+def quantise(model: Any, scheme: str, name: str, without: nn.Module | None = None, asked: str | None = None) -> None:
+    """Exchange the matrices of a model for quantised ones; the float32 copy of one is held at a time.
+
+    The part `without` stays as it is.
+    """
+    asked = asked or f"quantize={scheme!r}"
     ends = {id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
     made: dict[int, nn.Parameter] = {}
     held = []  # ids stay taken until all weights have been exchanged
-    for module in model.modules():
-        weight = module._parameters.get("weight")
-        if type(module) not in (nn.Linear, nn.Embedding) or weight is None or weight.shape[1] % GROUP:
-            continue
+    for module, weight in _holders(model, without):
         if id(weight) not in made:
-            _refuse_blocks(weight, scheme, name)
+            _refuse_blocks(weight, asked, name)
             held.append(weight)
-            made[id(weight)] = _quantised(weight, "int8" if id(weight) in ends else scheme)
+            made[id(weight)] = _quantised(weight, EIGHT_BITS if id(weight) in ends else scheme, asked)
         module._parameters["weight"] = made[id(weight)]
     if not made:
-        raise InvalidArgument(
-            f"quantize={scheme!r}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out"
-        )
+        raise InvalidArgument(f"{asked}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out")
 
 
-def _quantised(weight: Tensor, scheme: str) -> nn.Parameter:
-    form, encode = _ENCODERS[scheme]
+def matrices(model: nn.Module, without: nn.Module | None = None) -> list[Tensor]:
+    """The weights that are quantised, each once."""
+    return list({id(weight): weight for _, weight in _holders(model, without)}.values())
+
+
+def _holders(model: nn.Module, without: nn.Module | None) -> list[tuple[nn.Module, Tensor]]:
+    left_out = set() if without is None else set(without.modules())
+    found = [(module, module._parameters.get("weight")) for module in model.modules() if module not in left_out]
+    return [
+        (module, weight)
+        for module, weight in found
+        if type(module) in (nn.Linear, nn.Embedding) and weight is not None and weight.shape[1] % GROUP == 0
+    ]
+
+
+def _quantised(weight: Tensor, scheme: str, asked: str) -> nn.Parameter:
+    format_for, encode = _ENCODERS[scheme]
     dense = weight.dense() if isinstance(weight, NarrowWeight) else weight.detach().float()
     if not dense.isfinite().all():
-        raise InvalidArgument(f"quantize={scheme!r}: a weight is infinite or not a number; check the model's files")
-    return narrow_parameter(encode(dense), format_named(form))
+        raise InvalidArgument(f"{asked}: a weight is infinite or not a number; check the model's files")
+    return narrow_parameter(encode(dense), format_for(dense.shape[1]))
 
 
-def _refuse_blocks(weight: Tensor, scheme: str, name: str) -> None:
+def _refuse_blocks(weight: Tensor, asked: str, name: str) -> None:
     """Rounding what was rounded before makes it worse, and here no smaller."""
     if isinstance(weight, NarrowWeight) and _has_blocks(weight.format):
         raise InvalidArgument(
-            f"quantize={scheme!r}: {name!r} is stored in {weight.format.name} already and stays so in memory; leave "
+            f"{asked}: {name!r} is stored in {weight.format.name} already and stays so in memory; leave "
             "it out, or add dtype='float32' to quantise its float32 copy"
         )
 

@@ -35,7 +35,7 @@ def describe_weights(model: PreTrainedModel) -> str:
     kinds = Counter(filter(None, map(_kind, weights)))
     if method := method_of(model):
         return f"quantised by {METHODS.get(method, method)}{_listed(kinds)}: {OTHERS}"
-    if any(isinstance(weight, ScaledWeight) for weight in weights):
+    if any(isinstance(w, ScaledWeight) or (isinstance(w, NarrowWeight) and w.multiplies_integers) for w in weights):
         return f"rounded on load{_listed(kinds)}: {OWN}"
     if any(isinstance(weight, NarrowWeight) for weight in weights):
         return f"as they are stored{_listed(kinds)}: widened in registers, the results of a float32 copy"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 pytest.importorskip("numba")
 
@@ -18,41 +18,23 @@ from forerun.kernels.cpu.linear import linear
 from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.kernels.cpu.product import product_address
 from forerun.kernels.cpu.widen import FORMATS, number_of
-from forerun.math.blocks import BlockFormat, format_named
+from forerun.math.blocks import format_named
 from forerun.models.scorer import Scorer
+from support.stored import SIZE, size_of, stored_rows
 from support.tiny import tiny_model
 
 NARROW = [stored.name for stored in FORMATS if stored.name != "F32"]
-SIZE = 96  # inputs: three blocks
-
-
-def stored_rows(name: str, count: int, size: int = SIZE, seed: int = 0) -> tuple[Tensor, BlockFormat]:
-    """Random bytes that decode to ordinary numbers: every half-precision scale lies between 1/8 and 2."""
-    stored, generator = format_named(name), torch.Generator().manual_seed(seed)
-    raw = torch.randint(256, (count, size // stored.values * stored.size), dtype=torch.uint8, generator=generator)
-    if stored.values == 1:
-        values = torch.randn(count, size, generator=generator)
-        return values.to(torch.bfloat16 if name == "BF16" else torch.float16).view(torch.uint8), stored
-    blocks = raw.view(-1, stored.size)
-    for place in _scales(name):
-        scale = (torch.rand(len(blocks), generator=generator) + 0.125) * (1 - 2 * torch.rand(len(blocks)).round())
-        blocks[:, place : place + 2] = scale.half()[:, None].view(torch.uint8)
-    return raw, stored
-
-
-def _scales(name: str) -> tuple[int, ...]:
-    """Where the half-precision numbers of a block lie."""
-    return {"Q4_1": (0, 2)}.get(name, (0,))
 
 
 @pytest.mark.quick("Q4_1", "BF16")
 @pytest.mark.parametrize("name", NARROW)
 def test_products_have_the_bits_of_the_float32_copy(name: str) -> None:
+    size = size_of(name)
     for count in (1, 4, 37):
-        weight = NarrowWeight(*stored_rows(name, count))
+        weight = NarrowWeight(*stored_rows(name, count, size))
         dense, bias = weight.dense(), torch.randn(count)
         for rows in range(1, 34):
-            x = torch.randn(rows, SIZE)
+            x = torch.randn(rows, size)
             assert torch.equal(F.linear(x, weight, bias), linear(x, dense, bias, 2)), (count, rows)
 
 
@@ -73,6 +55,14 @@ def test_all_half_precision_numbers_are_widened_exactly(name: str, dtype: torch.
     raw[:, 0] = every
     got = F.linear(torch.eye(16)[:1], NarrowWeight(raw.view(torch.uint8), format_named(name)))[0]
     torch.testing.assert_close(got, every.view(dtype).float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [name for name in NARROW if name.startswith("Q")])
+def test_blocks_decode_as_in_the_formats_own_library(name: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    raw, stored = stored_rows(name, 8, size_of(name))
+    want = gguf.quants.dequantize(raw.numpy(), getattr(gguf.GGMLQuantizationType, name))
+    assert torch.equal(NarrowWeight(raw, stored).dense(), torch.from_numpy(want))
 
 
 def test_names_of_formats_agree_with_the_references() -> None:
@@ -125,6 +115,20 @@ def test_changes_are_refused_with_the_remedy(change: Any) -> None:
     with torch.no_grad(), pytest.raises(InvalidArgument, match="dtype='float32'"):
         change(weight)
     assert torch.equal(weight.raw, before)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "pays"),
+    [
+        ([(4.0, 10.0), (6.0, 11.0), (11.0, 12.0)], True),
+        ([(4.0, 10.0), (6.0, 11.0), (14.0, 12.0)], False),  # small batches would be slower
+        ([(9.8, 10.0), (10.9, 11.0), (12.0, 12.0)], False),  # nothing gained
+    ],
+)
+def test_narrow_weights_are_never_the_slower_ones(pairs: list[tuple[float, float]], pays: bool) -> None:
+    from forerun.kernels.cpu.choice import is_never_slower
+
+    assert is_never_slower(pairs) is pays
 
 
 def test_fused_layers_give_the_bits_of_float32() -> None:

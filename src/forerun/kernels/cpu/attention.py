@@ -42,7 +42,7 @@ def _mixer(vectors: int, queries: int) -> Any:
 def _emit_mix(build: Any, vectors: int, queries: int, arguments: Any) -> None:
     """Keys one after the other: `vectors` x `queries` sums stay in registers, each value is read once."""
     v, v_stride, p, p_stride, out, out_stride, keys = arguments
-    vector, number = floats(LANES), tiles._int
+    vector, number = floats(LANES), tiles.whole
     first = build.inttoptr(v, F32.as_pointer())
     shares = tiles._row_pointers(build, p, p_stride, queries)
     entry, loop, done = build.block, build.append_basic_block("mix"), build.append_basic_block("mixed")
@@ -53,8 +53,7 @@ def _emit_mix(build: Any, vectors: int, queries: int, arguments: Any) -> None:
     sums = [[build.phi(vector) for _ in range(vectors)] for _ in range(queries)]
     row = build.gep(first, [build.mul(key, v_stride)])
     ahead = build.gep(first, [build.mul(build.add(key, number(AHEAD)), v_stride)])
-    prefetch = tiles._declared(build, "llvm.prefetch.p0", ir.VoidType(), [tiles._BYTES, *[I32] * 3])
-    build.call(prefetch, [build.bitcast(ahead, tiles._BYTES), *tiles._TO_LEVEL_2])
+    tiles.prefetch(build, build.bitcast(ahead, tiles._BYTES))
     value = [tiles._load(build, row, number(i * LANES), vector) for i in range(vectors)]
     grown = []
     for share, totals in zip(shares, sums, strict=True):

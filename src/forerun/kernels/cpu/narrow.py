@@ -3,7 +3,8 @@
 A `NarrowWeight` is the parameter of an ordinary `nn.Linear` or `nn.Embedding`. Products and look-ups read the stored
 bytes and widen them in registers; anything else torch is asked to do works on a float32 copy made for the moment. So
 modules, adapters, `model.generate` and checks of ours see the weight they know, with the values its float32 copy has.
-It cannot be written: an operation that would change it is refused.
+Rows of integers (`math.integer`) are the exception: a linear layer multiplies integers with them, for any number of
+inputs. It cannot be written: an operation that would change it is refused.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from forerun.errors import InvalidArgument
+from forerun.math import integer
 from forerun.math.blocks import BlockFormat
 
 FEW_ROWS = 64  # inputs up to which the stored bytes are multiplied; for more, widening them once costs little beside
@@ -41,6 +43,11 @@ class NarrowWeight(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"NarrowWeight({self.format.name}, shape={tuple(self.shape)})"
+
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether what it is multiplied with is rounded as well."""
+        return self.format.name == integer.NAME
 
     def dense(self) -> Tensor:
         """The float32 copy."""
@@ -85,12 +92,40 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not isinstance(weight, NarrowWeight) or type(x) is NarrowWeight:
         return F.linear(*tree_map_only(NarrowWeight, NarrowWeight.dense, (x, weight, bias)))
     follows = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if weight.multiplies_integers:
+        if x.dtype != torch.float32:
+            raise InvalidArgument(f"products of integers take float32, not {x.dtype}; {REMEDY}")
+        if not follows:
+            return _product(x, weight, bias)
+        made: Tensor = _StraightThrough.apply(x, bias, (weight,))  # type: ignore[no-untyped-call]
+        return made
     if follows or x.dtype != torch.float32 or x.shape[:-1].numel() > FEW_ROWS:
         return F.linear(x, weight.dense(), bias)
+    return _product(x, weight, bias)
+
+
+def _product(x: Tensor, weight: NarrowWeight, bias: Tensor | None) -> Tensor:
     from forerun.kernels.cpu.linear import linear_at
     from forerun.kernels.cpu.threads import most_threads
 
     return linear_at(x, (address(weight), product_of(weight)), weight.shape[0], bias, most_threads())
+
+
+class _StraightThrough(torch.autograd.Function):
+    """A product of integers whose gradients are those of the product with the weight's values, as if none were rounded.
+
+    Rounding itself has no gradient but zero.
+    """
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, bias: Tensor | None, weights: tuple[NarrowWeight]) -> Tensor:
+        context.weight = weights[0]
+        return _product(x.detach(), weights[0], None if bias is None else bias.detach())
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        of_bias = gradient.flatten(0, -2).sum(0) if context.needs_input_grad[1] else None
+        return gradient @ context.weight.dense(), of_bias, None
 
 
 def _set_data(weight: Tensor, value: Tensor) -> None:
@@ -111,6 +146,13 @@ def is_narrow(weight: Any) -> bool:
     return isinstance(weight, NarrowWeight)
 
 
+def held(weight: Tensor) -> tuple[str, int]:
+    """How a weight is stored in memory, and the bytes it takes."""
+    if isinstance(weight, NarrowWeight):
+        return weight.format.name, weight.raw.nbytes
+    return str(weight.dtype).removeprefix("torch."), weight.nbytes
+
+
 def address(weight: Tensor | None) -> int:
     """Where a weight lies; 0 where there is none."""
     if weight is None:
@@ -129,7 +171,10 @@ def product_of(weight: Tensor | None) -> int:
     """The address of the compiled product for a weight; 0 for what is no matrix."""
     if weight is None or weight.ndim != 2:
         return 0
+    from forerun.kernels.cpu import integer as integer_product
     from forerun.kernels.cpu.product import product_address
     from forerun.kernels.cpu.widen import FLOAT32, number_of
 
+    if isinstance(weight, NarrowWeight) and weight.multiplies_integers:
+        return integer_product.product_address()
     return product_address(number_of(weight.format.name) if isinstance(weight, NarrowWeight) else FLOAT32)

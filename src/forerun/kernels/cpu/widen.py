@@ -15,7 +15,8 @@ from llvmlite import ir
 from numba.core import cgutils
 
 _FEATURES = llvmlite.binding.get_host_cpu_features()
-MANY_REGISTERS = not _FEATURES.get("sse2", False) or _FEATURES.get("avx512f", False)
+IS_X86 = bool(_FEATURES.get("sse2", False))
+MANY_REGISTERS = not IS_X86 or _FEATURES.get("avx512f", False)
 LANES = 8 if _FEATURES.get("avx2", False) else 4  # floats of a vector that every size of ours is a multiple of
 WIDEST = 16 if _FEATURES.get("avx512f", False) else LANES  # floats of the longest vector register
 
@@ -110,6 +111,87 @@ class FourBitsAndOffset(Stored):
         return fma(build, scale, numbers, lowest)
 
 
+class FourBitGroups(Stored):
+    """Two scales of the block, a six-bit scale and depth of each 32 values, then half-bytes; see `decode_q4_k`."""
+
+    name, values, size = "Q4_K", 256, 144
+    start = 16  # of the half-bytes
+
+    def open(self, build: Any, run: Any, lanes: int) -> Any:
+        """Scale and depth of the eight groups as two vectors, and the run."""
+        numbers = halves(build, run)
+        first, second, mixed = (
+            build.zext(_load(build, run, place, ir.VectorType(I8, 4)), _whole(4)) for place in (4, 8, 12)
+        )
+        scales = self._six_bits(build, first, build.and_(mixed, _all(15, 4)))
+        depths = self._six_bits(build, second, build.lshr(mixed, _all(4, 4)))
+        scale, depth = spread(build, numbers, 0, 8), spread(build, numbers, 1, 8)
+        lowest = build.fneg(build.fmul(depth, build.sitofp(depths, floats(8))))
+        return build.fmul(scale, build.sitofp(scales, floats(8))), lowest, run
+
+    @staticmethod
+    def _six_bits(build: Any, whole: Any, low: Any) -> Any:
+        """The first four numbers are the low six bits of a byte; the others' upper two are what lies above those."""
+        upper = build.shl(build.lshr(whole, _all(6, 4)), _all(4, 4))
+        lanes = ir.Constant(ir.VectorType(I32, 8), list(range(8)))
+        return build.shuffle_vector(build.and_(whole, _all(63, 4)), build.or_(low, upper), lanes)
+
+    def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
+        scales, lowest, run = opened
+        group, within = divmod(index * lanes, 32)
+        numbers = build.sitofp(self._numbers(build, run, group, within, lanes), floats(lanes))
+        return fma(build, spread(build, scales, group, lanes), numbers, spread(build, lowest, group, lanes))
+
+    def _numbers(self, build: Any, run: Any, group: int, within: int, lanes: int) -> Any:
+        """Values `within` and on of a group, as int32."""
+        place = self.start + group // 2 * 32 + within
+        return _bits(build, _bytes(build, run, place, lanes), 4 * (group % 2), 15)
+
+
+class FiveBitGroups(FourBitGroups):
+    """With a fifth bit of each value before the half-bytes: bit g of 32 bytes is for group g."""
+
+    name, values, size = "Q5_K", 256, 176
+    start = 48
+
+    def _numbers(self, build: Any, run: Any, group: int, within: int, lanes: int) -> Any:
+        fifth = _bits(build, _bytes(build, run, 16 + within, lanes), group, 1)
+        return build.or_(super()._numbers(build, run, group, within, lanes), build.shl(fifth, _all(4, lanes)))
+
+
+class SixBitGroups(Stored):
+    """Half-bytes, upper pairs of bits, 16 signed scales, and the block's own at the end; see `decode_q6_k`."""
+
+    name, values, size = "Q6_K", 256, 210
+
+    def open(self, build: Any, run: Any, lanes: int) -> Any:
+        own = spread(build, halves(build, run, 202), 3, 16)
+        scales = build.sext(_load(build, run, 192, ir.VectorType(I8, 16)), _whole(16))
+        return build.fmul(own, build.sitofp(scales, floats(16))), run
+
+    def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
+        scales, run = opened
+        group, within = divmod(index * lanes, 32)
+        half, quarter = divmod(group, 4)
+        low = _bytes(build, run, half * 64 + quarter % 2 * 32 + within, lanes)
+        high = _bits(build, _bytes(build, run, 128 + half * 32 + within, lanes), 2 * quarter, 3)
+        numbers = build.or_(_bits(build, low, 4 * (quarter // 2), 15), build.shl(high, _all(4, lanes)))
+        values = build.sitofp(build.sub(numbers, _all(32, lanes)), floats(lanes))
+        return build.fmul(spread(build, scales, index * lanes // 16, lanes), values)
+
+
+def _bytes(build: Any, run: Any, place: int, lanes: int) -> Any:
+    """Bytes from `place` on, as int32."""
+    return build.zext(_load(build, run, place, ir.VectorType(I8, lanes)), _whole(lanes))
+
+
+def _bits(build: Any, numbers: Any, shift: int, mask: int) -> Any:
+    """Some bits of each byte."""
+    lanes = numbers.type.count
+    shifted = build.lshr(numbers, _all(shift, lanes)) if shift else numbers
+    return build.and_(shifted, _all(mask, lanes))
+
+
 def half_bytes(build: Any, run: Any, start: int, index: int, lanes: int) -> Any:
     """Half-bytes `index * lanes` and on of the 32 in 16 bytes from `start`, as int32."""
     per_half = 16 // lanes
@@ -118,9 +200,9 @@ def half_bytes(build: Any, run: Any, start: int, index: int, lanes: int) -> Any:
     return build.and_(numbers, _all(15, lanes)) if index < per_half else build.lshr(numbers, _all(4, lanes))
 
 
-def halves(build: Any, run: Any) -> Any:
-    """The half-precision numbers that a block begins with, as float32: four are widened as fast as one."""
-    return build.fpext(_load(build, run, 0, ir.VectorType(ir.HalfType(), 4)), floats(4))
+def halves(build: Any, run: Any, place: int = 0) -> Any:
+    """Half-precision numbers of a block, as float32: four are widened as fast as one."""
+    return build.fpext(_load(build, run, place, ir.VectorType(ir.HalfType(), 4)), floats(4))
 
 
 def spread(build: Any, numbers: Any, index: int, lanes: int) -> Any:
@@ -152,7 +234,10 @@ def _load(build: Any, run: Any, offset: int, kind: Any) -> Any:
     return build.load(build.bitcast(build.gep(run, [ir.Constant(I64, offset)]), kind.as_pointer()), align=1)
 
 
-FORMATS: tuple[Stored, ...] = (Float32(), BFloat16(), Float16(), EightBits(), FourBits(), FourBitsAndOffset())
+FORMATS: tuple[Stored, ...] = (
+    Float32(), BFloat16(), Float16(), EightBits(), FourBits(), FourBitsAndOffset(), FourBitGroups(), FiveBitGroups(),
+    SixBitGroups(),
+)  # fmt: skip
 """By their number in compiled code."""
 FLOAT32 = 0
 

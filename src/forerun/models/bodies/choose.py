@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from forerun import kernels
 from forerun.cache.ragged import RaggedCache
 from forerun.config import Kernels
+from forerun.kernels.cpu.narrow import held, is_narrow
 from forerun.models import families
 from forerun.models.bodies import whisper
 from forerun.models.bodies.base import Body, ForwardPass, FusedBody
@@ -150,9 +151,10 @@ def _stepper(body: Body, past: Tensor, sources: SourcesRead | None = None) -> Ca
 
 
 def _signature(model: PreTrainedModel) -> str:
-    """Models of the same shape take the same time."""
+    """Models of the same shape take the same time, if their weights are stored alike."""
     config = model.config.get_text_config(decoder=True)
     parameters = model.base_model.named_parameters()
-    shapes = [tuple(p.shape) for name, p in parameters if any(part.isdigit() for part in name.split("."))]
+    layers = [p for name, p in parameters if any(part.isdigit() for part in name.split("."))]
+    shapes = [(*p.shape, held(p)[0]) if is_narrow(p) else tuple(p.shape) for p in layers]
     digest = hashlib.sha256(str(shapes).encode()).hexdigest()[:12]
     return f"{config.model_type} {digest}"

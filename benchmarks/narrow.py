@@ -1,0 +1,168 @@
+"""`python -m benchmarks.narrow TEXT`: what quantising a model's weights does to it, on a text and beside float32.
+
+For each scheme: perplexity, how often the likeliest next token is still the same one, and alpha = E[sum min(p, q)], the
+chance that a token drafted by the quantised copy is kept by the float32 target (`SelfDraft`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.command import add_outputs, make_parser, run_command
+from forerun.config import Kernels
+from forerun.errors import InvalidArgument
+from forerun.eval.estimate import Estimate, compare, mean
+from forerun.eval.windows import Window, windows
+from forerun.files import read_text
+from forerun.kernels.cpu.narrow import held
+from forerun.loading import load_model
+from forerun.loading.quantise import SCHEMES, matrices
+from forerun.measure.progress import Reporter
+from forerun.measure.provenance import provenance, without_folders
+from forerun.measure.record import Record
+from forerun.measure.show import main
+from forerun.measure.table import Table
+from forerun.measure.turns import Outcome, Turn, take_turns
+from forerun.models.scorer import Scorer
+
+KIND = "narrow weights"
+FLOAT32 = "float32"
+AT_ONCE = 64  # positions whose logits are held at a time
+
+
+@dataclass(slots=True)
+class Reading:
+    """One model on one window: sums over its scored positions."""
+
+    window: int
+    form: str
+    positions: int = 0
+    minus_log_probability: float = 0.0
+    agreements: int = 0  # positions at which the likeliest token is float32's
+    overlap: float = 0.0  # sum of min(p, q)
+
+
+class Forms:
+    """The same model in float32 and quantised, each with a scorer of its own."""
+
+    def __init__(self, model: str, schemes: Sequence[str], use: Kernels) -> None:
+        self.scorers: dict[str, Scorer] = {}
+        self.sizes: dict[str, int] = {}
+        for form in (FLOAT32, *schemes):
+            asked: dict[str, Any] = {} if form == FLOAT32 else {"quantize": form}
+            loaded, self.tokenizer = load_model(model, device="cpu", dtype="float32", **asked)
+            self.scorers[form] = Scorer(loaded, use=use)
+            self.sizes[form] = sum(held(weight)[1] for weight in matrices(loaded))
+
+    @torch.inference_mode()
+    def read(self, index: int, window: Window) -> list[Reading]:
+        totals = {form: Reading(index, form) for form in self.scorers}
+        for scorer in self.scorers.values():
+            scorer.admit(0)
+            scorer.feed([0], [window.tokens[: window.first - 1]])
+        for start in range(window.first - 1, len(window.tokens) - 1, AT_ONCE):
+            stop = min(start + AT_ONCE, len(window.tokens) - 1)
+            right = torch.tensor(window.tokens[start + 1 : stop + 1])
+            wide: Tensor | None = None
+            for form, scorer in self.scorers.items():
+                logs = scorer.score([0], [window.tokens[start:stop]]).double().log_softmax(-1)
+                wide = logs if wide is None else wide
+                sums = totals[form]
+                sums.positions += len(right)
+                sums.minus_log_probability -= float(logs.gather(1, right[:, None]).sum())
+                sums.agreements += int((logs.argmax(-1) == wide.argmax(-1)).sum())
+                sums.overlap += float(torch.minimum(logs, wide).exp().sum())
+        for scorer in self.scorers.values():
+            scorer.release(0)
+        return list(totals.values())
+
+
+def summary(readings: Sequence[Reading], sizes: dict[str, int]) -> Table:
+    """Intervals of 95 %, by a bootstrap over windows; the change of perplexity is paired, window by window."""
+    rows = []
+    wide = [reading for reading in readings if reading.form == FLOAT32]
+    for form, size in sizes.items():
+        own = [reading for reading in readings if reading.form == form]
+        if not own or len(own) != len(wide):
+            continue
+        losses = [[r.minus_log_probability / r.positions for r in side] for side in (wide, own)]
+        found = compare(*losses, weights=[r.positions for r in own], exponential=True)
+        change = f"{100 * (found.speculative.value / found.plain.value - 1):+.2f} %"
+        agreement = mean([r.agreements / r.positions for r in own])
+        alpha = mean([r.overlap / r.positions for r in own])
+        cells = (_shown(found.speculative, 2), change, _shown(found.difference, 3))
+        rows.append((form, f"{size / 2**20:.0f}", *cells, _shown(agreement, 3), _shown(alpha, 3)))
+    headings = ("", "MiB", "perplexity", "change", "difference", "same likeliest token", "alpha")
+    return Table("Quantised on load, beside float32", headings, tuple(rows))
+
+
+def _shown(found: Estimate, digits: int) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:.{digits}f}"
+    return f"{found.value:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
+
+
+def chosen_windows(tokens: Sequence[int], size: int, count: int) -> list[Window]:
+    """`count` windows spread evenly over a text."""
+    every = windows(tokens, size)[1:]
+    if not 1 <= count <= len(every):
+        raise InvalidArgument(f"--windows {count}: the text has {len(every)} of {size} tokens")
+    return [every[i * len(every) // count] for i in range(count)]
+
+
+def run(
+    model: str, text: Path, schemes: Sequence[str], size: int, count: int, use: Kernels, output: Path,
+    reporter: Reporter, command: Sequence[str],
+) -> Record:  # fmt: skip
+    content = read_text(text)
+    reporter.start(f"loading {without_folders(model)}")
+    forms = Forms(model, schemes, use)
+    found = chosen_windows(forms.tokenizer(content)["input_ids"], size, count)
+    origin, readings = provenance("cpu", command), list[Reading]()
+
+    def save(outcome: Outcome) -> Record:
+        record = Record(
+            KIND,
+            origin,
+            settings={"model": without_folders(model), "text": text.name, "window": size, "windows": count},
+            rows=[asdict(reading) for reading in readings],
+            details={"bytes": forms.sizes},
+            tables=(summary(readings, forms.sizes),) if readings else (),
+            remarks=(f"{count} windows of {size} tokens, of which the second half is scored; intervals of 95 %",),
+            complete=outcome.complete,
+        )
+        if readings:
+            record.save(output)
+        return record
+
+    def one(index: int, window: Window) -> None:
+        readings.extend(forms.read(index, window))
+
+    return take_turns([Turn(f"window {i + 1}", partial(one, i, w)) for i, w in enumerate(found)], reporter, save)
+
+
+def command(arguments: list[str]) -> int:
+    parser = make_parser("narrow", __doc__)
+    parser.add_argument("text", type=Path, help="a text file, such as test.txt of WikiText-2")
+    parser.add_argument("--model", default="embedded", help="Hub name, folder, GGUF file or 'embedded'")
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--window", type=int, default=256, help="tokens of a window")
+    parser.add_argument("--windows", type=int, default=24)
+    parser.add_argument("--kernels", choices=[each.value for each in Kernels], default=Kernels.ON.value)
+    add_outputs(parser, plot="nothing: there is no picture")
+    chosen = parser.parse_args(arguments)
+    use = Kernels(chosen.kernels)
+    parts = (chosen.model, chosen.text, chosen.schemes, chosen.window, chosen.windows, use)
+    return run_command("narrow", arguments, chosen, partial(run, *parts))
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: command(sys.argv[1:])))

@@ -1,0 +1,227 @@
+"""Products of 8-bit integers for few tokens; the reference is `forerun.math.integer`.
+
+The same shape of tile as for floats: four weight rows against up to six tokens, sums in registers, the next rows
+prefetched. Instructions are plain multiplications and additions of integers in an order that LLVM knows as this
+machine's own: SDOT on ARM, VPMADDWD or, with VNNI, VPDPWSSD on x86. Integer sums have no order, so all of them, and
+machines that have none of them, give the same bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from forerun.kernels.cpu.memory import pointer
+from forerun.kernels.cpu.tile import LINE, MOST_TOKENS, ROWS, ahead_of, prefetch, whole
+from forerun.kernels.cpu.widen import F32, I8, I16, I32, I64, IS_X86, WIDEST, floats
+from forerun.math.integer import NEGLIGIBLE, SCALE, STEPS
+
+# Values that one instruction multiplies, and how many of them are added up in one sum. x86 multiplies pairs of 16 bits,
+# so activations are kept at that width; ARM multiplies four bytes at a time.
+RUN = 2 * WIDEST if IS_X86 else 16
+_TOGETHER = 2 if IS_X86 else 4
+_SUMS = RUN // _TOGETHER
+_ACTIVATION = I16 if IS_X86 else I8
+ACTIVATION = np.int16 if IS_X86 else np.int8
+ACTIVATION_BYTES = _ACTIVATION.width // 8
+MULTIPLE = 32  # sizes are multiples of this on every machine, so that a model is quantised alike on all
+
+_BYTES = I8.as_pointer()
+_TO_ROUND = np.float32(3 << 22)  # added and taken away again: leaves the nearest whole number, ties to even
+_INFINITE = 0x7F800000  # the bits of infinity: those of NaN are larger
+_SIGN = 0x7FFFFFFF  # all bits but the sign
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _round(x: Any, numbers: Any) -> np.float32:
+    """See `math.integer.rounded`; integers compare as the floats do whose bits they are, and NaN is the largest."""
+    bits = x.view(np.int32)
+    largest = np.int32(0)
+    for i in range(bits.shape[0]):
+        largest = max(largest, bits[i] & np.int32(_SIGN))
+    if largest >= np.int32(_INFINITE):
+        numbers[:] = 0
+        return np.float32(np.nan)
+    size = np.int32(largest).view(np.float32)
+    inverse = np.float32(STEPS) / size if size >= np.float32(NEGLIGIBLE) else np.float32(0)
+    for i in range(x.shape[0]):
+        steps = x[i] * inverse
+        numbers[i] = ACTIVATION((steps + _TO_ROUND) - _TO_ROUND)
+    return np.float32(size / np.float32(STEPS))
+
+
+@intrinsic(prefer_literal=True)
+def _tile(
+    typing: Any, rows: Any, tokens: Any, w: Any, w_stride: Any, x: Any, scales: Any, out: Any, out_stride: Any,
+    size: Any,
+) -> Any:  # fmt: skip
+    """Addresses; `w_stride` in bytes, `out_stride` in floats. The first two are constants; activations are dense."""
+    shape = (rows, tokens)
+    if not all(isinstance(number, types.IntegerLiteral) for number in shape):
+        return None
+    signature = types.void(*shape, *(types.intp,) * 7)
+
+    def codegen(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        _emit(build, rows.literal_value, tokens.literal_value, arguments[2:])
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _emit(build: Any, rows: int, tokens: int, arguments: Any) -> None:
+    w, w_stride, x, scales, out, out_stride, size = arguments
+    sums_type, width = ir.VectorType(I32, _SUMS), ACTIVATION_BYTES
+    first = build.inttoptr(w, _BYTES)
+    weights = [build.gep(first, [build.mul(w_stride, whole(i))]) for i in range(rows)]
+    row_bytes = build.mul(size, whole(width))
+    inputs = [build.gep(build.inttoptr(x, _BYTES), [build.mul(row_bytes, whole(t))]) for t in range(tokens)]
+    behind = build.gep(first, [ahead_of(build, build.mul(w_stride, whole(rows)))])
+
+    entry, loop, done = build.block, build.append_basic_block("integers"), build.append_basic_block("sums")
+    build.branch(loop)
+    build.position_at_end(loop)
+    k = build.phi(I64)
+    sums = [[build.phi(sums_type) for _ in range(tokens)] for _ in range(rows)]
+    for line in range(max(1, rows * RUN // LINE)):
+        prefetch(build, build.gep(behind, [build.add(build.mul(k, whole(rows)), whole(line * LINE))]))
+    at = build.add(k, whole(SCALE))
+    ours = [_widened(build, base, build.mul(k, whole(width)), _ACTIVATION) for base in inputs]
+    grown = []
+    for base, row in zip(weights, sums, strict=True):
+        weight = _widened(build, base, at, I8)
+        grown.append([_add_products(build, total, weight, mine) for mine, total in zip(ours, row, strict=True)])
+    step = build.add(k, whole(RUN))
+    k.add_incoming(whole(0), entry)
+    k.add_incoming(step, loop)
+    for row, new in zip(sums, grown, strict=True):
+        for total, after in zip(row, new, strict=True):
+            total.add_incoming(ir.Constant(sums_type, [0] * _SUMS), entry)
+            total.add_incoming(after, loop)
+    build.cbranch(build.icmp_unsigned("<", step, size), loop, done)
+
+    build.position_at_end(done)
+    factors = _packed(build, [_load(build, base, whole(0), F32) for base in weights])
+    place, their_scales = build.inttoptr(out, F32.as_pointer()), build.inttoptr(scales, F32.as_pointer())
+    for t in range(tokens):
+        scale = build.load(build.gep(their_scales, [whole(t)]), align=4)
+        both = build.fmul(_packed(build, [scale] * rows), factors)
+        totals = build.sitofp(_added_up(build, [grown[r][t] for r in range(rows)]), floats(rows))
+        target = build.gep(place, [build.mul(out_stride, whole(t))])
+        build.store(build.fmul(totals, both), build.bitcast(target, floats(rows).as_pointer()), align=4)
+
+
+def _widened(build: Any, base: Any, offset: Any, kind: Any) -> Any:
+    return build.sext(_load(build, base, offset, ir.VectorType(kind, RUN)), ir.VectorType(I32, RUN))
+
+
+def _add_products(build: Any, total: Any, a: Any, b: Any) -> Any:
+    """total + sums of `_TOGETHER` neighbours of a * b: in the form that becomes one instruction."""
+    products = build.mul(a, b)
+    if IS_X86:
+        nothing = ir.Constant(products.type, ir.Undefined)
+        even, odd = (_shuffled(build, products, nothing, range(start, RUN, 2)) for start in (0, 1))
+        return build.add(total, build.add(even, odd))
+    kind = ir.FunctionType(total.type, [total.type, products.type])
+    name = f"llvm.vector.partial.reduce.add.v{_SUMS}i32.v{RUN}i32"
+    return build.call(cgutils.get_or_insert_function(build.module, kind, name), [total, products])
+
+
+def _added_up(build: Any, vectors: list[Any]) -> Any:
+    """The sum of each vector, as one vector: four at once by adding halves that were mixed, or one."""
+    if len(vectors) == 1:
+        kind = ir.FunctionType(I32, [vectors[0].type])
+        reduce = cgutils.get_or_insert_function(build.module, kind, f"llvm.vector.reduce.add.v{_SUMS}i32")
+        return _packed(build, [build.call(reduce, vectors)])
+    a, b, c, d = vectors
+    found = _mixed(build, _mixed(build, a, b, 1), _mixed(build, c, d, 1), 2)
+    while (count := found.type.count) > ROWS:
+        nothing = ir.Constant(found.type, ir.Undefined)
+        halves = [_shuffled(build, found, nothing, range(s, s + count // 2)) for s in (0, count // 2)]
+        found = build.add(*halves)
+    return found
+
+
+def _mixed(build: Any, a: Any, b: Any, run: int) -> Any:
+    """In each four lanes: the first two of a and of b in turns of `run`, plus the last two of each."""
+    count = a.type.count
+    order = [
+        lane for start in range(0, 2, run) for side in (0, count) for lane in range(side + start, side + start + run)
+    ]
+    low = [group + lane for group in range(0, count, 4) for lane in order]
+    return build.add(_shuffled(build, a, b, low), _shuffled(build, a, b, [lane + 2 for lane in low]))
+
+
+def _shuffled(build: Any, a: Any, b: Any, lanes: Any) -> Any:
+    places = list(lanes)
+    return build.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(places)), places))
+
+
+def _packed(build: Any, scalars: list[Any]) -> Any:
+    vector = ir.Constant(ir.VectorType(scalars[0].type, len(scalars)), ir.Undefined)
+    for i, scalar in enumerate(scalars):
+        vector = build.insert_element(vector, scalar, ir.Constant(I32, i))
+    return vector
+
+
+def _load(build: Any, base: Any, offset: Any, kind: Any) -> Any:
+    return build.load(build.bitcast(build.gep(base, [offset]), kind.as_pointer()), align=1)
+
+
+@njit(nogil=True, cache=True)
+def _wide(w: int, row: int, x: int, scales: int, out: int, out_stride: int, tokens: int, size: int) -> None:
+    """ROWS weight rows against `tokens` inputs, in as few tiles as will do, of nearly equal width."""
+    tiles = (tokens + MOST_TOKENS - 1) // MOST_TOKENS
+    done = 0
+    for i in range(tiles):
+        width = (tokens * (i + 1)) // tiles - done
+        mine, their, here = x + done * size * ACTIVATION_BYTES, scales + done * 4, out + done * out_stride * 4
+        if width == 1:
+            _tile(ROWS, 1, w, row, mine, their, here, out_stride, size)
+        elif width == 2:
+            _tile(ROWS, 2, w, row, mine, their, here, out_stride, size)
+        elif width == 3:
+            _tile(ROWS, 3, w, row, mine, their, here, out_stride, size)
+        elif width == 4:
+            _tile(ROWS, 4, w, row, mine, their, here, out_stride, size)
+        elif width == 5:
+            _tile(ROWS, 5, w, row, mine, their, here, out_stride, size)
+        else:
+            _tile(ROWS, 6, w, row, mine, their, here, out_stride, size)
+        done += width
+
+
+def _product(
+    w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
+) -> None:
+    """As `product.rows_product`, with inputs rounded for this call."""
+    row = size + SCALE
+    numbers, scales = np.empty((tokens, size), ACTIVATION), np.empty(tokens, np.float32)
+    for t in range(tokens):
+        scales[t] = _round(carray(pointer(x + t * x_stride * 4), (size,), np.float32), numbers[t])
+    mine, their = numbers.ctypes.data, scales.ctypes.data
+    n = first
+    while n + ROWS <= last:
+        _wide(w + n * row, row, mine, their, out + n * 4, out_stride, tokens, size)
+        n += ROWS
+    while n < last:
+        for t in range(tokens):
+            place = out + (t * out_stride + n) * 4
+            _tile(1, 1, w + n * row, row, mine + t * size * ACTIVATION_BYTES, their + t * 4, place, out_stride, size)
+        n += 1
+
+
+@cache
+def _compiled() -> Any:
+    return cfunc(types.void(*(types.int64,) * 9), cache=True)(_product)
+
+
+def product_address() -> int:
+    """Where the product begins, compiled first where it is not yet."""
+    address: int = _compiled().address
+    return address

@@ -1,0 +1,97 @@
+"""The compiled integer product: the very bits of its reference for any number of rows, as a weight of modules."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("numba")
+
+from forerun.config import Kernels
+from forerun.errors import InvalidArgument
+from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
+from forerun.loading.quantise import quantise
+from forerun.math.integer import NEGLIGIBLE, encode_rows, integer_linear, parts, row_format
+from forerun.models.scorer import Scorer
+from support.tiny import tiny_model
+
+
+def integers(count: int, size: int, seed: int = 0) -> NarrowWeight:
+    weight = torch.randn(count, size, generator=torch.Generator().manual_seed(seed))
+    weight[0] = 0
+    return NarrowWeight(encode_rows(weight), row_format(size))
+
+
+def inputs(rows: int, size: int) -> Tensor:
+    """With halves between two steps, zeros, negligible numbers, and numbers that are none."""
+    x = torch.randn(rows, size, generator=torch.Generator().manual_seed(rows))
+    x[0, :8] = torch.arange(8) - 3.5
+    x[0, 8] = 127.0
+    for row, odd in enumerate((0.0, NEGLIGIBLE / 2, math.nan, math.inf), start=1):
+        if row < rows:
+            x[row, 3 if math.isnan(odd) or math.isinf(odd) else slice(None)] = odd
+    return x
+
+
+def assert_same(got: Tensor, want: Tensor) -> None:
+    assert torch.equal(got.isnan(), want.isnan())
+    assert torch.equal(got.nan_to_num(0), want.nan_to_num(0))
+
+
+@pytest.mark.parametrize("size", [32, 96, 576])
+def test_products_have_the_bits_of_the_reference(size: int) -> None:
+    for count in (1, 4, 37):
+        weight = integers(count, size)
+        numbers, scales = parts(weight.raw)
+        for rows in (*range(1, 15), 33, 70):
+            x, bias = inputs(rows, size), torch.randn(count)
+            assert_same(F.linear(x, weight, bias), integer_linear(x, numbers, scales, bias))
+
+
+def test_sums_do_not_overflow() -> None:
+    """All values at the ends of the range, as many as fit: 16,384 x 127 x 127."""
+    weight = NarrowWeight(encode_rows(torch.ones(4, 1 << 14)), row_format(1 << 14))
+    torch.testing.assert_close(F.linear(-torch.ones(2, 1 << 14), weight), torch.full((2, 4), -16384.0))
+
+
+def test_control_another_rounding_is_noticed() -> None:
+    weight, x = integers(37, 96), inputs(1, 96)
+    numbers, scales = parts(weight.raw)
+    away = x + x.sign() * 1e-3  # ties no longer are
+    assert not torch.equal(F.linear(x, weight), integer_linear(away, numbers, scales))
+
+
+def test_a_module_holds_it_and_gradients_pass_straight_through() -> None:
+    layer = nn.Linear(64, 5)
+    layer.weight = narrow_parameter(encode_rows(layer.weight.detach()), row_format(64))
+    x = torch.randn(2, 3, 64, requires_grad=True)
+    out = layer(x)
+    assert torch.equal(out[1, 2:], layer(x[1, 2:]))
+    with torch.no_grad():
+        assert torch.equal(out, layer(x))
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, layer.weight.dense().sum(0).expand(2, 3, -1))
+    torch.testing.assert_close(layer.bias.grad, torch.full((5,), 6.0))
+    with pytest.raises(InvalidArgument, match="take float32"):
+        layer(torch.randn(1, 64).double())
+
+
+def test_fused_layers_and_modules_agree_on_integers() -> None:
+    """Integers are the same in both; what lies between two products is computed in another order."""
+    model = copy.deepcopy(tiny_model("llama"))
+    quantise(model, "w8a8", "tiny")
+    formats = {w.format.name for w in model.parameters() if isinstance(w, NarrowWeight)}
+    assert formats == {"I8", "Q8_0"}
+    logits = []
+    for use in (Kernels.ON, Kernels.OFF):
+        scorer = Scorer(model, use=use)
+        for row in (0, 1):
+            scorer.admit(row)
+        scorer.feed([0, 1], [[5, 6, 7], [8]])
+        logits.append(torch.cat([scorer.score([0, 1], [[1, 2], [3, 4, 5, 6, 9]]), scorer.score([1], [[2]])]))
+    assert (logits[0] - logits[1]).abs().max() < 0.05 * logits[1].abs().max()
