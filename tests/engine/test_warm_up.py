@@ -17,6 +17,7 @@ from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.warm_up import bounds_up_to, sizes_up_to
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.policy import CostModel
+from forerun.types import RoundOutcome
 from support.tiny import ragged_prompts
 
 ROWS, DRAFT, CONTEXT = 4, 4, 64
@@ -69,7 +70,8 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
 @pytest.mark.quick("model", "chain")
 @pytest.mark.parametrize("drafter", ("model", "none", "lookup", "chain", "exit", "feature", "parallel"))
 def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:
-    engine, asked = warm(drafter), requests(1)
+    engine, asked = warm(drafter), requests(2)
+    assert {request.logprobs for request in asked} == {None, 0, 3, 20}
     assert engine.runner is not None
     before = engine.num_recordings
     assert before > 0
@@ -80,14 +82,25 @@ def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> Non
     assert found == texts(host, asked, 2)
 
 
+class Watched(CostModel):
+    told = 0
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.told += 1
+        super().observe(outcome)
+
+
 @pytest.mark.quick("chain")
 @pytest.mark.parametrize("drafter", ("model", "feature", "lookup", "chain"))
 def test_lengths_that_a_policy_chooses_are_recorded(drafter: str) -> None:
-    engine = warm(drafter, CostModel())
+    policy = Watched()
+    engine = warm(drafter, policy)
+    assert engine.policy is policy and not policy.told, "it learns nothing from the warm-up's own requests"
     before = engine.num_recordings
     texts(engine, requests(3), 4)
     assert engine.num_recordings == before
-    assert max(engine._view([], ()).max_lengths, default=0) <= DRAFT
+    asked = engine._row(Request(prompt=(5, 6), max_new_tokens=9 * DRAFT))
+    assert engine._view([asked]).max_lengths == (DRAFT,), "a longer draft would be recorded when it comes"
 
 
 def test_control_more_rows_than_were_asked_for_are_recorded_when_they_come() -> None:
