@@ -16,7 +16,7 @@ DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" b
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install test test-slow test-all test-serve judges test-gpu sanitize check lint types format docs bench clean
+.PHONY: help demo install test test-slow test-all test-scale test-serve judges test-gpu sanitize check lint types format docs bench clean
 
 help:  ## Show this list
 	@echo "Forerun: the same text, sooner. What you can make:"
@@ -64,7 +64,15 @@ test: lint  ## All checks, and a quick test of every promise: eight minutes on t
 test-slow: $(VENV)/.dev  ## What make test leaves out, half an hour: more rules, families, drafters, larger samples
 	$(TESTS) -m slow $(SLOW)
 
-test-all: test test-slow  ## Both, the whole suite
+test-all: test test-slow test-scale  ## All three, the whole suite
+
+# Ray takes a minute to install, and nothing else needs it.
+$(VENV)/.scale: requirements/scale.txt $(VENV)/.dev
+	$(PIP) install -r requirements/scale.txt
+	@touch $@
+
+test-scale: $(VENV)/.scale  ## Replicas on a cluster of Ray, with faults: four minutes
+	$(TESTS) -n 0 tests/serve/replicas
 
 # Most of the time goes into compiling kernels, which several processes do side by side. Each begins with a stretch of
 # tests of its own (worksteal): neighbours use the same kernels, and what one process has compiled the others find on disk.

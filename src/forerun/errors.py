@@ -43,6 +43,10 @@ class RankLost(ForerunError, RuntimeError):
     """A process that holds a part of the target has ended, hangs or is out of step: nothing can be decoded any more."""
 
 
+class ReplicasLost(ForerunError, RuntimeError):
+    """The cluster on which copies of a server run does not answer any more."""
+
+
 class ServerError(ForerunError, RuntimeError):
     """A server over HTTP that cannot be reached, or that answers with an error; the message holds its words.
 

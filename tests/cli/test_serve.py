@@ -36,6 +36,15 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused.exit_code == 2 and "serving needs fastapi: pip install 'forerun[serve]'" in refused.stderr
 
 
+def test_replicas_need_ray_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
+    assert "pip install 'forerun[scale]'" in serve("--replicas", "2").stderr
+    assert "needs --replicas" in serve("--max-replicas", "2").stderr
+    assert "at least --replicas 3" in serve("--replicas", "3", "--max-replicas", "2").stderr
+    assert serve("--replicas", "0").exit_code == 2
+
+
 def test_other_commands_do_not_import_the_server() -> None:
     code = (
         "import sys, forerun, forerun.cli.main, forerun.cli.serve; "

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support import staged
 from support.ranks import VOCAB, Call, Case, decode_all, run_ranks
 from support.ties import check_greedy, deviation
 from support.tiny import tiny_model
@@ -30,10 +31,10 @@ CASES = {
 }
 
 
-def check(model: Any, folder: Path, cases: list[Case], size: int) -> None:
+def check(model: Any, folder: Path, cases: list[Case], size: int, backend: str = "gloo") -> None:
     """Greedy text may differ at ties; a sampled one does where a random number falls between two roundings."""
     model.save_pretrained(folder)
-    ranks = run_ranks(size, decode_all, str(folder), cases)
+    ranks = run_ranks(size, decode_all, str(folder), cases, backend=backend)
     assert all(rank == ranks[0] for rank in ranks), "ranks returned different results"
     assert isinstance(ranks[0], list), ranks[0]
     noise = 2 * max(deviation(model, prompt) for prompt in RAGGED)
@@ -58,3 +59,9 @@ def test_families(family: str, size: int, tmp_path: Path) -> None:
     check(
         tiny_model(family, vocab=VOCAB, **heads), tmp_path, [CASES["lookup"], CASES["draft"], CASES["preempted"]], size
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_ranks_on_one_device(device: str, tmp_path: Path) -> None:
+    check(tiny_model("llama", vocab=VOCAB).to(device), tmp_path, [CASES["lookup"], CASES["preempted"]], 2, staged.NAME)

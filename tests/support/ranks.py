@@ -17,14 +17,21 @@ from torch._C._distributed_c10d import TCPStore
 
 import forerun
 from forerun.parallel import Coordinator
+from support import staged
 from support.tiny import tiny_model
 
 RankFunction = Callable[..., Any]
 VOCAB = 96  # transformers before 5.22 splits heads of models evenly or not at all
+BUSY = "100"  # seconds that ranks wait for each other: a process may get no core for long where many tests run
 
 
 def run_ranks(
-    size: int, function: RankFunction, *arguments: Any, seconds: float = 120, wait_for: Sequence[int] | None = None
+    size: int,
+    function: RankFunction,
+    *arguments: Any,
+    seconds: float = 300,
+    wait_for: Sequence[int] | None = None,
+    backend: str = "gloo",
 ) -> list[Any]:
     """What `function(*arguments)` returns on each rank; a string with its traceback where it raises, None where the
     process ends without a word. Only the ranks of `wait_for` are waited for, where it is given."""
@@ -34,7 +41,8 @@ def run_ranks(
     readers, processes = [], []
     for rank in range(size):
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_rank, args=(rank, size, store.port, writer, function, arguments), daemon=True)
+        told = (rank, size, store.port, backend, writer, function, arguments)
+        process = context.Process(target=_rank, args=told, daemon=True)
         process.start()
         writer.close()
         readers.append(reader)
@@ -61,11 +69,15 @@ def _collect(readers: Sequence[Connection], deadline: float) -> list[Any]:
     return [results[reader] for reader in readers]
 
 
-def _rank(rank: int, size: int, port: int, writer: Connection, function: RankFunction, arguments: Any) -> None:
+def _rank(
+    rank: int, size: int, port: int, backend: str, writer: Connection, function: RankFunction, arguments: Any
+) -> None:
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    own = 0 if backend == staged.NAME else rank  # its ranks share one device
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(own), WORLD_SIZE=str(size), FORERUN_RANK_TIMEOUT=BUSY)
     store = TCPStore("127.0.0.1", port, size, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    staged.register()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
     try:
         result = function(*arguments)
     except Exception:

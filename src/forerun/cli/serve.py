@@ -21,7 +21,7 @@ from forerun.cli.options import (
 )
 from forerun.config import api_key
 from forerun.errors import InvalidArgument
-from forerun.serve.settings import AddressSettings, ServiceSettings
+from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +51,7 @@ WARM_UP = ((1, 2, 3, 4),)
     timeout={"metavar": "SECONDS"},
     drain_seconds={"metavar": "SECONDS"},
 )  # fmt: skip
+@options_from(ReplicaSettings, "Replicas", replicas={"show_default": "one process"}, max_replicas={"metavar": "M"})
 @place_options("Model")
 @quantize_options("Model")
 @parallel_options("Model")
@@ -69,14 +70,19 @@ def serve(**options: Any) -> None:
     _check_installed()
     options["api_key"] = options["api_key"] or api_key()
     address, limits = settings_from(AddressSettings, options), settings_from(ServiceSettings, options)
+    replicas = settings_from(ReplicaSettings, options)
     from forerun.cli.console import err_console, plain_warnings
     from forerun.serve.run import serve as serve_until_ended
 
     console = err_console()
     with plain_warnings(console):
         console.print(f"loading {options['model']} ...", style="dim", markup=False, highlight=False)
-        make = _make_speech_service if _is_whisper(options) else _make_service
-        service = make(options, limits, console)
+        if replicas.replicas is not None:
+            from forerun.cli.replicas import serve_replicas
+
+            serve_replicas(options, address, limits, replicas, console)
+            return
+        service = make_service(options, limits, console)
         if not serve_until_ended(service, address, lambda url: _say_ready(service, url, console)):
             raise InvalidArgument(f"--port {address.port}: cannot listen at {address.host}; choose another, or 0")
         service.check_ranks()
@@ -94,28 +100,37 @@ def _is_whisper(options: dict[str, Any]) -> bool:
     return model_type(options["model"], offline=options["offline"]) == "whisper"
 
 
-def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Console) -> Service:
+def make_service(
+    options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str = "0"
+) -> Service | SpeechService:
+    """The service that the options ask for; its metrics bear the label `engine`."""
+    make = _make_speech_service if _is_whisper(options) else _make_service
+    return make(options, limits, console, engine)
+
+
+def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str) -> Service:
     """Load the model and compile what rounds use: the first request should not wait for it."""
     from forerun.cli.console import busy
     from forerun.cli.pair import load
     from forerun.cli.run import ready_decoder
     from forerun.drafters import with_predictions
     from forerun.serve.model import ServedModel
-    from forerun.serve.service import Service, default_rows
+    from forerun.serve.service import Service
 
     loaded = load(options, console)
     if loaded.drafter is not None:
         on_gpu = loaded.model.device.type == "cuda"
         loaded = replace(loaded, drafter=with_predictions(loaded.drafter, on_gpu))
     decoder = ready_decoder(loaded, console, WARM_UP, {}, keep_rows=options["keep_rows"])
-    rows = limits.max_rows or default_rows(decoder.target.device.type)
     with busy(console, "compiling and recording rounds"):
-        decoder.engine.warm_up(rows)
-    model = ServedModel(decoder, loaded.tokenizer, _name(options, limits), int(time.time()), options["draft"])
-    return Service(model, limits)
+        decoder.engine.warm_up(limits.rows(decoder.target.device.type))
+    model = ServedModel(decoder, loaded.tokenizer, served_name(options, limits), int(time.time()), options["draft"])
+    return Service(model, limits, engine)
 
 
-def _make_speech_service(options: dict[str, Any], limits: ServiceSettings, console: Console) -> SpeechService:
+def _make_speech_service(
+    options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str
+) -> SpeechService:
     """Load a Whisper, and compile what its decoder uses."""
     from forerun.cli.pair import is_split
     from forerun.cli.run import told_of_compiling
@@ -127,10 +142,12 @@ def _make_speech_service(options: dict[str, Any], limits: ServiceSettings, conso
     loaded, processor = load_pair(options, console)
     with told_of_compiling(console):
         decoder = loaded.decoder(options["keep_rows"])
-    return SpeechService(decoder, processor, _name(options, limits), int(time.time()), options["draft"], limits)
+    return SpeechService(
+        decoder, processor, served_name(options, limits), int(time.time()), options["draft"], limits, engine
+    )
 
 
-def _name(options: dict[str, Any], limits: ServiceSettings) -> str:
+def served_name(options: dict[str, Any], limits: ServiceSettings) -> str:
     name: str = options["model"]
     return limits.served_model_name or name.rstrip("/").rsplit("/", 1)[-1]
 

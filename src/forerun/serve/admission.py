@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from forerun.serve.errors import ApiError
-
-RETRY_AFTER = 1  # seconds
+from forerun.serve.errors import RETRY_AFTER, ApiError
 
 
 class Place:

@@ -14,6 +14,7 @@ KINDS = {
     413: "invalid_request_error",
 }
 SERVER_ERROR = "server_error"
+RETRY_AFTER = 1  # seconds, where nothing says how long it will take
 NOT_OFFERED = {
     "suffix": "models here only continue a text",
     "functions": "use tools",
@@ -57,7 +58,7 @@ class ApiError(ForerunError):
 
 
 def shutting_down() -> ApiError:
-    return ApiError(503, "this server is shutting down", code="shutting_down", retry_after=1)
+    return ApiError(503, "this server is shutting down", code="shutting_down", retry_after=RETRY_AFTER)
 
 
 def check_name(asked: str | None, name: str) -> None:

@@ -71,9 +71,9 @@ class TimesOfTokens(Collector):
 class Metrics:
     """Counts of one server. Everything is written by the event loop's thread."""
 
-    def __init__(self, model_name: str, admission: Admission, engine: Engine) -> None:
+    def __init__(self, model_name: str, admission: Admission, engine: Engine, label: str = "0") -> None:
         self.registry = CollectorRegistry()
-        self._values = (model_name, "0")
+        self._values = (model_name, label)
         self.registry.register(EngineCollector(engine, self._values))
         self._running = self._gauge("vllm:num_requests_running", "Sequences that decode.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait their turn.")

@@ -25,8 +25,6 @@ from forerun.serve.settings import ServiceSettings
 from forerun.text import pieces as texts_of
 
 log = logging.getLogger("forerun.serve")
-ROWS = {"cuda": 128, "cpu": 16}
-"""By device: by then a round costs more with every further row."""
 KEEP_ALIVE = 15.0  # seconds without a token after which a stream says that it is still there
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -58,14 +56,16 @@ class Gain:
 
 
 class Service:
-    """One model, its engine's thread, and the queue in front of it."""
+    """One model, its engine's thread, and the queue in front of it. Metrics bear the label `engine`."""
 
-    def __init__(self, model: ServedModel, settings: ServiceSettings) -> None:
+    longest_round = 60.0  # seconds: of the longest prompts, and of kernels that are compiled on the way
+
+    def __init__(self, model: ServedModel, settings: ServiceSettings, engine: str = "0") -> None:
         self.model, self.settings = model, settings
         self.engine = AsyncEngine(model.decoder.engine)
-        max_rows = settings.max_rows or default_rows(model.decoder.target.device.type)
+        max_rows = settings.rows(model.decoder.target.device.type)
         self.admission = Admission(max_rows, settings.max_queued, settings.max_queued_tokens)
-        self.metrics = Metrics(model.name, self.admission, self.engine.engine)
+        self.metrics = Metrics(model.name, self.admission, self.engine.engine, engine)
         self.is_draining = False
 
     @property
@@ -173,11 +173,6 @@ class Service:
             times.first, times.last = times.first or now, now
         choice.num_tokens += number
         return pieces
-
-
-def default_rows(device: str) -> int:
-    """Sequences that decode at a time unless the user says otherwise."""
-    return ROWS.get(device, ROWS["cpu"])
 
 
 def _gained(choice: Choice, pieces: list[Piece]) -> Gain:

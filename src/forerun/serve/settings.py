@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from forerun.arguments import above, at_least, refuse
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ROWS = {"cuda": 128, "cpu": 16}
+"""By device: by then a round costs more with every further row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +68,31 @@ class ServiceSettings:
         at_least(self, 1, "max_rows", "max_body_bytes")
         at_least(self, 0, "max_queued", "max_queued_tokens", "drain_seconds")
         above(self, 0, "timeout")
+
+    def rows(self, device: str) -> int:
+        """Sequences that decode at a time on such a device."""
+        return self.max_rows or ROWS.get(device, ROWS["cpu"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSettings:
+    """How many copies of the model serve behind one address."""
+
+    replicas: int | None = None
+    """Serve by N copies of the model on Ray Serve, each with its share of the cores or GPUs of its own; see
+    docs/scale.md."""
+    max_replicas: int | None = None
+    """Add copies, up to M, while requests queue up, and take them away when they do not."""
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that hold nothing."""
+        at_least(self, 1, "replicas", "max_replicas")
+        if self.max_replicas is not None and self.max_replicas < (self.replicas or 0):
+            refuse("max_replicas", self.max_replicas, f"must be at least --replicas {self.replicas}")
+        if self.max_replicas is not None and self.replicas is None:
+            refuse("max_replicas", self.max_replicas, "needs --replicas N, the least there are at any time")
+
+    @property
+    def most(self) -> int:
+        """Copies that a machine has to have room for."""
+        return self.max_replicas or self.replicas or 1

@@ -50,15 +50,21 @@ class SpeechService:
         created: int,
         drafter_name: str,
         settings: ServiceSettings,
+        engine: str = "0",
     ) -> None:
         self.decoder, self.processor, self.settings = decoder, processor, settings
         self.name, self.created, self.drafter_name = name, created, drafter_name
         self.engine = AsyncEngine(decoder.engine)
         self.admission = Admission(settings.max_rows or BATCH, settings.max_queued, settings.max_queued_tokens)
-        self.metrics = Metrics(name, self.admission, self.engine.engine)
+        self.metrics = Metrics(name, self.admission, self.engine.engine, engine)
         self.is_draining = False
         self._waiting: list[_Job] = []
         self._working: asyncio.Task[None] | None = None
+
+    @property
+    def longest_round(self) -> float:
+        """Seconds: a batch of recordings is one, and may take as long as a request."""
+        return self.settings.timeout
 
     @property
     def ranks(self) -> None:

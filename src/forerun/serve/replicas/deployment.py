@@ -1,0 +1,105 @@
+"""One replica: the server's own application around an engine of its own, as an actor that Ray starts and watches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
+
+from forerun.serve.errors import RETRY_AFTER
+from forerun.serve.replicas.names import DEPLOYMENT, ROUTER
+from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
+
+HEALTH_PERIOD = 2.0  # seconds between two looks at a replica
+MORE_ROWS = 2  # times as many requests as a replica decodes are with it, so that it need not wait for the next one
+UPSCALE_SECONDS = 10.0  # that requests have queued up before a replica is added
+DOWNSCALE_SECONDS = 120.0  # that they have not before one goes: loading a model takes long
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What of a machine one replica has for itself."""
+
+    num_cpus: float  # also its threads, unless $OMP_NUM_THREADS says otherwise
+    num_gpus: int
+    rows: int  # sequences that decode at a time
+
+
+class Replica:
+    """What Ray runs. `make(engine)` loads a service whose metrics bear that label; its address is Ray's concern."""
+
+    def __init__(self, make: Callable[[str], Any], address: AddressSettings) -> None:
+        self._address = address
+        self._service = make(serve.get_replica_context().replica_tag)
+        self._waiting_since: float | None = None  # for the engine to come around
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        from forerun.serve.app import create_app
+
+        return create_app(self._service, self._address)
+
+    async def check_health(self) -> None:
+        """A replica whose engine has ended, or does not come to the end of a round, is replaced."""
+        if not self._service.is_alive:
+            raise RuntimeError("the engine has ended")
+        if self._waiting_since is None:
+            self._waiting_since = time.monotonic()
+            self._service.engine.between_steps(_nothing).add_done_callback(self._came_around)
+        elif time.monotonic() - self._waiting_since > self._service.longest_round:
+            raise RuntimeError(f"the engine has been in one round for {self._service.longest_round:.0f} s")
+
+    def _came_around(self, done: Any) -> None:
+        self._waiting_since = None
+
+    async def metrics(self) -> bytes:
+        """What this replica has counted."""
+        text: bytes = await asyncio.to_thread(self._service.metrics.text)
+        return text
+
+
+def _nothing() -> None:
+    pass
+
+
+def application(
+    make: Callable[[str], Any],
+    address: AddressSettings,
+    limits: ServiceSettings,
+    replicas: ReplicaSettings,
+    share: Share,
+) -> Any:
+    """What `serve.run` and `serve deploy` take."""
+    number = replicas.replicas or 1
+    scaling: dict[str, Any] = {"num_replicas": number}
+    if replicas.max_replicas is not None:
+        scaling = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=number,
+                max_replicas=replicas.max_replicas,
+                target_ongoing_requests=share.rows,
+                upscale_delay_s=UPSCALE_SECONDS,
+                downscale_delay_s=DOWNSCALE_SECONDS,
+            )
+        }
+    deployment = serve.deployment(
+        serve.ingress()(Replica),
+        name=DEPLOYMENT,
+        ray_actor_options={"num_cpus": share.num_cpus, "num_gpus": share.num_gpus},
+        max_ongoing_requests=MORE_ROWS * share.rows,
+        max_queued_requests=limits.max_queued,
+        backpressure_config=BackpressureConfig(retry_after_s=RETRY_AFTER),
+        graceful_shutdown_timeout_s=limits.drain_seconds,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=HEALTH_PERIOD,
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER, request_router_kwargs={"slack": max(1, share.rows // 2)}
+        ),
+        **scaling,
+    )
+    return deployment.bind(make, address)

@@ -1,0 +1,60 @@
+"""One page of metrics for all replicas: the label `engine` tells them apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from forerun.serve.replicas.names import DEPLOYMENT
+
+SECONDS = 5.0  # that replicas are given to tell
+
+
+async def all_metrics() -> bytes:
+    """Of every replica of every application of ours on this cluster."""
+    handles = await asyncio.to_thread(_handles)
+    answers = [handle.broadcast("metrics").results_async(timeout_s=SECONDS) for handle in handles]
+    return merged([text for texts in await asyncio.gather(*answers) for text in texts])
+
+
+def _handles() -> list[Any]:
+    from ray import serve
+
+    applications = serve.status().applications
+    return [_handle(name) for name, application in applications.items() if DEPLOYMENT in application.deployments]
+
+
+@cache
+def _handle(application: str) -> Any:
+    """Every handle keeps itself told of the replicas there are, so one is enough."""
+    from ray import serve
+
+    return serve.get_deployment_handle(DEPLOYMENT, application)
+
+
+def merged(texts: Sequence[bytes]) -> bytes:
+    """Texts in Prometheus' format as one, in which every metric is explained once and its samples stand together."""
+    registry = CollectorRegistry()
+    registry.register(_Told(texts))
+    return generate_latest(registry)
+
+
+class _Told(Collector):
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for text in self._texts:
+            for family in text_string_to_metric_families(text.decode()):
+                families.setdefault(family.name, family)
+                if families[family.name] is not family:
+                    families[family.name].samples += family.samples
+        yield from families.values()

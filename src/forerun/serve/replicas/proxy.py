@@ -1,0 +1,135 @@
+"""What happens in Ray's HTTP proxy, before a request reaches a replica and behind its answer.
+
+Ray's proxies load `middlewares` by its name in $RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH. They see requests before a
+replica is chosen, and they still have the client where a replica is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forerun.serve.errors import RETRY_AFTER, ApiError
+from forerun.serve.replicas.beginnings import beginnings
+from forerun.serve.replicas.metrics import all_metrics
+
+log = logging.getLogger("ray.serve")
+SESSION = "x-session-id"  # the header by which Ray knows which requests belong together
+MOST_READ = 2**20  # bytes of a body that are looked at: larger ones go where there is room
+STREAM = "text/event-stream"
+
+
+def middlewares() -> list[Middleware]:
+    """For Ray's proxies."""
+    return [Middleware(ReplicaMiddleware)]
+
+
+class ReplicaMiddleware:
+    """Says which requests begin alike, answers for replicas that cannot any more, and collects everybody's metrics."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith("/-/"):  # Ray's own
+            await self.app(scope, receive, send)
+        elif scope["path"] == "/metrics":
+            await (await _metrics())(scope, receive, send)
+        else:
+            answer = Answer(send)
+            await self.app(scope, await _with_session(scope, receive), answer.send)
+            await answer.finish()
+
+
+async def _metrics() -> Response:
+    try:
+        return Response(await all_metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    except Exception:
+        log.exception("metrics of the replicas could not be had")
+        error = ApiError(503, "no replica tells its metrics", code="no_replica", retry_after=RETRY_AFTER)
+        return JSONResponse(error.body, error.status, headers=error.headers)
+
+
+async def _with_session(scope: Scope, receive: Receive) -> Receive:
+    """Name the request's beginnings in its headers, unless its client names a session. The body is given back."""
+    headers = MutableHeaders(scope=scope)
+    size = headers.get("content-length", "")
+    if scope["method"] != "POST" or SESSION in headers or not size.isdigit() or int(size) > MOST_READ:
+        return receive
+    if not headers.get("content-type", "").startswith("application/json"):
+        return receive
+    read: list[Message] = []
+    while not read or (read[-1]["type"] == "http.request" and read[-1].get("more_body", False)):
+        read.append(await receive())
+    body = b"".join(message.get("body", b"") for message in read)
+    if hashes := beginnings(body):
+        headers[SESSION] = " ".join(hashes)
+    read.reverse()
+
+    async def receive_again() -> Message:
+        return read.pop() if read else await receive()
+
+    return receive_again
+
+
+class Answer:
+    """An answer on its way to the client. Where Ray has none, or only a part of one, it is brought to a proper end."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_stream = self._has_started = self._has_ended = False
+        self._refusal: ApiError | None = None  # of Ray's own, whose words are for those who run it
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._has_started = True
+            headers = Headers(raw=message["headers"])
+            kind = headers.get("content-type", "")
+            self._is_stream = kind.startswith(STREAM)
+            if message["status"] >= 400 and kind.startswith("text/plain"):
+                self._refusal = _told(message["status"], headers.get("retry-after"))
+                return
+        elif message["type"] == "http.response.body":
+            self._has_ended = not message.get("more_body", False)
+            if self._refusal is not None:
+                if self._has_ended:
+                    await self._send_error(self._refusal)
+                return
+        await self._send(message)
+
+    async def finish(self) -> None:
+        """Called when nothing more will come."""
+        if self._has_ended:
+            return
+        error = ApiError(503, "the replica that answered was lost", code="replica_lost", retry_after=RETRY_AFTER)
+        if not self._has_started:
+            await self._send_error(error)
+        elif self._is_stream:
+            event = f"data: {json.dumps(error.body)}\n\ndata: [DONE]\n\n".encode()
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        else:
+            raise ConnectionResetError("the replica was lost in the middle of an answer")
+
+    async def _send_error(self, error: ApiError) -> None:
+        async def nothing() -> Message:
+            return await asyncio.Future()
+
+        await JSONResponse(error.body, error.status, headers=error.headers)({"type": "http"}, nothing, self._send)
+
+
+def _told(status: int, retry_after: str | None) -> ApiError:
+    """What Ray says by a status. It has no route before the first replica is ready, nor once the last one is to end."""
+    if status == 408:
+        return ApiError(408, "the time for this request is over", code="timeout")
+    seconds = int(retry_after) if retry_after and retry_after.isdigit() else RETRY_AFTER
+    code, why = "overloaded", "all replicas are busy, and as many requests wait as may"
+    if status == 404:
+        code, why = "no_replica", "no replica is ready: starting, or shutting down"
+    return ApiError(503, f"{why}: come back later", code=code, retry_after=seconds)

@@ -1,0 +1,147 @@
+"""Replicas on this machine: a cluster of Ray that is started for them, and ended with them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from forerun.errors import ReplicasLost
+from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES
+from forerun.serve.settings import AddressSettings
+
+STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing large travels between its processes
+LOOK_SECONDS = 2.0  # between two looks at the cluster
+LOST_SECONDS = 30.0  # that it may not answer
+POLL_SECONDS = 0.2
+LOOPBACK = "127.0.0.1"
+
+
+@contextmanager
+def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
+    """Ray and its HTTP proxy. Its files are in a folder of their own, which goes with it."""
+    os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = MIDDLEWARES
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the user's home
+    import ray
+    from ray import serve
+
+    level = address.log_level.upper() if address.log_level != "info" else "WARNING"
+    logging.getLogger("ray.serve").setLevel(level)
+    with tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as folder:
+        with _deaf_children():
+            ray.init(
+                address="local",
+                num_cpus=cores,
+                include_dashboard=False,
+                object_store_memory=STORE_BYTES,
+                logging_level=level,
+                _node_ip_address=LOOPBACK,  # of what its processes say to each other; the proxy's is its own
+                _temp_dir=folder,
+            )
+        try:
+            serve.start(
+                http_options={
+                    "host": address.host,
+                    "port": address.port,
+                    "ssl_keyfile": address.ssl_keyfile,
+                    "ssl_certfile": address.ssl_certfile,
+                },
+                logging_config={"log_level": level, "enable_access_log": level == "DEBUG"},
+            )
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes that are started meanwhile ignore SIGTERM: sent to a whole group, it is for us to let them end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def deploy(application: Any) -> None:
+    """Wait until all replicas are ready. In the place of one that runs already, replica after replica."""
+    from ray import serve
+
+    serve.run(application, name=APPLICATION, route_prefix="/")
+
+
+def drain(seconds: float) -> None:
+    """Let requests under way end; new ones are told to come back."""
+    from ray import serve
+
+    deadline = time.monotonic() + seconds
+    serve.delete(APPLICATION, _blocking=False)
+    while APPLICATION in serve.status().applications and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def serve_until_ended(
+    application: Any, address: AddressSettings, cores: int, drain_seconds: float, on_ready: Callable[[str], None]
+) -> None:
+    """The first signal lets requests under way end, the second does not wait for it."""
+    signals: SimpleQueue[int] = SimpleQueue()  # which a handler may put into whatever it interrupts
+    with cluster(address, cores):
+        deploy(application)
+        for number in (signal.SIGTERM, signal.SIGINT):  # before that, either of them ends the start
+            signal.signal(number, lambda number, frame: signals.put(number))
+        on_ready(url(address))
+        watch = _Watch()
+        while not _next(signals, LOOK_SECONDS):
+            watch.check()
+        draining = threading.Thread(target=drain, args=(drain_seconds,), daemon=True)
+        draining.start()
+        while draining.is_alive() and not _next(signals, POLL_SECONDS):
+            watch.check()
+
+
+def _next(signals: SimpleQueue[int], seconds: float) -> bool:
+    try:
+        return bool(signals.get(timeout=seconds))
+    except Empty:
+        return False
+
+
+class _Watch:
+    """Looks whether the cluster still answers, in a thread: asking one that does not may block for a minute."""
+
+    def __init__(self) -> None:
+        self._seen = time.monotonic()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def check(self) -> None:
+        if time.monotonic() - self._seen > LOST_SECONDS:
+            raise ReplicasLost(f"Ray has not answered for {LOST_SECONDS:.0f} s, and its replicas with it: start again")
+
+    def _look(self) -> None:
+        import ray
+
+        while any(node["Alive"] for node in ray.nodes()):
+            self._seen = time.monotonic()
+            time.sleep(LOOK_SECONDS)
+
+
+def url(address: AddressSettings) -> str:
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    return f"{'https' if address.ssl_certfile else 'http'}://{host}:{address.port}"
+
+
+def free_port(host: str) -> int:
+    """One that nobody listens at now: Ray takes no 0."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+    return port

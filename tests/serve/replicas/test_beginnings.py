@@ -1,0 +1,74 @@
+"""Prompts that begin alike meet the same replica, unless it is busier than others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from forerun.serve.replicas.beginnings import BLOCK, MOST_BLOCKS, Homes, beginnings
+
+
+def chat(*texts: str, **more: Any) -> list[str]:
+    messages = [{"role": "user" if at % 2 else "system", "content": text} for at, text in enumerate(texts)]
+    return beginnings(json.dumps({"model": "m", "messages": messages, **more}).encode())
+
+
+def shared(one: list[str], other: list[str]) -> int:
+    return len([0 for a, b in zip(one, other, strict=False) if a == b])
+
+
+def test_a_chat_that_goes_on_keeps_its_beginning() -> None:
+    first = chat("s" * 3 * BLOCK, "one")
+    later = chat("s" * 3 * BLOCK, "one", "and its answer", "t" * BLOCK)
+    assert len(first) >= 3 and len(later) > len(first)
+    assert shared(first, later) == len(first)
+    assert shared(first, chat("z" + "s" * 3 * BLOCK, "one")) == 0, "hashes of other beginnings are the same"
+
+
+def test_what_stands_behind_the_difference_is_not_shared() -> None:
+    one, other = (beginnings(json.dumps({"prompt": "a" * BLOCK + x + "b" * 3 * BLOCK}).encode()) for x in "xy")
+    assert (len(one), shared(one, other)) == (4, 1)
+
+
+def test_tools_come_first() -> None:
+    assert shared(chat("s" * 2 * BLOCK, tools=[{"name": "a"}]), chat("s" * 2 * BLOCK, tools=[{"name": "b"}])) == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"{}", b'{"prompt": ""}', b"\xff\xfe"])
+def test_bodies_without_a_prompt(body: bytes) -> None:
+    assert beginnings(body) == []
+
+
+def test_ids_short_prompts_and_long_ones() -> None:
+    ids = beginnings(json.dumps({"prompt": [*range(900)]}).encode())
+    assert len(ids) > 2 and ids == beginnings(json.dumps({"prompt": [*range(900)]}).encode())
+    assert len(beginnings(b'{"prompt": "abc"}')) == 1
+    assert len(beginnings(json.dumps({"prompt": "x" * (MOST_BLOCKS + 9) * BLOCK}).encode())) == MOST_BLOCKS
+
+
+def test_the_longest_beginning_decides() -> None:
+    homes: Homes[str] = Homes()
+    homes.note(["a", "ab", "abc"], "left")
+    homes.note(["a", "ax"], "right")
+    loads = {"left": 0, "right": 0}
+    assert homes.home(["a", "ab", "abd"], loads, 4) == "left"
+    assert homes.home(["a", "ay"], loads, 4) == "right", "the last that was sent there"
+    assert homes.home(["b"], loads, 4) is None
+
+
+def test_a_busy_home_or_a_dead_one_is_none() -> None:
+    homes: Homes[str] = Homes()
+    homes.note(["a", "ab"], "left")
+    assert homes.home(["a", "ab"], {"left": 3, "right": 0}, 4) == "left"
+    assert homes.home(["a", "ab"], {"left": 4, "right": 0}, 4) is None
+    assert homes.home(["a", "ab"], {"right": 0}, 4) is None
+
+
+def test_what_was_not_asked_for_long_is_forgotten() -> None:
+    homes: Homes[int] = Homes(most=2)
+    for at, one in enumerate("aba"):
+        homes.note([one], at)
+    homes.note(["c"], 9)
+    assert [homes.home([one], {0: 0, 1: 0, 2: 0, 9: 0}, 1) for one in "abc"] == [2, None, 9]

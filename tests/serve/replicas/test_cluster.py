@@ -1,0 +1,255 @@
+"""Replicas on a cluster of Ray that is started for them: what is lost with one of them, and what is not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from forerun.cli.replicas import app
+from forerun.serve.replicas.run import cluster, deploy, free_port, url
+from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
+from serve.process import served
+from support.folders import VOCAB, save
+from support.tiny import tiny_model
+
+ray = pytest.importorskip("ray", reason="pip install -r requirements/scale.txt")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc"),
+]
+LONG = {"prompt": "abc", "max_tokens": 1200, "temperature": 0, "ignore_eos": True}
+SHORT = LONG | {"max_tokens": 8}
+PATIENCE = 120.0  # seconds for replicas to come, on a machine that is busy with other things
+
+
+class Cluster:
+    """Its address, and what is served there."""
+
+    def __init__(self, address: AddressSettings, folder: str) -> None:
+        self.url, self.folder = url(address), folder
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE, limits=httpx.Limits(max_connections=64))
+
+    def deploy(self, replicas: int = 2, **options: Any) -> None:
+        named = {"model": self.folder, "device": "cpu", "draft": "lookup", "allow_anyone": True, "offline": True}
+        deploy(app({**named, "replicas": replicas, **options}))
+        wait_for(lambda: len(self.engines()) == replicas)
+
+    def engines(self, metric: str = "vllm:num_requests_running") -> dict[str, float]:
+        """The metric's value, by replica."""
+        text = self.client.get("/metrics").text
+        found = re.findall(rf'^{metric}{{engine="(\w+)"[^}}]*}} (\S+)', text, re.MULTILINE)
+        return {engine: float(value) for engine, value in found}
+
+    def ended(self) -> Counter[str]:
+        """Sequences that have ended, by replica."""
+        return Counter({engine: int(value) for engine, value in self.engines("vllm:request_success_total").items()})
+
+    def stream(self, body: dict[str, Any] = LONG) -> tuple[str, float]:
+        """How a stream ended, and the longest time in which nothing came."""
+        how, gaps, last = "cut off", [0.0], time.monotonic()
+        with self.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    gaps.append(time.monotonic() - last)
+                    last, event = time.monotonic(), json.loads(line.removeprefix("data: "))
+                    how = event["error"]["code"] if "error" in event else event["choices"][0]["finish_reason"] or how
+        return how, max(gaps)
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.client.post("/v1/completions", json=SHORT | body)
+
+
+def wait_for(done: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.3)
+
+
+def descendants(of: int) -> dict[int, str]:
+    """Their names, by process."""
+    parents, names = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, name, parent = re.match(r"(\d+) \((.*)\) \S (\d+)", stat.read_text()).groups()  # type: ignore[union-attr]
+            names[int(pid)] = f"{name} {stat.with_name('cmdline').read_text()}"
+        except OSError:
+            continue
+        parents[int(pid)] = int(parent)
+    found, new = set[int](), {of}
+    while new:
+        new = {pid for pid, parent in parents.items() if parent in new}
+        found |= new
+    return {pid: names[pid] for pid in found}
+
+
+def replicas_of(pid: int) -> list[int]:
+    return [child for child, name in descendants(pid).items() if "ServeReplica" in name]
+
+
+@pytest.fixture(scope="module")
+def served_by_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    os.environ["FORERUN_KERNELS"] = "off"
+    folder = save(
+        tmp_path_factory.mktemp("model"),
+        tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048),
+    )
+    address = AddressSettings(port=free_port("127.0.0.1"), log_level="error")
+    with cluster(address, cores=4):
+        yield Cluster(address, folder)
+
+
+def test_replicas_share_the_work_and_beginnings_stay_together(served_by_ray: Cluster) -> None:
+    served_by_ray.deploy(keep_rows=4)
+    before = served_by_ray.ended()
+    texts = {served_by_ray.complete(prompt="x" * at).json()["choices"][0]["text"] for at in (3, 3, 3)}
+    assert len(texts) == 1
+    for at in range(16):
+        assert served_by_ray.complete(prompt=f"{at} begins otherwise").status_code == 200
+    spread = served_by_ray.ended() - before
+    assert len(spread) == 2 and spread.total() == 19, spread
+    for at in range(8):
+        assert served_by_ray.complete(prompt="the same beginning " * 40 + str(at)).status_code == 200
+    together = served_by_ray.ended() - before - spread
+    assert list(together.values()) == [8], together
+
+
+def test_a_replica_that_is_killed_loses_its_own_streams_and_is_replaced(served_by_ray: Cluster) -> None:
+    served_by_ray.deploy(keep_rows=4)
+    with ThreadPoolExecutor(8) as pool:
+        bodies = [LONG | {"prompt": f"{at} begins otherwise"} for at in range(8)]
+        streams = [pool.submit(served_by_ray.stream, body) for body in bodies]
+        wait_for(lambda: sum(served_by_ray.engines().values()) == 8)
+        running = served_by_ray.engines()
+        assert all(running.values()), "all streams went to one replica"
+        (one, *_) = replicas_of(os.getpid())
+        os.kill(one, signal.SIGKILL)
+        ends = [stream.result() for stream in streams]
+    outcomes = Counter(how for how, _ in ends)
+    assert outcomes.keys() == {"replica_lost", "length"}, outcomes
+    assert outcomes["replica_lost"] in running.values()
+    assert max(gap for how, gap in ends if how == "length") < 5.0, "the others stalled"
+    wait_for(lambda: len(served_by_ray.engines()) == 2 and served_by_ray.engines().keys() != running.keys())
+    assert served_by_ray.complete().status_code == 200
+
+
+def test_an_update_loses_nothing_and_neither_does_scaling_down(served_by_ray: Cluster) -> None:
+    served_by_ray.deploy(keep_rows=4)
+    answers: list[int] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            answers.append(served_by_ray.complete().status_code)
+
+    with ThreadPoolExecutor(6) as pool:
+        asking = [pool.submit(ask) for _ in range(2)]
+        streams = [pool.submit(served_by_ray.stream) for _ in range(4)]
+        wait_for(lambda: sum(served_by_ray.engines().values()) >= 4)
+        served_by_ray.deploy(keep_rows=4, served_model_name="second")
+        streams += [pool.submit(served_by_ray.stream) for _ in range(4)]
+        wait_for(lambda: sum(served_by_ray.engines().values()) >= 4)
+        served_by_ray.deploy(replicas=1, keep_rows=4, served_model_name="second")
+        ends = [stream.result()[0] for stream in streams]
+        is_over.set()
+        assert [one.result() for one in asking] == [None, None]
+    assert ends == ["length"] * 8
+    assert len(answers) > 10 and set(answers) == {200}, Counter(answers)
+    assert served_by_ray.client.get("/v1/models").json()["data"][0]["id"] == "second"
+
+
+def test_too_many_are_told_to_come_back(served_by_ray: Cluster) -> None:
+    served_by_ray.deploy(replicas=1, max_rows=1, max_queued=1)
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: served_by_ray.complete(max_tokens=300), range(12)))
+    refused = [answer for answer in answers if answer.status_code == 503]
+    assert refused and {answer.status_code for answer in answers} == {200, 503}
+    assert {answer.headers["retry-after"] for answer in refused} == {"1"}
+    assert {answer.json()["error"]["code"] for answer in refused} == {"overloaded"}
+
+
+def make_that_sticks(folder: str, file: str, engine: str) -> Any:
+    """A service whose engine comes to no end once there is a file."""
+    from rich.console import Console
+
+    from forerun.cli.replicas import parsed
+    from forerun.cli.serve import make_service
+
+    options = parsed({"model": folder, "device": "cpu", "draft": "none", "offline": True})
+    service = make_service(options, ServiceSettings(), Console(quiet=True), engine)
+    service.longest_round = 1.0  # type: ignore[misc]
+
+    def stick() -> None:
+        while not Path(file).exists():
+            time.sleep(0.1)
+        os.unlink(file)
+        service.engine.between_steps(partial(time.sleep, 600))
+
+    threading.Thread(target=stick, daemon=True).start()
+    return service
+
+
+def test_a_stuck_engine_is_replaced(served_by_ray: Cluster, tmp_path: Path) -> None:
+    from forerun.serve.replicas.deployment import Share, application
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # replicas cannot import tests
+    file = tmp_path / "stick"
+    make = partial(make_that_sticks, served_by_ray.folder, str(file))
+    limits = ServiceSettings(drain_seconds=1)
+    deploy(application(make, AddressSettings(), limits, ReplicaSettings(replicas=1), Share(1.0, 0, 16)))
+    wait_for(lambda: len(served_by_ray.engines()) == 1)
+    before = served_by_ray.engines()
+    assert served_by_ray.complete().status_code == 200
+    file.touch()
+    wait_for(lambda: len(served_by_ray.engines()) == 1 and served_by_ray.engines().keys() != before.keys())
+    assert served_by_ray.complete().status_code == 200
+
+
+def test_the_command_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
+    port = free_port("127.0.0.1")
+    before = {*Path("/tmp").glob("forerun-*"), *Path("/dev/shm").glob("*")}
+    with served(Path(folder), "--replicas", "2", "-d", "lookup", port=port) as (process, address, line):
+        assert "2 replicas" in line
+        with httpx.stream("POST", f"{address}/v1/completions", json=LONG | {"stream": True}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            children = descendants(process.pid)
+            assert len(replicas_of(process.pid)) == 2
+            process.send_signal(signal.SIGTERM)
+            refused = itertools.takewhile(lambda got: got.status_code == 200, iter(lambda: try_one(address), None))
+            assert len(list(refused)) < 1000
+            assert [text for text in lines if text][-1] == "data: [DONE]", "what was under way has ended"
+        assert process.wait(60) == 0
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 10)
+    assert {*Path("/tmp").glob("forerun-*"), *Path("/dev/shm").glob("*")} <= before
+    assert not is_listening(port)
+
+
+def try_one(address: str) -> httpx.Response:
+    return httpx.post(f"{address}/v1/completions", json=SHORT, timeout=60)
+
+
+def is_listening(port: int) -> bool:
+    try:
+        httpx.get(f"http://127.0.0.1:{port}/version")
+    except httpx.ConnectError:
+        return False
+    return True
