@@ -27,7 +27,7 @@ CASES = {
     "preempted": Case("lookup", {"policy": 2, "cache_tokens": 90}, (SAMPLED, PENALISED)),
     "kept": Case("lookup", {"policy": 2, "keep_rows": 3}, (PENALISED, PENALISED)),
     "tree": Case("tree", {"policy": 3}, (GREEDY, SAMPLED)),
-    "kernels": Case("lookup", {"policy": 3, "kernels": "on"}, (SAMPLED,)),
+    "kernels": Case("lookup", {"policy": 3, "kernels": "on"}, (GREEDY, SAMPLED, PENALISED)),
 }
 
 
@@ -56,9 +56,8 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "phi3"])
 def test_families(family: str, size: int, tmp_path: Path) -> None:
     heads = {"num_key_value_heads": 4} if size == 4 and family != "gpt_neox" else {}
-    check(
-        tiny_model(family, vocab=VOCAB, **heads), tmp_path, [CASES["lookup"], CASES["draft"], CASES["preempted"]], size
-    )
+    cases = [CASES[name] for name in ("lookup", "draft", "preempted", "kernels")]
+    check(tiny_model(family, vocab=VOCAB, **heads), tmp_path, cases, size)
 
 
 @pytest.mark.slow

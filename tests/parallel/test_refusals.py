@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, LlamaConfig, Phi3Config, T5Config
 
 import forerun
 from cli.command import Command
 from forerun.errors import UnsupportedModel
 from forerun.loading.shards import check_divides
-from forerun.models.bodies.modules import ModulesBody
+from forerun.models.bodies.shard import ShardCpuBody
 from support.folders import save
 from support.ranks import VOCAB, load_shard, raised, run_ranks
 from support.tiny import tiny_model
@@ -44,19 +45,20 @@ def refusals(folder: str) -> Any:
     decoder = forerun.SpeculativeDecoder(target, "auto", kernels="on")
     asked = raised(lambda: decoder.generate([[1, 2]], max_new_tokens=2, temperature=-1))
     streams = raised(lambda: decoder.stream([[1, 2]], max_new_tokens=2).close())
-    scorer = decoder.engine.target
-    return early, split, asked, streams, isinstance(scorer.body, ModulesBody)
+    body = decoder.engine.target.body
+    assert isinstance(body, ShardCpuBody)
+    return early, split, asked, streams, any(isinstance(weight, DTensor) for weight in body.model.parameters())
 
 
 def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
     tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
     ranks = run_ranks(2, refusals, str(tmp_path))
     assert all(isinstance(rank, tuple) for rank in ranks), ranks
-    for early, split, asked, _, by_modules in ranks:
+    for early, split, asked, _, has_split_weights in ranks:
         assert "UnsupportedModel: an early exit computes with the weights of its target" in early
         assert "what drafts runs on rank 0 alone" in split
         assert asked.startswith("InvalidArgument: temperature")
-        assert by_modules, "weights that are split were given to kernels that take addresses"
+        assert not has_split_weights, "weights that are split were given to kernels that take addresses"
     assert ranks[0][3] == "nothing was raised"
     assert "serve_passes" in ranks[1][3]
 

@@ -21,7 +21,7 @@ from forerun.math.tree import is_chain
 from forerun.models import families
 from forerun.models.attention import forget_configs
 from forerun.models.bodies.base import Body, ForwardPass, PassOutput, Trees
-from forerun.models.bodies.choose import choose_body
+from forerun.models.bodies.choose import choose_body, choose_shard_body
 from forerun.models.bodies.modules import ModulesBody
 from forerun.models.cache_size import cache_scheme, new_cache
 from forerun.models.cross_attention import SourcesRead
@@ -112,8 +112,8 @@ class Scorer:
             family = replace(family, layout=self._layout)
         self.device: torch.device = model.device
         may_fuse = self._layout in (None, Layout.PACKED) and (self.cache.reads_in_place or model.device.type != "cpu")
-        may_fuse = may_fuse and self._ranks is None  # fused layers read whole weights by their addresses
-        fused = choose_body(model, self.kernels) if may_fuse else None
+        choose = choose_body if self._ranks is None else choose_shard_body
+        fused = choose(model, self.kernels) if may_fuse else None
         linear = self.kernels if fused is None else Kernels.OFF
         self.modules = self._modules_type(model, family, self.form, self.kernels, linear)
         self.body: Body = self.modules if fused is None else fused

@@ -22,6 +22,7 @@ from forerun.kernels.cpu.product import multiply
 from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.tile import ROWS
 
+WHOLE, ATTENTION, MLP = range(3)  # layers, or a half of each
 SHARED_GAINS, OWN_GAINS, ALL_AS_ONE = range(3)  # norms of queries and keys: one gain for all heads, one for each, ...
 # Names that are no norms, numbers or flags are addresses, 0 where the model has none. A weight is stored in any format:
 # the address of the product for it stands beside it (see `product`). All other tensors are float32.
@@ -189,16 +190,16 @@ def _add_product(
     first: int,
     last: int,
     multiplier: np.float32,
-    is_normed: bool,
+    is_left: bool,
 ) -> None:
-    """Columns `first` to `last` of x += multiplier * (source @ weight.T + bias); only `delta` where a norm follows."""
+    """Columns `first` to `last` of x += multiplier * (source @ weight.T + bias); `is_left`: of `delta`, and x as is."""
     tokens, width = source.shape
     hidden = x.shape[1]
     multiply(product, weight, source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
     for n in range(tokens):
         if bias:
             _add(delta[n, first:last], bias + first * 4)
-        if not is_normed:
+        if not is_left:
             for i in range(first, last):
                 x[n, i] += multiplier * delta[n, i]
 
@@ -250,6 +251,7 @@ def run_stack(
     size: int,
     num_threads: int,
     scratch: Floats,  # float32
+    only: int,  # WHOLE; or a half of each layer, and what it would add to x is left in `delta_of` the scratch memory
 ) -> None:
     tokens, hidden = x.shape
     units = num_heads + 2 * num_kv_heads
@@ -275,55 +277,61 @@ def run_stack(
         width = layers[index].inner
         gate = scratch[at_gate : at_gate + tokens * width].reshape(tokens, width)
         up = scratch[at_up : at_up + tokens * width].reshape(tokens, width)
-        for part in prange(num_threads):
-            mine = at_normed + part * tokens * hidden
-            normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
-            norms(x, layers[index].before_attention, normed)
-            first, last = share(units, part, num_threads, 1)
-            for unit in range(first, last):
-                _project_head(
-                    unit, num_heads, num_kv_heads, layers[index], qkv[index, unit], normed, heads, angles,
-                    positions, addresses, interleaved,
+        if only != MLP:
+            for part in prange(num_threads):
+                mine = at_normed + part * tokens * hidden
+                normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
+                norms(x, layers[index].before_attention, normed)
+                first, last = share(units, part, num_threads, 1)
+                for unit in range(first, last):
+                    _project_head(
+                        unit, num_heads, num_kv_heads, layers[index], qkv[index, unit], normed, heads, angles,
+                        positions, addresses, interleaved,
+                    )  # fmt: skip
+            if layers[index].head_norms == ALL_AS_ONE:
+                _finish_heads(num_heads, num_kv_heads, layers[index], heads, angles, positions, addresses, interleaved)
+            for part in prange(num_threads):
+                scores = scratch.ctypes.data + (at_scores + part * group * longest) * 4
+                _attend_part(
+                    part, num_threads, together, group, num_heads, num_kv_heads, layers[index], heads, mixed,
+                    positions, starts, scores,
                 )  # fmt: skip
-        if layers[index].head_norms == ALL_AS_ONE:
-            _finish_heads(num_heads, num_kv_heads, layers[index], heads, angles, positions, addresses, interleaved)
-        for part in prange(num_threads):
-            scores = scratch.ctypes.data + (at_scores + part * group * longest) * 4
-            _attend_part(
-                part, num_threads, together, group, num_heads, num_kv_heads, layers[index], heads, mixed, positions,
-                starts, scores,
-            )  # fmt: skip
         for step in range(2):
-            if (
-                width and step != layers[index].is_parallel
-            ):  # beside attention, the MLP reads x before attention is added to it
+            # Beside attention, the MLP reads x before attention is added to it.
+            if width and only != ATTENTION and step != layers[index].is_parallel:
                 for part in prange(num_threads):
                     mine = at_normed + part * tokens * hidden
                     normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
                     norms(x, layers[index].before_mlp, normed)
                     first, last = share(width, part, num_threads, ROWS)
                     _inner_part(layers[index], normed, gate, up, first, last)
-            if step == 0:
+            if step == 0 and only != MLP:
                 for part in prange(num_threads):
                     first, last = share(hidden, part, num_threads, ROWS)
                     layer = layers[index]
                     _add_product(
                         x, layer.out, layer.out_product, layer.out_bias, mixed, delta, first, last, layer.multiplier,
-                        layer.after_attention.kind != NONE,
+                        layer.after_attention.kind != NONE or only != WHOLE,
                     )  # fmt: skip
-                if layers[index].after_attention.kind != NONE:
+                if layers[index].after_attention.kind != NONE and only == WHOLE:
                     _add_normed(x, delta, layers[index].after_attention, layers[index].multiplier)
-        if not width:
+        if not width or only == ATTENTION:
             continue
         for part in prange(num_threads):
             first, last = share(hidden, part, num_threads, ROWS)
             layer = layers[index]
             _add_product(
                 x, layer.down, layer.down_product, layer.down_bias, gate, delta, first, last, layer.multiplier,
-                layer.after_mlp.kind != NONE,
+                layer.after_mlp.kind != NONE or only != WHOLE,
             )  # fmt: skip
-        if layers[index].after_mlp.kind != NONE:
+        if layers[index].after_mlp.kind != NONE and only == WHOLE:
             _add_normed(x, delta, layers[index].after_mlp, layers[index].multiplier)
+
+
+def delta_of(scratch: Floats, tokens: int, hidden: int, heads: int, kv_heads: int, size: int, threads: int) -> Floats:
+    """[tokens, hidden] what a half of the last layer would add to the hidden states."""
+    start = tokens * (threads * hidden + 2 * heads * size + 2 * kv_heads * size)
+    return scratch[start : start + tokens * hidden].reshape(tokens, hidden)
 
 
 def scratch_size(

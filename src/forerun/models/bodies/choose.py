@@ -59,6 +59,17 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     return CpuBody(model, int(threads), use) if _is_fastest(threads, times) else None
 
 
+def choose_shard_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
+    """The same for a model that is split over processes. Nothing is timed: all of them have to come to the same end."""
+    if use is Kernels.OFF or model in _refused or model.device.type != "cpu" or kernels.why_not_numba() is not None:
+        return None
+    from forerun.kernels.cpu.threads import most_threads
+    from forerun.models.bodies.shard import ShardCpuBody, local_part
+
+    part = local_part(model)
+    return None if part is None else ShardCpuBody(model, part, most_threads(), use)
+
+
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps a model from being fused on a CPU, in words for `forerun doctor`; None where nothing does."""
     if reason := kernels.why_not_numba():

@@ -105,11 +105,14 @@ class CpuBody(DescribedBody):
                 self._add_experts(x, end - 1)
             begin = end
 
-    def _run_layers(self, x: Floats, positions: Ints, starts: Ints, begin: int, end: int) -> None:
+    def _run_layers(
+        self, x: Floats, positions: Ints, starts: Ints, begin: int, end: int, only: int = stack.WHOLE
+    ) -> None:
         says = self.decoder
         stack.run_stack(
             x, self._layers[begin:end], self._heads[begin:end], positions, starts, self._angles, says.is_interleaved,
             says.num_heads, says.num_key_heads, says.head_size, self.num_threads, self._scratch,
+            only,
         )  # fmt: skip
 
     def _add_experts(self, x: Tensor, index: int) -> None:

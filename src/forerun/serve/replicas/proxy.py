@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextlib import suppress
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,6 +24,7 @@ from forerun.serve.replicas.metrics import all_metrics
 log = logging.getLogger("ray.serve")
 SESSION = "x-session-id"  # the header by which Ray knows which requests belong together
 MOST_READ = 2**20  # bytes of a body that are looked at: larger ones go where there is room
+BODY_SECONDS = 30.0  # that a body is waited for
 STREAM = "text/event-stream"
 
 
@@ -66,8 +68,10 @@ async def _with_session(scope: Scope, receive: Receive) -> Receive:
     if not headers.get("content-type", "").startswith("application/json"):
         return receive
     read: list[Message] = []
-    while not read or (read[-1]["type"] == "http.request" and read[-1].get("more_body", False)):
-        read.append(await receive())
+    with suppress(TimeoutError):  # whoever reads on will tell the client
+        async with asyncio.timeout(BODY_SECONDS):
+            while not read or (read[-1]["type"] == "http.request" and read[-1].get("more_body", False)):
+                read.append(await receive())
     body = b"".join(message.get("body", b"") for message in read)
     if hashes := beginnings(body):
         headers[SESSION] = " ".join(hashes)
