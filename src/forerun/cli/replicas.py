@@ -75,25 +75,25 @@ def app(asked: dict[str, Any]) -> Any:
 
 def parsed(asked: dict[str, Any]) -> dict[str, Any]:
     """As the command line would read them: the same names, defaults and complaints."""
+    known = {param.name: param for param in serve.params}
     words: list[str] = []
     for name, value in asked.items():
-        if name == "model":
+        if name not in known:
+            raise InvalidArgument(f"args: {name}: `forerun serve` has no --{name.replace('_', '-')}")
+        is_flag = getattr(known[name], "is_flag", False)
+        if is_flag != isinstance(value, bool):
+            raise InvalidArgument(f"args: {name}: {value!r}: must be {'true or false' if is_flag else 'a value'}")
+        if is_flag:
+            words += [*known[name].opts[:1]] if value else [*known[name].secondary_opts[:1]]
+        elif name == "model":
             words.append(str(value))
-        elif value is True:
-            words.append(_dashed(name))
-        elif value is False:
-            words.append(_dashed(f"no_{name}"))
         else:
             for one in value if isinstance(value, list) else [value]:
-                words += [_dashed(name), str(one)]
+                words += [known[name].opts[0], str(one)]
     try:
         return serve.make_context("serve", words).params
     except click.UsageError as error:
         raise InvalidArgument(f"args: {error.format_message()}") from error
-
-
-def _dashed(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _check_ray() -> None:

@@ -23,9 +23,11 @@ def test_arguments_are_options() -> None:
     assert (options["cors_origin"], options["compile"], options["max_queued"]) == (("a", "b"), False, 512)
 
 
-@pytest.mark.parametrize(("name", "value"), [("max_row", 4), ("max_rows", "many"), ("offline", "yes")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_row", 4), ("max_rows", "many"), ("offline", "yes"), ("max_rows", True)]
+)
 def test_what_the_command_would_not_take(name: str, value: object) -> None:
-    with pytest.raises(InvalidArgument, match=r"args: .*--"):
+    with pytest.raises(InvalidArgument, match=r"args: .*(has no --max-row|--max-rows|true or false|a value)"):
         parsed({name: value})
 
 

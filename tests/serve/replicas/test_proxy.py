@@ -35,6 +35,8 @@ class Proxy:
         asyncio.run(ReplicaMiddleware(noted)(scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
+        if not self.parts:
+            await asyncio.Future()  # the client stays
         part = self.parts.pop(0)
         return {"type": "http.request", "body": part, "more_body": bool(self.parts)}
 

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -130,9 +130,10 @@ class _Watch:
     def _look(self) -> None:
         import ray
 
-        while any(node["Alive"] for node in ray.nodes()):
-            self._seen = time.monotonic()
-            time.sleep(LOOK_SECONDS)
+        with suppress(Exception):  # of a cluster that has ended, by our own doing or otherwise
+            while any(node["Alive"] for node in ray.nodes()):
+                self._seen = time.monotonic()
+                time.sleep(LOOK_SECONDS)
 
 
 def url(address: AddressSettings) -> str:
