@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support import staged
+from support.interpreter import on_gpu_alone
 from support.ranks import VOCAB, Call, Case, decode_all, run_ranks
 from support.ties import check_greedy, deviation
 from support.tiny import tiny_model
@@ -61,6 +62,6 @@ def test_families(family: str, size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, on_gpu_alone])])
 def test_two_ranks_on_one_device(device: str, tmp_path: Path) -> None:
     check(tiny_model("llama", vocab=VOCAB).to(device), tmp_path, [CASES["lookup"], CASES["preempted"]], 2, staged.NAME)
