@@ -32,7 +32,7 @@ class Proxy:
         named = {"content-type": "application/json", "content-length": size} | headers
         scope = {"type": "http", "method": "POST", "path": "/v1/completions",
                  "headers": [(name.encode(), value.encode()) for name, value in named.items()]}  # fmt: skip
-        asyncio.run(ReplicaMiddleware(noted)(scope, self._receive, self._send))
+        asyncio.run(ReplicaMiddleware(noted, "127.0.0.1")(scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
         if not self.parts:

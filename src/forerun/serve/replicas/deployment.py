@@ -14,6 +14,7 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRoute
 
 from forerun.serve.errors import RETRY_AFTER
 from forerun.serve.replicas.names import DEPLOYMENT, ROUTER
+from forerun.serve.replicas.pipe import PipeMiddleware
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
 HEALTH_PERIOD = 2.0  # seconds between two looks at a replica
@@ -42,7 +43,9 @@ class Replica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         from forerun.serve.app import create_app
 
-        return create_app(self._service, self._address)
+        app = create_app(self._service, self._address)
+        app.add_middleware(PipeMiddleware)
+        return app
 
     async def check_health(self) -> None:
         """A replica whose engine has ended, or does not come to the end of a round, is replaced."""

@@ -12,7 +12,7 @@ import logging
 from contextlib import suppress
 
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,24 +20,26 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from forerun.serve.errors import RETRY_AFTER, ApiError
 from forerun.serve.replicas.beginnings import beginnings
 from forerun.serve.replicas.metrics import all_metrics
+from forerun.serve.replicas.pipe import BODY, PIPED, STREAM, Exchange, Pipe
 
 log = logging.getLogger("ray.serve")
 SESSION = "x-session-id"  # the header by which Ray knows which requests belong together
 MOST_READ = 2**20  # bytes of a body that are looked at: larger ones go where there is room
 BODY_SECONDS = 30.0  # that a body is waited for
-STREAM = "text/event-stream"
 
 
 def middlewares() -> list[Middleware]:
     """For Ray's proxies."""
-    return [Middleware(ReplicaMiddleware)]
+    import ray
+
+    return [Middleware(ReplicaMiddleware, host=ray.util.get_node_ip_address())]
 
 
 class ReplicaMiddleware:
     """Says which requests begin alike, answers for replicas that cannot any more, and collects everybody's metrics."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self.app, self._exchange = app, Exchange(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith("/-/"):  # Ray's own
@@ -45,9 +47,14 @@ class ReplicaMiddleware:
         elif scope["path"] == "/metrics":
             await (await _metrics())(scope, receive, send)
         else:
-            answer = Answer(send)
-            await self.app(scope, await _with_session(scope, receive), answer.send)
-            await answer.finish()
+            receive = await _read(scope, receive)
+            pipe = await self._exchange.offer(scope)
+            answer = Answer(send, pipe)
+            try:
+                await self.app(scope, receive, answer.send)
+                await answer.finish()
+            finally:
+                answer.close()
 
 
 async def _metrics() -> Response:
@@ -59,22 +66,25 @@ async def _metrics() -> Response:
         return JSONResponse(error.body, error.status, headers=error.headers)
 
 
-async def _with_session(scope: Scope, receive: Receive) -> Receive:
-    """Name the request's beginnings in its headers, unless its client names a session. The body is given back."""
+async def _read(scope: Scope, receive: Receive) -> Receive:
+    """Read the body, which then travels with the request, and name the beginnings of its prompt in the headers, unless
+    its client names a session. What was read is given back."""
     headers = MutableHeaders(scope=scope)
     size = headers.get("content-length", "")
-    if scope["method"] != "POST" or SESSION in headers or not size.isdigit() or int(size) > MOST_READ:
+    if scope["method"] != "POST" or not size.isdigit() or int(size) > MOST_READ:
         return receive
     if not headers.get("content-type", "").startswith("application/json"):
         return receive
     read: list[Message] = []
     with suppress(TimeoutError):  # whoever reads on will tell the client
         async with asyncio.timeout(BODY_SECONDS):
-            while not read or (read[-1]["type"] == "http.request" and read[-1].get("more_body", False)):
+            while not read or _goes_on(read[-1]):
                 read.append(await receive())
     body = b"".join(message.get("body", b"") for message in read)
-    if hashes := beginnings(body):
+    if SESSION not in headers and (hashes := beginnings(body)):
         headers[SESSION] = " ".join(hashes)
+    if read and not _goes_on(read[-1]):
+        scope[BODY] = body
     read.reverse()
 
     async def receive_again() -> Message:
@@ -83,22 +93,32 @@ async def _with_session(scope: Scope, receive: Receive) -> Receive:
     return receive_again
 
 
+def _goes_on(message: Message) -> bool:
+    return message["type"] == "http.request" and bool(message.get("more_body", False))
+
+
 class Answer:
     """An answer on its way to the client. Where Ray has none, or only a part of one, it is brought to a proper end."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, pipe: Pipe) -> None:
+        self._send, self._pipe = send, pipe
         self._is_stream = self._has_started = self._has_ended = False
+        self._pumping: asyncio.Task[None] | None = None
         self._refusal: ApiError | None = None  # of Ray's own, whose words are for those who run it
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._has_started = True
-            headers = Headers(raw=message["headers"])
+            headers = MutableHeaders(raw=message["headers"])
             kind = headers.get("content-type", "")
             self._is_stream = kind.startswith(STREAM)
             if message["status"] >= 400 and kind.startswith("text/plain"):
                 self._refusal = _told(message["status"], headers.get("retry-after"))
+                return
+            if PIPED in headers:
+                del headers[PIPED]
+                await self._send(message)
+                self._pumping = asyncio.create_task(self._pipe.pump(self._send))
                 return
         elif message["type"] == "http.response.body":
             self._has_ended = not message.get("more_body", False)
@@ -106,20 +126,29 @@ class Answer:
                 if self._has_ended:
                     await self._send_error(self._refusal)
                 return
+            if self._pumping is not None:
+                await self._pumping
         await self._send(message)
 
     async def finish(self) -> None:
-        """Called when nothing more will come."""
+        """Called when nothing more will come by way of Ray."""
         if self._has_ended:
             return
         error = ApiError(503, "the replica that answered was lost", code="replica_lost", retry_after=RETRY_AFTER)
         if not self._has_started:
             await self._send_error(error)
         elif self._is_stream:
+            if self._pumping is not None:
+                await self._pumping
             event = f"data: {json.dumps(error.body)}\n\ndata: [DONE]\n\n".encode()
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
         else:
             raise ConnectionResetError("the replica was lost in the middle of an answer")
+
+    def close(self) -> None:
+        self._pipe.close()
+        if self._pumping is not None:
+            self._pumping.cancel()
 
     async def _send_error(self, error: ApiError) -> None:
         async def nothing() -> Message:

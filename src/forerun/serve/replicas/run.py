@@ -23,7 +23,6 @@ STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing
 LOOK_SECONDS = 2.0  # between two looks at the cluster
 LOST_SECONDS = 30.0  # that it may not answer
 POLL_SECONDS = 0.2
-LOOPBACK = "127.0.0.1"
 
 
 @contextmanager
@@ -45,7 +44,6 @@ def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
                 include_dashboard=False,
                 object_store_memory=STORE_BYTES,
                 logging_level=level,
-                _node_ip_address=LOOPBACK,  # of what its processes say to each other; the proxy's is its own
                 _temp_dir=folder,
             )
         try:

@@ -1,0 +1,128 @@
+"""Streams between a replica and the proxy: whole, in order, and without Ray; strangers get nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from forerun.serve.replicas.pipe import PIPED, WORD_BYTES, Exchange, PipeMiddleware
+from forerun.serve.replicas.proxy import ReplicaMiddleware
+
+HOST = "127.0.0.1"
+EVENTS = [b"data: %d\n\n" % at for at in range(200)]
+BODY = b'{"prompt": "abc"}'
+
+
+class Ray:
+    """Carries what a replica sends, and counts it; with `dies_after` so many parts its replica is gone."""
+
+    def __init__(self, app: Any, dies_after: int | None = None) -> None:
+        self.app, self.dies_after = PipeMiddleware(app), dies_after
+        self.carried: list[Message] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def carry(message: Message) -> None:
+            self.carried.append(message)
+            await send(message)
+
+        async def never() -> Message:
+            return await asyncio.Future()
+
+        serving = asyncio.create_task(self.app(scope, never, carry))  # the body has come with the scope
+        if self.dies_after is not None:
+            await asyncio.sleep(0.05)
+            serving.cancel()
+        await asyncio.wait([serving])
+
+
+async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        for event in EVENTS:
+            yield event
+        if scope["path"] == "/endless":
+            await asyncio.Future()
+
+    assert await Request(scope, receive).body() == BODY
+    await StreamingResponse(parts(), media_type="text/event-stream")(scope, receive, send)
+
+
+def asked(app: Any, path: str = "/", **settings: Any) -> tuple[list[Message], Ray]:
+    """What the client got, and what was carried."""
+    ray, sent = Ray(app, **settings), []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": BODY, "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(BODY))]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    asyncio.run(ReplicaMiddleware(ray, HOST)(scope, receive, send))
+    return sent, ray
+
+
+def text(sent: list[Message]) -> bytes:
+    assert [message.get("more_body", False) for message in sent[1:]][-1] is False
+    return b"".join(message["body"] for message in sent[1:])
+
+
+def test_a_stream_goes_by_its_own_way() -> None:
+    sent, ray = asked(stream)
+    assert text(sent) == b"".join(EVENTS)
+    assert [message.get("body") for message in ray.carried] == [None, b""], "Ray has carried a part of it"
+    assert PIPED.encode() not in dict(sent[0]["headers"])
+
+
+def test_a_stream_whose_replica_is_lost() -> None:
+    sent, _ = asked(stream, "/endless", dies_after=1)
+    body = text(sent)
+    assert body.startswith(b"".join(EVENTS)) and b"replica_lost" in body and body.endswith(b"data: [DONE]\n\n")
+
+
+def test_other_answers_go_by_ray() -> None:
+    sent, ray = asked(JSONResponse({"a": 1}))
+    assert (text(sent), len(ray.carried)) == (b'{"a":1}', 2)
+
+
+def test_a_replica_that_cannot_call_answers_by_ray() -> None:
+    async def unreachable(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["forerun.pipe"] = (HOST, 1, b"")
+        await PipeMiddleware(stream)(scope, receive, send)
+
+    async def as_it_is(scope: Scope, receive: Receive, send: Send) -> None:
+        await unreachable(scope, receive, send)
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "forerun.body": BODY}
+
+    async def never() -> Message:
+        return await asyncio.Future()
+
+    asyncio.run(as_it_is(scope, never, send))
+    assert text(sent) == b"".join(EVENTS)
+
+
+def test_strangers_are_shown_the_door() -> None:
+    async def call(word: bytes) -> bytes:
+        exchange, scope = Exchange(HOST), {}  # type: ignore[var-annotated]
+        pipe = await exchange.offer(scope)
+        host, port, _ = scope["forerun.pipe"]
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(word)
+        try:
+            return await asyncio.wait_for(reader.read(), 5)
+        finally:
+            writer.close()
+            pipe.close()
+
+    assert asyncio.run(call(b"x" * WORD_BYTES)) == b""
