@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from forerun.serve.replicas.pipe import PIPED, WORD_BYTES, Exchange, PipeMiddleware
+from forerun.serve.replicas.pipe import BODY as BODY_KEY
+from forerun.serve.replicas.pipe import PIPE, PIPED, WORD_BYTES, Exchange, PipeMiddleware
 from forerun.serve.replicas.proxy import ReplicaMiddleware
 
 HOST = "127.0.0.1"
@@ -91,24 +92,16 @@ def test_other_answers_go_by_ray() -> None:
 
 
 def test_a_replica_that_cannot_call_answers_by_ray() -> None:
-    async def unreachable(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["forerun.pipe"] = (HOST, 1, b"")
-        await PipeMiddleware(stream)(scope, receive, send)
-
-    async def as_it_is(scope: Scope, receive: Receive, send: Send) -> None:
-        await unreachable(scope, receive, send)
-
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "forerun.body": BODY}
-
     async def never() -> Message:
         return await asyncio.Future()
 
-    asyncio.run(as_it_is(scope, never, send))
+    scope: Scope = {"type": "http", "method": "POST", "path": "/", "headers": [], BODY_KEY: BODY, PIPE: (HOST, 1, b"")}
+    asyncio.run(PipeMiddleware(stream)(scope, never, send))
     assert text(sent) == b"".join(EVENTS)
 
 
@@ -116,7 +109,7 @@ def test_strangers_are_shown_the_door() -> None:
     async def call(word: bytes) -> bytes:
         exchange, scope = Exchange(HOST), {}  # type: ignore[var-annotated]
         pipe = await exchange.offer(scope)
-        host, port, _ = scope["forerun.pipe"]
+        host, port, _ = scope[PIPE]
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(word)
         try:
