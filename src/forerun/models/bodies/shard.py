@@ -34,9 +34,10 @@ def local_part(model: PreTrainedModel) -> PreTrainedModel | None:
         if rest:
             return None
         setattr(config, name, count)
+    weights = {name: _local(weight) for name, weight in model.base_model.named_parameters()}
+    config.vocab_size, config.pad_token_id = len(_local(model.get_input_embeddings().weight)), None
     with torch.device("meta"):
         part: Any = type(model.base_model)(config)
-    weights = {name: _local(weight) for name, weight in model.base_model.named_parameters()}
     if {name: w.shape for name, w in weights.items()} != {name: w.shape for name, w in part.named_parameters()}:
         return None
     if any(name.endswith((".o_proj.bias", ".down_proj.bias")) for name in weights):
@@ -60,6 +61,11 @@ class ShardCpuBody(CpuBody):
         self.whole = whole
         shard = next(weight for weight in whole.parameters() if isinstance(weight, DTensor))
         self._group = shard.device_mesh.get_group()
+
+    def _embedded(self, new: Tensor, positions: Tensor) -> Tensor:
+        """By the split embedding's own forward: a token's is in one process."""
+        x: Tensor = new if new.is_floating_point() else self.whole.get_input_embeddings()(new)
+        return super()._embedded(x, positions)
 
     def head(self, hidden: Tensor) -> Tensor:
         """By the split head's own forward, which brings the logits of all processes together."""
