@@ -151,10 +151,11 @@ class Answer:
             self._pumping.cancel()
 
     async def _send_error(self, error: ApiError) -> None:
-        async def nothing() -> Message:
-            return await asyncio.Future()
+        await JSONResponse(error.body, error.status, headers=error.headers)({"type": "http"}, _nothing, self._send)
 
-        await JSONResponse(error.body, error.status, headers=error.headers)({"type": "http"}, nothing, self._send)
+
+async def _nothing() -> Message:
+    raise AssertionError("an error is told without asking anything")
 
 
 def _told(status: int, retry_after: str | None) -> ApiError:
