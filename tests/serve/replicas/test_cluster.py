@@ -7,13 +7,11 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,12 @@ import pytest
 
 from forerun.cli.replicas import app
 from forerun.serve.replicas.run import cluster, deploy, free_port, url
-from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
+from forerun.serve.settings import AddressSettings
 from serve.process import served
 from support.folders import VOCAB, save
 from support.tiny import tiny_model
 
-ray = pytest.importorskip("ray", reason="pip install -r requirements/scale.txt")
+pytest.importorskip("ray", reason="pip install -r requirements/scale.txt")
 
 pytestmark = [
     pytest.mark.slow,
@@ -183,43 +181,6 @@ def test_too_many_are_told_to_come_back(served_by_ray: Cluster) -> None:
     assert refused and {answer.status_code for answer in answers} == {200, 503}
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
     assert {answer.json()["error"]["code"] for answer in refused} == {"overloaded"}
-
-
-def make_that_sticks(folder: str, file: str, engine: str) -> Any:
-    """A service whose engine comes to no end once there is a file."""
-    from rich.console import Console
-
-    from forerun.cli.replicas import parsed
-    from forerun.cli.serve import make_service
-
-    options = parsed({"model": folder, "device": "cpu", "draft": "none", "offline": True})
-    service = make_service(options, ServiceSettings(), Console(quiet=True), engine)
-    service.longest_round = 1.0  # type: ignore[misc]
-
-    def stick() -> None:
-        while not Path(file).exists():
-            time.sleep(0.1)
-        os.unlink(file)
-        service.engine.between_steps(partial(time.sleep, 600))
-
-    threading.Thread(target=stick, daemon=True).start()
-    return service
-
-
-def test_a_stuck_engine_is_replaced(served_by_ray: Cluster, tmp_path: Path) -> None:
-    from forerun.serve.replicas.deployment import Share, application
-
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # replicas cannot import tests
-    file = tmp_path / "stick"
-    make = partial(make_that_sticks, served_by_ray.folder, str(file))
-    limits = ServiceSettings(drain_seconds=1)
-    deploy(application(make, AddressSettings(), limits, ReplicaSettings(replicas=1), Share(1.0, 0, 16)))
-    wait_for(lambda: len(served_by_ray.engines()) == 1)
-    before = served_by_ray.engines()
-    assert served_by_ray.complete().status_code == 200
-    file.touch()
-    wait_for(lambda: len(served_by_ray.engines()) == 1 and served_by_ray.engines().keys() != before.keys())
-    assert served_by_ray.complete().status_code == 200
 
 
 def test_the_command_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:

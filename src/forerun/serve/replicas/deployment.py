@@ -13,7 +13,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
 
 from forerun.serve.errors import RETRY_AFTER
-from forerun.serve.replicas.names import DEPLOYMENT, ROUTER
+from forerun.serve.replicas.names import DEPLOYMENT, ROUTER, logging_config
 from forerun.serve.replicas.pipe import PipeMiddleware
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
@@ -100,6 +100,7 @@ def application(
         graceful_shutdown_timeout_s=limits.drain_seconds,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=HEALTH_PERIOD,
+        logging_config=logging_config(address),
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER, request_router_kwargs={"slack": max(1, share.rows // 2)}
         ),

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from forerun.errors import ReplicasLost
-from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES
+from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, log_level, logging_config
 from forerun.serve.settings import AddressSettings
 
 STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing large travels between its processes
@@ -34,7 +34,7 @@ def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
     import ray
     from ray import serve
 
-    level = address.log_level.upper() if address.log_level != "info" else "WARNING"
+    level = log_level(address)
     logging.getLogger("ray.serve").setLevel(level)
     with tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as folder:
         with _deaf_children():
@@ -54,7 +54,7 @@ def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
                     "ssl_keyfile": address.ssl_keyfile,
                     "ssl_certfile": address.ssl_certfile,
                 },
-                logging_config={"log_level": level, "enable_access_log": level == "DEBUG"},
+                logging_config=logging_config(address),
             )
             yield
         finally:
