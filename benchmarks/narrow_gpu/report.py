@@ -16,9 +16,9 @@ def make_record(results: NarrowResults, wide: str, complete: bool) -> Record:
         KIND,
         results.provenance,
         settings=results.settings,
-        rows=[asdict(timing) for timing in results.timings],
+        rows=[asdict(timing) for timing in (*results.timings, *results.keys)],
         details={"weight_bytes": results.weight_bytes, "notes": results.notes},
-        tables=_tables(results, wide) if results.timings else (),
+        tables=(*_tables(results, wide), *_keys(results)) if results.timings else (),
         remarks=_remarks(results, complete),
         complete=complete,
     )
@@ -43,6 +43,17 @@ def _tables(results: NarrowResults, wide: str) -> tuple[Table, ...]:
         return (times,)
     shares = Table(f"The same as shares of {wide}", headings, tuple(row(s, True) for s in schemes if s != wide))
     return times, shares
+
+
+def _keys(results: NarrowResults) -> tuple[Table, ...]:
+    if not results.keys:
+        return ()
+    kinds, whats = (
+        list(dict.fromkeys(names)) for names in zip(*((t.scheme, t.what) for t in results.keys), strict=True)
+    )
+    found = {(timing.scheme, timing.what): timing.seconds for timing in results.keys}
+    rows = tuple((kind, *(f"{1e6 * found[kind, what]:.1f}" for what in whats)) for kind in kinds)
+    return (Table("Attention of one layer, one row, 32 heads of 128, microseconds", ("keys", *whats), rows),)
 
 
 def _remarks(results: NarrowResults, complete: bool) -> tuple[str, ...]:

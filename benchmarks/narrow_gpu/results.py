@@ -25,6 +25,7 @@ class NarrowResults:
     provenance: Provenance
     settings: dict[str, Any]
     timings: list[Timing] = field(default_factory=list)
+    keys: list[Timing] = field(default_factory=list)  # attention of a layer; the scheme is that of its keys
     weight_bytes: dict[str, int] = field(default_factory=dict)  # by scheme: that a pass reads
     notes: dict[str, str] = field(default_factory=dict)
 

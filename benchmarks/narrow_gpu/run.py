@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.compiling import compile_apart
+from benchmarks.narrow_gpu import keys
 from benchmarks.narrow_gpu.report import make_record
 from benchmarks.narrow_gpu.results import NarrowResults, Timing
 from forerun.bench.decode.calls import measure_call
@@ -53,10 +54,17 @@ def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str
     compile_apart(__name__, "compile_some", list(asked.schemes), asked.pair)
     models = Models(asked, device)
 
+    def attention(kind: str) -> None:
+        for context in keys.CONTEXTS:
+            taken = keys.seconds(context, keys.KINDS[kind], asked.repeats, device)
+            results.keys.append(Timing(kind, f"{context} tokens", taken))
+
     def turns() -> Iterator[Turn]:
         for scheme in asked.schemes:
             for what, work in _parts(scheme, models, asked.repeats, results):
                 yield Turn(f"{scheme}, {what}", work)
+        for kind in keys.KINDS:
+            yield Turn(kind, partial(attention, kind))
 
     def save(outcome: Outcome) -> Record:
         results.notes.update({str(i): problem for i, problem in enumerate(outcome.problems)})
