@@ -32,13 +32,14 @@ def why_not(scheme: str, device: torch.device) -> str | None:
 def round_weights(model: Any, scheme: str, device: torch.device, name: str) -> None:
     """Exchange the weights of linear layers for rounded ones on `device`, one layer at a time."""
     found = list(_linear_layers(model))
+    own = SCHEMES[scheme].fitted(*(layer.weight.shape[1] for _, layer in found))
+    if own is None:
+        path, odd = min(found, key=lambda each: each[1].weight.shape[1] % GROUPS[-1] == 0)
+        raise InvalidArgument(
+            f"quantize={scheme!r}: {path} of {name!r} has {odd.weight.shape[1]} inputs, which no group of "
+            f"{', '.join(map(str, GROUPS))} divides; use 'int8'"
+        )
     for path, layer in found:
-        own = SCHEMES[scheme].fitted(layer.weight.shape[1])
-        if own is None:
-            raise InvalidArgument(
-                f"quantize={scheme!r}: {path} of {name!r} has {layer.weight.shape[1]} inputs, which no group of "
-                f"{', '.join(map(str, GROUPS))} divides; use 'int8'"
-            )
         layer._parameters["weight"] = nn.Parameter(_rounded(layer.weight, own, device, path), requires_grad=False)
     if not found:
         raise InvalidArgument(f"quantize={scheme!r}: {name!r} has no linear layer that can be rounded; leave it out")

@@ -32,11 +32,11 @@ class Scheme:
     def is_packed(self) -> bool:
         return self.values is torch.uint8
 
-    def fitted(self, size: int) -> Scheme | None:
-        """The scheme for weights of `size` inputs; None where no group divides them."""
+    def fitted(self, *sizes: int) -> Scheme | None:
+        """The scheme for weights of so many inputs; None where no group divides all of them."""
         if not self.is_packed:
             return self
-        group = next((group for group in GROUPS if size % group == 0), None)
+        group = next((group for group in GROUPS if all(size % group == 0 for size in sizes)), None)
         return None if group is None else replace(self, group=group)
 
 

@@ -220,7 +220,7 @@ def _rotate_and_write_kernel(
         address = tl.load(addresses_ptr + token)
         there = (head < KEY_HEADS) & in_half[None, :]
         source = k_ptr + token * k_token + head * k_head
-        target = key_pool_ptr + address * key_place + head * SIZE
+        place = key_pool_ptr + address * key_place + head * SIZE
         low_half, high_half = _rotated(source, low, high, cos_low, cos_high, sin_low, sin_high, there)
         if LARGEST > 0:
             KIND: tl.constexpr = key_pool_ptr.dtype.element_ty
@@ -232,8 +232,8 @@ def _rotate_and_write_kernel(
             store_scale(scale, key_scale_ptr, address, head, KEY_HEADS, CAPACITY)
             low_half = narrowed(low_half, scale, LARGEST, KIND, FAST)
             high_half = narrowed(high_half, scale, LARGEST, KIND, FAST)
-        tl.store(target + low, low_half, mask=there)
-        tl.store(target + high, high_half, mask=there)
+        tl.store(place + low, low_half, mask=there)
+        tl.store(place + high, high_half, mask=there)
         e = tl.arange(0, BLOCK_VALUE_SIZE)[None, :]
         is_value = (head < KEY_HEADS) & (e < VALUE_SIZE)
         value = tl.load(v_ptr + token * v_token + head * v_head + e, mask=is_value, other=0.0)
