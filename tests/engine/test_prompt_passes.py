@@ -6,11 +6,13 @@ import random
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.device_engines import Rehearsing
 from forerun.cache.paged import PagedCache
 from forerun.engine.device.prompt_passes import CHUNKS, SHORT, PromptPasses, why_not
 from forerun.models.scorer import Scorer
+from forerun.models.static_pass import StaticRows
 from support.recompute import check, recomputed
 from support.tiny import tiny_model
 
@@ -18,9 +20,9 @@ CPU = torch.device("cpu")
 LONGEST = 300
 
 
-def scorer_with_passes() -> tuple[Scorer, PromptPasses]:
+def scorer_with_passes(bound: int = 512) -> tuple[Scorer, PromptPasses]:
     scorer = Scorer(tiny_model("llama"), cache=PagedCache(4096, CPU, longest=LONGEST, block_size=16))
-    passes = PromptPasses(scorer, Rehearsing(CPU), 512)
+    passes = PromptPasses(scorer, Rehearsing(CPU), bound)
     scorer.admit(99)  # settles the size
     passes.prepare()
     scorer.recorded_feed = passes.feed
@@ -65,6 +67,24 @@ def test_what_padding_has_no_room_for_is_left() -> None:
     scorer.feed([0], [own[:-SHORT]])
     assert passes.feed([(0, own[-SHORT:])]) == [(0, own[-SHORT:])], "a chunk of 64 would end past the last key"
     scorer.feed([0], [own[-SHORT:]])
+    check_rows(scorer, {0: own})
+
+
+def test_a_row_longer_than_attention_was_recorded_for_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel divides its work by the bound: keys past it would not be seen."""
+    scorer, passes = scorer_with_passes(bound=128)
+    rows, ends = passes._pass.rows, list[int]()
+
+    def watched(slots: Tensor, past: Tensor, count: int, bound: int) -> StaticRows:
+        ends.append(int(past.max()) + count)
+        return rows(slots, past, count, bound)
+
+    monkeypatch.setattr(passes._pass, "rows", watched)
+    scorer.admit(0)
+    own = text(1, 200)
+    for start in (0, 40, 90):
+        scorer.feed([0], [own[start : {0: 40, 40: 90}.get(start)]])
+    assert ends and max(ends) <= 128
     check_rows(scorer, {0: own})
 
 

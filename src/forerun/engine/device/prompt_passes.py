@@ -54,7 +54,7 @@ class PromptPasses:
                 self._recorded(*shape)
 
     def feed(self, new: list[Unread]) -> list[Unread]:
-        """All but long prompts, and ends of rows so long that padding would lie past all keys a row can have.
+        """All but long prompts, and ends of rows that padding would bring past `bound` or all keys a row can have.
 
         Those are returned.
         """
@@ -81,7 +81,8 @@ class PromptPasses:
         return chunk if self._fits(row, chunk) else 0
 
     def _fits(self, row: int, tokens: int) -> bool:
-        return self.scorer.cache.length(row) + tokens <= self.scorer.cache.capacity
+        """Whether the keys it would have, padding included, are no more than attention was recorded for."""
+        return self.scorer.cache.length(row) + tokens <= min(self.scorer.cache.capacity, self.bound)
 
     def _run(self, shape: tuple[int, int], new: Sequence[Unread]) -> None:
         cache, rows = self.scorer.cache, [row for row, _ in new]
