@@ -139,6 +139,7 @@ class Stream(Iterator[list[Progress]]):
         return self._call.is_seeded and not all(request.params.is_greedy for request in self._call.requests)
 
     def _claim(self) -> None:
+        self._engine.check_caller()  # before anything of the engine is changed: it may have requests of others
         with _claims:
             other = _running.get(self._engine)
             if (other is not None and other() is not None) or not self._engine.is_idle:

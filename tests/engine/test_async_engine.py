@@ -87,6 +87,17 @@ def test_nobody_else_adds_or_steps(serving: AsyncEngine) -> None:
     assert serving.engine.add(request(1)) >= 0, "afterwards it is anybody's"
 
 
+def test_a_decoder_whose_engine_it_runs_refuses_calls_and_changes_nothing() -> None:
+    decoder = SpeculativeDecoder(tiny_model("llama"), PromptLookup(), policy=2)
+    tokenizer = decoder.engine.tokenizer = object()
+    with AsyncEngine(decoder.engine) as serving:
+        serving.submit(request(0)).result()
+        kept = serving.engine._results[-1] = object()  # type: ignore[assignment]  # one that is not delivered yet
+        with pytest.raises(InvalidArgument, match="submit"):
+            decoder.generate([[1, 2, 3]], max_new_tokens=2)
+        assert serving.engine.tokenizer is tokenizer and serving.engine._results.pop(-1) is kept
+
+
 def test_rows_that_others_have_left_behind_are_refused() -> None:
     engine = make_engine()
     engine.add(request(0))

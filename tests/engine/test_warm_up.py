@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -134,6 +135,37 @@ def test_not_while_requests_are_under_way() -> None:
     made.add(requests(1)[0])
     with pytest.raises(InvalidArgument, match="when idle"):
         made.warm_up()
+
+
+@pytest.mark.parametrize("odd", [{"rows": 0}, {"rows": "4"}, {"draft": -1}, {"draft": 2.5}, {"context": 0}])
+def test_odd_bounds_are_refused(odd: dict[str, Any]) -> None:
+    made = make_engine(False)
+    with pytest.raises(InvalidArgument, match=next(iter(odd))):
+        made.warm_up(**odd)
+    assert max(made._view([made._row(requests(1)[0])]).max_lengths) > 0, "nothing was changed"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_one_leaves_no_row_behind(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_engine(False, drafter="lookup")
+    monkeypatch.setattr(made.target, "score", lambda *_: (_ for _ in ()).throw(error))
+    with pytest.raises(error):
+        made.warm_up(2, 2, 32)
+    monkeypatch.undo()
+    assert made.is_idle and not made.take_results()
+    assert len(texts(made, requests(1)[:3], 2)) == 3
+
+
+def test_copies_shorter_than_those_that_were_recorded_stay_on_the_device() -> None:
+    """Tables for short copies are narrower than those of the long ones that the warm-up has recorded."""
+    cache = PagedCache(4096, CPU, longest=200, block_size=16)
+    made = rehearsing(make_engine(True, drafter="lookup", policy=40, cache=cache))
+    made.warm_up(2, 40, 100)
+    assert made.runner is not None and (40, 0) in made.runner._warm_copies
+    asked = [Request(prompt=(*[3, 4, 5, 6] * 3, 3), max_new_tokens=60)]
+    found = texts(made, asked, 1)
+    assert not made.runner.is_disabled
+    assert found == texts(make_engine(False, drafter="lookup", policy=40), asked, 1)
 
 
 def test_a_recording_that_fails_costs_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

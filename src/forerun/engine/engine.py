@@ -189,7 +189,7 @@ class Engine:
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch at the next step. Returns its handle for `abort`, which no other has."""
-        self._check_runner_of_steps()
+        self.check_caller()
         with self._turnstile.calling():
             if self._is_empty:
                 self._look_again()
@@ -221,6 +221,8 @@ class Engine:
         are not recorded, have a kernel compiled. `report` is told how many rounds have been recorded and how many there
         are.
         """
+        rows, draft = integer("rows", rows, 1), integer("draft", draft, 0)
+        context = context if context is None else integer("context", context, 1)
         if not self.is_idle:
             raise InvalidArgument("warm_up while requests are under way: call it before the first, or when idle")
         started, limit = self.clock(), self.target.context_length
@@ -282,31 +284,34 @@ class Engine:
         limits = (cache.num_tokens for cache in self._caches())
         room = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         fitting = [length for length in prompts if length + NOBODYS_TOKENS <= room]
+        handles: list[int] = []
         try:
             for number, length in enumerate(fitting):
-                self._add_nobody(number, length)
+                handles.append(self.add(self._nobodys_request(number, length)))
                 self._finish()
             for number, length in enumerate(fitting):
                 while len(self._running) + len(self._waiting) >= rows:
                     self.step()
-                self._add_nobody(number, length)
+                handles.append(self.add(self._nobodys_request(number, length)))
                 if number % READING_TOGETHER == 0:
                     self.step()
             self._finish()
             self._start_over()  # nobody begins like these
         finally:
             self.policy = policy
+            for handle in handles:
+                with suppress(Exception):  # one error is on its way already
+                    self.abort(handle)  # after a Ctrl-C nobody would step for these rows
+                self._results.pop(handle, None)
 
-    def _add_nobody(self, number: int, length: int) -> None:
+    def _nobodys_request(self, number: int, length: int) -> Request:
         first = number % self.target.vocab_size
         limit = self.target.context_length or sys.maxsize
-        new = min(NOBODYS_TOKENS, limit - length)
-        self.add(Request(prompt=(first, *[0] * (length - 1)), max_new_tokens=new))
+        return Request(prompt=(first, *[0] * (length - 1)), max_new_tokens=min(NOBODYS_TOKENS, limit - length))
 
     def _finish(self) -> None:
         while not self.is_idle:
             self.step()
-        self.take_results()
 
     def postpone(self, seconds: float) -> None:
         """Move the deadlines of all rows: time spent on compiling is not decoding."""
@@ -329,11 +334,12 @@ class Engine:
 
         Rows that need the host beside rows whose rounds the device runs by itself may have to wait for a later step.
         """
-        self._check_runner_of_steps()
+        self.check_caller()
         with self._turnstile.stepping():
             return self._step()
 
-    def _check_runner_of_steps(self) -> None:
+    def check_caller(self) -> None:
+        """Raise where another thread adds and steps."""
         if self.run_by not in (None, current_thread()):
             raise InvalidArgument("an AsyncEngine runs this engine: give requests to its submit(), which steps as well")
 

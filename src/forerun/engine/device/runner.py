@@ -242,7 +242,7 @@ class Runner:
             assert not self.pending, "a copy needs the tokens of the round before"
             table.send_copies(lengths, given.copies)
             drawn = max(given.drawn)
-            pairs = (pair for pair in self._warm_copies if pair[0] >= longest and pair[1] >= drawn)
+            pairs = (pair for pair in self._warm_copies if longest <= pair[0] < table.width and pair[1] >= drawn)
             number, steps = min(pairs, default=(number, min(number, drawn if is_fixed else round_up_draft(drawn))))
             count = bucket(self._num_tokens(number) + 1)
         else:
