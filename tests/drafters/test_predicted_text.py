@@ -81,6 +81,11 @@ def test_rows_are_apart_and_vocabularies_end() -> None:
     assert guess(drafter, []) == ([], 0)
 
 
+def test_a_prediction_is_token_ids() -> None:
+    with pytest.raises(InvalidArgument, match=r"prediction\[1\]"):
+        Request(prompt=(1,), max_new_tokens=2, prediction=(3, -1))
+
+
 def test_who_drafts_behind_predictions() -> None:
     model = tiny_model("llama")
     assert with_predictions(PromptLookup(), on_gpu=True).takes_predictions

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -78,7 +79,7 @@ class Request:
             "min_new_tokens": integer("min_new_tokens", self.min_new_tokens, 0, MOST_NEW_TOKENS),
             "seed": integer("seed", self.seed),
             "request_id": integer("request_id", self.request_id, 0, 2**32 - 1, "must fit 32 bits"),
-            "prediction": tuple(list_of("prediction", self.prediction, integer, "must be token ids")),
+            "prediction": tuple(list_of("prediction", self.prediction, partial(integer, low=0), "must be token ids")),
             "stop_ids": _stop_ids(self.stop_ids),
             "stops_in_prompt": flag("stops_in_prompt", self.stops_in_prompt),
             "stop_strings": tuple(list_of("stop_strings", self.stop_strings, check_stop_string, "must be strings")),
