@@ -70,8 +70,9 @@ def test_who_cannot_be_reached_is_named() -> None:
         port = listening.getsockname()[1]
     with pytest.raises(ServerError, match=r"Connection refused.*start one with `forerun serve`"):
         asyncio.run(ApiClient(f"http://127.0.0.1:{port}").get("/v1/models"))
-    with pytest.raises(InvalidArgument, match="give one like"):
-        ApiClient("ftp://somewhere")
+    for odd in ("ftp://somewhere", "http://", "http://[::1", "http://localhost:99999", "localhost:port"):
+        with pytest.raises(InvalidArgument, match="give one like"):
+            ApiClient(odd)
 
 
 def test_addresses_keys_and_models() -> None:

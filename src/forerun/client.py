@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from forerun.errors import InvalidArgument, ServerError, first_line
 
@@ -88,12 +88,10 @@ class ApiClient:
     """Calls to one server. Connections are kept and used again."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidArgument(f"{url!r} is no address of a server: give one like http://127.0.0.1:8000")
+        parts, port = _address(url)
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
         self._host, self._netloc = parts.hostname, parts.netloc
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port = port or (443 if parts.scheme == "https" else 80)
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
         self._key = api_key
@@ -215,6 +213,17 @@ class ApiClient:
         if not message and status == 404:
             return ServerError(f"{self.url} has no {path}: is it a server with OpenAI's interface?", status)
         return ServerError(f"{self.url} answers {status}: {message or 'without saying why'}", status)
+
+
+def _address(url: str) -> tuple[SplitResult, int | None]:
+    """Its parts and its port; what cannot be connected to is refused."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return parts, parts.port
+    except ValueError:  # half an address of IPv6, a port that is no number
+        pass
+    raise InvalidArgument(f"{url!r} is no address of a server: give one like http://127.0.0.1:8000")
 
 
 def _reason(error: OSError) -> str:

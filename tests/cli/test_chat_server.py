@@ -67,6 +67,8 @@ def test_a_turn_that_is_refused_is_told_and_forgotten() -> None:
 def test_what_belongs_to_a_model_here_is_refused() -> None:
     refused = chat("http://127.0.0.1:1", "--draft", "off", "--device", "cpu")
     assert refused.exit_code == 2 and "--device, --draft: of a model in this process" in refused.stderr
+    for option in (("--quantize", "int8"), ("--tensor-parallel", "2"), ("--max-time", "9")):
+        assert f"{option[0]}: of a model in this process" in chat("http://127.0.0.1:1", *option).stderr
     alone = CliRunner().invoke(cli, ["chat", "--api-key", "x"], input="hi\n")
     assert alone.exit_code == 2 and "--api-key is for a --server" in alone.stderr
     nobody = chat("http://127.0.0.1:1")

@@ -71,3 +71,5 @@ def test_the_command(tmp_path: object) -> None:
     assert [layout["split"] for layout in told["layouts"]] == [1, 2, 4]
     refused = CliRunner().invoke(cli, ["plan", str(tmp_path), "--devices", "4", "--repeats", "3"])
     assert refused.exit_code == 2 and "--repeats" in refused.output
+    refused = CliRunner().invoke(cli, ["plan", str(tmp_path), "--rate", "3", "--memory", "80"])
+    assert refused.exit_code == 2 and "--memory, --rate: of a prediction for --devices N" in refused.output

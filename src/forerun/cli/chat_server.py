@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from forerun.cli.options import KEYWORDS, generate_keywords, typed_options
 from forerun.cli.talk import Talk
 from forerun.client import ApiClient
-from forerun.config import SpeculationSettings, api_key
+from forerun.config import ModelSettings, SpeculationSettings, api_key
 from forerun.errors import InvalidArgument, ServerError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forerun.types import Origin
 
 PATH = "/v1/chat/completions"
-NOT_SENT = ("device", "dtype", "offline", "max_time", *SpeculationSettings.__dataclass_fields__)
+NOT_SENT = {*ModelSettings.__dataclass_fields__, *SpeculationSettings.__dataclass_fields__, "max_time"} - {"model"}
 """Options for a model in this process."""
 SHAPING = ("top_k", "top_p", "min_p")
 """Beside one of these the temperature is 1 unless it is given, as where the model runs here."""

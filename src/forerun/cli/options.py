@@ -241,7 +241,7 @@ def model_options(function: Function) -> Function:
     model: Callable[[Function], Function] = options_from(
         ModelSettings, "Model", "model", model={"flags": ("--model", "-m"), "metavar": "NAME"}
     )
-    return stack(model, place_options("Model"), quantize_options("Model"))(function)
+    return stack(model, place_options("Model", keeps_stored=True), quantize_options("Model"))(function)
 
 
 def quantize_options(group: str) -> Callable[[Function], Function]:
@@ -250,12 +250,13 @@ def quantize_options(group: str) -> Callable[[Function], Function]:
     return options_from(ModelSettings, group, "quantize", "draft_quantize", quantize=shown, draft_quantize=shown)
 
 
-def place_options(group: str) -> Callable[[Function], Function]:
-    """Where the target runs."""
+def place_options(group: str, keeps_stored: bool = False) -> Callable[[Function], Function]:
+    """Where the target runs, and in which type; `keeps_stored`, see `pair.stored_place`."""
+    on_cpu = "as stored" if keeps_stored else "float32"
     return options_from(
         ModelSettings, group, "device", "dtype", "offline",
         device={"metavar": "DEVICE", "show_default": "a GPU where there is one, else cpu"},
-        dtype={"metavar": "TYPE", "show_default": "bfloat16 on a GPU, else as stored"},
+        dtype={"metavar": "TYPE", "show_default": f"bfloat16 on a GPU, else {on_cpu}"},
     )  # fmt: skip
 
 

@@ -55,14 +55,13 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
     """
     with loading(options, console):
         from forerun.drafters import named_drafter
-        from forerun.loading import STORED, load_model
+        from forerun.loading import load_model
 
-        place, size = place_of(options), options.get("tensor_parallel", 1)
+        size = options.get("tensor_parallel", 1)
+        place = stored_place(options) if keeps_stored and not is_split(size) else place_of(options)
         asked: dict[str, Any] = {"encoder_decoder": encoder_decoder, "quantize": options.get("quantize")}
         if is_split(size) and asked["quantize"] is not None:
             raise InvalidArgument(f"--quantize {asked['quantize']}: a model split over processes is not quantised")
-        if place["dtype"] is None and keeps_stored and size == 1 and options["kernels"] != "off":
-            place["dtype"] = STORED
         draft: dict[str, Any] = {"option": "--draft", "quantize": options.get("draft_quantize"), **place}
         if is_split(size):  # first, because other ranks go no further than this
             model, tokenizer = load_split(options["model"], size, place)
@@ -74,6 +73,14 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
             drafter = named_drafter(options["draft"], **draft)
             model, tokenizer = load_model(options["model"], **asked, **place)
     return loaded_with(options, model, tokenizer, drafter)
+
+
+def stored_place(options: dict[str, Any]) -> dict[str, Any]:
+    """Where the target runs, with weights as narrow as they are stored unless another type is asked for."""
+    from forerun.loading import STORED
+
+    place = place_of(options)
+    return place | ({"dtype": STORED} if place["dtype"] is None and options["kernels"] != "off" else {})
 
 
 def is_split(size: int) -> bool:

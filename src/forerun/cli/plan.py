@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.cli.main import INTERRUPTED
-from forerun.cli.options import GroupedCommand, number, option, options_from, place_of, place_options, settings_from
+from forerun.cli.options import (
+    GroupedCommand,
+    number,
+    option,
+    options_from,
+    place_of,
+    place_options,
+    settings_from,
+    typed_options,
+)
 from forerun.config import SpeculationSettings
 from forerun.errors import InvalidArgument
 from forerun.plan.devices import DeviceSettings
@@ -43,7 +52,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     help="A drafter to compare, as in `forerun generate`: auto, lookup, early:N, self:BITS, ngram:FILE, random, a "
     "model, a folder, or several with commas as a chain; 'own' is the draft of a synthetic pair. May be given again.",
 )
-@place_options(MODEL)
+@place_options(MODEL, keeps_stored=True)
 @options_from(SpeculationSettings, MODEL, "kernels", kernels={"show_default": "$FORERUN_KERNELS, else auto"})
 @option(
     PROMPTS,
@@ -104,7 +113,11 @@ def plan(target: str, picture: Path | None, output: Path | None, as_json: bool, 
     forerun plan MODEL --batch-sizes 1,8 --temperatures 0,1 --plot plan.png
     forerun plan MODEL --devices 8 --rate 20           split it, or copy it?
     """
-    if options["devices"] is not None:
+    if options["devices"] is None:
+        names = {field.name for field in fields(DeviceSettings)}
+        if typed := typed_options(click.get_current_context(), names):
+            raise InvalidArgument(f"{', '.join(typed)}: of a prediction for --devices N; give that, too")
+    else:
         from forerun.cli.plan_devices import plan_devices
 
         plan_devices(target, options, as_json)
@@ -187,7 +200,7 @@ def _settings(target: str, options: dict[str, Any]) -> PlanSettings:
 
 def _load(target: str, options: dict[str, Any]) -> Loaded:
     from forerun.bench.synthetic import is_synthetic
-    from forerun.cli.pair import is_split, load_split
+    from forerun.cli.pair import is_split, load_split, stored_place
     from forerun.loading import load_model
 
     where = place_of(options)
@@ -202,6 +215,7 @@ def _load(target: str, options: dict[str, Any]) -> Loaded:
     if is_split(1):
         model, tokenizer = load_split(target, 1, where)
     else:
+        where = stored_place(options)  # as `forerun generate` would run it
         model, tokenizer = load_model(target, **where)
     return Loaded(model, tokenizer, _drafters(wanted or list(DEFAULTS), model, where, chosen=bool(wanted)))
 

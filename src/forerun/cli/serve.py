@@ -52,7 +52,7 @@ WARM_UP = ((1, 2, 3, 4),)
     drain_seconds={"metavar": "SECONDS"},
 )  # fmt: skip
 @options_from(ReplicaSettings, "Replicas", replicas={"show_default": "one process"}, max_replicas={"metavar": "M"})
-@place_options("Model")
+@place_options("Model", keeps_stored=True)
 @quantize_options("Model")
 @parallel_options("Model")
 @speculation_options()
@@ -139,6 +139,8 @@ def _make_speech_service(
 
     if is_split(options["tensor_parallel"]):
         raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
+    if options["quantize"] is not None:
+        raise InvalidArgument(f"--quantize {options['quantize']}: a Whisper is served as it is stored; leave it out")
     loaded, processor = load_pair(options, console)
     with told_of_compiling(console):
         decoder = loaded.decoder(options["keep_rows"])
