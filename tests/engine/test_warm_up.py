@@ -100,8 +100,21 @@ def test_lengths_that_a_policy_chooses_are_recorded(drafter: str) -> None:
     before = engine.num_recordings
     texts(engine, requests(3), 4)
     assert engine.num_recordings == before
-    asked = engine._row(Request(prompt=(5, 6), max_new_tokens=9 * DRAFT))
-    assert engine._view([asked]).max_lengths == (DRAFT,), "a longer draft would be recorded when it comes"
+    assert longest_draft(engine) == DRAFT, "a longer draft would be recorded when it comes"
+
+
+def longest_draft(engine: Engine) -> int:
+    """That the policy is offered for a row with room for more."""
+    return max(engine._view([engine._row(Request(prompt=(1, 2), max_new_tokens=40))]).max_lengths)
+
+
+def test_what_is_recorded_bounds_drafts_and_nothing_else_does() -> None:
+    host = make_engine(False, drafter="lookup", policy=16)
+    host.warm_up(1)
+    assert longest_draft(host) == 39, "nothing was recorded"
+    device = rehearsing(make_engine(True, drafter="lookup", policy=16, cache=PagedCache(4096, CPU, block_size=16)))
+    device.warm_up(1, context=32)
+    assert longest_draft(device) == 16, "the length that the policy is fixed to"
 
 
 def test_control_more_rows_than_were_asked_for_are_recorded_when_they_come() -> None:

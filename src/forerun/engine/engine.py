@@ -58,7 +58,8 @@ from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
-MOST_CONTEXT = 8192  # that a warm-up counts with where neither model nor caller says
+# What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
+MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
 # A warm-up's own requests: how many tokens each gains, and how many of them are read in one step.
 NOBODYS_TOKENS, READING_TOGETHER = 4, 3
 
@@ -212,17 +213,21 @@ class Engine:
                 raise
 
     def warm_up(
-        self, rows: int = 64, draft: int = 8, context: int | None = None, report: Report | None = None
+        self, rows: int = 64, draft: int | None = None, context: int | None = None, report: Report | None = None
     ) -> WarmUp:
         """Compile kernels, take the memory for keys, and record every round that up to `rows` rows can meet.
 
-        Drafts have up to `draft` tokens and texts up to `context`, the model's own by default. Requests within these
+        Drafts have up to `draft` tokens, by default 8 or the length that the policy is fixed to, and from now on the
+        policy is offered no longer ones. Texts have up to `context`, by default the model's. Requests within these
         bounds record nothing any more, whatever their parameters; nor do their prompts, which are read in passes that
         are not recorded, have a kernel compiled. `report` is told how many rounds have been recorded and how many there
         are.
         """
-        rows, draft = integer("rows", rows, 1), integer("draft", draft, 0)
-        context = context if context is None else integer("context", context, 1)
+        rows = integer("rows", rows, 1)
+        draft, context = (
+            value if value is None else integer(name, value, least)
+            for name, value, least in (("draft", draft, 0), ("context", context, 1))
+        )
         if not self.is_idle:
             raise InvalidArgument("warm_up while requests are under way: call it before the first, or when idle")
         started, limit = self.clock(), self.target.context_length
@@ -265,14 +270,18 @@ class Engine:
         runners = (self.runner, None if passes is None else passes.runner)
         return sum(runner.recorder.num_recordings for runner in runners if runner is not None)
 
-    def _lengths_to_come(self, most: int) -> list[int]:
-        """Of drafts up to `most` tokens; the policy is offered no others from now on."""
-        self._most_drafted = most
+    def _lengths_to_come(self, most: int | None) -> list[int]:
+        """Of drafts up to `most` tokens. Where rounds are recorded, the policy is offered no others from now on."""
         if self.drafting.drafter is None:
             return []
         if self.drafting.is_fixed:
-            return list(self.drafting.lengths(BatchView((0,), (0,), (most,))))
-        return [size for size in SIZES if size <= most]
+            lengths = list(self.drafting.lengths(BatchView((0,), (0,), (LONGEST_DRAFT if most is None else most,))))
+        else:
+            most = USUAL_DRAFT if most is None else most
+            lengths = [size for size in SIZES if size <= most]
+        if self.runner is not None:
+            self._most_drafted = max(lengths, default=0)
+        return lengths
 
     def _serve_nobody(self, prompts: Sequence[int], lengths: Sequence[int], rows: int) -> None:
         """Decode a few tokens behind prompts of these lengths: kernels are compiled, the memory for keys is taken.
