@@ -17,9 +17,10 @@ from forerun.engine import Engine, Request
 from forerun.engine.device.draft_passes import DraftPasses
 from forerun.engine.device.warm_up import bounds_up_to, sizes_up_to
 from forerun.errors import ForerunWarning, InvalidArgument
-from forerun.policy import CostModel
+from forerun.models.seq2seq import scorer_of
+from forerun.policy import Constant, CostModel
 from forerun.types import RoundOutcome
-from support.tiny import ragged_prompts
+from support.tiny import ragged_prompts, tiny_model
 
 ROWS, DRAFT, CONTEXT = 4, 4, 64
 CPU = torch.device("cpu")
@@ -141,6 +142,11 @@ def test_progress_is_told_and_the_plan_is_what_was_asked_for() -> None:
 def test_it_says_why_nothing_is_recorded() -> None:
     outcome = make_engine(False, drafter="lookup").warm_up(2, 2, 32)
     assert outcome.num_rounds == 0 and "nothing" in outcome.remark
+
+
+def test_a_target_that_reads_a_source_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="recorded as they come"):
+        Engine(scorer_of(tiny_model("t5")), None, Constant(0)).warm_up()
 
 
 def test_not_while_requests_are_under_way() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def test_float32_files_and_a_refusal_of_kernels_give_plain_parameters(
     folder = saved(tmp_path / "half", torch.bfloat16)
     monkeypatch.setenv("FORERUN_KERNELS", "off")
     assert not narrow_names(load_model(folder, dtype=STORED, device="cpu").model)
+
+
+def test_saving_a_narrow_model_says_what_to_do(tmp_path: Path) -> None:
+    kept = load_model(saved(tmp_path / "half", torch.bfloat16), dtype=STORED, device="cpu").model
+    with pytest.raises(InvalidArgument, match="dtype='float32'"):
+        kept.save_pretrained(tmp_path / "again")
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(kept)))
+    assert narrow_names(twin) == narrow_names(kept)
 
 
 def test_a_format_that_is_slower_here_is_widened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

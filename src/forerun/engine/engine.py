@@ -51,6 +51,7 @@ from forerun.errors import InvalidArgument
 from forerun.kernels.variants import watched_variants
 from forerun.models.fingerprint import checksum
 from forerun.models.scorer import PREFILL_TOKENS, Scorer
+from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy.base import Policy, wrapped
 from forerun.policy.heuristics import Constant
 from forerun.rules import AnyRule, warning
@@ -230,6 +231,8 @@ class Engine:
         )
         if not self.is_idle:
             raise InvalidArgument("warm_up while requests are under way: call it before the first, or when idle")
+        if isinstance(self.target, Seq2SeqScorer):
+            raise InvalidArgument("warm_up of a target that reads a source: its rounds are recorded as they come")
         started, limit = self.clock(), self.target.context_length
         longest = min(context or limit or MOST_CONTEXT, limit or MOST_CONTEXT)
         lengths = self._lengths_to_come(draft)

@@ -95,6 +95,9 @@ def test_an_embedding_widens_the_rows_it_looks_up() -> None:
     embedding.weight = narrow_parameter(raw, stored)
     ids = torch.tensor([[3, 0], [8, 3]])
     assert torch.equal(embedding(ids), NarrowWeight(raw, stored).dense()[ids])
+    for odd in (-1, 9):
+        with pytest.raises((IndexError, RuntimeError)):
+            embedding(torch.tensor([odd]))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ class NarrowWeight(Tensor):
             return _set_data(*args)
         if func == Tensor.__setitem__:
             raise InvalidArgument(f"weights that are kept narrow cannot be changed in place; {REMEDY}")
+        if func is Tensor.untyped_storage:  # what `save_pretrained` asks of every weight
+            raise InvalidArgument(f"weights that are kept narrow have no float32 memory to write to a file; {REMEDY}")
         if func in _TRAINING and (args[1:] or (kwargs.get("requires_grad", True),))[0]:
             raise InvalidArgument(f"weights that are kept narrow cannot be trained; {REMEDY}")
         with torch._C.DisableTorchFunctionSubclass():
@@ -137,7 +139,7 @@ def _set_data(weight: Tensor, value: Tensor) -> None:
 
 def _embedding(ids: Tensor, weight: NarrowWeight) -> Tensor:
     """The rows of these ids alone are widened. What `nn.Embedding` may do besides, it does in training only."""
-    rows = weight.raw[ids.reshape(-1)]
+    rows = weight.raw.index_select(0, ids.reshape(-1))  # which refuses negative ids, as torch's own does
     return weight.format.decode(rows.reshape(-1)).view(*ids.shape, weight.shape[1])
 
 
