@@ -79,7 +79,7 @@ class Request:
             "min_new_tokens": integer("min_new_tokens", self.min_new_tokens, 0, MOST_NEW_TOKENS),
             "seed": integer("seed", self.seed),
             "request_id": integer("request_id", self.request_id, 0, 2**32 - 1, "must fit 32 bits"),
-            "prediction": tuple(list_of("prediction", self.prediction, partial(integer, low=0), "must be token ids")),
+            "prediction": _prediction(self.prediction),
             "stop_ids": _stop_ids(self.stop_ids),
             "stops_in_prompt": flag("stops_in_prompt", self.stops_in_prompt),
             "stop_strings": tuple(list_of("stop_strings", self.stop_strings, check_stop_string, "must be strings")),
@@ -130,6 +130,12 @@ def _prompt(value: Any) -> tuple[int, ...]:
     if not tokens:
         raise InvalidArgument("the prompt is empty: give at least one token (a begin-of-sequence id will do)")
     return tuple(tokens)
+
+
+def _prediction(value: Any) -> tuple[int, ...]:
+    if type(value) is tuple and set(map(type, value)) <= {int} and min(value, default=0) >= 0:
+        return value  # a file may be predicted
+    return tuple(list_of("prediction", value, partial(integer, low=0), "must be token ids"))
 
 
 def _stop_ids(value: Any) -> frozenset[int]:
