@@ -69,8 +69,10 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
     return found
 
 
-@pytest.mark.quick("model", "chain")
-@pytest.mark.parametrize("drafter", ("model", "none", "lookup", "chain", "exit", "feature", "parallel"))
+@pytest.mark.quick("model", "chain", "doubting")
+@pytest.mark.parametrize(
+    "drafter", ("model", "none", "lookup", "chain", "exit", "feature", "parallel", "random", "doubting")
+)
 def test_nothing_is_recorded_afterwards_and_nothing_changes(drafter: str) -> None:
     engine, asked = warm(drafter), requests(2)
     assert {request.logprobs for request in asked} == {None, 0, 3, 20}

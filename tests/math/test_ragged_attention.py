@@ -9,6 +9,7 @@ from forerun.math import ragged_attention
 from forerun.math.attention import Scale
 from forerun.math.ragged_attention import attend_prompts, attend_ragged, reach_of, why_not_prompts
 from forerun.types import RaggedRows
+from support.interpreter import on_gpu_alone
 
 ROWS = RaggedRows((2, 0), (5, 0), (9, 12))  # slots, past, counts
 
@@ -28,6 +29,25 @@ def test_prompts(paged: bool) -> None:
     got = attend_prompts(query, keys, values, ROWS, table, scale)
     want = attend_ragged(query, keys, values, reach_of(ROWS, query.device, table=table), scale)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.gpu
+@on_gpu_alone
+@pytest.mark.parametrize("past", [0, 300])
+@pytest.mark.parametrize(
+    ("dtype", "heads", "size", "apart"),
+    [(torch.bfloat16, (8, 2), 128, 2e-2), (torch.float16, (4, 1), 96, 4e-3), (torch.float32, (4, 4), 64, 1e-4)],
+    ids=str,
+)
+def test_prompts_on_a_gpu(dtype: torch.dtype, heads: tuple[int, int], size: int, apart: float, past: int) -> None:
+    """torch has another kernel for each type there, and each has its own idea of a mask that is no square."""
+    torch.manual_seed(0)
+    query = torch.randn(500, heads[0], size, device="cuda", dtype=dtype)
+    keys, values = torch.randn(2, 1, heads[1], past + 500, size, device="cuda", dtype=dtype)
+    rows, scale = RaggedRows((0,), (past,), (500,)), Scale(size**-0.5)
+    got = attend_prompts(query, keys, values, rows, None, scale)
+    want = attend_ragged(query.float(), keys.float(), values.float(), reach_of(rows, query.device), scale)
+    torch.testing.assert_close(got.float(), want, atol=apart, rtol=apart)
 
 
 def test_what_torch_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,9 @@ def record_all(
         for bound in (bounds if for_all and place == 0 else bounds[:1])  # the target's pass is the same for all kinds
     ]
     plan += [
-        partial(runner.prepare_pass, size, bucket(number + 1), is_second=True)
+        partial(runner.prepare_pass, size, bucket(number + 1), is_second=is_second)
         for size, number in product(sizes_up_to(rows), sorted({0, *lengths}, reverse=True))
+        for is_second in ((True,) if runner.drafts else (False, True))  # drafts of the host are scored by passes alone
     ]
     for place, record in enumerate(plan):
         record()
@@ -93,10 +94,10 @@ def _drafts(runner: Runner, lengths: Sequence[int], copies: bool) -> list[tuple[
     Copies of half the length and of all of it are enough: a position that is scored for nothing costs little.
     """
     most, drawn = max(lengths, default=0), [(number, None) for number in sorted({0, *lengths}, reverse=True)]
+    if not runner.drafts:
+        return [*((number, 0) for number in sorted(lengths, reverse=True) if number and copies), (0, None)]
     if not (most and copies):
         return list(drawn)
-    if not runner.drafts:
-        return [*((number, 0) for number in sorted(lengths, reverse=True)), (0, None)]
     half = min(number for number in lengths if 2 * number >= most)
     pairs = {(number, steps) for number in (half, most) for steps in (0, half, most) if steps <= number}
     return [*drawn, *sorted(pairs, reverse=True)]
