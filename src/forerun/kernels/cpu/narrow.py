@@ -64,7 +64,7 @@ class NarrowWeight(Tensor):
             return _set_data(*args)
         if func == Tensor.__setitem__:
             raise InvalidArgument(f"weights that are kept narrow cannot be changed in place; {REMEDY}")
-        if func is Tensor.untyped_storage:  # what `save_pretrained` asks of every weight
+        if func is Tensor.storage:  # what `save_pretrained` comes to ask of every weight
             raise InvalidArgument(f"weights that are kept narrow have no float32 memory to write to a file; {REMEDY}")
         if func in _TRAINING and (args[1:] or (kwargs.get("requires_grad", True),))[0]:
             raise InvalidArgument(f"weights that are kept narrow cannot be trained; {REMEDY}")
