@@ -26,7 +26,8 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
     refused = serve("--host", "0.0.0.0", FORERUN_API_KEY="")
     assert refused.exit_code == 2 and "set an API key, or say --allow-anyone" in refused.stderr
     assert serve("--max-rows", "0").exit_code == 2
-    assert "both" in serve("--ssl-keyfile", "x").stderr
+    assert "both" in serve("--ssl-keyfile", __file__).stderr
+    assert "'x' does not exist" in serve("--ssl-keyfile", __file__, "--ssl-certfile", "x").stderr
 
 
 def test_what_a_whisper_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "python_multipart")
 WARM_UP = ((1, 2, 3, 4),)
+FILE = click.Path(exists=True, dir_okay=False)
 
 
 @click.command(cls=GroupedCommand)
@@ -40,8 +41,8 @@ WARM_UP = ((1, 2, 3, 4),)
     host={"metavar": "HOST"},
     api_key={"metavar": "KEY", "show_default": "$FORERUN_API_KEY, else none"},
     cors_origin={"type": str, "multiple": True, "metavar": "ORIGIN", "show_default": "none"},
-    ssl_keyfile={"metavar": "FILE"},
-    ssl_certfile={"metavar": "FILE"},
+    ssl_keyfile={"metavar": "FILE", "type": FILE},
+    ssl_certfile={"metavar": "FILE", "type": FILE},
     log_level={"type": click.Choice(("critical", "error", "warning", "info", "debug")), "metavar": "LEVEL"},
 )  # fmt: skip
 @options_from(
