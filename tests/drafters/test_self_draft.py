@@ -16,6 +16,8 @@ from forerun.errors import InvalidArgument
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading.quantise import quantise
 from forerun.models.seq2seq import scorer_of
+from support.devices import GPU
+from support.ties import check_greedy, deviation
 from support.tiny import tiny_model
 
 IDS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -46,6 +48,21 @@ def test_it_says_what_its_copy_takes_and_follows_its_target() -> None:
         target.model.layers[0].mlp.up_proj.weight.mul_(2)
     drafter.bind(scorer)
     torch.testing.assert_close(drafter.scorer.model.model.layers[0].mlp.up_proj.weight.dense(), 2 * first)
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_on_a_gpu_the_text_is_the_targets(bits: int, device: str) -> None:
+    wide = tiny_model("llama", hidden_size=128, intermediate_size=128, head_dim=32)
+    target = copy.deepcopy(wide).to(device).bfloat16()
+    texts = []
+    for drafter in (None, SelfDraft(bits)):
+        decoder = forerun.SpeculativeDecoder(target, drafter, policy=4)
+        texts.append(decoder.generate(IDS.to(device), max_new_tokens=24))
+    assert texts[1].stats.num_accepted_tokens > 0
+    for prompt, theirs, ours in zip(IDS.tolist(), texts[0].new_tokens, texts[1].new_tokens, strict=True):
+        check_greedy(target, prompt, ours, theirs, 2 * deviation(target, prompt + list(theirs)))
+    assert 0 < decoder.drafter.copy_bytes < sum(w.nbytes for w in target.parameters()) * bits / 12
 
 
 def test_speech_reads_with_the_targets_encoder() -> None:

@@ -11,8 +11,11 @@ from transformers import PreTrainedModel
 from forerun.arguments import integer, refuse
 from forerun.drafters.within_target import WithinTarget
 from forerun.errors import InvalidArgument
-from forerun.kernels.cpu.narrow import held
+from forerun.kernels.cpu.narrow import NarrowWeight, held
+from forerun.kernels.scaled import ScaledWeight
 from forerun.loading.quantise import EIGHT_BITS, FOUR_BITS, check_scheme, matrices, quantise
+from forerun.loading.rounding import round_weights
+from forerun.models.quantised import method_of
 
 SCHEMES = {8: EIGHT_BITS, 4: FOUR_BITS}
 REMEDY = "must be 8 or 4"
@@ -22,7 +25,8 @@ WORTHWHILE = 0.75  # a copy must be at most this share of what it copies: decodi
 class SelfDraft(WithinTarget):
     """Drafts with a copy of the target whose weights have 8 or 4 `bits`, over the target's own cache.
 
-    Each decoder makes a copy of its own, of the linear layers and the embedding; `copy_bytes` is what it holds.
+    Each decoder makes a copy of its own, of the linear layers and, on a CPU, the embedding and head; `copy_bytes` is
+    what it holds.
     """
 
     def __init__(self, bits: int = 8, *, stop_below: float | None = None) -> None:
@@ -33,24 +37,24 @@ class SelfDraft(WithinTarget):
 
     def made_of(self, target: PreTrainedModel) -> PreTrainedModel:
         scheme, name = SCHEMES[self.bits], f"SelfDraft(bits={self.bits})"
-        if target.device.type != "cpu":
-            raise InvalidArgument(
-                f"{name} is for targets on a CPU, this one is on {target.device.type!r}; use another drafter, such as "
-                "PromptLookup() or a small model that is quantised: named_drafter(NAME, quantize='int8')"
-            )
         check_scheme(scheme, target.device, target.dtype, asked=name)
+        if (method := method_of(target)) is not None:
+            raise InvalidArgument(f"{name}: the target was quantised by {method} already; use another drafter")
         model = _sharing_weights(target)
         encoder = model.get_encoder() if target.config.is_encoder_decoder else None  # it reads with the target's
-        before = _bytes(matrices(model, encoder))
-        after = sum(weight.numel() for weight in matrices(model, encoder)) * self.bits / 8
+        weights = matrices(model, encoder)
+        before, after = _bytes(weights), sum(weight.numel() for weight in weights) * self.bits // 8
         if after > WORTHWHILE * before:
             raise InvalidArgument(
                 f"{name}: the target's weights are stored in {before / 2**20:.0f} MiB already, and a copy would take "
-                f"{after / 2**20:.0f}, so it would draft no faster; load the target with dtype='float32', or use "
-                "another drafter, such as PromptLookup()"
+                f"{after / 2**20:.0f}, so it would draft no faster; load the target wider (on a CPU with "
+                "dtype='float32'), or use another drafter, such as PromptLookup()"
             )
-        quantise(model, scheme, type(target).__name__, without=encoder, asked=name)
-        self.copy_bytes = _bytes(matrices(model, encoder))
+        if target.device.type == "cuda":
+            round_weights(model, scheme, target.device, type(target).__name__)
+        else:
+            quantise(model, scheme, type(target).__name__, without=encoder, asked=name)
+        self.copy_bytes = _bytes(weight for weight in matrices(model, encoder) if is_rounded(weight))
         return model
 
 
@@ -60,5 +64,10 @@ def _sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
+def is_rounded(weight: Tensor) -> bool:
+    """Whether a weight is the copy's own."""
+    return isinstance(weight, NarrowWeight | ScaledWeight)
+
+
 def _bytes(weights: Iterable[Tensor]) -> int:
-    return sum(held(weight)[1] for weight in weights)
+    return sum(weight.num_bytes if isinstance(weight, ScaledWeight) else held(weight)[1] for weight in weights)
