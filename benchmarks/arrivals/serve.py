@@ -55,8 +55,11 @@ def serve(engine: Engine, traffic: Sequence[Arrival], max_rows: int) -> Outcome:
     """All of it to its end; no more than `max_rows` decode at once, the others wait outside."""
     outcome = Outcome([Served(arrival.at, arrival.request.max_new_tokens) for arrival in traffic])
     captured, recorded = engine.seconds.capture, engine.num_recordings
-    with watched_variants() as variants:
-        _serve(engine, traffic, max_rows, outcome)
+    try:
+        with watched_variants() as variants:
+            _serve(engine, traffic, max_rows, outcome)
+    finally:
+        engine.arrivals = None
     outcome.captured, outcome.recorded = engine.seconds.capture - captured, engine.num_recordings - recorded
     outcome.compiled = variants.num_compiled + variants.num_found
     return outcome
@@ -65,11 +68,16 @@ def serve(engine: Engine, traffic: Sequence[Arrival], max_rows: int) -> Outcome:
 def _serve(engine: Engine, traffic: Sequence[Arrival], max_rows: int, outcome: Outcome) -> None:
     waiting, running = list(range(len(traffic))), dict[int, int]()
     cache, started = engine.target.cache, time.perf_counter()
-    while waiting or not engine.is_idle:
+
+    def add_due() -> None:
         now = time.perf_counter() - started
         while waiting and traffic[waiting[0]].at <= now and len(running) < max_rows:
             number = waiting.pop(0)
             running[engine.add(traffic[number].request)] = number
+
+    engine.arrivals = add_due
+    while waiting or not engine.is_idle:
+        add_due()
         if engine.is_idle:
             time.sleep(max(traffic[waiting[0]].at - (time.perf_counter() - started), 0.0))
             continue

@@ -254,6 +254,11 @@ class BatchView:
     # and so do the others beside it. Empty where each drafted token has its own price.
     sizes: tuple[int, ...] = ()
     round_number: int = 0  # of the round that is asked for; its outcome carries the same
+    # Tokens that each row will still gain, where that is certain of all rows and none waits for their places: the last
+    # of them to end then ends the call. Empty where texts may end at any token, or others follow.
+    tokens_left: tuple[int, ...] = ()
+    # Tokens of each row that the drafter would have to take in before it could draw a draft. Empty where none are.
+    unread: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,32 @@ def test_the_next_round_is_asked_for_before_the_last_is_heard_of() -> None:
     assert len(ahead) > 8 and not waiting
 
 
+def test_who_comes_while_a_round_is_under_way_waits_for_no_other() -> None:
+    """As long as the next one has not been sent off, which is when the present one is nearly over."""
+
+    def pending_after_arrival(seconds_left: float) -> tuple[int, int]:
+        made = engine(True)
+        first, second = requests(2, new=60)
+        made.add(first)
+        made.step()
+        assert made.runner is not None and len(made.runner.pending) == 1
+        (kind,) = made.runner._took
+        made.runner._took[kind] = made.clock() - made.runner._began + seconds_left
+        looks = list[int]()
+
+        def come() -> None:
+            looks.append(1)
+            if len(looks) == 2:
+                made.add(second)
+
+        made.arrivals = come
+        made.step()
+        return len(made.runner.pending), len(looks)
+
+    assert pending_after_arrival(10.0) == (0, 2), "nothing more was sent off"
+    assert pending_after_arrival(0.0) == (1, 1), "there was no time left to wait for anybody"
+
+
 def test_a_forced_size_is_recorded_at_once_and_others_are_stood_in_for() -> None:
     chooser = ShapeChooser(patience=2)
     assert chooser.pick("kind", 12, 12, force=True) == 12

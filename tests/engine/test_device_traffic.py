@@ -74,10 +74,16 @@ class Traffic:
         made = engine(True, cache=cache, double=True, **self.settings)
         made.prompt_tokens = self.rng.choice((3, 16))
         left, handles = list(self.asked), dict[int, Request]()
+
+        def come() -> None:
+            request = left.pop(0)
+            handles[made.add(request)] = request
+
+        if self.rng.random() < 0.5:  # while the device works on a round
+            made.arrivals = lambda: come() if left and self.rng.random() < 0.2 else None
         for _ in range(MOST_STEPS):
             while left and (made.is_idle or self.rng.random() < 0.4):
-                request = left.pop(0)
-                handles[made.add(request)] = request
+                come()
             if self.rng.random() < 0.05:
                 made.abort(self.rng.choice(sorted(handles)))
             self._step(made)

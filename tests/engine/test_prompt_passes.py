@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.device_engines import Rehearsing
 from forerun.cache.paged import PagedCache
-from forerun.engine.device.prompt_passes import CHUNKS, SHORT, PromptPasses, why_not
+from forerun.engine.device.prompt_passes import CHUNKS, PIECE, PIECES, PromptPasses, why_not
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticRows
 from support.recompute import check, recomputed
@@ -41,7 +41,7 @@ def check_rows(scorer: Scorer, texts: dict[int, list[int]]) -> None:
         scorer.rewind([row], [len(own)])
 
 
-@pytest.mark.parametrize("lengths", [(3,), (SHORT + 1, 2), (5, 9, 1, SHORT, 70), tuple(range(1, 20))])
+@pytest.mark.parametrize("lengths", [(3,), (PIECE + 1, 2), (5, 9, 1, 2 * PIECE, 70), tuple(range(1, 20))])
 def test_same_keys(lengths: tuple[int, ...]) -> None:
     """Twice, so that the second time there are keys before those that are taken in."""
     scorer, passes = scorer_with_passes()
@@ -64,9 +64,9 @@ def test_what_padding_has_no_room_for_is_left() -> None:
     room = scorer.cache.capacity
     scorer.admit(0)
     own = text(1, room - 10)
-    scorer.feed([0], [own[:-SHORT]])
-    assert passes.feed([(0, own[-SHORT:])]) == [(0, own[-SHORT:])], "a chunk of 64 would end past the last key"
-    scorer.feed([0], [own[-SHORT:]])
+    scorer.feed([0], [own[:-PIECE]])
+    assert passes.feed([(0, own[-PIECE:])]) == [(0, own[-PIECE:])], "a chunk of 64 would end past the last key"
+    scorer.feed([0], [own[-PIECE:]])
     check_rows(scorer, {0: own})
 
 
@@ -88,6 +88,19 @@ def test_a_row_longer_than_attention_was_recorded_for_is_left(monkeypatch: pytes
     check_rows(scorer, {0: own})
 
 
+def test_several_short_prompts_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of one row lie in one pass, and one pass does not hold all of them."""
+    scorer, passes = scorer_with_passes()
+    shapes, recorded = list[tuple[int, int]](), passes._recorded
+    monkeypatch.setattr(passes, "_recorded", lambda *shape: (shapes.append(shape), recorded(*shape))[1])
+    texts = {row: text(row, 40 + row) for row in range(12)}
+    for row in texts:
+        scorer.admit(row)
+    scorer.feed(list(texts), list(texts.values()))
+    assert shapes == [(PIECES[1], PIECE), (PIECES[0], PIECE)], "36 to 41 pieces"
+    check_rows(scorer, texts)
+
+
 def test_control_a_pass_that_forgets_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer, passes = scorer_with_passes()
     rows = passes._pass.rows
@@ -101,4 +114,4 @@ def test_control_a_pass_that_forgets_what_was_there(monkeypatch: pytest.MonkeyPa
 
 def test_rows_in_one_piece_are_refused() -> None:
     assert "one piece" in (why_not(Scorer(tiny_model("llama"))) or "")
-    assert CHUNKS[0] >= SHORT
+    assert CHUNKS[0] % PIECE == 0

@@ -44,6 +44,9 @@ class World:
     alpha: Callable[[int, int], float]
     draft_seconds: float = 0.0  # per token of the longest draft
     ask_seconds: float = 0.0  # per call of the drafter
+    prompt: int = 0  # tokens of each row that the drafter has not read when the row begins
+    read_seconds: float = 0.0  # per unread token
+    tells_left: bool = False  # whether it is certain when rows end
     compile_seconds: float = 0.0  # before the first draft of all
     judged: bool = False  # deterministic drafts, shown to `trim`
     say: Callable[[random.Random], tuple[int, int]] = lambda rng: (0, 99)
@@ -56,6 +59,7 @@ class World:
     tokens: int = 0
     seconds: float = 0.0
     next_id: int = 0
+    unread: dict[int, int] = field(default_factory=dict)  # by request
     verified: list[tuple[int, int]] = field(default_factory=list)  # (evidence, length) of every draft that was scored
 
     def __post_init__(self) -> None:
@@ -70,13 +74,14 @@ class World:
 
     def round(self, policy: Policy, left: dict[int, int]) -> None:
         ids = tuple(left)
-        view = BatchView(tuple(range(len(ids))), ids, tuple(left[i] - 1 for i in ids))
+        view = self.view(ids, left)
         asked = policy.lengths(view)
         assert all(0 <= a <= m for a, m in zip(asked, view.max_lengths, strict=True))
         said = [self.say(self.rng) for _ in ids]
         evidence = tuple(kind for kind, _ in said)
         drafted = tuple(min(a, supply) for a, (_, supply) in zip(asked, said, strict=True))
         draft_seconds = self.timed(self.ask_seconds + self.draft_seconds * max(drafted)) if any(asked) else 0.0
+        draft_seconds += sum(self.read(i) for i, n in zip(ids, drafted, strict=True) if n)
         if any(drafted):
             draft_seconds, self.compile_seconds = draft_seconds + self.compile_seconds, 0.0
         if self.judged and any(asked):
@@ -97,6 +102,21 @@ class World:
             left[i] -= a + 1
             if done:
                 del left[i]
+
+    def view(self, ids: tuple[int, ...], left: dict[int, int]) -> BatchView:
+        unread = tuple(self.unread.setdefault(i, self.prompt) for i in ids)
+        return BatchView(
+            tuple(range(len(ids))),
+            ids,
+            tuple(left[i] - 1 for i in ids),
+            tokens_left=tuple(left.values()) if self.tells_left else (),
+            unread=unread if any(unread) else (),
+        )
+
+    def read(self, request: int) -> float:
+        """Seconds until the drafter has read all of a row."""
+        unread, self.unread[request] = self.unread[request], 0
+        return self.timed(unread * self.read_seconds)
 
     def keep(self, drafted: int, evidence: int) -> int:
         alpha = self.alpha(self.tokens, evidence)

@@ -13,6 +13,7 @@ import pytest
 
 from forerun.policy import Constant, CostModel
 from forerun.policy.base import Policy
+from forerun.types import BatchView
 from policy.rounds import as_draft, outcome, view
 from policy.simulation import CPU, GPU, World
 
@@ -302,6 +303,38 @@ def test_a_round_of_eight_rows_is_decided_quickly() -> None:
         policy.observe(outcome(ids, lengths, (2,) * 8, score_seconds=0.021, draft_seconds=0.01))
         rounds.append(time.process_time() - start)
     assert sorted(rounds)[50] < 0.002, "CPU seconds: other work on the machine does not count"
+
+
+READING: dict[str, Any] = {"machine": CPU, "draft_seconds": 0.0047, "prompt": 700, "read_seconds": 0.0005}
+
+
+@pytest.mark.quick("8-0.5")
+@pytest.mark.parametrize(("rows", "alpha"), [(4, 0.5), (8, 0.5), (8, 0.7)])
+def test_prompts_are_read_where_drafts_will_pay_for_it(rows: int, alpha: float) -> None:
+    """Three plain rounds of reading a row: more than such drafts gain several rows until they end."""
+    world = {**READING, "alpha": always(alpha), "tells_left": True}
+    assert overhead(CostModel, rows, generations=4, **world) <= 0.03
+    assert overhead(Unknowing, rows, generations=4, **world) > 0.09, "it would notice who does not look"
+
+
+def test_one_row_is_read_for_at_once() -> None:
+    world = {**READING, "alpha": always(0.8)}
+    assert overhead(CostModel, 1, generations=4, **world) < -0.05
+
+
+class Unknowing(CostModel):
+    """Not told what is unread and what is left."""
+
+    def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return super().lengths(replace(view, unread=(), tokens_left=()))
+
+
+def test_a_trial_is_of_one_row_that_has_nothing_to_read() -> None:
+    policy = CostModel()
+    for _ in range(3):
+        policy.observe(outcome((0, 1, 2), policy.lengths(view(0, 1, 2)), (0, 0, 0)))
+    lengths = policy.lengths(replace(view(0, 1, 2), unread=(500, 0, 500)))
+    assert lengths == (0, 1, 0)
 
 
 class TestMixedDrafters:

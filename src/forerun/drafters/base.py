@@ -99,6 +99,10 @@ class Drafter(ABC):
         """Uniforms a row needs in a round whose longest draft has `longest` tokens."""
         return longest
 
+    def num_unread(self, row: int, length: int) -> int:
+        """Tokens of a row of `length` tokens that it would have to take in before it could draw a draft."""
+        return sum(part.num_unread(row, length) for part in self.parts)
+
     def device_draft(self) -> DeviceDrafter | None:
         """How it drafts inside rounds that a GPU runs by itself; None: on the host. Asked once it is bound."""
         return None

@@ -119,6 +119,9 @@ class DraftModel(BranchingDrafter):
     def caches(self) -> tuple[KeyValueCache, ...]:
         return (self.scorer.cache,)
 
+    def num_unread(self, row: int, length: int) -> int:
+        return max(length - FIRST - self.scorer.length(row), 0)
+
     def read_up(self, rows: Sequence[int], histories: Sequence[Sequence[int]], first: int) -> None:
         """Take in everything of each row but its last `first` tokens, from where known beginnings end."""
         for row, history in zip(rows, histories, strict=True):

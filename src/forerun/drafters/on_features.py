@@ -72,6 +72,10 @@ class OnFeatures(BranchingDrafter):
     def caches(self) -> tuple[KeyValueCache, ...]:
         return (self.trunk.body.cache,)
 
+    def num_unread(self, row: int, length: int) -> int:
+        """Pairs of a feature and the token behind it; the last is run by every draft."""
+        return max(length - 2 - self.trunk.body.length(row), 0)
+
     def release(self, row: int) -> None:
         self.trunk.release(row)
 

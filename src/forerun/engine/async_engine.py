@@ -137,6 +137,7 @@ class AsyncEngine:
         self._mailboxes: dict[int, Mailbox] = {}  # by handle
         self._handles: dict[Mailbox, int] = {}
         self._failures = 0
+        engine.arrivals = self._add_ordered
         self._thread = engine.run_by = threading.Thread(target=self._work, name="forerun-engine", daemon=True)
         self._thread.start()
 
@@ -218,7 +219,7 @@ class AsyncEngine:
             for future, _ in calls:
                 future.cancel()
             self._end_all(EngineClosed("the engine was closed before this request had ended"), unheard)
-            self.engine.run_by = None
+            self.engine.run_by = self.engine.arrivals = None
 
     def _carry_out_orders(self) -> bool:
         """Waits for some where there is nothing to decode. False once the thread is to end."""
@@ -227,12 +228,10 @@ class AsyncEngine:
             calls, self._calls = self._calls, deque()
             is_closing, is_draining = self._is_closing, self._is_draining
         while self._orders:
-            mailbox, request = self._orders[0]
-            if request is None:
-                self._abort(self._handles.get(mailbox, -1))
-            else:
-                self._add(mailbox, request)
-            self._orders.popleft()  # now: whatever ends the thread, nobody's request is forgotten
+            self._add_ordered()
+            if self._orders and self._orders[0][1] is None:
+                self._abort(self._handles.get(self._orders[0][0], -1))
+                self._orders.popleft()
         if is_closing and not is_draining:
             for handle in list(self._mailboxes):
                 self._abort(handle)
@@ -240,6 +239,12 @@ class AsyncEngine:
         for future, function in calls:
             _call(future, function)
         return not (is_closing and self.engine.is_idle)
+
+    def _add_ordered(self) -> None:
+        """All requests before the first that is to end. Also while the device works on a round."""
+        while self._orders and (request := self._orders[0][1]) is not None:
+            self._add(self._orders[0][0], request)
+            self._orders.popleft()  # now: whatever ends the thread, nobody's request is forgotten
 
     def _add(self, mailbox: Mailbox, request: Request) -> None:
         try:

@@ -84,6 +84,17 @@ class Drafting:
             self.faults.report(self.policy.unwrapped, error, PLAIN)
             return (0,) * len(view.rows)
 
+    def unread(self, batch: Sequence[Row]) -> tuple[int, ...]:
+        """Tokens of each row that would have to be taken in before a draft is drawn; empty where there are none."""
+        if self.drafter is None:
+            return ()
+        try:
+            counts = tuple(self.drafter.num_unread(row.number, len(row.history)) for row in batch)
+        except Exception as error:
+            self.faults.report(self._given, error, "what it has not read is not counted")
+            return ()
+        return counts if any(counts) else ()
+
     @property
     def finds_copies(self) -> bool:
         """Whether the host finds copies that a recorded round can be given."""

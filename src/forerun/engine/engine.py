@@ -61,6 +61,9 @@ from forerun.types import BatchView, Origin, RoundOutcome, Rule
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
+# Before the end of a round on the device: when the next is sent off where requests may come meanwhile, and how long the
+# host sleeps between two looks for them. Sending off takes a third of the first.
+LEAD, NAP = 0.0012, 0.0004
 # A warm-up's own requests: how many tokens each gains, and how many of them are read in one step.
 NOBODYS_TOKENS, READING_TOGETHER = 4, 3
 
@@ -117,6 +120,8 @@ class Engine:
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
         self.seconds = Seconds()
         self.run_by: Thread | None = None  # an AsyncEngine's: only this thread adds and steps
+        # Adds what has come, where requests come while others decode; called within steps, too. None: none come.
+        self.arrivals: Callable[[], None] | None = None
         self._turnstile = Turnstile()
         self._most_drafted = sys.maxsize  # that rounds were recorded for, where there was a warm-up
         self._host_share = HostShare()
@@ -499,10 +504,21 @@ class Engine:
         rows = runner.running if runner.has_pending else [row for row in batch if runner.takes(row)]
         if not rows or not (runner.has_pending or self._launch(runner, rows)):
             return
-        if self.ahead and self.drafting.runs_ahead and not self._has_newcomers and runner.should_launch_another(rows):
-            self._launch(runner, rows)
+        if self.ahead and self.drafting.runs_ahead and runner.should_launch_another(rows):
+            self._await_arrivals(runner)
+            if not self._has_newcomers:
+                self._launch(runner, rows)
         self.drafting.prepare(rows)
         yield runner.collect()
+
+    def _await_arrivals(self, runner: Runner) -> None:
+        """Until the next round has to be sent off, lest the device wait: whoever comes after that waits for it, too."""
+        while self.arrivals is not None:
+            self.arrivals()
+            left = runner.seconds_left - LEAD
+            if left <= 0 or self._has_newcomers:
+                return
+            time.sleep(min(left, NAP))
 
     def _commit(self, done: VerifiedRound) -> list[Progress]:
         """Rows gain their tokens; target and drafter are cut back to what was kept."""
@@ -651,6 +667,7 @@ class Engine:
         self._in_training.clear()
 
     def _view(self, batch: list[Row], sizes: tuple[int, ...] = ()) -> BatchView:
+        """What a recorded round takes hardly depends on its rows: what is left of them, or unread, decides nothing."""
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
@@ -658,7 +675,14 @@ class Engine:
             self.drafting.is_mixed,
             sizes,
             next(self._round_numbers),
+            () if sizes else self._tokens_left(batch),
+            () if sizes else self.drafting.unread(batch),
         )
+
+    def _tokens_left(self, batch: list[Row]) -> tuple[int, ...]:
+        """Of rows that end by their budgets alone and leave their places to nobody; else nothing."""
+        is_whole = not self._waiting and len(batch) == len(self._running)
+        return tuple(row.remaining for row in batch) if is_whole and all(row.ends_by_budget for row in batch) else ()
 
     def _row(self, request: Request) -> Row:
         budget, output = self._budget(request), list[int]()

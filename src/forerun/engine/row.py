@@ -82,6 +82,12 @@ class Row:
         return self.stop.budget - len(self.output)
 
     @property
+    def ends_by_budget(self) -> bool:
+        """Whether nothing but the budget can end it."""
+        asked = self.request
+        return not asked.stop_ids and not asked.stop_strings and asked.deadline is None
+
+    @property
     def most_drafted(self) -> int:
         """The longest draft that is of use: what the budget leaves beside one more token, or what was asked for."""
         room = self.remaining - 1

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from forerun.arguments import integer, number
 from forerun.policy.acceptance import Acceptance
 from forerun.policy.base import Policy
-from forerun.policy.cost import DraftCost, Samples, ScoreCost
+from forerun.policy.cost import ALONG, DraftCost, ReadCost, Samples, ScoreCost
 from forerun.policy.heuristics import OwnAcceptance
-from forerun.policy.plan import MARGIN, RoundPrices, best_copies, best_lengths, best_size
+from forerun.policy.plan import MARGIN, RoundPrices, best_copies, best_lengths, best_size, token_weights
+from forerun.policy.rest import Rest
 from forerun.policy.starts import CopyStarts
 from forerun.policy.trust import Trial, Trust
 from forerun.types import BatchView, Draft, RoundOutcome
@@ -25,8 +26,13 @@ ASKING = -1  # trials of asking at all, told apart from those of an evidence cla
 # model's steady acceptance has to.
 COPY_MARGIN = 1.04
 # With both kinds of drafts in a batch some rows run ahead of others, and rows of one call end together: what drafts
-# promise on average is more than the batch gets. Per row beyond the first; drafters of one kind are even enough.
+# promise on average is more than the batch gets. Per row beyond the first, where it is not known which row ends when;
+# drafters of one kind are even enough.
 STRAGGLERS = 0.006
+LONG_ODDS = 0.05  # that a drafter pays which did not before: so much of what it then saves may go into reading
+FIRST_READING = 12.0  # plain rounds that the first draft of all may read for
+READ_MARGIN = 2.0  # times what reading costs, that drafts must promise to save: it is spent at once, and they may not
+HORIZON = 128  # tokens after which a text may have ended: within them drafts must pay for what was read for them
 ASK_MEMORY = 32.0
 UNSEEN = 255  # an evidence class nothing was seen of
 SPOKEN_MEMORY = 16.0
@@ -37,8 +43,12 @@ class Ask:
     """What was asked for a round whose outcome is not known yet."""
 
     lengths: dict[int, int] = field(default_factory=dict)  # by row
+    unread: dict[int, int] = field(default_factory=dict)  # by row
     trial: Trial | None = None
     proposed: int = 0  # longest draft shown to `trim`
+    is_rest: bool = False  # nobody was asked
+    is_known: bool = False  # what a plain round takes was known, so that drafts could be compared with it
+    is_first: bool = False  # nothing had been drafted before
 
 
 class CostModel(Policy):
@@ -57,6 +67,8 @@ class CostModel(Policy):
         self._acceptance = Acceptance(max_length)
         self._score = ScoreCost()
         self._draft = DraftCost()
+        self._reading = ReadCost()
+        self._catching_up = Samples()  # of recorded rounds: what the first draft after a pause takes longer
         self._trust = Trust(exploration)
         self._asking = AskingValue()
         self._spoken = 1.0  # how often a row that was asked had a draft
@@ -67,6 +79,7 @@ class CostModel(Policy):
         self._mixed = False  # whether the drafter both copies and draws
         self._drawn = UNSEEN  # the evidence class of drawn drafts, where a drafter also copies
         self._starts = CopyStarts()
+        self._rest = Rest()
         self._rows = 1  # of the last round
 
     @property
@@ -85,7 +98,11 @@ class CostModel(Policy):
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         self._mixed = view.is_mixed
-        self._ask = self._asks[view.round_number] = Ask()
+        self._ask = self._asks[view.round_number] = Ask(unread=dict(zip(view.rows, view.unread, strict=False)))
+        self._ask.is_known, self._ask.is_first = self._score.knows_plain(), not self._draft.is_known
+        self._ask.is_rest = not view.sizes and self._rest.holds(view.request_ids)
+        if self._ask.is_rest:
+            return (0,) * len(view.rows)
         chosen = self._wanted(view, tuple(min(room, self.max_length) for room in view.max_lengths))
         self._ask.lengths = dict(zip(view.rows, chosen, strict=True))
         return chosen
@@ -114,22 +131,31 @@ class CostModel(Policy):
         room = [min(length, self.max_length) if cut else 0 for length, cut in zip(proposed, cuttable, strict=True)]
         drawn = [self._ask.lengths.get(row, 0) for row in view.rows]
         evidence = draft.evidence or (0,) * rows
-        columns = list(zip(view.request_ids, evidence, room, drawn, strict=True))
-        copies = [self._acceptance.survival(request, kind, most) for request, kind, most, _ in columns]
-        others = [sum(self._acceptance.survival(request, self._drawn, length)) for request, _, _, length in columns]
+        copies = self._survival(view, evidence, room)
+        others = list(map(sum, self._survival(view, (self._drawn,) * rows, drawn)))
         score = self._score.table(rows, rows * max(*room, *drawn))
         if len(score) <= rows:  # beyond what has been measured: one step further at a time
             return tuple(min(1, most) for most in room)
-        prices = RoundPrices(score, self._draft.table(rows, self.max_length), view.sizes)
-        return best_copies(copies, drawn, others, prices, self._margin(rows, True))
+        prices = RoundPrices(score, self._draft.table(_number(drawn) or rows, self.max_length), view.sizes)
+        return best_copies(copies, drawn, others, prices, self._margin(view, True))
 
-    def _margin(self, rows: int, copies: bool) -> float:
+    def _survival(self, view: BatchView, evidence: Sequence[int], room: Sequence[int]) -> list[list[float]]:
+        """Chances that tokens 1, 2, ... of each row's draft are all kept, times what a token of that row is worth."""
+        rows = zip(view.request_ids, evidence, room, strict=True)
+        chances = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
+        if len(chances) == 1 or not view.tokens_left:
+            return chances
+        weights = token_weights(view.tokens_left, self._score.plain_up_to(len(chances)))
+        return [[weight * chance for chance in own] for weight, own in zip(weights, chances, strict=True)]
+
+    def _margin(self, view: BatchView, copies: bool) -> float:
         """By how much drafting must beat plain decoding."""
-        return (COPY_MARGIN if copies else MARGIN) + STRAGGLERS * (rows - 1) * self._mixed
+        stragglers = 0.0 if view.tokens_left else STRAGGLERS * (len(view.rows) - 1) * self._mixed
+        return (COPY_MARGIN if copies else MARGIN) + stragglers
 
     def copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
         """Room for copies beside drawn drafts: they are free, and `trim` cuts them once they are there."""
-        if not self._score.knows_plain():
+        if self._ask.is_rest or not self._score.knows_plain():
             return (0,) * len(view.rows)
         return tuple(min(room, self.max_length) for room in view.max_lengths)
 
@@ -149,10 +175,10 @@ class CostModel(Policy):
         asked = frozenset(
             request for row, request in zip(outcome.rows, outcome.request_ids, strict=True) if ask.lengths.get(row)
         )
-        self._learn_costs(outcome, asked, ask.proposed)
+        self._learn_costs(outcome, asked, ask)
         self._learn_acceptance(outcome)
         if self._score.knows_plain():
-            self._record_outcome(outcome, asked, ask.trial)
+            self._record_outcome(outcome, asked, ask)
         # Rows that had no part in this round are drafted for as they were.
         others = self._drafting.difference(outcome.request_ids)
         self._drafting = others | (self._drew(outcome) if self._mixed else asked)
@@ -183,13 +209,28 @@ class CostModel(Policy):
         if not any(room) or not self._score.knows_plain():
             return none
         if not self._score.knows_drafts():
-            first = TRIAL_LENGTH if view.sizes else 1  # a recording takes as long as many rounds: none for this alone
-            return tuple(min(first, most) for most in room) if self._begin_trial(FIRST_LOSS, 0) else none
+            return self._first_trial(view, room)
         if self._trims:
             return room if self._worth_asking(len(room)) else none
         costs = self._draft.table(len(room), self.max_length)
         kinds = (self._drawn,) * len(room) if view.is_mixed else none
         return self._choose(view, room, kinds, costs, self._spoken, copies=False)
+
+    def _first_trial(self, view: BatchView, room: Sequence[int]) -> tuple[int, ...]:
+        """A recording takes as long as many rounds, so none is made for one token alone."""
+        first = [min(TRIAL_LENGTH if view.sizes else 1, most) for most in room]
+        reading = self._reading_seconds(view)
+        if any(reading):
+            first = _one_of(first, reading)
+        loss = FIRST_LOSS + self._trial_reading(reading, first) / self._score.plain(len(room))
+        return tuple(first) if self._begin_trial(loss, 0) else (0,) * len(room)
+
+    def _reading_seconds(self, view: BatchView) -> list[float]:
+        """What each row's unread text costs a drafter that is asked for it now."""
+        if not view.unread:
+            return [0.0] * len(view.rows)
+        alone = self._score.plain_up_to(len(view.rows))[1]
+        return [self._reading.seconds(unread, alone) for unread in view.unread]
 
     def _worth_asking(self, rows: int) -> bool:
         cost = self._asking.seconds / self._score.plain(rows)
@@ -210,15 +251,32 @@ class CostModel(Policy):
         copies: bool,
     ) -> tuple[int, ...]:
         """The lengths that pay; where none does, those of a trial if one may be paid, else none."""
-        rows = zip(view.request_ids, evidence, room, strict=True)
-        survival = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
+        survival = self._survival(view, evidence, room)
         score = self._score.table(len(room), sum(room))
-        margin = self._margin(len(room), copies)
+        margin = self._margin(view, copies)
         if view.sizes:
             lengths = best_size(survival, score, draft, view.sizes, margin)
         else:
             lengths = best_lengths(survival, score, draft, spoken, margin)
-        return lengths if any(lengths) else self._try(view, room, evidence, score, draft)
+        reading = [0.0] * len(room) if copies else self._reading_seconds(view)
+        spent = READ_MARGIN * _of_drafted(reading, lengths)
+        if spent and spent > self._saved(lengths, survival, score, draft, min(max(view.max_lengths), HORIZON)):
+            known = [[] if seconds else chances for seconds, chances in zip(reading, survival, strict=True)]
+            lengths = best_lengths(known, score, draft, spoken, margin)
+        return lengths if any(lengths) else self._try(view, room, evidence, score, draft, reading)
+
+    def _saved(
+        self,
+        lengths: Sequence[int],
+        survival: Sequence[Sequence[float]],
+        score: Sequence[float],
+        draft: Sequence[float],
+        tokens: int,
+    ) -> float:
+        """Seconds that such drafts save while each row gains `tokens`."""
+        kept = sum(sum(chances[:length]) for chances, length in zip(survival, lengths, strict=True)) / len(lengths)
+        taken = score[min(sum(lengths), len(score) - 1)] + draft[max(lengths)]
+        return tokens * (score[0] - taken / (1 + kept))
 
     def _try(
         self,
@@ -227,25 +285,39 @@ class CostModel(Policy):
         evidence: Sequence[int],
         score: Sequence[float],
         draft: Sequence[float],
+        reading: Sequence[float],
     ) -> tuple[int, ...]:
-        """Lengths that would pay if the most hopeful rows did well."""
+        """Lengths that would pay if the most hopeful rows did well; where there is much to be read, of one of them."""
         rates = [self._acceptance.rate(kind) if most else 0.0 for kind, most in zip(evidence, room, strict=True)]
         bar = 0.9 * max(rates)
         hopeful = [min(most, TRIAL_LENGTH) if rate >= bar else 0 for rate, most in zip(rates, room, strict=True)]
-        lengths = best_lengths([[TRIAL_HOPE ** (i + 1) for i in range(most)] for most in hopeful], score, draft)
+        if any(reading):
+            hopeful = _one_of(hopeful, reading)
+        hopes = [[TRIAL_HOPE ** (i + 1) for i in range(most)] for most in hopeful]
+        lengths = best_lengths(hopes, score, draft)
         if not any(lengths):
             lengths = tuple(min(1, most) for most in hopeful)
         run = len(room) * max(lengths) if view.sizes else sum(lengths)
-        worst = (score[min(run, len(score) - 1)] - score[0] + draft[max(lengths)]) / score[0]
+        hoped_for = LONG_ODDS * self._saved(lengths, hopes, score, draft, min(max(view.max_lengths), HORIZON))
+        spent = draft[max(lengths)] + max(self._trial_reading(reading, lengths) - max(hoped_for, 0.0), 0.0)
+        if view.sizes and self._catching_up.values and not self._drafting.issuperset(view.request_ids):
+            spent += self._catching_up.seconds
+        worst = (score[min(run, len(score) - 1)] - score[0] + spent) / score[0]
         kept = sum(rate**i for rate, length in zip(rates, lengths, strict=True) for i in range(1, length + 1))
         loss = max(worst - kept / len(room), worst / 4)
-        if not self._begin_trial(loss, evidence[rates.index(max(rates))]):
+        tried = max(range(len(room)), key=lambda place: (bool(lengths[place]), rates[place]))
+        if not self._begin_trial(loss, evidence[tried]):
             return (0,) * len(room)
         self._spoken = max(self._spoken, 0.5)
         for request, kind, length in zip(view.request_ids, evidence, lengths, strict=True):
             if length:
                 self._acceptance.soften(request, kind)
         return lengths
+
+    def _trial_reading(self, reading: Sequence[float], lengths: Sequence[int]) -> float:
+        """Seconds of a trial that go into reading; the first of all may read for a while."""
+        seconds = _of_drafted(reading, lengths)
+        return seconds if self._draft.is_known or seconds > FIRST_READING * self._score.plain(len(lengths)) else 0.0
 
     def _begin_trial(self, loss: float, evidence: int) -> bool:
         trial = self._trust.trial(loss, evidence)
@@ -257,7 +329,7 @@ class CostModel(Policy):
         columns = zip(outcome.request_ids, outcome.drafted, copied, strict=True)
         return frozenset(request for request, drafted, copy in columns if drafted and not copy)
 
-    def _learn_costs(self, outcome: RoundOutcome, asked: frozenset[int], proposed: int) -> None:
+    def _learn_costs(self, outcome: RoundOutcome, asked: frozenset[int], ask: Ask) -> None:
         rows, longest = len(outcome.rows), max(outcome.drafted)
         # A tree counts as long as it is deep: what is learnt is what a round with a tree of that depth takes.
         if outcome.scored <= 2 * rows * (max(outcome.nodes or outcome.drafted) + 1):  # more is a prompt that came along
@@ -265,16 +337,16 @@ class CostModel(Policy):
         if not asked:
             return
         if self._mixed:
-            self._learn_drawn(outcome)
+            self._learn_drawn(outcome, ask)
             return
         self._asking.time(outcome.draft_seconds)
-        proposed = max(longest, proposed, outcome.steps or 0)
+        proposed = max(longest, ask.proposed, outcome.steps or 0)
         if proposed:
-            self._learn_draft(outcome, proposed, asked)
+            self._learn_draft(outcome, proposed, asked, ask)
         spoke = sum(map(bool, outcome.drafted)) / len(asked)
         self._spoken += (min(spoke, 1.0) - self._spoken) / SPOKEN_MEMORY
 
-    def _learn_drawn(self, outcome: RoundOutcome) -> None:
+    def _learn_drawn(self, outcome: RoundOutcome, ask: Ask) -> None:
         """What drawing cost and which class it is, from the rows that did not copy."""
         copied = outcome.copied or (False,) * len(outcome.rows)
         evidence = outcome.evidence or (0,) * len(outcome.rows)
@@ -283,12 +355,19 @@ class CostModel(Policy):
             return
         self._drawn = evidence[drawn[0]]
         longest = max(outcome.drafted[i] for i in drawn)
-        self._learn_draft(outcome, longest, frozenset(outcome.request_ids[i] for i in drawn))
+        self._learn_draft(outcome, longest, frozenset(outcome.request_ids[i] for i in drawn), ask)
 
-    def _learn_draft(self, outcome: RoundOutcome, longest: int, requests: frozenset[int]) -> None:
-        """What it took to draft up to `longest` tokens for `requests`."""
-        rows = len(outcome.rows)
-        plain = self._score.plain(rows) if self._score.knows_plain() else math.inf
+    def _learn_draft(self, outcome: RoundOutcome, longest: int, requests: frozenset[int], ask: Ask) -> None:
+        """What it took to draft up to `longest` tokens for `requests`, and to read for them first."""
+        rows = len(outcome.rows) if outcome.steps is not None else len(requests)
+        plain = self._score.plain(len(outcome.rows)) if self._score.knows_plain() else math.inf
+        columns = zip(outcome.rows, outcome.request_ids, strict=True)
+        unread = sum(ask.unread.get(row, 0) for row, request in columns if request in requests)
+        drafting = self._draft.table(rows, longest)[longest]
+        if outcome.steps is not None and self._draft.is_known and not requests <= self._drafting:
+            self._catching_up.add(0.0, max(outcome.draft_seconds - drafting, 0.0))
+        if unread > ALONG and self._score.knows_plain():
+            self._reading.add(unread, outcome.draft_seconds - drafting, self._score.plain_up_to(len(outcome.rows))[1])
         self._draft.add(rows, longest, outcome.draft_seconds, requests <= self._drafting, plain)
 
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
@@ -306,24 +385,26 @@ class CostModel(Policy):
             if guess is not None and not (drafted and copy):  # not verified, but the token that came has judged it
                 self._acceptance.observe(request, guess[0], 1, int(guess[1]), ended=False)
 
-    def _record_outcome(self, outcome: RoundOutcome, asked: frozenset[int], trial: Trial | None) -> None:
+    def _record_outcome(self, outcome: RoundOutcome, asked: frozenset[int], ask: Ask) -> None:
         """Compare the round with the plain rounds it replaced."""
         rows, drafted = len(outcome.rows), sum(outcome.drafted)
         plain = self._score.plain(rows)
         won = sum(outcome.accepted) / rows - self._extra(outcome, plain)
         draft = outcome.draft_seconds / plain
-        if not asked <= self._drafting:
-            draft = min(draft, 0.6)  # reading up on missed text happens once: it should not end a drafter's chance
+        if not asked <= self._drafting and (ask.is_first or not ask.unread):
+            draft = min(draft, 0.6)  # reading that nobody had counted on: it should not end a drafter's chance
         if asked:
             self._asking.add(won)
+        if outcome.steps is None and ask.is_known and not ask.is_rest:
+            self._rest.consider(won, draft, is_plain=not drafted)
         kept = sum(outcome.accepted) / rows
         if not asked and not self._mixed:
             draft = 0.0  # the drafter was not asked: the time is the host's
         if drafted or draft > CHEAP:
             tried = sum(min(a + 1, d) for a, d in zip(outcome.accepted, outcome.drafted, strict=True))
             self._trust.record_outcome(won - draft, kept, tried)
-        if trial:
-            self._trust.conclude(trial, won - draft, kept)
+        if ask.trial:
+            self._trust.conclude(ask.trial, won - draft, kept)
         elapsed = (outcome.draft_seconds + outcome.score_seconds + outcome.verify_seconds) / plain
         self._trust.pass_time(min(elapsed, 4.0), 0.0 if drafted or draft > CHEAP else draft)
 
@@ -343,6 +424,22 @@ class Auto(CostModel):
     def for_seed(self) -> Policy:
         """A policy for one call: the same call draws the same random numbers for the same tokens."""
         return OwnAcceptance()
+
+
+def _number(lengths: Sequence[int]) -> int:
+    """Rows that have a draft."""
+    return sum(map(bool, lengths))
+
+
+def _one_of(lengths: Sequence[int], reading: Sequence[float]) -> list[int]:
+    """The length of the row alone that takes the least reading before its draft."""
+    chosen = min((i for i, length in enumerate(lengths) if length), key=lambda i: reading[i], default=0)
+    return [length if i == chosen else 0 for i, length in enumerate(lengths)]
+
+
+def _of_drafted(seconds: Sequence[float], lengths: Sequence[int]) -> float:
+    """Of the rows that have a draft."""
+    return sum(own for own, length in zip(seconds, lengths, strict=True) if length)
 
 
 def _run(outcome: RoundOutcome) -> int:

@@ -13,6 +13,9 @@ TRUSTED = 3  # samples: the first of a shape is often a warm-up, and a bucket ho
 PLAUSIBLE = 1.25  # times what as many plain rounds would cost: a first sample below that was no warm-up
 WARM_UP = 0.6  # plain rounds a drafted token: a first draft that took longer is taken for a warm-up
 GENTLE_SLOPE = 0.1  # of a plain round per position and row: growth assumed beyond the first jump until measured
+FIXED = 0.5  # of a plain round's time: what is assumed to be the same for fewer rows until they have been measured
+ALONG = 32  # unread tokens that a draft takes in along with the last one, at next to no cost
+READ_GUESS = 0.01  # plain rounds an unread token: what reading is assumed to cost a drafter until it was measured
 
 
 class Samples:
@@ -61,6 +64,20 @@ class ScoreCost:
         """Seconds of a round without drafts."""
         return self.table(rows, 0)[0]
 
+    def plain_up_to(self, rows: int) -> list[float]:
+        """Seconds of rounds of 0, 1, ..., `rows` rows without drafts: a line, by the fewest rows that were measured.
+
+        Differences of neighbouring numbers of rows are smaller than what contexts and hiccups change them by.
+        """
+        whole = self.plain(rows)
+        known = (number for number, table in self._tables.items() if 0 in table and table[0].trusted)
+        fewest = min(known, default=rows)
+        fixed = FIXED * whole
+        if fewest < rows:
+            fixed = whole - (whole - min(self.plain(fewest), whole)) * rows / (rows - fewest)
+        fixed = max(fixed, 0.0)
+        return [0.0, *(fixed + (whole - fixed) * number / rows for number in range(1, rows + 1))]
+
     def knows_plain(self) -> bool:
         return any(0 in table and table[0].trusted for table in self._tables.values())
 
@@ -102,8 +119,26 @@ class ScoreCost:
         return sorted(self._tables)
 
 
+class ReadCost:
+    """Seconds in which a drafter takes in text that it has missed: a prompt, or what was decoded without it."""
+
+    def __init__(self) -> None:
+        self._a_token = Samples()
+
+    def add(self, tokens: int, seconds: float, plain: float) -> None:
+        """The first may have waited for a compiler: no more is believed than a drafter worth asking takes."""
+        if tokens > ALONG:
+            self._a_token.add(0.0, min(max(seconds, 0.0) / tokens, 4 * READ_GUESS * plain))
+
+    def seconds(self, tokens: int, plain: float) -> float:
+        """For so many unread tokens, where a plain round of one row takes `plain` seconds."""
+        if tokens <= ALONG:
+            return 0.0
+        return tokens * (self._a_token.seconds if self._a_token.values else READ_GUESS * plain)
+
+
 class DraftCost:
-    """Seconds to draft, by rows and the longest draft of the round."""
+    """Seconds to draft, by the rows that are drafted for and the longest draft of the round."""
 
     def __init__(self) -> None:
         self._tables: dict[int, dict[int, Samples]] = {}
@@ -125,6 +160,11 @@ class DraftCost:
             seconds = WARM_UP * plain * longest
         if steady or not samples.trusted:
             samples.add(longest, seconds, believable=steady)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was ever drafted."""
+        return bool(self._tables)
 
     def table(self, rows: int, longest: int) -> list[float]:
         """Seconds for drafts of 0, 1, ..., `longest` tokens; length 0 means that the drafter is not asked."""
@@ -177,7 +217,10 @@ def _last_slope(points: Points) -> float:
     if earlier:
         x, seconds = earlier[-1]
         return (last - seconds) / (last_x - x)
-    return GENTLE_SLOPE * points[0][1]
+    gentle = GENTLE_SLOPE * points[0][1]
+    # Neighbours, or plain rounds beside those in which few rows of a batch had drafts: half is neither jump nor noise.
+    near = [point for point in points[:-1] if point[0] > 1.0 or last_x < 2]
+    return max(gentle, (last - near[-1][1]) / (last_x - near[-1][0]) / 2) if near else gentle
 
 
 def _believable(points: Points) -> Points:

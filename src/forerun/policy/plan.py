@@ -12,6 +12,21 @@ MARGIN = 1.02  # drafting must beat plain decoding by this factor: estimates are
 LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)  # longest drafts that are compared; between them the rate is nearly flat
 
 
+def token_weights(tokens_left: Sequence[int], plain: Sequence[float]) -> list[float]:
+    """What a token is worth to each row, 1 on average, where the last row that ends ends the call.
+
+    `plain[k]` are the seconds of a round of k rows. Decoded plainly, the row that is the k-th last to end saves
+    `plain[k] - plain[k - 1]` with each token that it need not wait for: rounds with one row less. Only the last one
+    saves whole rounds. Rows that will end together share what they save together.
+    """
+    rows, order = len(tokens_left), sorted(tokens_left, reverse=True)
+    worth = {}
+    for tokens in set(tokens_left):
+        first, number = order.index(tokens), order.count(tokens)
+        worth[tokens] = (plain[first + number] - plain[first]) / number
+    return [worth[tokens] * rows / plain[rows] for tokens in tokens_left]
+
+
 def best_lengths(
     survival: Sequence[Sequence[float]],  # [B][up to the row's room]: chance that tokens 1..i are all kept
     score: Sequence[float],  # seconds to score with 0, 1, ... drafted tokens in all

@@ -2,13 +2,16 @@
 
 Launched one by one, the kernels of a pass over 512 tokens of a large model keep a GPU waiting for four fifths of the
 time, and every row that decodes waits with it. A prompt is cut into chunks of few sizes; what is missing to a size is
-padding, whose keys go where nobody reads.
+padding, whose keys go where nobody reads. Several short ones (what shared beginnings leave, or a draft model has
+missed) are cut into small pieces that run together, each as a row of the pass: every layer writes the keys of all
+pieces before any of them attends, so a piece finds those of the pieces before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +25,8 @@ from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.models.static_pass import StaticPass
 
 CHUNKS = (64, 128, 256, 384, 512)  # tokens of one row
-SHORT, TOGETHER = 32, 16  # tokens of each of so many rows: what shared beginnings leave, or a draft model has missed
-FEW = 2  # short rows that are faster one by one
+PIECE, PIECES = 16, (8, 32)  # tokens of a piece, and how many of them run together
+WEIGHTS = 240  # tokens that a GPU computes in the time in which it reads the weights for them
 LONG = 2048  # tokens from which on passes that are not recorded keep a device busy, and are larger
 
 
@@ -34,6 +37,14 @@ def why_not(scorer: Scorer) -> str | None:
     if isinstance(scorer, Seq2SeqScorer):
         return "prompts of encoder-decoder models are short"
     return static_pass.why_not(scorer)
+
+
+class Piece(NamedTuple):
+    """Tokens of a row behind its first `past` ones."""
+
+    row: int
+    past: int
+    tokens: Sequence[int]
 
 
 class PromptPasses:
@@ -48,7 +59,7 @@ class PromptPasses:
 
     def prepare(self) -> None:
         """Record all there is."""
-        for shape in (*((1, chunk) for chunk in reversed(CHUNKS)), (TOGETHER, SHORT)):
+        for shape in (*((1, chunk) for chunk in reversed(CHUNKS)), *((pieces, PIECE) for pieces in reversed(PIECES))):
             if 1 + shape[1] <= self.scorer.cache.capacity:
                 self._send(shape, [])
                 self._recorded(*shape)
@@ -58,50 +69,66 @@ class PromptPasses:
 
         Those are returned.
         """
-        short, rest = list[Unread](), list[Unread]()
-        for row, block in new:
-            left = block
-            while SHORT < len(left) <= LONG and (chunk := self._chunk(row, len(left))):
-                self._run((1, chunk), [(row, left[:chunk])])
-                left = left[chunk:]
-            if left:
-                fits = len(left) <= SHORT and self._fits(row, SHORT if len(new) > FEW else CHUNKS[0])
-                (short if fits else rest).append((row, left))
-        if len(new) <= FEW:
-            for one in short:
-                self._run((1, CHUNKS[0]), [one])
+        ready = [(row, block) for row, block in new if len(block) <= LONG]
+        rest = [(row, block) for row, block in new if len(block) > LONG]
+        if len(ready) > 1 and self._are_faster_together(ready):
+            self._feed_together(ready)
         else:
-            for start in range(0, len(short), TOGETHER):
-                self._run((TOGETHER, SHORT), short[start : start + TOGETHER])
+            rest += [(row, left) for row, block in ready if (left := self._feed_alone(row, block))]
         return rest
+
+    def _feed_alone(self, row: int, block: Sequence[int]) -> list[int]:
+        """Chunk after chunk; what has no room for its padding is returned."""
+        left = list(block)
+        while left and (chunk := self._chunk(row, len(left))):
+            self._run((1, chunk), [Piece(row, self.scorer.cache.length(row), left[:chunk])])
+            left = left[chunk:]
+        return left
+
+    def _feed_together(self, new: Sequence[Unread]) -> None:
+        pieces = []
+        for row, block in new:
+            past = self.scorer.cache.length(row)
+            pieces += [Piece(row, past + i, block[i : i + PIECE]) for i in range(0, len(block), PIECE)]
+        for size in _sizes(len(pieces)):
+            self._run((size, PIECE), pieces[:size])
+            pieces = pieces[size:]
+
+    def _are_faster_together(self, new: Sequence[Unread]) -> bool:
+        """By the tokens that are computed, and those that could be in the time in which weights are read."""
+        if not all(self._fits(row, len(block) + PIECE) for row, block in new):
+            return False
+        alone = sum(WEIGHTS + chunk for _, block in new for chunk in _chunks(len(block)))
+        together = sum(WEIGHTS + size * PIECE for size in _sizes(sum(-(-len(block) // PIECE) for _, block in new)))
+        return together < alone
 
     def _chunk(self, row: int, unread: int) -> int:
         """What is run next of so many tokens; 0 where there is no room for it."""
-        chunk = next((chunk for chunk in CHUNKS if chunk >= unread), CHUNKS[-1])
+        chunk = _chunks(unread)[0]
         return chunk if self._fits(row, chunk) else 0
 
     def _fits(self, row: int, tokens: int) -> bool:
         """Whether the keys it would have, padding included, are no more than attention was recorded for."""
         return self.scorer.cache.length(row) + tokens <= min(self.scorer.cache.capacity, self.bound)
 
-    def _run(self, shape: tuple[int, int], new: Sequence[Unread]) -> None:
-        cache, rows = self.scorer.cache, [row for row, _ in new]
-        ends = [cache.length(row) + len(block) for row, block in new]
-        cache.reserve(rows, ends)
-        self._send(shape, new)
+    def _run(self, shape: tuple[int, int], pieces: Sequence[Piece]) -> None:
+        """The pieces of a row follow one another."""
+        cache, ends = self.scorer.cache, {piece.row: piece.past + len(piece.tokens) for piece in pieces}
+        cache.reserve(list(ends), list(ends.values()))
+        self._send(shape, pieces)
         self._recorded(*shape)()
-        for row, end in zip(rows, ends, strict=True):
+        for row, end in ends.items():
             cache.set_length(row, end)
 
-    def _send(self, shape: tuple[int, int], new: Sequence[Unread]) -> None:
+    def _send(self, shape: tuple[int, int], pieces: Sequence[Piece]) -> None:
         """Without waiting. Rows that are missing are dummies, which have one key."""
         (rows, tokens), cache, device = shape, self.scorer.cache, self.scorer.device
         if shape not in self._numbers:
             self._numbers[shape] = torch.zeros(rows * (2 + tokens), dtype=torch.int64, device=device)
-        dummies = rows - len(new)
-        slots = [*(cache.slot(row) for row, _ in new), *[cache.reserve_slots(True)] * dummies]
-        past = [*(cache.length(row) for row, _ in new), *[1] * dummies]
-        blocks = [[*block, *[0] * (tokens - len(block))] for _, block in new] + [[0] * tokens] * dummies
+        dummies = rows - len(pieces)
+        slots = [*(cache.slot(piece.row) for piece in pieces), *[cache.reserve_slots(True)] * dummies]
+        past = [*(piece.past for piece in pieces), *[1] * dummies]
+        blocks = [[*piece.tokens, *[0] * (tokens - len(piece.tokens))] for piece in pieces] + [[0] * tokens] * dummies
         numbers = torch.tensor([*slots, *past, *(token for block in blocks for token in block)])
         self._numbers[shape].copy_(numbers.pin_memory() if device.type == "cuda" else numbers, non_blocking=True)
 
@@ -116,3 +143,15 @@ class PromptPasses:
     def _work(self, rows: int, tokens: int) -> None:
         slots, past, ids = self._numbers[rows, tokens].split([rows, rows, rows * tokens])
         self._pass.hidden(ids.view(rows, tokens), self._pass.rows(slots, past, tokens, self.bound))
+
+
+def _chunks(tokens: int) -> list[int]:
+    """In which one row's tokens are run."""
+    whole, rest = divmod(tokens, CHUNKS[-1])
+    return [CHUNKS[-1]] * whole + [next(chunk for chunk in CHUNKS if chunk >= rest)] * bool(rest)
+
+
+def _sizes(pieces: int) -> list[int]:
+    """Of the passes in which so many pieces are run."""
+    whole, rest = divmod(pieces, PIECES[-1])
+    return [PIECES[-1]] * whole + [next(size for size in PIECES if size >= rest)] * bool(rest)

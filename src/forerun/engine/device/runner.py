@@ -87,6 +87,11 @@ class PendingRound:
     given: GivenDraft | None  # what the host found for it, perhaps after it was launched
     alternatives: int | None  # whose log-probabilities were looked up
 
+    @property
+    def kind(self) -> Hashable:
+        """Rounds that are alike in this take as long as each other, contexts apart."""
+        return len(self.buffer.result), self.shape.drafted, self.shape.drawn, self.shape.scored
+
 
 class Runner:
     """Rounds of recorded work behind one target and at most one drafter."""
@@ -116,6 +121,8 @@ class Runner:
         self._weights = 0
         self._scored: list[int] = []  # rows of the last pass alone
         self._idle_since: float | None = None  # when the last pending round was collected
+        self._began = 0.0  # when the oldest pending round did
+        self._took: dict[Hashable, float] = {}  # seconds of the last round of each kind
         self._drafts, self._sizes = ShapeChooser(patience=64), ShapeChooser(patience=512)
         self._size = 0  # entries that the table of the coming rounds should have
         # What a warm-up has recorded: kinds of rows (`RowTable.flags`), how many alternatives are looked up, drafts
@@ -211,6 +218,13 @@ class Runner:
         most = sum(pending.shape.drafted + 1 for pending in self.pending)
         return len(self.pending) < READ_BUFFERS - 1 and any(row.remaining > most for row in rows)
 
+    @property
+    def seconds_left(self) -> float:
+        """Until the pending round is over, by what the last of its kind took; 0 where that or which one is unknown."""
+        if len(self.pending) != 1:
+            return 0.0
+        return self._began + self._took.get(self.pending[0].kind, 0.0) - self.clock()
+
     def launch(
         self,
         rows: Sequence[Row],
@@ -249,22 +263,32 @@ class Runner:
             table.set_draft_lengths(lengths)
         drawn = number if steps is None else steps
         first, is_tree = self._num_first(drawn), self._grows_trees and number > 0
+        buffer = next(self._buffers[table.size, table.width, False])
+        buffer.marks.set(0)
+        read = self._num_read(table) if drawn and not self.pending else None
         shape = Shape(number, count, key_bound(self._reserve(table, drawn, count, first)), first, steps, is_tree)
         recorded = self.recorder.seconds
         draft, score, verify = self._work(device_round, shape)
-        buffer = next(self._buffers[table.size, table.width, False])
+        # What the drafter had to take in first is part of drafting; recording is not.
+        has_read = read is not None and self._num_read(table) != read and self.recorder.seconds == recorded
         for index, work in enumerate((draft, score, verify)):
-            buffer.marks.set(index)
+            if index or not has_read:
+                buffer.marks.set(index)
             work()
         buffer.fetch(table)
         idle = self._idle_seconds() if self.recorder.seconds == recorded else None
+        if not self.pending:
+            self._began = self.clock()
         self.pending.append(PendingRound(table.rows, shape, buffer, view.round_number, idle, given, table.alternatives))
 
     def collect(self) -> VerifiedRound:
         """Wait for the oldest pending round and read what became of its rows that are still running."""
         pending = self.pending.popleft()
         pending.buffer.marks.wait()
-        self._idle_since = None if self.pending else self.clock()
+        self._began = self.clock()  # of the next one
+        self._idle_since = None if self.pending else self._began
+        seconds = Seconds(*pending.buffer.marks.seconds())
+        self._took[pending.kind] = seconds.decoding
         running = [i for i, row in enumerate(pending.rows) if row.finish_reason is None]
         rows, result = [pending.rows[i] for i in running], pending.buffer.result[running]
         drafts = [numbers[HEAD : HEAD + numbers[3]] for numbers in result.tolist()]
@@ -278,7 +302,7 @@ class Runner:
             verdict,
             scored=sum(map(len, blocks)),
             round_number=pending.round_number,
-            seconds=Seconds(*pending.buffer.marks.seconds()),
+            seconds=seconds,
             logprobs=self._logprobs(pending, running, blocks, verdict),
             score_again=self._score_again,
             steps=pending.shape.drafted,
@@ -453,6 +477,11 @@ class Runner:
         ends = [keys + count for keys in before]
         _reserve_keys(self.target.cache, table.rows, ends)
         return max(ends)
+
+    def _num_read(self, table: RowTable) -> int:
+        """Keys that the drafter has of all running rows together."""
+        caches = () if self.drafter is None else self.drafter.caches
+        return sum(cache.length(row.number) for cache in caches for row in table.running)
 
     def _work(self, device_round: DeviceRound, shape: Shape) -> tuple[Work, Work, Work]:
         table, get = device_round.table, self.recordings.get
