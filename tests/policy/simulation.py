@@ -116,7 +116,7 @@ class World:
     def read(self, request: int) -> float:
         """Seconds until the drafter has read all of a row."""
         unread, self.unread[request] = self.unread[request], 0
-        return self.timed(unread * self.read_seconds)
+        return self.timed(unread * self.read_seconds) if unread else 0.0  # no random number for nothing
 
     def keep(self, drafted: int, evidence: int) -> int:
         alpha = self.alpha(self.tokens, evidence)
