@@ -313,13 +313,13 @@ READING: dict[str, Any] = {"machine": CPU, "draft_seconds": 0.0047, "prompt": 70
 def test_prompts_are_read_where_drafts_will_pay_for_it(rows: int, alpha: float) -> None:
     """Three plain rounds of reading a row: more than such drafts gain several rows until they end."""
     world = {**READING, "alpha": always(alpha), "tells_left": True}
-    assert overhead(CostModel, rows, generations=4, **world) <= 0.03
+    assert overhead(CostModel, rows, generations=4, **world) <= 0.05
     assert overhead(Unknowing, rows, generations=4, **world) > 0.09, "it would notice who does not look"
 
 
 def test_one_row_is_read_for_at_once() -> None:
-    world = {**READING, "alpha": always(0.8)}
-    assert overhead(CostModel, 1, generations=4, **world) < -0.05
+    world = {**READING, "alpha": always(0.9)}
+    assert overhead(CostModel, 1, generations=4, **world) < -0.2
 
 
 class Unknowing(CostModel):
