@@ -26,7 +26,7 @@ from forerun.train.shards import Manifest, ShardWriter, TrainingText
 from support.folders import VOCAB, byte_tokenizer
 from train.texts import markov_target, memory, small, written_by
 
-TRAIN = ("--steps", "12", "--batch-tokens", "512", "--max-length", "64", "--hold-out", "6", "--evaluate-every", "6",
+TRAIN = ("--steps", "4", "--batch-tokens", "512", "--max-length", "64", "--hold-out", "6", "--evaluate-every", "2",
          "--learning-rate", "0.02", "--device", "cpu", "--offline")  # fmt: skip
 
 

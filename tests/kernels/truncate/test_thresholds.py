@@ -72,8 +72,9 @@ def test_masses_are_as_good_as_sums_in_float64(tail: float) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "falling"])
 def test_the_same_tokens_are_kept(kind: str, way: str) -> None:
+    number = 1 if INTERPRETED else 2  # every row is a program, and the interpreter runs one after the other
     for name, cut in CUTS.items():
-        logits, params = rows(kind), LawParams.stack([cut] * 2, DEVICE)
+        logits, params = rows(kind)[:number], LawParams.stack([cut] * number, DEVICE)
         kept, log_mass = kept_by_kernels(logits, params, way)
         want = warp(logits, params)
         assert torch.equal(kept, want > -torch.inf), name
