@@ -55,7 +55,7 @@ def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
     ranks = run_ranks(2, refusals, str(tmp_path))
     assert all(isinstance(rank, tuple) for rank in ranks), ranks
     for early, split, asked, _, has_split_weights in ranks:
-        assert "UnsupportedModel: an early exit computes with the weights of its target" in early
+        assert "EarlyExit computes with the weights of its target" in early
         assert "what drafts runs on rank 0 alone" in split
         assert asked.startswith("InvalidArgument: temperature")
         assert not has_split_weights, "weights that are split were given to kernels that take addresses"
