@@ -89,7 +89,7 @@ class Drafting:
         if self.drafter is None:
             return ()
         try:
-            counts = tuple(self.drafter.num_unread(row.number, len(row.history)) for row in batch)
+            counts = tuple(self.drafter.num_unread(row.number, len(row.history)) for row in batch if row.number >= 0)
         except Exception as error:
             self.faults.report(self._given, error, "what it has not read is not counted")
             return ()
