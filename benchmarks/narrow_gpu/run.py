@@ -44,14 +44,16 @@ class Settings:
     pair: str = PAIR
     repeats: int = 3
     seconds: float = 180.0
+    compiled: bool = False
 
 
 def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
     """What goals speak of comes first, for all schemes."""
     device = need_gpu()
     results = NarrowResults(provenance(device, command), asdict(asked))
-    reporter.start("compiling")
-    compile_apart(__name__, "compile_some", list(asked.schemes), asked.pair)
+    if not asked.compiled:
+        reporter.start("compiling")
+        compile_apart(__name__, "compile_some", list(asked.schemes), asked.pair)
     models = Models(asked, device)
 
     def attention(kind: str) -> None:
@@ -60,11 +62,11 @@ def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str
             results.keys.append(Timing(kind, f"{context} tokens", taken))
 
     def turns() -> Iterator[Turn]:
+        for kind in keys.KINDS:
+            yield Turn(kind, partial(attention, kind))
         for scheme in asked.schemes:
             for what, work in _parts(scheme, models, asked.repeats, results):
                 yield Turn(f"{scheme}, {what}", work)
-        for kind in keys.KINDS:
-            yield Turn(kind, partial(attention, kind))
 
     def save(outcome: Outcome) -> Record:
         results.notes.update({str(i): problem for i, problem in enumerate(outcome.problems)})
