@@ -32,7 +32,7 @@ from forerun.measure.turns import Outcome, Turn, take_turns
 PAIR = "synthetic:6.7b+0.33b@0.87"
 WIDE = "bf16"
 PASSES = ((1, 1), (8, 1), (1, 8), (8, 8), (16, 8))
-PROMPTS = (512, 4096)
+PROMPTS = (512, 4080)  # the model has 4096 positions
 BATCHES = (1, 8)
 DRAFTED = "fixed 8"
 PROMPT_LENGTH, NEW_TOKENS = 448, 96
