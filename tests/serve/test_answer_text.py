@@ -68,5 +68,5 @@ def test_bytes_that_never_become_a_character_are_shown_at_the_end() -> None:
 def test_an_end_token_without_text_is_not_sent(by_token: bool, sent: list[str]) -> None:
     text = AnswerText(TOKENIZER, (), frozenset({END}), by_token)
     (progress,) = rounds_of([*TOKENIZER("ab").input_ids, END], [3])
-    assert [piece.text for piece in text.push(progress)] == sent
+    assert [piece.text for piece in text.push_all([progress])] == sent
     assert not text.finish()

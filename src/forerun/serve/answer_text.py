@@ -47,11 +47,20 @@ class AnswerText:
         self._text = StreamDecoder(tokenizer)
         self._held: list[Piece] = []
 
-    def push(self, progress: Progress) -> list[Piece]:
-        """What can be sent after a round."""
+    def push_all(self, gained: Sequence[Progress]) -> list[Piece]:
+        """What can be sent after rounds, up to a stop string."""
         if not self.by_token:
-            text = self._text.push(*progress.tokens)
-            return [Piece(text, progress.tokens[-1], PLAIN)] if text else []
+            tokens = [token for progress in gained for token in progress.tokens]
+            text = self._text.push(*tokens)
+            return [Piece(text, tokens[-1], PLAIN)] if text else []
+        pieces: list[Piece] = []
+        for progress in gained:
+            if not self.has_stopped:
+                pieces += self.push(progress)
+        return pieces
+
+    def push(self, progress: Progress) -> list[Piece]:
+        """What can be sent after a round, token by token."""
         logprobs = progress.logprobs or (None,) * len(progress.tokens)
         names = origins(progress.origins)
         for token, origin, logprob in zip(progress.tokens, names, logprobs, strict=True):

@@ -100,7 +100,7 @@ class ServedModel:
         return text
 
     def check_tokens(self, param: str, tokens: Sequence[int]) -> None:
-        if any(token >= self.vocab_size for token in tokens):
+        if tokens and max(tokens) >= self.vocab_size:
             raise refused(param, f"the vocabulary ends at token {self.vocab_size - 1}")
 
     def token_bytes(self, token: int) -> bytes:

@@ -161,18 +161,12 @@ class Service:
 
     def _read(self, choice: Choice, gained: Sequence[Progress], text: AnswerText, times: Times) -> list[Piece]:
         """What can be sent of it, counted and timed."""
-        now, number, pieces = time.perf_counter(), 0, list[Piece]()
-        for progress in gained:
-            if progress.tokens:
-                number += len(progress.tokens)
-                pieces += text.push(progress)
-            if text.has_stopped:
-                break
+        now, number = time.perf_counter(), sum(len(progress.tokens) for progress in gained)
         if number:
             self.metrics.see_tokens(times.last, now, number)
             times.first, times.last = times.first or now, now
         choice.num_tokens += number
-        return pieces
+        return text.push_all(gained)
 
 
 def _gained(choice: Choice, pieces: list[Piece]) -> Gain:
