@@ -31,6 +31,7 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--rate-seconds", type=float, default=default.rate_seconds, help="of each rate")
     parser.add_argument("--max-rows", type=int, default=default.max_rows, help="rows that decode at once, at most")
     parser.add_argument("--max-draft", type=int, default=default.max_draft, help="tokens drafted a round, at most")
+    parser.add_argument("--cache-tokens", type=int, help="keys of so many tokens, all rows together, at most")
     parser.add_argument("--seconds", type=float, help="begin no load later than that")
     add_device(parser)
     parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
@@ -39,7 +40,7 @@ def command(arguments: list[str]) -> int:
     asked = Settings(
         chosen.model, chosen.draft, tuple(chosen.streams), tuple(chosen.bare), chosen.stream_seconds, chosen.prompt,
         chosen.output_tokens, tuple(chosen.rates), chosen.rate_seconds, max_rows=chosen.max_rows,
-        max_draft=chosen.max_draft, seconds=chosen.seconds,
+        max_draft=chosen.max_draft, cache_tokens=chosen.cache_tokens, seconds=chosen.seconds,
     )  # fmt: skip
     return run_command("serving", arguments, chosen, partial(run, asked, choose_device(chosen.device)))
 

@@ -50,6 +50,7 @@ class Settings:
     requests: int = 4096
     max_rows: int = 128
     max_draft: int = 8
+    cache_tokens: int | None = None  # None: by the device
     seconds: float | None = None  # begin nothing later than that
 
 
@@ -57,7 +58,9 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     reporter.start("building the pair")
     pair = open_pair(asked.model or default_pair(device), asked.draft, device, None, 0)
     tokenizer = pair.tokenizer or made_up_tokenizer(pair.target.config.vocab_size)
-    decoder = SpeculativeDecoder(pair.target, DraftModel(pair.draft), tokenizer=tokenizer)
+    decoder = SpeculativeDecoder(
+        pair.target, DraftModel(pair.draft), tokenizer=tokenizer, cache_tokens=asked.cache_tokens
+    )
     reporter.start("warming up")
     context = max(asked.prompt + asked.output, asked.rate_prompt[1] + asked.rate_output[1])
     warmed = decoder.engine.warm_up(asked.max_rows, asked.max_draft, context)
