@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -56,6 +57,7 @@ class Settings:
 
 def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
     reporter.start("building the pair")
+    started = perf_counter()
     pair = open_pair(asked.model or default_pair(device), asked.draft, device, None, 0)
     tokenizer = pair.tokenizer or made_up_tokenizer(pair.target.config.vocab_size)
     decoder = SpeculativeDecoder(
@@ -64,14 +66,21 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     reporter.start("warming up")
     context = max(asked.prompt + asked.output, asked.rate_prompt[1] + asked.rate_output[1])
     warmed = decoder.engine.warm_up(asked.max_rows, asked.max_draft, context)
+    reporter.say(f"built and warmed up after {perf_counter() - started:.1f} s")
     model = ServedModel(decoder, tokenizer, NAME, created=0, drafter_name="draft model")
     measured: list[Measurement] = []
+
+    def keep(one: Measurement) -> None:
+        measured.append(one)
+        first, token = 1e3 * one.first_median, 1e3 * one.token_median
+        reporter.say(f"{one.name}, {one.by}: {first:.1f} ms, {token:.2f} ms, {one.tokens_per_second:.0f} tokens/s")
 
     def over_http(settings: ServeSettings, load: Load, modes: Sequence[str]) -> None:
         options = _options(settings, load, modes)
         with tempfile.TemporaryDirectory() as folder, served(model, asked.max_rows) as url:
             record = ask(url, options, Path(folder) / "client.json")
-        measured.extend(summarize(HTTP, level) for level in levels_of(record, [load]))
+        for level in levels_of(record, [load]):
+            keep(summarize(HTTP, level))
 
     def bare(settings: ServeSettings, load: Load, mode: str) -> None:
         bodies, level = Bodies(settings, (), NAME), Level(load, mode, [])
@@ -83,7 +92,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
 
         rng = random.Random(settings.seed)
         run_bare(decoder.engine, level, request_of, settings.requests, settings.seconds, rng)
-        measured.append(summarize(BARE, level))
+        keep(summarize(BARE, level))
 
     def save(outcome: Outcome) -> Record:
         record = make_record(origin, settings, measured, outcome, warmed)
