@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 
-from benchmarks.families.results import FUSED, MODULES, PASS, TRANSFORMERS, FamilyResults
+from benchmarks.families.results import FUSED, MODULES, PASS, PROMPT, THEIR_PROMPT, TRANSFORMERS, FamilyResults
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
 
 KIND = "families"
 GPU_HEADINGS = (
-    "family", "pass 1x1", "8x1", "8x8", "share 1x1", "8x1", "8x8", "fused 1", "8", "modules 1", "8", "generate 1", "8",
+    "family", "pass 1x1", "8x1", "8x8", "share 1x1", "8x1", "8x8", "with keys 8x8",
+    "fused 1", "8", "modules 1", "8", "generate 1", "8",
 )  # fmt: skip
+PROMPT_HEADINGS = ("family", "tokens", "fused", "transformers", "ratio")
 CPU_HEADINGS = ("family", "fused 1", "4", "transformers 1", "4", "ratio 1", "4")
+STEPS = (PASS, FUSED, MODULES, TRANSFORMERS)
 PASSES = ((1, 1), (8, 1), (8, 8))
 
 
@@ -22,30 +26,42 @@ def make_record(results: FamilyResults, complete: bool) -> Record:
         results.provenance,
         settings=results.settings,
         rows=[asdict(step) for step in results.steps],
-        details={"bandwidth": results.bandwidth, "num_bytes": results.num_bytes, "notes": results.notes},
-        tables=(table(results),) if results.steps else (),
+        details={"bandwidth": results.bandwidth, "notes": results.notes},
+        tables=tuple(tables(results)),
         remarks=remarks(results, complete),
         complete=complete,
     )
 
 
-def table(results: FamilyResults) -> Table:
-    if results.bandwidth is None:
-        rows = tuple(_cpu_row(results, family) for family in results.families)
-        return Table("A step of 1 and of 4 tokens, ms", CPU_HEADINGS, rows)
-    rows = tuple(_gpu_row(results, family) for family in results.families)
-    return Table("Steps of 8 layers and the head, ms; shares of the copy bandwidth", GPU_HEADINGS, rows)
+def tables(results: FamilyResults) -> Iterator[Table]:
+    prompts = sorted({(s.family, s.positions) for s in results.steps if s.method == PROMPT})
+    if prompts:
+        rows = tuple(_prompt_row(results, *prompt) for prompt in prompts)
+        yield Table("A prompt and one token, ms", PROMPT_HEADINGS, rows)
+    families = [f for f in results.families if any(s.family == f and s.method in STEPS for s in results.steps)]
+    if families and results.bandwidth is None:
+        rows = tuple(_cpu_row(results, family) for family in families)
+        yield Table("A step of 1 and of 4 tokens, ms", CPU_HEADINGS, rows)
+    elif families:
+        rows = tuple(_gpu_row(results, family) for family in families)
+        yield Table("Steps of 8 layers and the head, ms; shares of the copy bandwidth", GPU_HEADINGS, rows)
+
+
+def _prompt_row(results: FamilyResults, family: str, length: int) -> tuple[str, ...]:
+    ours, theirs = (results.seconds(family, method, 1, length) for method in (PROMPT, THEIR_PROMPT))
+    ratio = None if ours is None or theirs is None else ours / theirs
+    return (family, str(length), _milliseconds(ours), _milliseconds(theirs), _share(ratio))
 
 
 def _gpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
     passes = (_milliseconds(results.seconds(family, PASS, *shape)) for shape in PASSES)
-    shares = (_share(results.share(family, PASS, *shape)) for shape in PASSES)
+    shares = (_share(results.share(family, *shape)) for shape in PASSES)
     calls = (
         _milliseconds(results.seconds(family, method, rows))
         for method in (FUSED, MODULES, TRANSFORMERS)
         for rows in (1, 8)
     )
-    return (family, *passes, *shares, *calls)
+    return (family, *passes, *shares, _share(results.share(family, *PASSES[-1], with_keys=True)), *calls)
 
 
 def _cpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
@@ -73,7 +89,8 @@ def remarks(results: FamilyResults, complete: bool) -> tuple[str, ...]:
             f"copy bandwidth {results.bandwidth / 1e9:.0f} GB/s; rows x new positions of each; pass: one forward pass "
             "of fused layers in a CUDA graph; fused, modules, generate: a token of plain decoding by "
             "SpeculativeDecoder with fused layers, by SpeculativeDecoder with transformers' modules, by "
-            "model.generate; shares count weights alone, of experts only the chosen ones of one row"
+            "model.generate; shares count weights alone, of experts only those that a row of the pass has chosen; with "
+            "keys: weights and the 512 keys and values of each row, all that must be read"
         )
     lines += [f"{family}: {note}" for family, note in results.notes.items()]
     return tuple(lines if complete else [*lines, "Interrupted: this is what was measured until then."])

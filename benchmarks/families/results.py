@@ -8,6 +8,7 @@ from typing import Any
 from forerun.measure.provenance import Provenance
 
 PASS, FUSED, MODULES, TRANSFORMERS = "pass", "fused", "modules", "transformers"
+PROMPT, THEIR_PROMPT = "prompt", "prompt by transformers"  # so many positions and one token behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,8 @@ class Step:
     rows: int
     positions: int  # new ones of each row
     seconds: float  # the best of several
+    num_bytes: int = 0  # of weights that a PASS must read: of experts those that somebody has chosen
+    key_bytes: int = 0  # of keys and values that it must read
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,6 @@ class FamilyResults:
     provenance: Provenance
     settings: dict[str, Any]
     bandwidth: float | None  # bytes a second of a copy; None on a CPU
-    num_bytes: dict[str, int]  # by family: weights that every step reads
     notes: dict[str, str]  # by family: why there are no fused layers, or what went wrong
     steps: tuple[Step, ...]
 
@@ -36,13 +38,18 @@ class FamilyResults:
     def families(self) -> list[str]:
         return list(dict.fromkeys([*(step.family for step in self.steps), *self.notes]))
 
-    def seconds(self, family: str, method: str, rows: int, positions: int = 1) -> float | None:
+    def step(self, family: str, method: str, rows: int, positions: int = 1) -> Step | None:
         wanted = (family, method, rows, positions)
-        return next((s.seconds for s in self.steps if (s.family, s.method, s.rows, s.positions) == wanted), None)
+        return next((s for s in self.steps if (s.family, s.method, s.rows, s.positions) == wanted), None)
 
-    def share(self, family: str, method: str, rows: int, positions: int = 1) -> float | None:
-        """Of the copy's bandwidth, by weights alone."""
-        taken = self.seconds(family, method, rows, positions)
-        if taken is None or self.bandwidth is None or family not in self.num_bytes:
+    def seconds(self, family: str, method: str, rows: int, positions: int = 1) -> float | None:
+        found = self.step(family, method, rows, positions)
+        return None if found is None else found.seconds
+
+    def share(self, family: str, rows: int, positions: int = 1, with_keys: bool = False) -> float | None:
+        """Of the copy's bandwidth, by weights alone, or by all that must be read."""
+        found = self.step(family, PASS, rows, positions)
+        if found is None or self.bandwidth is None or not found.seconds:
             return None
-        return self.num_bytes[family] / taken / self.bandwidth
+        read = found.num_bytes + (found.key_bytes if with_keys else 0)
+        return read / found.seconds / self.bandwidth

@@ -8,28 +8,40 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks.cpu_steps import steps as cpu_steps
-from benchmarks.families.report import PASSES, make_record
-from benchmarks.families.results import FUSED, MODULES, PASS, TRANSFORMERS, FamilyResults, Step
+from benchmarks.families.report import KIND, PASSES, make_record
+from benchmarks.families.results import (
+    FUSED,
+    MODULES,
+    PASS,
+    PROMPT,
+    THEIR_PROMPT,
+    TRANSFORMERS,
+    FamilyResults,
+    Step,
+)
 from benchmarks.families.shapes import build
-from forerun.bench.decode.forward import stepper
+from forerun import ops
+from forerun.bench.decode.forward import FILLED, stepper
 from forerun.bench.hardware import work_of
 from forerun.config import Kernels
 from forerun.decoder import SpeculativeDecoder
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance
-from forerun.measure.record import Record
+from forerun.measure.record import Record, load
 from forerun.measure.timing import copy_bandwidth, replay_times, timed
 from forerun.measure.turns import Outcome, Turn, take_turns
 from forerun.models.bodies import choose
 
 ROWS = (1, 8)
-PROMPT, FEW, MANY = 64, 8, 40  # tokens; the difference of two calls leaves out prompt and recording
+BEFORE, FEW, MANY = 64, 8, 40  # tokens; the difference of two calls leaves out prompt and recording
 CACHE_TOKENS = 2048  # of all rows
+CONTEXT = 2048
 CPU_GRID = cpu_steps.Grid(batches=(1,), tokens=(1, 4), past=256)
 
 
@@ -39,6 +51,8 @@ class Settings:
     repeats: int = 3
     methods: tuple[str, ...] = (MODULES, TRANSFORMERS)  # beside fused layers
     compile_only: bool = False  # run everything once and time nothing: kernels are compiled and kept on disk
+    prompts: tuple[int, ...] = ()  # tokens: time these in the place of steps
+    adds: bool = False  # to the record that is there, of other families
 
 
 def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
@@ -46,17 +60,15 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     on_gpu = device.type == "cuda"
     bandwidth = copy_bandwidth(device) if on_gpu and not asked.compile_only else None
     origin = provenance(device, command)
-    steps: list[Step] = []
-    num_bytes: dict[str, int] = {}
-    notes: dict[str, str] = {}
+    steps, notes = _kept(output, asked) if asked.adds else ([], {})
 
     def measure(family: str) -> None:
-        model = build(family, device)
-        num_bytes[family] = bytes_read(model)
+        model = build(family, device, max((CONTEXT, *(length + 64 for length in asked.prompts))))
         if reason := _why_not(model):
             notes[family] = f"no fused layers: {reason}"
+        how = _prompts if asked.prompts else _on_gpu if on_gpu else _on_cpu
         try:
-            steps.extend((_on_gpu if on_gpu else _on_cpu)(family, model, asked, reason is None))
+            steps.extend(how(family, model, asked, reason is None))
         except Exception as error:
             notes[family] = f"{type(error).__name__}: {error}"[:400]
         del model
@@ -65,7 +77,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
             torch.cuda.empty_cache()
 
     def save(outcome: Outcome) -> Record:
-        results = FamilyResults(origin, {"repeats": asked.repeats}, bandwidth, num_bytes, notes, tuple(steps))
+        results = FamilyResults(origin, {"repeats": asked.repeats}, bandwidth, notes, tuple(steps))
         record = make_record(results, outcome.complete)
         if steps:
             record.save(output)
@@ -74,13 +86,37 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     return take_turns([Turn(family, partial(measure, family)) for family in asked.families], reporter, save)
 
 
-def bytes_read(model: PreTrainedModel) -> int:
-    """Of all weights that one row's step reads: of experts the chosen ones alone."""
-    config: Any = model.config.get_text_config(decoder=True)
-    count = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    idle = 1 - config.num_experts_per_tok / count if count else 0.0
-    experts = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 3)
-    return work_of(model).weight_bytes - int(idle * experts)
+def _kept(output: Path, asked: Settings) -> tuple[list[Step], dict[str, str]]:
+    """Of the record that is there: what is not measured anew."""
+    old = load(output, KIND)
+    steps = [Step(**row) for row in old.rows]
+    return (
+        [step for step in steps if step.family not in asked.families],
+        {family: note for family, note in old.details["notes"].items() if family not in asked.families},
+    )
+
+
+def bytes_read(model: PreTrainedModel, step: Callable[[], object]) -> int:
+    """Of all weights that a pass reads: of experts those that one of its rows has chosen, each once."""
+    read = work_of(model).weight_bytes
+    layers = _experts_chosen(step)
+    if not layers:
+        return read
+    idle = 1 - sum(chosen / there for chosen, there in layers) / len(layers)
+    return read - int(idle * sum(weight.nbytes for weight in model.parameters() if weight.ndim == 3))
+
+
+def _experts_chosen(step: Callable[[], object]) -> list[tuple[int, int]]:
+    """By layer: how many experts are chosen by any row, and how many there are."""
+    found, run_experts = [], ops.run_experts
+
+    def counted(x: Any, router: Any, route: Any, weights: Any, library: Any) -> Any:
+        found.append((len(route(x)[2].unique()), len(weights.first)))
+        return run_experts(x, router, route, weights, library)
+
+    with patch.object(ops, "run_experts", counted):
+        step()
+    return found
 
 
 def _why_not(model: PreTrainedModel) -> str | None:
@@ -98,7 +134,8 @@ def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
         for rows, positions in PASSES:
             step = stepper(model, rows, positions)
             seconds = 0.0 if asked.compile_only else min(replay_times([step], asked.repeats))
-            found.append(Step(family, PASS, rows, positions, seconds))
+            keys = rows * FILLED * work_of(model).bytes_per_key
+            found.append(Step(family, PASS, rows, positions, seconds, bytes_read(model, step), keys))
         decoder = SpeculativeDecoder(model, None, kernels="on", cache_tokens=CACHE_TOKENS)
         found += _decoding(family, FUSED, decoder.generate, model, asked)
     choose.refuse(model)
@@ -110,6 +147,24 @@ def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
     return found
 
 
+def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
+    """Seconds of a call that reads a prompt and gives one token, by turns."""
+    found = []
+    decoder = SpeculativeDecoder(model, None, kernels="on", cache_tokens=2 * max(asked.prompts))
+    for length in asked.prompts:
+        generator = torch.Generator().manual_seed(1)
+        ids = torch.randint(5, 30000, (1, length), generator=generator).to(model.device)
+        mask, best = torch.ones_like(ids), {PROMPT: float("inf"), THEIR_PROMPT: float("inf")}
+        calls = {PROMPT: decoder.generate, THEIR_PROMPT: model.generate}
+        for _ in range(1 + asked.repeats):  # the first compiles
+            for method, generate in calls.items():
+                ids[0, 0] += 1  # no beginning that anybody keeps
+                run = partial(generate, ids, attention_mask=mask, max_new_tokens=1, do_sample=False)
+                best[method] = min(best[method], timed(model.device, run)[1])
+        found += [Step(family, method, 1, length, seconds) for method, seconds in best.items()]
+    return found
+
+
 def _decoding(
     family: str, method: str, generate: Callable[..., object], model: PreTrainedModel, asked: Settings
 ) -> list[Step]:
@@ -117,7 +172,7 @@ def _decoding(
     found = []
     for rows in ROWS:
         generator = torch.Generator().manual_seed(1)
-        ids = torch.randint(5, 30000, (rows, PROMPT), generator=generator).to(model.device)
+        ids = torch.randint(5, 30000, (rows, BEFORE), generator=generator).to(model.device)
         mask = torch.ones_like(ids)
 
         def call(tokens: int, ids: torch.Tensor = ids, mask: torch.Tensor = mask) -> float:

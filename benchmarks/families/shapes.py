@@ -19,7 +19,8 @@ def _shape(hidden: int, inner: int, heads: int, key_heads: int, vocab: int, **mo
 
 
 # Llama 2 7B, Qwen2 7B, Qwen3 8B, Gemma 2 9B, Gemma 3 4B, OPT 6.7B, StarCoder2 7B, Pythia 6.9B, OLMo 2 7B, Granite 3 8B,
-# Phi-3 mini, CodeGen 6B, Command R7B, GLM-4 9B, StableLM 2 12B, Falcon 7B, GPT-J 6B, SmolLM3 3B; then experts.
+# Phi-3 mini, CodeGen 6B, Command R7B, GLM-4 9B, StableLM 2 12B, Falcon 7B, GPT-J 6B, SmolLM3 3B; then experts:
+# Qwen3-30B-A3B, Mixtral 8x7B, gpt-oss-20b, and DeepSeek-V3 with 32 of its 256.
 ON_GPU: dict[str, Settings] = {
     "llama": _shape(4096, 11008, 32, 32, 32000),
     "qwen2": _shape(3584, 18944, 28, 4, 152064),
@@ -44,6 +45,8 @@ ON_GPU: dict[str, Settings] = {
                         moe_intermediate_size=768),
     "mixtral": _shape(4096, 14336, 32, 8, 32000, num_local_experts=8, num_experts_per_tok=2),
     "gpt_oss": _shape(2880, 2880, 64, 8, 201088, head_dim=64, num_local_experts=32, num_experts_per_tok=4),
+    "deepseek_v3": _shape(7168, 18432, 128, 128, 129280, moe_intermediate_size=2048, n_routed_experts=32,
+                          n_group=8, topk_group=4),
 }  # fmt: skip
 
 # SmolLM 135M, Qwen2 0.5B, Qwen3 0.6B, Gemma 3 270M, OPT 125M, Pythia 410M, GPT-2, and their neighbours in size: real
@@ -72,14 +75,14 @@ ON_CPU: dict[str, Settings] = {
 OWN_NAMES = {"codegen", "gptj", "gpt2"}  # configurations with names of their own for sizes
 
 
-def build(kind: str, device: torch.device) -> PreTrainedModel:
+def build(kind: str, device: torch.device, context: int = 2048) -> PreTrainedModel:
     """A random model of one family: in bfloat16 on a GPU, in float32 elsewhere."""
     is_gpu = device.type == "cuda"
     own, dtype = (ON_GPU if is_gpu else ON_CPU)[kind], torch.bfloat16 if is_gpu else torch.float32
     layers, positions = ("n_layer", "n_positions") if kind in OWN_NAMES else (
         "num_hidden_layers", "max_position_embeddings"
     )  # fmt: skip
-    settings = {layers: LAYERS, positions: 2048, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, **own}
+    settings = {layers: LAYERS, positions: context, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, **own}
     config = AutoConfig.for_model(kind, **settings)
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)

@@ -235,6 +235,11 @@ def rank_timeout() -> float:
     return seconds
 
 
+def commit() -> str | None:
+    """Which commit a copy of the sources without a repository was made of, for records: $FORERUN_COMMIT."""
+    return os.environ.get("FORERUN_COMMIT") or None
+
+
 def data_folder() -> Path | None:
     """Where prompts for measurements are kept: $FORERUN_DATA, or the folder the tests use, $FORERUN_TEST_DATA."""
     chosen = os.environ.get("FORERUN_DATA") or os.environ.get("FORERUN_TEST_DATA")

@@ -22,6 +22,7 @@ from forerun.math import advance as advance_reference
 from forerun.math import attention as attention_reference
 from forerun.math import cache_write as cache_write_reference
 from forerun.math import experts as experts_reference
+from forerun.math import latent as latent_reference
 from forerun.math import laws as laws_reference
 from forerun.math import penalties as penalties_reference
 from forerun.math import ragged_attention as ragged_attention_reference
@@ -34,7 +35,9 @@ from forerun.math import verify as verify_reference
 from forerun.math.advance import DeviceRowState, Layout
 from forerun.math.attention import Form, Plan, Scale
 from forerun.math.experts import ExpertWeights
+from forerun.math.latent import LatentHeads
 from forerun.math.ragged_attention import Reach
+from forerun.math.routing import Router
 from forerun.math.row_options import RowOptions
 from forerun.math.sample import Sample
 from forerun.math.scaled import RoundedRows, Scheme, rounded_rows
@@ -80,22 +83,29 @@ def attend_ragged(
     scale: Scale,
     form: Form = Form.AUTO,
     use: Kernels = Kernels.AUTO,
+    tail: tuple[Tensor, Tensor] | None = None,  # [N, Hq, T], [R, Hk, C, T]
 ) -> Tensor:  # [N, Hq, Dv]
     """The same over rows whose lengths the device knows; see `forerun.math.ragged_attention.attend_ragged`."""
-    if why_not_ragged(query, keys, values, use) is None:
+    if why_not_ragged(query, keys, values, use, tail) is None:
         from forerun.kernels.attention import attend as kernel
 
-        return kernel.attend_ragged(query, keys, values, reach, scale, form)
-    return ragged_attention_reference.attend_ragged(query, keys, values, reach, scale, form)
+        return kernel.attend_ragged(query, keys, values, reach, scale, form, tail=tail)
+    return ragged_attention_reference.attend_ragged(query, keys, values, reach, scale, form, tail)
 
 
-def why_not_ragged(query: Tensor, keys: Tensor, values: Tensor, use: Kernels = Kernels.AUTO) -> str | None:
+def why_not_ragged(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    use: Kernels = Kernels.AUTO,
+    tail: tuple[Tensor, Tensor] | None = None,
+) -> str | None:
     """Why no kernel does it; None where one does. Without one `attend` is faster than this function's reference."""
     if reason := why_not_triton(query.device, use):
         return reason
     from forerun.kernels.attention import attend as kernel
 
-    return kernel.why_not(query, keys, values)
+    return kernel.why_not(query, keys, values, tail)
 
 
 def why_not_triton(device: torch.device, use: Kernels = Kernels.AUTO) -> str | None:
@@ -142,6 +152,53 @@ def rotate_and_write(
     return cache_write_reference.rotate_and_write(*new)
 
 
+def write_latents(
+    made: Tensor,  # [N, Q + L + T]
+    query_norm: Norm | None,
+    latent_norm: Norm,
+    cos: Tensor,  # [N, T]
+    sin: Tensor,  # [N, T]
+    addresses: Tensor,  # [N]
+    latents: Tensor,  # [slots * capacity, 1, L], changed in place
+    shared_keys: Tensor,  # [slots * capacity, 1, T], changed in place
+    heads: LatentHeads,
+) -> Tensor:  # [N, Q]
+    """Latents and shared keys into the cache, what queries are made of normed; see `forerun.math.latent`."""
+    new = (made, query_norm, latent_norm, cos, sin, addresses, latents, shared_keys, heads)
+    if not why_not_triton(made.device):
+        from forerun.kernels.attention import latent as kernel
+
+        if kernel.why_not(made, latents, shared_keys) is None:
+            return kernel.write_latents(*new)
+    return latent_reference.write_latents(*new)
+
+
+def absorb(
+    query: Tensor,  # [N, H * (P + T)]
+    weight: Tensor,  # [H * (P + V), L]
+    cos: Tensor,  # [N, T]
+    sin: Tensor,  # [N, T]
+    heads: LatentHeads,
+) -> tuple[Tensor, Tensor]:  # [N, H, L], [N, H, T]
+    """Queries as latents meet them, and their rotated part; see `forerun.math.latent.absorb`."""
+    if not why_not_triton(query.device):
+        from forerun.kernels.attention import latent as kernel
+
+        if kernel.why_not(query, weight) is None:
+            return kernel.absorb(query, weight, cos, sin, heads)
+    return latent_reference.absorb(query, weight, cos, sin, heads)
+
+
+def expand(mixed: Tensor, weight: Tensor, heads: LatentHeads) -> Tensor:
+    """Mixed latents [N, H, L] -> mixed values [N, H * V]; see `forerun.math.latent.expand`."""
+    if not why_not_triton(mixed.device):
+        from forerun.kernels.attention import latent as kernel
+
+        if kernel.why_not(mixed, weight) is None:
+            return kernel.expand(mixed, weight, heads)
+    return latent_reference.expand(mixed, weight, heads)
+
+
 def project(
     x: Tensor | RoundedRows,  # [R, K]
     weight: Tensor,  # [N, K]
@@ -152,7 +209,8 @@ def project(
     multiplier: float = 1.0,
 ) -> Tensor:  # [R, N]
     """A product with what stands around it in a layer; see `forerun.math.skinny.project`."""
-    if not _why_not_few_rows(x, weight):
+    has_more = activation is not Activation.NONE or residual is not None or multiplier != 1
+    if not _why_not_few_rows(x, weight, fused=has_more and x.dtype is not torch.float32):
         from forerun.kernels.linear import project as kernel
 
         return kernel.project(x, weight, bias, norm, residual, activation, multiplier)
@@ -178,7 +236,7 @@ def gate(
     activation: Activation = Activation.SILU,
 ) -> Tensor:  # [R, N]
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
-    if not _why_not_few_rows(x, weight, gated=True):
+    if not _why_not_few_rows(x, weight, fused=True):
         from forerun.kernels.linear import project as kernel
 
         return kernel.gate(x, weight, norm, bias, activation)
@@ -189,15 +247,24 @@ def project_heads(
     x: Tensor | RoundedRows, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads
 ) -> Tensor:
     """Rotated queries [R, Hq, D]; keys and values are written. See `forerun.math.skinny.project_heads`."""
-    if not _why_not_few_rows(x, weight):
-        if isinstance(heads.key_pool, ScaledKeys):  # a head is rounded as a whole: a launch of its own
-            projected = heads.split(project(x, weight, bias, norm))
-            return rotate_and_write(*projected, *heads.tensors, heads.interleaved)
+    is_plain = heads.query_norm is None and not isinstance(
+        heads.key_pool, ScaledKeys
+    )  # else a head is taken as a whole
+    if is_plain and not _why_not_few_rows(x, weight):
         from forerun.kernels.linear import project as kernel
 
         return kernel.project_heads(x, weight, bias, norm, heads)
-    projected = heads.split(_linear(x, weight, bias, norm))
-    return rotate_and_write(*projected, *heads.tensors, heads.interleaved)
+    return write_heads(project(x, weight, bias, norm), heads)
+
+
+def write_heads(projected: Tensor, heads: Heads) -> Tensor:
+    """Rotated queries [R, Hq, D] of a product; keys and values are written. See `forerun.math.skinny.write_heads`."""
+    if not why_not_triton(projected.device):
+        from forerun.kernels.attention import cache_write as kernel
+
+        if kernel.why_not_heads(projected, heads) is None:
+            return kernel.write_heads(projected, heads)
+    return skinny_reference.write_heads(projected, heads)
 
 
 def _linear(x: Tensor | RoundedRows, weight: Tensor, bias: Tensor | None, norm: Norm | None) -> Tensor:
@@ -210,18 +277,27 @@ def _linear(x: Tensor | RoundedRows, weight: Tensor, bias: Tensor | None, norm: 
 
 def run_experts(
     x: Tensor,  # [N, H]
-    chosen: Tensor,  # [N, k]
-    shares: Tensor,  # [N, k]
+    router: Router | None,
+    route: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
     weights: ExpertWeights,
     library: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:  # [N, H]
-    """A mixture of experts; see `forerun.math.experts.run_experts`. Of many rows the `library` makes the same."""
+    """A mixture of experts; see `forerun.math.experts.run_experts`. Of many rows the `library` makes the same.
+
+    `route` is the model's own router: scores, shares [N, k] and chosen experts [N, k]; `router` says what it does.
+    """
     if not why_not_triton(x.device):
         from forerun.kernels.linear import experts as kernel
+        from forerun.kernels.linear import routing
 
         if kernel.why_not(x, weights) is None:
-            return kernel.run_experts(x, chosen, shares, weights)
+            if router is not None and routing.why_not(x, router) is None:
+                return kernel.run_experts(x, routing.route(x, router), weights)
+            _, shares, chosen = route(x)
+            return kernel.run_experts(x, routing.sort_pairs(chosen, shares, len(weights.first)), weights)
+        _, shares, chosen = route(x)
         return library(x, chosen, shares)
+    _, shares, chosen = route(x)
     return experts_reference.run_experts(x, chosen, shares, weights)
 
 
@@ -283,13 +359,13 @@ def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     return skinny_reference.gated(pairs, activation)
 
 
-def _why_not_few_rows(x: Tensor | RoundedRows, weight: Tensor, gated: bool = False) -> str | None:
+def _why_not_few_rows(x: Tensor | RoundedRows, weight: Tensor, fused: bool = False) -> str | None:
     """Why the library multiplies; None where the rows are few enough for a kernel to be faster."""
     if reason := why_not_triton(weight.device):
         return reason
     from forerun.kernels.linear import project as kernel
 
-    return kernel.why_not(x, weight, gated)
+    return kernel.why_not(x, weight, fused)
 
 
 def verify(

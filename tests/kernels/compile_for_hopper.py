@@ -11,10 +11,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from forerun.kernels import advance, random
-from forerun.kernels.attention import cache_write
+from forerun.kernels.attention import cache_write, latent
 from forerun.kernels.attention import device as attention_device
 from forerun.kernels.linear import device as linear_device
-from forerun.kernels.linear import many_rows, norms, project, rounding, widen
+from forerun.kernels.linear import experts, many_rows, norms, project, rounding, routing, widen
 from forerun.math.skinny import Activation
 
 MOST_SHARED = 227 << 10  # bytes of one multiprocessor that one program may have
@@ -43,6 +43,10 @@ def _kind(name: str, constants: dict[str, Any], kinds: dict[str, Any]) -> Any:
     return "fp32" if name in FLOATS else "i32"
 
 
+LATENT = {"SIZE": 512, "VALUE_SIZE": 512, "BLOCK_SIZE": 512, "BLOCK_VALUE_SIZE": 512, "BLOCK_KEYS": 32, "TAIL": 64,
+          "BLOCK_TAIL": 64}  # fmt: skip
+
+
 def attend(group: int, block_queries: int, page: int = 0, stored: str = "*bf16", **flags: Any) -> Any:
     names = (
         "IS_PART", "BALANCED", "PADDED", "WINDOWED", "CAPPED", "HAS_SINKS", "HAS_TREE", "ACROSS", "HAS_BIAS", "UPCAST",
@@ -53,11 +57,13 @@ def attend(group: int, block_queries: int, page: int = 0, stored: str = "*bf16",
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32,
         "PAGE": page, "CAPACITY": 0, "FAST": True, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
-    pool = attention_device.Pool(stored, "i32", "i32", "i32")
+    pool, queries = (
+        attention_device.Pool(stored, "i32", "i32", "i32"), attention_device.Queries("*bf16", "i32", "i32")
+    )  # fmt: skip
     kinds = {
         **dict.fromkeys(INTEGERS, "*i32"), "part_ptr": "*fp32", "mass_ptr": "*fp32", "tree_ptr": "*i1",
         "bias_ptr": "*fp32", "key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32",
-        "queries": attention_device.Queries("*bf16", "i32", "i32"), "keys": pool, "values": pool,
+        "queries": queries, "keys": pool, "values": pool, "tail_queries": queries, "tails": pool,
     }  # fmt: skip
     case = {"CASE": attention_device.Case(**constants)}
     return compiled(attention_device.attend_kernel, case, kinds, num_warps=4, num_stages=3)
@@ -145,6 +151,7 @@ def narrow_products() -> list[Any]:
     ]  # fmt: skip
 
 
+NORM_NUMBERS = dict.fromkeys(("query_epsilon", "query_offset", "key_epsilon", "key_offset"), "fp32")
 PLAIN_KEYS = {"LARGEST": 0.0, "CAPACITY": 1, "FAST": True, "EARLY": True}
 ROUNDED_KEYS = {"LARGEST": 127.0, "CAPACITY": 128, "FAST": True, "EARLY": True}
 
@@ -170,22 +177,26 @@ def rounded_keys() -> list[Any]:
                     "BLOCK_HEADS": 4,
                     "BLOCK_HALF": 64,
                     "BLOCK_VALUE_SIZE": 128,
+                    "HAS_ORDER": False,
+                    "HAS_NORMS": True,
+                    "WIDE": False,
                     **ROUNDED_KEYS,
                 },
-                {"addresses_ptr": "*i64", **pools},
+                {"addresses_ptr": "*i64", **pools, **NORM_NUMBERS},
                 enable_fp_fusion=False,
             )
         )
     return made  # fmt: skip
 
 
-def rotation() -> Any:
+def rotation(has_norms: bool = False) -> Any:
     """With its promise: every step is rounded, as torch's are."""
     made = compiled(
         cache_write._rotate_and_write_kernel,
         {"HEADS": 9, "KEY_HEADS": 3, "QUERY_BLOCKS": 3, "SIZE": 80, "VALUE_SIZE": 48, "TURNING": 80,
-         "INTERLEAVED": False, "BLOCK_HEADS": 4, "BLOCK_HALF": 64, "BLOCK_VALUE_SIZE": 64, **PLAIN_KEYS},
-        {"addresses_ptr": "*i64"},
+         "INTERLEAVED": False, "BLOCK_HEADS": 4, "BLOCK_HALF": 64, "BLOCK_VALUE_SIZE": 64, "HAS_ORDER": True,
+         "HAS_NORMS": has_norms, "WIDE": False, **PLAIN_KEYS},
+        {"addresses_ptr": "*i64", "order_ptr": "*i32", **NORM_NUMBERS},
         enable_fp_fusion=False,
     )  # fmt: skip
     assert "fma" not in made.asm["ptx"]
@@ -203,6 +214,37 @@ def norm(kinds: dict[str, str] | None = None, **flags: Any) -> Any:
 
 def gating(activation: Activation = Activation.SILU) -> Any:
     return compiled(norms.gate_kernel, {"ACTIVATION": int(activation), "BLOCK": 1024, "EARLY": True}, {})
+
+
+def latents() -> list[Any]:
+    """DeepSeek-V3's steps around attention."""
+    turning = {"TURNING": 64, "BLOCK_HALF": 32, "INTERLEAVED": True, "IN_HALVES": True}
+    heads = {"HEADS": 128, "PLAIN": 128, "VALUE": 128, "TOKENS": 64, "UPCAST": False}
+    first = {"FIRST": 1536, "BLOCK_FIRST": 2048, "SIZE": 512, "BLOCK_SIZE": 512, "HAS_NORM": True}
+    kinds = {"addresses_ptr": "*i64", "query_epsilon": "fp32", "latent_epsilon": "fp32"}
+    return [
+        compiled(latent.write_kernel, {**turning, **first}, kinds),
+        compiled(latent.absorb_kernel, {**turning, **heads, "BLOCK_PLAIN": 128, "BLOCK_N": 128}, {}),
+        compiled(latent.expand_kernel, {**heads, "BLOCK_N": 32, "BLOCK_K": 128}, {}),
+        attend(128, 16, 128, IS_PART=True, EARLY=True, **LATENT),
+    ]
+
+
+def mixtures() -> list[Any]:
+    """A router of 256 experts in groups and its experts."""
+    numbers = dict.fromkeys(("pairs_ptr", "ends_ptr", "active_ptr"), "*i32")
+    tiles = {"ROWS": 16, "BLOCK_N": 16, "BLOCK_K": 128, "HAS_BIAS": True, "UPCAST": False, "ALONE": True}
+    choice = {
+        "COUNT": 256, "BLOCK": 256, "ROWS": 64, "MOST": 8, "SCORING": 1, "RENORMALISED": True, "HAS_CORRECTION": True,
+        "GROUPS": 8, "TOP_GROUPS": 4, "ROUNDED": False,
+    }  # fmt: skip
+    wide = {**numbers, "shares_ptr": "*fp32", "logits_ptr": "*fp32", "correction_ptr": "*fp32"}
+    return [
+        compiled(routing.choose_kernel, choice, wide, num_warps=8),
+        compiled(experts.first_kernel, {**tiles, "ACTIVATION": -1, "IN_TURNS": True}, numbers),
+        compiled(experts.second_kernel, tiles, {**numbers, "out_ptr": "*fp32", "shares_ptr": "*fp32"}),
+        compiled(experts.sum_kernel, {"MOST": 8, "BLOCK": 1024}, {"parts_ptr": "*fp32"}),
+    ]
 
 
 def few() -> list[Any]:
@@ -240,6 +282,9 @@ def everything() -> list[Any]:
             {"addresses_ptr": "*i64"},
         ),
         rotation(),
+        rotation(has_norms=True),
+        *latents(),
+        *mixtures(),
     ]  # fmt: skip
 
 

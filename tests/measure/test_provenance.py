@@ -39,3 +39,11 @@ def test_the_systems_own_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert module._busy_seconds() is None
     (tmp_path / "stat").write_text("cpu  300 100 200 9999 77 10 20 0 55 0\ncpu0 1 2 3\n")
     assert module._busy_seconds() == pytest.approx(6.3 - 2.0)
+
+
+def test_a_bare_copy_names_the_commit_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_git", lambda *a: None)
+    monkeypatch.delenv("FORERUN_COMMIT", raising=False)
+    assert module.commit() is None
+    monkeypatch.setenv("FORERUN_COMMIT", "0123abcd")
+    assert module.commit() == "0123abcd"

@@ -129,7 +129,7 @@ def _wide(norm: Any) -> dict[str, bool]:
 
 
 # Launches of a layer with one row and with three, attention's own aside, and of what stands around the layers.
-LAUNCHES = {"llama": ((4, 6), 1), "qwen3": ((7, 9), 1)}
+LAUNCHES = {"llama": ((4, 6), 1), "qwen3": ((5, 7), 1)}
 
 
 @pytest.mark.parametrize("family", LAUNCHES)

@@ -27,6 +27,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere2": {},
     "cwm": {},
     "ernie4_5": {"use_bias": True},
+    "deepseek_v2": {"topk_method": "greedy"},
+    "deepseek_v3": {},
     "exaone4": {},
     "falcon": {"new_decoder_architecture": False, "multi_query": True, "bias": True},
     "gemma": {},
@@ -35,6 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm": {},
     "glm4": {},
     "glm4_moe": {"use_qk_norm": True},
+    "glm4_moe_lite": {},
     "gpt2": {"scale_attn_by_inverse_layer_idx": True},
     "gpt_neox": {"use_parallel_residual": False, "rope_parameters": HALF_A_HEAD},
     "gpt_oss": {},
@@ -44,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoe": {"residual_multiplier": 0.4},
     "helium": {},
     "jais2": {},
+    "minicpm3": {"scale_depth": 1.4, "dim_model_base": 8},
     "ministral": {},
     "mixtral": {},
     "nemotron": {},
@@ -61,6 +65,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {"use_qkv_bias": True, "rope_parameters": HALF_A_HEAD},
     "starcoder2": {},
     "vaultgemma": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0},
+    "youtu": {"attention_bias": True},
 }  # fmt: skip
 # The same families built in another way.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from forerun import kernels
 from forerun.measure.timing import copy_bandwidth, event_times, linear_bandwidth, wall_times
+from forerun.models.cache_size import bytes_per_token
 from forerun.models.plain import address, stored_bytes
 
 TIMES_CACHE = 4  # a buffer that many times the last cache comes from memory
@@ -50,11 +51,10 @@ def work_of(model: Any) -> Work:
         weights.pop(address(embedding), None)
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return Work(
         weight_bytes=sum(map(stored_bytes, weights.values())),
         operations_per_token=2 * sum(p.numel() for p in weights.values() if p.ndim > 1),
-        bytes_per_key=layers * 2 * kv_heads * size * model.dtype.itemsize,
+        bytes_per_key=bytes_per_token(model),
         operations_per_key=layers * 4 * heads * size,
     )
 

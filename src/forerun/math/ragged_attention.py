@@ -79,9 +79,15 @@ def attend_ragged(
     reach: Reach,
     scale: Scale,
     form: Form = Form.AUTO,
+    tail: tuple[Tensor, Tensor] | None = None,  # [N, Hq, T], [R, Hk, C, T]
 ) -> Tensor:  # [N, Hq, Dv]
-    """Each row's queries against that row's own keys. `form` is how a kernel goes about it, not what comes out."""
+    """Each row's queries against that row's own keys. `form` is how a kernel goes about it, not what comes out.
+
+    A `tail` is a second part of queries and keys, which lies apart; a kernel wants keys' first part as values then.
+    """
     check_bias(reach, scale)
+    if tail is not None:
+        query, keys = torch.cat([query, tail[0]], dim=-1), torch.cat([keys, tail[1]], dim=-1)
     out = query.new_zeros(*query.shape[:2], values.shape[-1])
     starts = reach.starts.tolist()
     for row, (slot, length) in enumerate(zip(reach.slots.tolist(), reach.lengths.tolist(), strict=True)):
@@ -110,7 +116,7 @@ def attend_prompts(
 
     A row's keys are copied out of their blocks; see `why_not_prompts` for what torch's attention does not know.
     """
-    out, start = torch.empty_like(query), 0
+    outs, start = [], 0
     group = query.shape[1] // keys.shape[1]
     for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True):
         k, v = (row_of(pool, slot, past + count, table)[None] for pool in (keys, values))
@@ -119,9 +125,9 @@ def attend_prompts(
         made = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=past == 0, scale=scale.factor, enable_gqa=group > 1
         )
-        out[start : start + count] = made[0].transpose(0, 1)
+        outs.append(made[0].transpose(0, 1))
         start += count
-    return out
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def why_not_prompts(rows: RaggedRows, window: int, scale: Scale) -> str | None:
@@ -136,11 +142,13 @@ def why_not_prompts(rows: RaggedRows, window: int, scale: Scale) -> str | None:
 
 
 def row_of(pool: Tensor, slot: int, length: int, table: Tensor | None) -> Tensor:
-    """[Hk, length, D] of one row, from a pool [R, Hk, C, D] of rows or of blocks."""
+    """[Hk, length, D] of one row, from a pool [R, Hk, C, D] of rows or of blocks, which are copied once."""
     if table is None:
         return pool[slot, :, :length]
-    blocks = pool[table[slot, : -(-length // pool.shape[2])].long()]
-    return blocks.transpose(0, 1).flatten(1, 2)[:, :length]
+    held = table[slot, : -(-length // pool.shape[2])].long()
+    # Of rounded keys torch reads a wide copy, by indices alone.
+    blocks = pool.transpose(1, 2).index_select(0, held) if type(pool) is Tensor else pool[held].transpose(1, 2)
+    return blocks.flatten(0, 1)[:length].transpose(0, 1)
 
 
 def check_bias(reach: Reach, scale: Scale) -> None:

@@ -62,6 +62,8 @@ class Heads:
     interleaved: bool = False  # see `math.cache_write.rotated`
     # [Hq + 2 Hk] int32: which head of the weight is query, key, value 0, 1 ...; None where they stand in this order.
     order: Tensor | None = None
+    query_norm: Norm | None = None  # of each head, before it turns
+    key_norm: Norm | None = None
 
     @property
     def size(self) -> int:
@@ -158,5 +160,12 @@ def gate(
 
 def project_heads(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, heads: Heads) -> Tensor:
     """[R, K] with [(Hq + 2 Hk) * D, K] -> rotated queries [R, Hq, D]; keys, rotated, and values are written."""
-    projected = heads.split(project(x, weight, bias, norm))
-    return rotate_and_write(*projected, *heads.tensors, heads.interleaved)
+    return write_heads(project(x, weight, bias, norm), heads)
+
+
+def write_heads(projected: Tensor, heads: Heads) -> Tensor:
+    """[R, (Hq + 2 Hk) * D] as the weight makes it -> rotated queries [R, Hq, D]; keys and values are written."""
+    query, keys, values = heads.split(projected)
+    query = query if heads.query_norm is None else normed(query, heads.query_norm)
+    keys = keys if heads.key_norm is None else normed(keys, heads.key_norm)
+    return rotate_and_write(query, keys, values, *heads.tensors, heads.interleaved)

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from forerun import config
 from forerun.version import __version__, installed_version
 
 STAT = Path("/proc/stat")
@@ -99,11 +100,11 @@ def machine(device: Any) -> Machine:
 
 
 def commit() -> str | None:
-    """The commit of the checkout this package runs from, if it runs from one."""
+    """The commit of the checkout this package runs from, if it runs from one; of a bare copy, the one it is told."""
     package = Path(__file__).resolve().parents[1]
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top) / "src" / "forerun" != package:  # installed below somebody else's repository
-        return None
+        return config.commit()
     head = _git(package, "rev-parse", "--short=12", "HEAD")
     changed = _git(package, "status", "--porcelain", "--", str(package))
     return head if head is None or not changed else f"{head}-changed"

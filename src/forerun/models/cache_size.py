@@ -48,6 +48,11 @@ def new_cache(
         if scheme is not None:
             raise InvalidArgument(f"cache_dtype={scheme.name!r} needs Triton kernels on a GPU: {reason}; leave it out")
         return RaggedCache(tokens)
+    if scheme is not None and keeps_latents(model):
+        raise InvalidArgument(
+            f"cache_dtype={scheme.name!r}: {type(model).__name__} keeps latents, which no kernel reads rounded; "
+            "leave it out"
+        )
     asked: int | Callable[[], int] = partial(default_tokens, model, longest, scheme) if tokens is None else tokens
     if agreed is not None and callable(asked):
         asked = agreed(asked())
@@ -85,14 +90,22 @@ def free_bytes(device: torch.device) -> int:
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
+def keeps_latents(model: PreTrainedModel) -> bool:
+    """Whether the cache holds latents, of which heads make their keys and values."""
+    return any(hasattr(module, "expand_kv") for module in model.modules())
+
+
 def bytes_per_token(model: PreTrainedModel, scheme: Scheme | None = None) -> int:
     """Of keys and values in all layers, as the configuration tells it.
 
-    Families that keep less (a latent in place of heads, layers that share keys) are taken for ones that do not. Of a
-    model that is split over processes: in this one, which has its share of the heads.
+    Families whose layers share keys are taken for ones that do not. Of a model that is split over processes: in this
+    one, which has its share of the heads.
     """
     config = model.config.get_text_config(decoder=True)
     layers = _first(config, "num_hidden_layers", "decoder_layers", "num_decoder_layers", "n_layer")
+    if keeps_latents(model):
+        sizes = int(config.kv_lora_rank) + int(config.qk_rope_head_dim)
+        return layers * sizes * int(model.dtype.itemsize)
     heads = _first(config, "num_attention_heads", "decoder_attention_heads", "num_heads", "n_head")
     size = _first(config, "head_dim", "d_kv") or _first(config, "hidden_size", "d_model", "n_embd") // heads
     each = size * model.dtype.itemsize if scheme is None else size * scheme.values.itemsize + 4  # and its scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ pytest.importorskip("triton")
 
 from forerun.kernels.attention import cache_write as kernel
 from forerun.math import cache_write as reference
+from forerun.math import skinny
+from forerun.math.skinny import Heads, Norm
 from support.interpreter import DEVICE, kernel_tests
 
 pytestmark = kernel_tests()
@@ -108,3 +111,23 @@ def test_what_fits() -> None:
     assert kernel.why_not(query, keys) is None
     assert "types" in str(kernel.why_not(query, keys.half()))
     assert "contiguous" in str(kernel.why_not(query.mT))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("turning", [16, 8])
+@pytest.mark.quick("16-True-False", "8-False-True")
+def test_heads_as_one_product_makes_them(turning: int, ordered: bool, wide: bool) -> None:
+    """In any order, normed on the way."""
+    torch.manual_seed(0)
+    order = torch.randperm(9, device=DEVICE).int() if ordered else None
+    norms = [Norm(torch.rand(24, device=DEVICE), 1e-5, 0.5 if wide else 0.0, wide) for _ in range(2)]
+    cos, sin, made = (torch.randn(5, n, device=DEVICE) for n in (turning, turning, 9 * 24))
+    got, want = (tuple(torch.zeros(12, 2, 24, device=DEVICE) for _ in range(2)) for _ in range(2))
+    own, right = (Heads(5, 2, cos, sin, ADDRESSES, *pools, True, order, *norms) for pools in (got, want))
+    assert kernel.why_not_heads(made, own) is None
+    torch.testing.assert_close(kernel.write_heads(made, own), skinny.write_heads(made, right))
+    for pool, other in zip(got, want, strict=True):
+        torch.testing.assert_close(pool, other)
+    assert "all heads as one" in str(kernel.why_not_heads(made, replace(own, key_norm=Norm(torch.ones(48), 0.0))))
+    assert "as those of keys" in str(kernel.why_not_heads(made, replace(own, key_norm=None)))

@@ -204,7 +204,7 @@ def test_what_is_not_covered() -> None:
     assert kernel.why_not(x, weight) is None
     assert "17 rows" in str(kernel.why_not(numbers(17, 70), weight))
     assert kernel.why_not(numbers(17, 70).half(), weight[:41].half()) is None, "no library has a good one"
-    assert kernel.why_not(numbers(64, 70), weight, gated=True) is None
+    assert kernel.why_not(numbers(64, 70), weight, fused=True) is None
     assert "float16" in str(kernel.why_not(x, weight.half()))
     assert "contiguous" in str(kernel.why_not(x, weight.mT.contiguous().mT))
 

@@ -23,6 +23,9 @@ from forerun.math.attention import Form, Scale
 from forerun.math.ragged_attention import Reach, check_bias
 
 LARGEST_SIZE = 256  # of a head
+LARGEST_LATENT = 512
+# Of a latent: sixteen queries' sums are half of what registers hold, and half as many keys fit where a tile is.
+WIDE = Tuning(block_bytes=32768, most_queries=16)
 MOST_MERGED = 8192  # numbers of pieces that a merging program holds at a time
 
 
@@ -33,10 +36,12 @@ def attend_ragged(
     reach: Reach,
     scale: Scale,
     form: Form = Form.AUTO,
-    tuning: Tuning = TUNING,
+    tuning: Tuning | None = None,
+    tail: tuple[Tensor, Tensor] | None = None,  # [N, Hq, T], [R, Hk, C, T]
 ) -> Tensor:  # [N, Hq, Dv]
     """Each row's queries against that row's own keys; no waiting for the device, so a CUDA graph can hold it."""
-    if reason := why_not(query, keys, values):
+    tuning = tuning or (TUNING if tail is None else WIDE)
+    if reason := why_not(query, keys, values, tail):
         raise InvalidArgument(f"the attention kernel cannot take this: {reason}; use forerun.ops.attend_ragged")
     check_bias(reach, scale)
     shape = choose_shape(query, keys, reach, form, tuning)
@@ -46,19 +51,22 @@ def attend_ragged(
         )
     out = query.new_empty(*query.shape[:2], values.shape[-1])
     parts = _parts(query, keys, values, reach, shape)
-    _launch(out, parts, query, keys, values, reach, scale, shape, tuning)
+    _launch(out, parts, query, keys, values, reach, scale, shape, tail, tuning)
     if shape.is_cut:
         _launch_merge(out, parts, reach, scale, shape)
     return out
 
 
-def why_not(query: Tensor, keys: Tensor, values: Tensor) -> str | None:
+def why_not(query: Tensor, keys: Tensor, values: Tensor, tail: tuple[Tensor, Tensor] | None = None) -> str | None:
     """What the kernel does not cover, in words; None where it covers everything."""
     if query.dtype not in DTYPES or keys.dtype != query.dtype or values.dtype != query.dtype:
         return f"queries of {query.dtype}, keys of {keys.dtype}, values of {values.dtype}"
-    if max(query.shape[-1], values.shape[-1]) > LARGEST_SIZE:
-        return f"heads of size {max(query.shape[-1], values.shape[-1])}, more than {LARGEST_SIZE}"
-    if any(t.stride(-1) != 1 for t in (query, keys, values)):
+    if tail is not None and (keys.data_ptr() != values.data_ptr() or keys.shape != values.shape):
+        return "a second part of keys beside values of their own"
+    most = LARGEST_SIZE if tail is None else LARGEST_LATENT
+    if max(query.shape[-1], values.shape[-1]) > most:
+        return f"heads of size {max(query.shape[-1], values.shape[-1])}, more than {most}"
+    if any(t.stride(-1) != 1 for t in (query, keys, values, *(tail or ()))):
         return "numbers of a head that do not lie side by side"
     return None
 
@@ -81,10 +89,11 @@ def _launch(
     reach: Reach,
     scale: Scale,
     shape: Shape,
+    tail: tuple[Tensor, Tensor] | None,
     tuning: Tuning,
 ) -> None:
     batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
-    table = reach.table
+    table, (tail_query, tails) = reach.table, tail or (query, keys)
     programs = (shape.balanced_splits, 1) if shape.balanced_splits else (batch, shape.splits)
     case = Case(
         HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
@@ -96,12 +105,14 @@ def _launch(
         HAS_BIAS=bias is not None, UPCAST=needs_upcast(query), EARLY=shape.early,
         PAGE=0 if table is None else keys.shape[2], FAST=query.device.type != "cpu",
         CAPACITY=keys.scales.shape[2] if isinstance(keys, ScaledKeys) else 0,
+        TAIL=0 if tail is None else tails.shape[-1], BLOCK_TAIL=0 if tail is None else power(tails.shape[-1]),
     )  # fmt: skip
     scales = _scales(keys, query), _scales(values, query)
-    keys, values = _stored(keys), _stored(values)
+    keys, values, tails = _stored(keys), _stored(values), _stored(tails)
     attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
         out, *parts, Queries(query, *query.stride()[:2]),
         Pool(keys, *keys.stride()[:3]), Pool(values, *values.stride()[:3]), *scales,
+        Queries(tail_query, *tail_query.stride()[:2]), Pool(tails, *tails.stride()[:3]),
         reach.slots, reach.slots if table is None else table, reach.lengths, reach.starts,
         query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
         scale.factor, scale.softcap or 1.0, 0 if tree is None else tree.stride(0), reach.window, reach.longest,

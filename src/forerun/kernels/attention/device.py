@@ -75,6 +75,8 @@ class Case(NamedTuple):
     PAGE: int  # keys of a block, a multiple of BLOCK_KEYS; 0: a row lies in one piece
     CAPACITY: int  # of keys that are rounded: places of a slot, or of a block; 0: they are not
     FAST: bool  # whether assembly widens them
+    TAIL: int = 0  # numbers of a second part of queries and keys; values are then the first part of keys
+    BLOCK_TAIL: int = 0
 
 
 class Outputs(NamedTuple):
@@ -117,6 +119,8 @@ def attend_kernel(
     keys, values,  # Pool
     key_scale_ptr,  # [R, Hk, CAPACITY] float32
     value_scale_ptr,  # [R, Hk, CAPACITY] float32
+    tail_queries,  # Queries
+    tails,  # Pool
     slots_ptr,  # [B] int32
     table_ptr,  # [slots, width] int32
     lengths_ptr,  # [B] int32
@@ -157,8 +161,9 @@ def attend_kernel(
             low, slot = taken(lows, is_row), taken(slots, is_row).to(tl.int64)
             high = tl.minimum(low + (upto - begin - TURN) * CASE.BLOCK_KEYS, taken(highs, is_row))
             attend_piece(
-                outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, terms, table_ptr, width, key_head,
-                block, Span(taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row), slot),
+                outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, tail_queries, tails, terms, table_ptr,
+                width, key_head, block,
+                Span(taken(starts, is_row), taken(counts, is_row), taken(lengths, is_row), slot),
                 low + tl.maximum(at - begin - TURN, 0) * CASE.BLOCK_KEYS, high,
                 first_piece + split * 2 + (at == begin).to(tl.int32), (at == begin) & (upto == end), CASE,
             )  # fmt: skip
@@ -175,9 +180,9 @@ def attend_kernel(
         if begin >= high:
             return
         attend_piece(
-            outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, terms, table_ptr, width, key_head, block,
-            Span(start, count, length, slot),
-            begin, tl.minimum(high, begin + chunk), first_piece + row * splits + split, high - low <= chunk, CASE,
+            outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, tail_queries, tails, terms, table_ptr,
+            width, key_head, block, Span(start, count, length, slot), begin, tl.minimum(high, begin + chunk),
+            first_piece + row * splits + split, high - low <= chunk, CASE,
         )  # fmt: skip
 
 
@@ -246,9 +251,8 @@ def taken(numbers, is_row):
 
 @triton.jit
 def attend_piece(
-    outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, terms, table_ptr, width, key_head, block, row,
-    low, high, piece, is_whole,
-    CASE: tl.constexpr,
+    outputs, queries, keys, values, key_scale_ptr, value_scale_ptr, tail_queries, tails, terms, table_ptr, width,
+    key_head, block, row, low, high, piece, is_whole, CASE: tl.constexpr,
 ):  # fmt: skip
     """Keys [low, high) of one row: the result where these are all that its queries see, else a piece of it."""
     past = row.length - row.count
@@ -264,6 +268,15 @@ def attend_piece(
     )
     if CASE.UPCAST:
         q = q.to(tl.float32)
+    if CASE.TAIL:
+        f = tl.arange(0, CASE.BLOCK_TAIL)
+        tail_place = (row.start + token).to(tl.int64) * tail_queries.token + head * tail_queries.head
+        tail_q = tl.load(
+            tail_queries.ptr + tail_place[:, None] + f[None, :], mask=is_query[:, None] & (f < CASE.TAIL)[None, :],
+            other=0.0,
+        )  # fmt: skip
+        if CASE.UPCAST:
+            tail_q = tail_q.to(tl.float32)
 
     position = tl.maximum(past + token, 0)  # what lies before the row's beginning sees its first key
     if CASE.HAS_TREE:
@@ -312,6 +325,16 @@ def attend_piece(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if CASE.CAPACITY:
             scores = scores * k_scale[None, :]
+        if CASE.TAIL:
+            tail = tl.load(
+                tails.ptr + key_head * tails.head + held * tails.slot + within.to(tl.int64)[:, None] * tails.place
+                + f[None, :],
+                mask=is_key[:, None] & (f < CASE.TAIL)[None, :],
+                other=0.0,
+            )  # fmt: skip
+            if CASE.UPCAST:
+                tail = tail.to(tl.float32)
+            scores = tl.dot(tail_q, tl.trans(tail), scores, input_precision="ieee")
         if CASE.CAPPED:
             scores = terms.softcap * (
                 2.0 / (1.0 + tl.exp2(scores * (terms.factor * -2.0 * LOG2_E / terms.softcap))) - 1.0
@@ -354,11 +377,14 @@ def attend_piece(
         else:
             mass = mass * shrink + tl.sum(weights, 1)
         mixed = mixed * shrink[:, None]
-        v = tl.load(
-            v_row + within.to(tl.int64)[:, None] * values.place + e[None, :],
-            mask=is_key[:, None] & (e < CASE.VALUE_SIZE)[None, :],
-            other=0.0,
-        )
+        if CASE.TAIL:
+            v = k
+        else:
+            v = tl.load(
+                v_row + within.to(tl.int64)[:, None] * values.place + e[None, :],
+                mask=is_key[:, None] & (e < CASE.VALUE_SIZE)[None, :],
+                other=0.0,
+            )
         if CASE.PADDED:  # what lies past a row's keys may be anything, and nothing times NaN is NaN
             v = tl.where((n < row.length)[:, None], v, 0.0)
         if CASE.CAPACITY:

@@ -38,7 +38,8 @@ LAYER = np.dtype([
     ("head_norms", "i8"),  # SHARED_GAINS, OWN_GAINS, ALL_AS_ONE
     ("window", "i8"),  # keys that a token sees, 0 for all
     ("table", "i8"),  # which angles rotate queries and keys; -1: none
-    ("inner", "i8"),  # width of the MLP; 0: it is no part of this call
+    ("has_attention", "i8"),  # 0: it is no part of this call
+    ("inner", "i8"),  # width of the MLP; 0: the same
     ("activation", "i8"), ("is_gated", "i8"), ("is_parallel", "i8"),
     ("scale", "f4"), ("softcap", "f4"), ("multiplier", "f4"),
 ], align=True)  # fmt: skip
@@ -277,7 +278,8 @@ def run_stack(
         width = layers[index].inner
         gate = scratch[at_gate : at_gate + tokens * width].reshape(tokens, width)
         up = scratch[at_up : at_up + tokens * width].reshape(tokens, width)
-        if only != MLP:
+        attends = only != MLP and layers[index].has_attention
+        if attends:
             for part in prange(num_threads):
                 mine = at_normed + part * tokens * hidden
                 normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
@@ -305,7 +307,7 @@ def run_stack(
                     norms(x, layers[index].before_mlp, normed)
                     first, last = share(width, part, num_threads, ROWS)
                     _inner_part(layers[index], normed, gate, up, first, last)
-            if step == 0 and only != MLP:
+            if step == 0 and attends:
                 for part in prange(num_threads):
                     first, last = share(hidden, part, num_threads, ROWS)
                     layer = layers[index]

@@ -1,55 +1,60 @@
 """A mixture of experts for a few rows in Triton; the reference is `math.experts`.
 
-(Row, expert) pairs are sorted by expert on the device, and a program belongs to an expert and a tile of its outputs: it
-reads those weights once for all rows that chose the expert, or ends at once where none did. Nothing waits for the host,
-so a CUDA graph can hold it. The parts of a row are added in the order of its router, always the same.
+(Row, expert) pairs come sorted by expert, and a program belongs to a chosen expert and a tile of its outputs: it reads
+those weights once for all rows that chose the expert. Nothing waits for the host, so a CUDA graph can hold it.
+The parts of a row are added in the order of its router, always the same.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.launching import DTYPES, needs_upcast
+from forerun.kernels.launching import DTYPES, multiprocessors, needs_upcast
 from forerun.kernels.linear.activation import activated
+from forerun.kernels.linear.routing import Routed
 from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE, ExpertWeights
 
 MOST_ROWS = 64  # beyond it a library's grouped product is faster
-ROWS = 16  # pairs of an expert that are multiplied at once
-BLOCK_N, BLOCK_K = 32, 128
+ROWS = (16, 64)  # pairs of an expert that are multiplied at once, at least and at most: more read its weights again
+BLOCK_N, BLOCK_K, WARPS = 32, 128, 4
+BLOCK_SUM = 1024
+CROWDED = 4  # programs a multiprocessor
 CLAMPED = tl.constexpr(-1)  # in the place of an activation
 LIMIT, SLOPE = tl.constexpr(SWIGLU_LIMIT), tl.constexpr(SWIGLU_SLOPE)
 
 
-def run_experts(
-    x: Tensor,  # [N, H]
-    chosen: Tensor,  # [N, k] int64
-    shares: Tensor,  # [N, k]
-    weights: ExpertWeights,
-) -> Tensor:  # [N, H]
-    """The sum over a row's experts of share * second(gated(first(x)))."""
-    (rows, most), width = chosen.shape, x.shape[1]
-    count, inner = weights.first.shape[0], weights.second.shape[2]
-    experts, pairs = chosen.flatten().sort(stable=True)
-    places = torch.arange(count + 1, device=x.device)
-    ends = torch.searchsorted(experts, places).to(torch.int32)  # [E + 1], where each expert's pairs begin
+def run_experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    """[N, H] -> [N, H]: the sum over a row's experts of share * second(gated(first(x)))."""
+    (rows, width), most = x.shape, routed.most
+    inner, tiles = weights.second.shape[2], partial(_tile, len(routed.active), x.device)
     made = x.new_empty(rows * most, inner)
     parts = torch.empty(rows * most, width, dtype=torch.float32, device=x.device)
-    how = {"ROWS": ROWS, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K, "UPCAST": needs_upcast(x), "num_warps": 4}
+    at_once = min(max(ROWS[0], triton.next_power_of_2(2 * rows * most // len(weights.first))), ROWS[1])
+    how = {"ROWS": at_once, "BLOCK_K": BLOCK_K, "UPCAST": needs_upcast(x), "ALONE": rows == 1, "num_warps": WARPS}
     activation = -1 if weights.activation is None else int(weights.activation)
-    bias = weights.first_bias
-    first_kernel[(count, triton.cdiv(inner, BLOCK_N))](
-        made, x, weights.first, x if bias is None else bias, pairs, ends, most, inner, width,
-        ACTIVATION=activation, IN_TURNS=weights.in_turns, HAS_BIAS=bias is not None, **how,
+    bias, block = weights.first_bias, tiles(inner)
+    first_kernel[(len(routed.active), triton.cdiv(inner, block))](
+        made, x, weights.first, x if bias is None else bias, routed.active, routed.pairs, routed.ends, most, inner,
+        width, ACTIVATION=activation, IN_TURNS=weights.in_turns, HAS_BIAS=bias is not None, BLOCK_N=block, **how,
     )  # fmt: skip
-    bias = weights.second_bias
-    second_kernel[(count, triton.cdiv(width, BLOCK_N))](
-        parts, made, weights.second, x if bias is None else bias, shares.flatten(), pairs, ends, width, inner,
-        HAS_BIAS=bias is not None, **how,
+    bias, block = weights.second_bias, tiles(width)
+    second_kernel[(len(routed.active), triton.cdiv(width, block))](
+        parts, made, weights.second, x if bias is None else bias, routed.shares, routed.active, routed.pairs,
+        routed.ends, width, inner, HAS_BIAS=bias is not None, BLOCK_N=block, **how,
     )  # fmt: skip
-    return parts.view(rows, most, width).sum(1).to(x.dtype)
+    out = torch.empty_like(x)
+    sum_kernel[(rows, triton.cdiv(width, BLOCK_SUM))](out, parts, width, MOST=most, BLOCK=BLOCK_SUM)
+    return out
+
+
+def _tile(experts: int, place: torch.device, outputs: int) -> int:
+    """Outputs of a program: few where there would be too few programs to give every multiprocessor the same."""
+    return BLOCK_N if experts * outputs >= CROWDED * BLOCK_N * multiprocessors(place) else BLOCK_N // 2
 
 
 def why_not(x: Tensor, weights: ExpertWeights) -> str | None:
@@ -68,7 +73,8 @@ def first_kernel(
     x_ptr,  # [N, H]
     w_ptr,  # [E, 2 I, H]
     bias_ptr,  # [E, 2 I]
-    pairs_ptr,  # [P] int64: row * most + place, sorted by expert
+    active_ptr,  # experts that somebody chose, or -1
+    pairs_ptr,  # [P] int32: row * most + place, sorted by expert
     ends_ptr,  # [E + 1] int32
     most,
     N,
@@ -80,11 +86,18 @@ def first_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """One program per (expert, tile of outputs)."""
-    expert = tl.program_id(0)
-    begin = tl.load(ends_ptr + expert)
-    end = tl.load(ends_ptr + expert + 1)
+    expert = tl.load(active_ptr + tl.program_id(0))
+    if expert < 0:
+        return
+    if ALONE:  # a row chooses an expert once: nothing to look up before weights can be asked for
+        begin = tl.program_id(0)
+        end = begin + 1
+    else:
+        begin = tl.load(ends_ptr + expert)
+        end = tl.load(ends_ptr + expert + 1)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = n < N
     gate = tl.minimum(n, N - 1)
@@ -95,7 +108,10 @@ def first_kernel(
     base = w_ptr + expert.to(tl.int64) * 2 * N * K
     for start in range(begin, end, ROWS):
         p = start + tl.arange(0, ROWS)
-        row = tl.load(pairs_ptr + p, mask=p < end, other=0) // most
+        if ALONE:
+            row = p * 0
+        else:
+            row = tl.load(pairs_ptr + p, mask=p < end, other=0) // most
         first = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
         second = tl.zeros([BLOCK_N, ROWS], dtype=tl.float32)
         for k0 in range(0, K, BLOCK_K):
@@ -129,7 +145,8 @@ def second_kernel(
     w_ptr,  # [E, H, I]
     bias_ptr,  # [E, H]
     shares_ptr,  # [P] in the order of rows
-    pairs_ptr,  # [P] int64
+    active_ptr,
+    pairs_ptr,  # [P] int32
     ends_ptr,  # [E + 1] int32
     N,
     K,
@@ -138,11 +155,18 @@ def second_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """One program per (expert, tile of outputs)."""
-    expert = tl.program_id(0)
-    begin = tl.load(ends_ptr + expert)
-    end = tl.load(ends_ptr + expert + 1)
+    expert = tl.load(active_ptr + tl.program_id(0))
+    if expert < 0:
+        return
+    if ALONE:  # a row chooses an expert once: nothing to look up before weights can be asked for
+        begin = tl.program_id(0)
+        end = begin + 1
+    else:
+        begin = tl.load(ends_ptr + expert)
+        end = tl.load(ends_ptr + expert + 1)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = n < N
     row = tl.minimum(n, N - 1)
@@ -162,5 +186,16 @@ def second_kernel(
             total += tl.load(bias_ptr + expert * N + row).to(tl.float32)[:, None]
         pair = tl.load(pairs_ptr + p, mask=p < end, other=0)
         total *= tl.load(shares_ptr + pair, mask=p < end, other=0.0).to(tl.float32)[None, :]
-        place = out_ptr + pair[None, :] * N + n[:, None]
+        place = out_ptr + pair[None, :].to(tl.int64) * N + n[:, None]
         tl.store(place, total, mask=there[:, None] & (p < end)[None, :])
+
+
+@triton.jit
+def sum_kernel(out_ptr, parts_ptr, N, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    """[N, k, H] float32 -> [N, H], one program per (row, tile), in the order of places."""
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for place in tl.static_range(MOST):
+        total += tl.load(parts_ptr + (row * MOST + place) * N + n, mask=n < N, other=0.0)
+    tl.store(out_ptr + row * N + n, total.to(out_ptr.dtype.element_ty), mask=n < N)

@@ -54,7 +54,12 @@ FEW_ROWS = Plan(64, 128, 4, 4, 1)
 FEW_ROWS_CUT = Plan(64, 128, 4, 4, 4)
 FEW_OUTPUTS = 8192  # below, there are too few tiles to keep every multiprocessor reading
 FEW_ROWS_IN_PAIRS = Plan(32, 128, 2, 4, 1)
-MORE_ROWS = Plan(128, 64, 8, 4, 1)
+MORE_ROWS = Plan(64, 64, 4, 6, 1)
+MORE_ROWS_CUT = Plan(64, 128, 4, 4, 2)
+MORE_ROWS_IN_PAIRS = Plan(128, 64, 8, 4, 1)
+MORE_ROWS_IN_ONE_WAVE = Plan(64, 128, 4, 3, 1)  # in pairs, where every multiprocessor has room for one program
+# From here on sums are so long, and outputs so many, that a library's products of 17 to 64 rows are the slower ones.
+LONG_SUMS, LONG_SUMS_OUTPUTS = 8192, 3072
 WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
 # Weights of 8 and 4 bits. Rows that are rounded go to tensor cores whatever their number: nothing is widened there.
 ONE_ROW_OF_BYTES = Plan(8, 512, 4, 4)
@@ -85,6 +90,11 @@ def project(
     out = _empty(x, weight, weight.shape[0])
     _launch(device.PLAIN, out, len(weight), x, weight, bias, norm, plan, residual, activation, multiplier)
     return out
+
+
+def project_to(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """The product alone, left in `out` [R, N], which may be of float32."""
+    _launch(device.PLAIN, out, len(weight), x, weight, bias, None, None)
 
 
 def gate(
@@ -119,12 +129,17 @@ def _empty(x: AnyRows, weight: Tensor, *size: int) -> Tensor:
     return torch.empty(len(x), *size, dtype=x.dtype, device=weight.device)
 
 
-def why_not(x: AnyRows, weight: Tensor, gated: bool = False) -> str | None:
-    """Why the library's product is to be used, in words; None where one of these is the faster one."""
+def why_not(x: AnyRows, weight: Tensor, fused: bool = False) -> str | None:
+    """Why the library's product is to be used, in words; None where one of these is the faster one.
+
+    `fused`: something follows the product that the library has no word for.
+    """
     if isinstance(x, RoundedRows):
         return None if 0 < len(x) <= ROWS[2] else f"{len(x)} rows, more than {ROWS[2]}"
-    is_odd = weight.shape[0] % ALIGNED != 0 and x.dtype is not torch.float32
-    most = ROWS[2 if gated or is_odd or isinstance(weight, ScaledWeight) else 1]
+    is_narrow = x.dtype is not torch.float32
+    is_odd = weight.shape[0] % ALIGNED != 0 and is_narrow
+    is_long = weight.shape[1] >= LONG_SUMS and LONG_SUMS_OUTPUTS <= weight.shape[0] <= FEW_OUTPUTS and is_narrow
+    most = ROWS[2 if fused or is_odd or is_long or isinstance(weight, ScaledWeight) else 1]
     if x.ndim != 2 or not 0 < x.shape[0] <= most:
         return f"{x.shape[:-1].numel()} rows, more than {most}"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
@@ -149,8 +164,11 @@ def choose(
         return ONE_ROW
     if dtype is torch.float32:
         return WITHOUT_TENSOR_CORES
+    if rows > ROWS[1] and in_pairs:
+        is_one_wave = triton.cdiv(outputs, MORE_ROWS_IN_ONE_WAVE.block_n) <= multiprocessors(place)
+        return MORE_ROWS_IN_ONE_WAVE if is_one_wave else MORE_ROWS_IN_PAIRS
     if rows > ROWS[1]:
-        return MORE_ROWS
+        return MORE_ROWS if outputs > FEW_OUTPUTS else MORE_ROWS_CUT
     if in_pairs:
         return FEW_ROWS_IN_PAIRS
     return FEW_ROWS if outputs > FEW_OUTPUTS else FEW_ROWS_CUT

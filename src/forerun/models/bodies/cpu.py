@@ -8,11 +8,11 @@ measures faster.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,16 +21,25 @@ from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.kernels.cpu import experts, norms, stack
 from forerun.kernels.cpu.memory import Floats, Ints
-from forerun.kernels.cpu.narrow import address, product_of, row_address
+from forerun.kernels.cpu.narrow import address, is_narrow, product_of, row_address
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.widen import LANES
 from forerun.kernels.scaled import ScaledWeight
+from forerun.math import latent
 from forerun.math.skinny import LayerNorm, gated
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.described import DescribedBody
-from forerun.models.bodies.description import AnyNorm, Attention, Decoder, DecoderLayer, Experts, Mlp
-from forerun.models.bodies.merging import by_outputs, expert_weights
+from forerun.models.bodies.description import (
+    AnyNorm,
+    Attention,
+    Decoder,
+    DecoderLayer,
+    Experts,
+    LatentAttention,
+    Mlp,
+)
+from forerun.models.bodies.merging import Product, by_outputs, expert_weights
 
 TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
 GRAIN = 256  # tables of angles grow by this many positions
@@ -51,6 +60,8 @@ def _odd_sizes(decoder: Decoder) -> Iterator[str]:
     """Vector instructions take whole registers."""
     sizes = {"heads": decoder.head_size, "hidden states": decoder.norm.weight.shape[-1]}
     for layer in decoder.layers:
+        if isinstance(layer.attention, LatentAttention) and is_narrow(layer.attention.up.weight):
+            yield "latents that go through a weight stored narrow"
         mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
         sizes |= {} if mlp is None else {"MLP": readers.shape_of(mlp.second)[1]}
         if isinstance(layer.mlp, Experts):
@@ -97,9 +108,11 @@ class CpuBody(DescribedBody):
         return self._scaled(ops.linear(hidden, head.weight, head.bias, self.use))
 
     def _run(self, x: Tensor, positions: Ints, starts: Ints) -> None:
-        """All layers, in place; what experts do, between two of the compiled calls."""
+        """All layers, in place; what latent attention and experts do, between two of the compiled calls."""
         begin = 0
         for end in self._pauses:
+            if self.decoder.value_size is not None:
+                self._add_latents(x, begin, positions, starts)
             self._run_layers(x.numpy(), positions, starts, begin, end)
             if end in self._experts:
                 self._add_experts(x, end - 1)
@@ -115,6 +128,29 @@ class CpuBody(DescribedBody):
             only,
         )  # fmt: skip
 
+    def _add_latents(self, x: Tensor, index: int, positions: Ints, starts: Ints) -> None:
+        """x += what a layer's latent attention makes of its norm."""
+        layer, inner = self.decoder.layers[index], torch.empty_like(x)
+        says, pool = layer.attention, self._pools[index]
+        assert isinstance(says, LatentAttention)
+        norms.norms(x.numpy(), self._layers[index]["before_attention"], inner.numpy())
+        cos, sin = torch.from_numpy(self._angles[says.angles][positions]).chunk(2, dim=-1)
+        made = torch.cat([self._product(inner, part) for part in says.down], dim=-1)
+        query = latent.write_latents(
+            made, says.query_norm, says.latent_norm, cos, sin, torch.from_numpy(starts + positions), *pool.flat,
+            says.heads,
+        )  # fmt: skip
+        query = query if says.query_up is None else self._product(query, says.query_up)
+        query, turning = latent.absorb(query, says.up.weight, cos, sin, says.heads)
+        mixed, (latents, shared_keys) = torch.empty_like(query), (each[:, 0] for each in pool.flat)
+        for part in _rows(starts):
+            seen = slice(starts[part.start], starts[part.start] + positions[part.stop - 1] + 1)
+            mixed[part] = latent.attend_row(query[part], turning[part], latents[seen], shared_keys[seen], says.scale)
+        x += layer.multiplier * self._product(latent.expand(mixed, says.up.weight, says.heads), says.out)
+
+    def _product(self, x: Tensor, product: Product) -> Tensor:
+        return ops.linear(x, by_outputs(product), product.bias, self.use)
+
     def _add_experts(self, x: Tensor, index: int) -> None:
         """x += what the experts of a layer make of its norm."""
         layer, inner = self.decoder.layers[index], torch.empty_like(x)
@@ -123,18 +159,17 @@ class CpuBody(DescribedBody):
         _, shares, chosen = layer.mlp.route(inner)
         made = experts.run_experts(inner, chosen, shares, self._experts[index + 1], self.num_threads)
         if layer.mlp.shared is not None:
-            first, second = layer.mlp.shared.first, layer.mlp.shared.second
-            pairs = torch.cat([F.linear(inner, by_outputs(part), part.bias) for part in first], dim=-1)
-            other = F.linear(gated(pairs, layer.mlp.shared.activation), by_outputs(second), second.bias)
+            pairs = torch.cat([self._product(inner, part) for part in layer.mlp.shared.first], dim=-1)
+            other = self._product(gated(pairs, layer.mlp.shared.activation), layer.mlp.shared.second)
             made += other if layer.mlp.shared_gate is None else torch.sigmoid(layer.mlp.shared_gate(inner)) * other
         x += layer.multiplier * made
 
     def _prepare(self, cache: KeyValueCache, longest: int, tokens: int) -> None:
         """Addresses of the cache as they are now, and room to work."""
         says = self.decoder
-        for index in range(len(says.layers)):
-            layer = cache.layer(index, *self._like)
-            self._layers[index]["keys"], self._layers[index]["values"] = layer.keys.data_ptr(), layer.values.data_ptr()
+        self._pools = [cache.layer(index, *self._like) for index in range(len(says.layers))]
+        for entry, pool in zip(self._layers, self._pools, strict=True):
+            entry["keys"], entry["values"] = pool.keys.data_ptr(), pool.values.data_ptr()
         if says.tables and longest > self._angles.shape[1]:
             count = -(-longest // GRAIN) * GRAIN
             self._angles = np.ascontiguousarray(np.stack([table(count).numpy() for table in says.tables]))
@@ -157,14 +192,24 @@ class CpuBody(DescribedBody):
             _fill(entry, layer, says)
         mixtures = {i + 1: layer.mlp for i, layer in enumerate(says.layers) if isinstance(layer.mlp, Experts)}
         self._experts = {i: expert_weights(own.module, own.activation) for i, own in mixtures.items()}
-        self._pauses = sorted({*mixtures, len(says.layers)})
+        everywhere = range(1, len(says.layers) + 1)
+        self._pauses = everywhere if says.value_size is not None else sorted({*mixtures, len(says.layers)})
         self._norm = np.zeros(1, dtype=norms.NORM)[0]
         _fill_norm(self._norm, says.norm)
-        self._like = (torch.empty(0, says.num_key_heads, says.head_size),) * 2
+        sizes = says.head_size, says.value_size or says.head_size
+        self._like = tuple(torch.empty(0, says.num_key_heads, size) for size in sizes)
 
 
-def _heads(attention: Attention, says: Decoder) -> Ints:
+def _rows(starts: Ints) -> Iterator[slice]:
+    """Tokens that stand side by side in one row."""
+    edges = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(starts)]
+    return (slice(*pair) for pair in pairwise(edges))
+
+
+def _heads(attention: Attention | LatentAttention, says: Decoder) -> Ints:
     """[heads + 2 key heads, 3] addresses of each head's weight rows, product and bias, queries, keys, values."""
+    if isinstance(attention, LatentAttention):
+        return np.zeros((says.num_heads + 2 * says.num_key_heads, 3), dtype=np.int64)  # never looked at
     found = []
     for product in attention.qkv:
         weight, bias = by_outputs(product), product.bias
@@ -175,26 +220,34 @@ def _heads(attention: Attention, says: Decoder) -> Ints:
 
 
 def _fill(entry: Any, layer: DecoderLayer, says: Decoder) -> None:
-    attention, scale = layer.attention, layer.attention.scale
     before_mlp = layer.before_attention if layer.is_parallel and layer.before_mlp is None else layer.before_mlp
     for name, norm in (
-        ("before_attention", layer.before_attention), ("query_norm", attention.query_norm),
-        ("key_norm", attention.key_norm), ("after_attention", layer.after_attention), ("before_mlp", before_mlp),
-        ("after_mlp", layer.after_mlp),
+        ("before_attention", layer.before_attention), ("after_attention", layer.after_attention),
+        ("before_mlp", before_mlp), ("after_mlp", layer.after_mlp),
     ):  # fmt: skip
         if norm is not None:
             _fill_norm(entry[name], norm)
+    entry["is_parallel"], entry["multiplier"] = layer.is_parallel, layer.multiplier
+    if isinstance(layer.attention, Attention):
+        _fill_attention(entry, layer.attention, says)
+    if isinstance(layer.mlp, Mlp):
+        _fill_mlp(entry, layer.mlp)
+
+
+def _fill_attention(entry: Any, attention: Attention, says: Decoder) -> None:
+    scale = attention.scale
+    for name, norm in (("query_norm", attention.query_norm), ("key_norm", attention.key_norm)):
+        if norm is not None:
+            _fill_norm(entry[name], norm)
+    entry["has_attention"] = True
     entry["head_norms"] = _head_norms(attention.query_norm, says)
     entry["window"] = attention.window
     entry["table"] = -1 if attention.angles is None else attention.angles
-    entry["is_parallel"] = layer.is_parallel
-    entry["scale"], entry["softcap"], entry["multiplier"] = scale.factor, scale.softcap or 0.0, layer.multiplier
+    entry["scale"], entry["softcap"] = scale.factor, scale.softcap or 0.0
     entry["sinks"] = address(scale.sinks)
     entry["by_distance"] = address(scale.by_distance)
     entry["distances"] = 0 if scale.by_distance is None else scale.by_distance.shape[1]
     _fill_product(entry, "out", by_outputs(attention.out), attention.out.bias)
-    if isinstance(layer.mlp, Mlp):
-        _fill_mlp(entry, layer.mlp)
 
 
 def _fill_mlp(entry: Any, mlp: Mlp) -> None:

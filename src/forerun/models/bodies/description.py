@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from forerun.math.attention import Scale
+from forerun.math.latent import LatentHeads
+from forerun.math.routing import Router
 from forerun.math.skinny import Activation, LayerNorm, Norm
 from forerun.models.bodies.merging import Product
 
@@ -40,6 +42,23 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Attention whose keys and values are products of one latent a token: see `math.latent`."""
+
+    # Products whose results stand side by side: what queries are made of (or queries), the latent, the shared key.
+    down: tuple[Product, ...]
+    latent_norm: Norm
+    up: Product  # of the latent: keys and values of one head after the other
+    out: Product
+    scale: Scale
+    heads: LatentHeads
+    query_norm: Norm | None = None  # of what queries are made of; None: the first product makes queries
+    query_up: Product | None = None
+    window: int = 0
+    angles: int = 0  # which of the decoder's tables rotates
+
+
+@dataclass(frozen=True, slots=True)
 class Mlp:
     """One product, an activation, a second product; or two of which one gates the other in the place of the first."""
 
@@ -54,6 +73,7 @@ class Experts:
     """Many MLPs of which a router chooses a few for each token, and perhaps one that all tokens go through."""
 
     route: Route
+    router: Router | None  # what `route` does, where there are words for it
     module: Any  # transformers' own module of all experts, which runs passes of many rows
     activation: Activation | None  # see `math.experts.ExpertWeights`
     shared: Mlp | None = None
@@ -64,7 +84,7 @@ class Experts:
 class DecoderLayer:
     """Attention and an MLP, each with a norm before it, behind it, both or neither."""
 
-    attention: Attention
+    attention: Attention | LatentAttention
     mlp: Mlp | Experts
     before_attention: AnyNorm | None = None
     after_attention: Norm | None = None
@@ -79,10 +99,11 @@ class Decoder:
     """A whole decoder: embeddings, layers, the last norm, and what its logits go through."""
 
     num_heads: int
-    num_key_heads: int
-    head_size: int
+    num_key_heads: int  # 1 of latent attention, which shares one key and one latent
+    head_size: int  # of a key as the cache holds it: of latent attention the latent's
     layers: tuple[DecoderLayer, ...]
     norm: AnyNorm
+    value_size: int | None = None  # where the cache holds something of another size beside it
     tables: tuple[AngleTable, ...] = ()
     is_interleaved: bool = False  # which dimensions turn together: see `math.cache_write.rotated`
     embedding_multiplier: float = 1.0  # of given embeddings, too

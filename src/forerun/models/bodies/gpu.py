@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +18,9 @@ from transformers import PreTrainedModel
 
 from forerun import kernels, ops
 from forerun.cache.base import KeyValueCache, ranges
+from forerun.cache.base import Layer as CacheLayer
 from forerun.kernels.scaled import ScaledWeight
+from forerun.math import latent
 from forerun.math.experts import ExpertWeights
 from forerun.math.ragged_attention import Reach, attend_prompts, reach_of, why_not_prompts
 from forerun.math.scaled import RoundedRows
@@ -25,12 +28,22 @@ from forerun.math.skinny import Heads, Norm
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.described import DescribedBody
-from forerun.models.bodies.description import AnyNorm, Decoder, DecoderLayer, Experts, Mlp
+from forerun.models.bodies.description import (
+    AnyNorm,
+    Attention,
+    Decoder,
+    DecoderLayer,
+    Experts,
+    LatentAttention,
+    Mlp,
+)
 from forerun.models.bodies.merging import Product, expert_weights, merged, why_not_merged
 from forerun.types import RaggedRows
 
+Angles = tuple[Tensor, Tensor]  # cosines and sines [N, T] of the new tokens
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST_SIZE = 256  # of a head
+LARGEST_LATENT = 512
 GRAIN = 1024  # the table of angles grows by this many positions
 # Families that were timed on a GPU (benchmarks/results/families-h200.json: one row reads at least .74 of what a
 # copy does): they are run by this without being asked for. All others that can be described were compared with their
@@ -52,15 +65,18 @@ def why_not(model: PreTrainedModel) -> str | None:
     decoder = readers.describe(model)
     if reason := next(filter(None, map(why_not_merged, _merged_products(decoder))), None):
         return reason
-    size = decoder.head_size
-    return f"heads of size {size}, odd or more than {LARGEST_SIZE}" if size > LARGEST_SIZE or size % 2 else None
+    ups = (layer.attention.up for layer in decoder.layers if isinstance(layer.attention, LatentAttention))
+    if any(isinstance(up.weight, ScaledWeight) for up in ups):
+        return "latents that go through a rounded weight"
+    size, most = decoder.head_size, LARGEST_SIZE if decoder.value_size is None else LARGEST_LATENT
+    return f"heads of size {size}, odd or more than {most}" if size > most or size % 2 else None
 
 
 def _merged_products(decoder: Decoder) -> Iterator[tuple[Product, ...]]:
     """Products whose weights will lie side by side."""
     for layer in decoder.layers:
         mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
-        yield layer.attention.qkv
+        yield _first_weights(layer.attention)[0]
         if mlp is not None:
             yield mlp.first
 
@@ -87,8 +103,10 @@ class Layer:
     """A described layer with its weights."""
 
     says: DecoderLayer
-    qkv: Weights
+    qkv: Weights  # of latent attention: what goes down
     out: Weights
+    query_up: Weights | None
+    up: Tensor | None
     order: Tensor | None  # of the heads in `qkv`
     mlp: InnerWeights | None  # or the one that all tokens go through beside experts
     experts: ExpertWeights | None
@@ -133,19 +151,12 @@ class GpuBody(DescribedBody):
         for index, layer in enumerate(self.layers):
             attention = layer.says.attention
             pool = cache.layer(index, *self._like)
-            cos, sin = self._still if attention.angles is None else angles[attention.angles]
-            heads = Heads(
-                self.decoder.num_heads, self.decoder.num_key_heads, cos, sin, addresses, *pool.flat,
-                self.decoder.is_interleaved, layer.order,
-            )  # fmt: skip
+            turn = self._still if attention.angles is None else angles[attention.angles]
             seen = reach if reach.window == attention.window else replace(reach, window=attention.window)
             weight = None if layer.says.is_parallel else layer.qkv.weight  # else the MLP takes the same
             x, inner, norm = _joined_for(weight, x, change, layer.says.before_attention)
-            query = self._query(inner, norm, layer, heads)
-            if rows is None or why_not_prompts(rows, attention.window, attention.scale):
-                mixed = ops.attend_ragged(query, *pool.by_head, seen, attention.scale).flatten(1)
-            else:
-                mixed = attend_prompts(query, *pool.by_head, rows, cache.table, attention.scale).flatten(1)
+            attend = self._attend_latents if isinstance(attention, LatentAttention) else self._attend
+            mixed = attend(attention, inner, norm, layer, pool, turn, addresses, seen, rows)  # type: ignore[arg-type]
             if layer.says.is_parallel:
                 assert isinstance(inner, Tensor)
                 x, change = _parallel(x, inner, norm, mixed, layer)
@@ -168,13 +179,67 @@ class GpuBody(DescribedBody):
         ops.project_into(out, hidden, head.weight, head.bias)
         self._scaled(out)
 
-    def _query(self, inner: Tensor | RoundedRows, norm: Norm | None, layer: Layer, heads: Heads) -> Tensor:
+    def _attend(
+        self,
+        says: Attention,
+        inner: Tensor | RoundedRows,
+        norm: Norm | None,
+        layer: Layer,
+        pool: CacheLayer,
+        turn: Angles,
+        addresses: Tensor,
+        reach: Reach,
+        rows: RaggedRows | None,
+    ) -> Tensor:
+        """What attention's last product takes, [N, Hq * D]; keys and values are written."""
+        heads = Heads(
+            self.decoder.num_heads, self.decoder.num_key_heads, *turn, addresses, *pool.flat,
+            self.decoder.is_interleaved, layer.order,
+        )  # fmt: skip
+        query = self._query(says, inner, norm, layer, heads)
+        if rows is None or why_not_prompts(rows, says.window, says.scale):
+            return ops.attend_ragged(query, *pool.by_head, reach, says.scale).flatten(1)
+        return attend_prompts(query, *pool.by_head, rows, reach.table, says.scale).flatten(1)
+
+    def _attend_latents(
+        self,
+        says: LatentAttention,
+        inner: Tensor | RoundedRows,
+        norm: Norm | None,
+        layer: Layer,
+        pool: CacheLayer,
+        turn: Angles,
+        addresses: Tensor,
+        reach: Reach,
+        rows: RaggedRows | None,
+    ) -> Tensor:
+        """The same, [N, H * V]; latents and shared keys are written."""
+        assert layer.up is not None
+        made = ops.project(inner, layer.qkv.weight, layer.qkv.bias, norm)
+        query = ops.write_latents(
+            made, says.query_norm, says.latent_norm, *turn, addresses, *pool.flat, says.heads
+        )  # fmt: skip
+        if layer.query_up is not None:
+            query = ops.project(query, layer.query_up.weight, layer.query_up.bias)
+        latents, shared_keys = pool.by_head
+        if rows is not None and latent.why_not_prompts(rows) is None:
+            return latent.attend_prompts(
+                query, layer.up, *turn, latents, shared_keys, rows, reach.table, says.scale, says.heads
+            )
+        query, turning = ops.absorb(query, layer.up, *turn, says.heads)
+        mixed = ops.attend_ragged(query, latents, latents, reach, says.scale, tail=(turning, shared_keys))
+        return ops.expand(mixed, layer.up, says.heads)
+
+    def _query(
+        self, says: Attention, inner: Tensor | RoundedRows, norm: Norm | None, layer: Layer, heads: Heads
+    ) -> Tensor:
         """Rotated queries [N, Hq, D]; keys and values are written."""
-        says = layer.says.attention
-        if says.query_norm is None or says.key_norm is None:
+        norms = says.query_norm, says.key_norm
+        if _is_of_a_head(norms[0], heads.size) and _is_of_a_head(norms[1], heads.size):
+            heads = replace(heads, query_norm=norms[0], key_norm=norms[1])
             return ops.project_heads(inner, layer.qkv.weight, layer.qkv.bias, norm, heads)
         query, keys, values = heads.split(ops.project(inner, layer.qkv.weight, layer.qkv.bias, norm))
-        query, keys = _head_normed(query, says.query_norm), _head_normed(keys, says.key_norm)
+        query, keys = (_head_normed(*pair) for pair in zip((query, keys), norms, strict=True))
         return ops.rotate_and_write(query, keys, values, *heads.tensors, heads.interleaved)
 
     def _refresh(self, capacity: int) -> None:
@@ -190,7 +255,8 @@ class GpuBody(DescribedBody):
     def _take_weights(self) -> None:
         self.layers = [_with_weights(layer, self.model.device) for layer in self.decoder.layers]
         like = self.decoder.norm.weight
-        self._like = (like.new_empty(0, self.decoder.num_key_heads, self.decoder.head_size),) * 2
+        sizes = self.decoder.head_size, self.decoder.value_size or self.decoder.head_size
+        self._like = tuple(like.new_empty(0, self.decoder.num_key_heads, size) for size in sizes)
         self._still = (like.new_empty(1, 0),) * 2  # angles of layers that do not rotate
 
 
@@ -237,8 +303,7 @@ def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change 
 def _from_experts(inner: Tensor, says: Experts, layer: Layer) -> Tensor:
     """What the experts of each row make of it."""
     assert layer.experts is not None
-    _, shares, chosen = says.route(inner)
-    made = ops.run_experts(inner, chosen, shares, layer.experts, says.module)
+    made = ops.run_experts(inner, says.router, says.route, layer.experts, says.module)
     if layer.mlp is None:
         return made
     other = ops.project(_activated(inner, None, layer.mlp), layer.mlp.second.weight, layer.mlp.second.bias)
@@ -278,23 +343,42 @@ def _activated(inner: Tensor | RoundedRows, norm: Norm | None, mlp: InnerWeights
     return ops.project(inner, first.weight, first.bias, norm, activation=says.activation)
 
 
-def _head_normed(states: Tensor, norm: AnyNorm) -> Tensor:
+def _is_of_a_head(norm: AnyNorm | None, size: int) -> TypeGuard[Norm | None]:
+    """Whether rotation and write can norm on their way."""
+    return norm is None or (isinstance(norm, Norm) and norm.weight.shape == (size,))
+
+
+def _head_normed(states: Tensor, norm: AnyNorm | None) -> Tensor:
     """[N, heads, D], each head for itself, or all as one where the norm is as wide as all."""
+    if norm is None:
+        return states
     if norm.weight.ndim == 1 and norm.weight.shape[0] != states.shape[-1]:
         return ops.normed(states.flatten(1), norm).view(states.shape)
     return ops.normed(states, norm)
 
 
 def _with_weights(says: DecoderLayer, device: torch.device) -> Layer:
-    order, experts = says.attention.head_order, says.mlp if isinstance(says.mlp, Experts) else None
+    attention, experts = says.attention, says.mlp if isinstance(says.mlp, Experts) else None
+    first, order, query_up, up = _first_weights(attention)
     return Layer(
         says,
-        qkv=Weights(*merged(says.attention.qkv)),
-        out=Weights(*merged([says.attention.out])),
+        qkv=Weights(*merged(first)),
+        out=Weights(*merged([attention.out])),
+        query_up=None if query_up is None else Weights(*merged([query_up])),
+        up=None if up is None else merged([up])[0],
         order=None if order is None else torch.tensor(order, dtype=torch.int32, device=device),
         mlp=_inner(says.mlp.shared if isinstance(says.mlp, Experts) else says.mlp),
         experts=None if experts is None else expert_weights(experts.module, experts.activation),
     )
+
+
+def _first_weights(
+    says: Attention | LatentAttention,
+) -> tuple[tuple[Product, ...], tuple[int, ...] | None, Product | None, Product | None]:
+    """Products that take hidden states, the order of their heads; what makes queries and keys of a latent."""
+    if isinstance(says, LatentAttention):
+        return says.down, None, says.query_up, says.up
+    return says.qkv, says.head_order, None, None
 
 
 def _inner(mlp: Mlp | None) -> InnerWeights | None:

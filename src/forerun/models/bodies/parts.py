@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE
+from forerun.math.routing import Router, Scoring
 from forerun.math.skinny import Activation, LayerNorm, Norm
 from forerun.models.bodies.description import AngleTable, AnyNorm, Decoder, DecoderLayer, Experts, Mlp
 from forerun.models.bodies.merging import Product
@@ -107,6 +108,7 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
     _check_router(route)
     return Experts(
         route,
+        read_router(route),
         own,
         _read_expert_activation(own),
         shared=read_gated_mlp(getattr(block, shared)) if shared else None,
@@ -122,6 +124,29 @@ def _check_router(route: Any) -> None:
     kinds = [each.is_floating_point() for each in found] if isinstance(found, tuple) else []
     if kinds != [True, True, False]:  # logits, shares, chosen experts
         raise NotDescribed(f"{type(route).__name__} does not answer with logits, shares and chosen experts")
+
+
+def read_router(module: Any) -> Router | None:
+    """By the name of its class; None for one that there are no words for, which is run as it is."""
+    name, weight, most = type(module).__name__, module.weight.detach(), int(module.top_k)
+    if name in ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter"):
+        return Router(weight, None, most, Scoring.SOFTMAX, bool(module.norm_topk_prob))
+    if name == "MixtralTopKRouter":
+        return Router(weight, None, most, Scoring.SOFTMAX, True, keeps_wide=True)
+    if name in ("GptOssTopKRouter", "GraniteMoeTopKRouter"):
+        bias = getattr(module, "bias", None)
+        return Router(weight, None if bias is None else bias.detach(), most, Scoring.CHOSEN)
+    num_groups, top_groups = int(getattr(module, "num_group", 1) or 1), int(getattr(module, "topk_group", 1) or 1)
+    if name in ("DeepseekV3TopkRouter", "Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter"):
+        return Router(
+            weight, None, most, Scoring.SIGMOID, bool(module.norm_topk_prob), float(module.routed_scaling_factor),
+            module.e_score_correction_bias.detach(), num_groups, top_groups, is_wide=True,
+        )  # fmt: skip
+    if name == "DeepseekV2TopkRouter":
+        groups = (1, 1) if module.topk_method == "greedy" else (num_groups, top_groups)
+        factor = float(module.routed_scaling_factor)
+        return Router(weight, None, most, Scoring.SOFTMAX, False, factor, None, *groups, is_wide=True)
+    return None
 
 
 def _read_expert_activation(experts: Any) -> Activation | None:
@@ -170,10 +195,11 @@ def angle_tables(
 @torch.no_grad()
 def _angles(base: Any, kind: str, doubled: bool, halved: bool, count: int) -> Tensor:
     """The model's own cosines and sines; `doubled`: those of each angle stand side by side twice, not half by half;
-    `halved`: each stands there once."""
+    `halved`: each stands there once. DeepSeek-V2's are the parts of complex numbers."""
     like = torch.zeros(1, dtype=base.dtype, device=base.device)
     positions = torch.arange(count, device=base.device)[None]
-    cos, sin = base.rotary_emb(like, positions, *([kind] if kind else []))
+    made = base.rotary_emb(like, positions, *([kind] if kind else []))
+    cos, sin = (made.real, made.imag) if isinstance(made, Tensor) else made
     if halved:
         cos, sin = (torch.cat([t] * 2, dim=-1) for t in (cos, sin))
     if doubled:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,10 @@ from transformers.pytorch_utils import Conv1D
 
 from forerun.errors import kind_and_line
 from forerun.math.attention import Scale
+from forerun.math.latent import LatentHeads
+from forerun.math.skinny import LayerNorm, Norm
 from forerun.models.bodies import untouched
-from forerun.models.bodies.description import Attention, Decoder, DecoderLayer, Experts, Mlp
+from forerun.models.bodies.description import Attention, Decoder, DecoderLayer, Experts, LatentAttention, Mlp
 from forerun.models.bodies.merging import Product
 from forerun.models.bodies.parts import (
     NotDescribed,
@@ -71,20 +73,37 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def _check_shapes(decoder: Decoder) -> None:
     """Whether the products fit each other and the heads."""
-    heads = decoder.num_heads + 2 * decoder.num_key_heads
     width = decoder.norm.weight.shape[-1]
     for index, layer in enumerate(decoder.layers):
         attention = layer.attention
-        fits = (
-            _outputs(attention.qkv) == heads * decoder.head_size
-            and _inputs(attention.out) == decoder.num_heads * decoder.head_size
-            and _outputs([attention.out]) == width
-            and all(_inputs(part) == width for part in attention.qkv)
-        )
-        if not fits or not _fits(layer.mlp, width):
+        fits = _latent_fits if isinstance(attention, LatentAttention) else _heads_fit
+        if not fits(attention, decoder, width) or not _fits(layer.mlp, width):
             raise NotDescribed(f"layer {index} has weights of other shapes than its heads and widths ask for")
         if layer.is_parallel and (layer.after_attention or layer.after_mlp):
             raise NotDescribed("norms behind attention and MLP that stand side by side")
+
+
+def _heads_fit(attention: Any, decoder: Decoder, width: int) -> bool:
+    heads = decoder.num_heads + 2 * decoder.num_key_heads
+    return (
+        _outputs(attention.qkv) == heads * decoder.head_size
+        and _inputs(attention.out) == decoder.num_heads * decoder.head_size
+        and _outputs([attention.out]) == width
+        and all(_inputs(part) == width for part in attention.qkv)
+    )
+
+
+def _latent_fits(attention: Any, decoder: Decoder, width: int) -> bool:
+    heads, latent = attention.heads, decoder.head_size
+    queries = heads.num_heads * (heads.plain + heads.turning)
+    first = queries if attention.query_up is None else _inputs(attention.query_up)
+    return (
+        _outputs(attention.down) == first + latent + heads.turning
+        and (attention.query_up is None or _outputs([attention.query_up]) == queries)
+        and shape_of(attention.up) == (heads.num_heads * (heads.plain + heads.value), latent)
+        and shape_of(attention.out) == (width, heads.num_heads * heads.value)
+        and all(_inputs(part) == width for part in attention.down)
+    )
 
 
 def _fits(mlp: Mlp | Experts | None, width: int) -> bool:
@@ -207,6 +226,53 @@ def _is_rotated(attention: Any) -> bool:
     if kind == "Exaone4Attention":
         return attention.sliding_window is None or bool(attention.is_sliding)
     return bool(getattr(attention, "use_rope", True))
+
+
+def _latent(
+    base: Any, config: Any, *, mlp: ReadMlp = read_gated_mlp, is_complex: bool = False, in_pairs: bool | None = None
+) -> Decoder:
+    """DeepSeek and those after it. `is_complex`: pairs turn as complex numbers, and stay where they are; `in_pairs`:
+    whether pairs stand side by side, where the configuration does not tell."""
+    pairs = config.rope_interleave if in_pairs is None else in_pairs
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        norms = read_norm(module.input_layernorm), read_norm(module.post_attention_layernorm)
+        attention = _read_latent(module.self_attn, index, pairs, not is_complex)
+        multiplier = float(getattr(module, "residual_scale", 1.0))
+        return DecoderLayer(attention, mlp(module.mlp), norms[0], before_mlp=norms[1], multiplier=multiplier)
+
+    return decoder_of(
+        config,
+        [layer(*pair) for pair in enumerate(base.layers)],
+        base.norm,
+        int(config.kv_lora_rank),
+        num_key_heads=1,
+        value_size=int(config.qk_rope_head_dim),
+        tables=angle_tables(base, config, halved=is_complex),
+    )
+
+
+def _read_latent(own: Any, index: int, in_pairs: bool, in_halves: bool) -> LatentAttention:
+    check_attention(own, index)
+    if not hasattr(own, "expand_kv"):
+        raise NotDescribed("a version of transformers that keeps keys of all heads in the place of latents")
+    heads = LatentHeads(
+        int(own.num_heads), own.qk_nope_head_dim, own.qk_rope_head_dim, own.v_head_dim, in_pairs, in_halves
+    )
+    has_up = own.q_lora_rank is not None
+    latent_norm, query_norm = read_norm(own.kv_a_layernorm), read_norm(own.q_a_layernorm) if has_up else None
+    if any(isinstance(norm, LayerNorm) or (norm and (norm.wide or norm.offset)) for norm in (latent_norm, query_norm)):
+        raise NotDescribed("a latent's norm that is no plain root mean square")
+    return LatentAttention(
+        (read_product(own.q_a_proj if has_up else own.q_proj), read_product(own.kv_a_proj_with_mqa)),
+        cast(Norm, latent_norm),
+        read_product(own.kv_b_proj),
+        read_product(own.o_proj),
+        Scale(float(own.scaling)),
+        heads,
+        cast(Norm | None, query_norm),
+        read_product(own.q_b_proj) if has_up else None,
+    )
 
 
 def _gpt_neox(base: Any, config: Any) -> Decoder:
@@ -357,7 +423,7 @@ def _olmo(base: Any, config: Any, **more: Any) -> Decoder:
 
 def _glm4_moe(base: Any, config: Any) -> Decoder:
     names = HEAD_NORMS if config.use_qk_norm else None
-    return _llama(base, config, mlp=partial(read_mlp_or_experts, shared="shared_experts"), head_norms=names)
+    return _llama(base, config, mlp=_with_shared_experts, head_norms=names)
 
 
 def _gptj(base: Any, config: Any) -> Decoder:
@@ -401,6 +467,7 @@ SANDWICH = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_laye
 BEHIND = ("", "post_attention_layernorm", "", "post_feedforward_layernorm")
 ONE_BEFORE_BOTH = ("input_layernorm", "", "", "")
 HEAD_NORMS = ("q_norm", "k_norm")
+_with_shared_experts = partial(read_mlp_or_experts, shared="shared_experts")
 _up_and_down = partial(read_plain_mlp, first="up_proj", second="down_proj", activation="act_fn")
 
 FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
@@ -411,6 +478,8 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "cohere2": partial(_cohere, window=_typed_window),
     "cwm": partial(_llama, window=_typed_window),
     "ernie4_5": partial(_llama, is_interleaved=True),
+    "deepseek_v2": partial(_latent, mlp=_with_shared_experts, is_complex=True, in_pairs=True),
+    "deepseek_v3": partial(_latent, mlp=_with_shared_experts),
     "exaone4": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
     "falcon": _falcon,
     "gemma": _llama,
@@ -423,6 +492,7 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     ),
     "gpt2": _gpt2,
     "glm4_moe": _glm4_moe,
+    "glm4_moe_lite": partial(_latent, mlp=_with_shared_experts),
     "gpt_neox": _gpt_neox,
     "gpt_oss": partial(_llama, window=_typed_window, mlp=read_mlp_or_experts, halved=True),
     "gptj": _gptj,
@@ -431,6 +501,7 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "helium": partial(_llama, is_interleaved=True),
     "jais2": partial(_llama, mlp=_up_and_down),
     "llama": _llama,
+    "minicpm3": partial(_latent, in_pairs=False),
     "ministral": partial(_llama, window=_typed_window),
     "mistral": partial(_llama, window=_one_window),
     "mixtral": partial(_llama, window=_one_window, mlp=read_mlp_or_experts),
@@ -458,4 +529,5 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "vaultgemma": partial(
         _llama, window=_typed_window, norms=("input_layernorm", "", "pre_feedforward_layernorm", "")
     ),
+    "youtu": _latent,
 }  # fmt: skip

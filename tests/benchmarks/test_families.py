@@ -1,0 +1,69 @@
+"""What `benchmarks.families` makes of its times: tables, shares, records that are added to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.families import run
+from benchmarks.families.report import make_record, tables
+from benchmarks.families.results import FUSED, PASS, PROMPT, THEIR_PROMPT, TRANSFORMERS, FamilyResults, Step
+from forerun import ops
+from forerun.bench.hardware import work_of
+from forerun.measure.provenance import provenance
+from support.described import described_model
+
+
+def results(steps: tuple[Step, ...], bandwidth: float | None = 1000.0) -> FamilyResults:
+    return FamilyResults(provenance("cpu", ["x"]), {}, bandwidth, {}, steps)
+
+
+def test_shares() -> None:
+    found = results((Step("a", PASS, 1, 1, 2.0, 1000, 600), Step("a", PASS, 8, 8, 4.0, 2000, 1600)))
+    assert found.share("a", 1) == 0.5 and found.share("a", 8, 8) == 0.5
+    assert found.share("a", 8, 8, with_keys=True) == 0.9
+    assert found.share("b", 1) is None and found.share("a", 8) is None
+
+
+def test_tables_of_steps_and_prompts() -> None:
+    on_cpu = results((Step("a", FUSED, 1, 1, 0.5), Step("a", TRANSFORMERS, 1, 1, 1.0)), bandwidth=None)
+    (table,) = tables(on_cpu)
+    assert table.rows == (("a", "500.00", "-", "1000.00", "-", "0.50", "-"),)
+    prompts = results((Step("a", PROMPT, 1, 4096, 0.03), Step("a", THEIR_PROMPT, 1, 4096, 0.04)))
+    (table,) = tables(prompts)
+    assert table.rows == (("a", "4096", "30.00", "40.00", "0.75"),)
+    assert not list(tables(results(())))
+
+
+def test_a_record_is_added_to(tmp_path: Path) -> None:
+    path = tmp_path / "families.json"
+    make_record(results((Step("a", PASS, 1, 1, 2.0, 1000), Step("b", PASS, 1, 1, 3.0, 900))), True).save(path)
+    steps, notes = run._kept(path, run.Settings(("b",), adds=True))
+    assert [step.family for step in steps] == ["a"] and not notes
+
+
+def test_idle_experts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of four experts, of which all rows together choose three and one."""
+    model = described_model("mixtral")
+    held = sum(weight.nbytes for weight in model.parameters() if weight.ndim == 3)
+    monkeypatch.setattr(ops, "run_experts", lambda *a: None)
+
+    def step() -> None:
+        for chosen in ([[0, 1], [1, 2]], [[3], [3]]):
+            answer: Any = (None, None, torch.tensor(chosen))
+            ops.run_experts(None, None, lambda x, a=answer: a, SimpleNamespace(first=torch.zeros(4, 1)), None)  # type: ignore[arg-type]
+
+    assert run.bytes_read(model, step) == work_of(model).weight_bytes - held // 2
+    assert run.bytes_read(model, lambda: None) == work_of(model).weight_bytes
+
+
+def test_latents_are_counted_as_they_are_cached() -> None:
+    """Two layers of a latent of 16 and a shared key of 4, in float32."""
+    model = described_model("deepseek_v3")
+    config = model.config
+    assert (config.num_hidden_layers, config.kv_lora_rank, config.qk_rope_head_dim) == (2, 16, 4)
+    assert work_of(model).bytes_per_key == 2 * (16 + 4) * 4
