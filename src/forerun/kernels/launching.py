@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -24,9 +27,26 @@ def starts_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def early(device: torch.device) -> dict[str, Any]:
-    """Options of a kernel that begins before those ahead of it have ended, and waits for them itself."""
-    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
+_overlap: ContextVar[bool] = ContextVar("overlap", default=False)
+
+
+@contextmanager
+def overlapping(wanted: bool) -> Iterator[None]:
+    """Whether kernels that may begin early do. With weights of 16 bits they were measured slower: docs/log.md."""
+    before = _overlap.set(wanted)
+    try:
+        yield
+    finally:
+        _overlap.reset(before)
+
+
+def early(device: torch.device, is_narrow: bool = False) -> dict[str, Any]:
+    """Options of a kernel that begins before those ahead of it have ended, and waits for them itself.
+
+    `is_narrow`: it reads weights of 8 bits or fewer.
+    """
+    is_wanted = (is_narrow or _overlap.get()) and starts_early(device)
+    return {"EARLY": True, "launch_pdl": True} if is_wanted else {"EARLY": False}
 
 
 def needs_upcast(tensor: Tensor) -> bool:
