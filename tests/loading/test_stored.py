@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("numba")
 
 import forerun
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.kernels.cpu import choice
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.loading import STORED, load_model
@@ -147,6 +147,12 @@ def test_quantised_on_load(tmp_path: Path, scheme: str, layers: str, ends: str) 
     )
     texts = [one.generate(ids, max_new_tokens=12).sequences for one in (decoder, drafted)]
     assert torch.equal(*texts)
+
+
+def test_what_is_not_quantised_is_told(tmp_path: Path) -> None:
+    save(tmp_path, copy.deepcopy(tiny_model("gpt2", vocab=VOCAB)))
+    with pytest.warns(ForerunWarning, match=r"% of the weights .* stay as they are, those of Conv1D"):
+        forerun.load(tmp_path, device="cpu", quantize="int8")
 
 
 @pytest.mark.parametrize(

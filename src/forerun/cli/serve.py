@@ -140,8 +140,10 @@ def _make_speech_service(
 
     if is_split(options["tensor_parallel"]):
         raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
-    if options["quantize"] is not None:
-        raise InvalidArgument(f"--quantize {options['quantize']}: a Whisper is served as it is stored; leave it out")
+    for name in ("quantize", "draft_quantize"):
+        if options[name] is not None:
+            option = f"--{name.replace('_', '-')} {options[name]}"
+            raise InvalidArgument(f"{option}: a Whisper is served as it is stored; leave it out")
     loaded, processor = load_pair(options, console)
     with told_of_compiling(console):
         decoder = loaded.decoder(options["keep_rows"])

@@ -7,13 +7,15 @@ keep eight bits and float32 activations under every scheme, because every logit 
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from forerun.errors import InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.kernels import why_not_numba
 from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.loading import rounding
@@ -21,6 +23,7 @@ from forerun.math.blocks import BlockFormat, format_named
 from forerun.math.integer import encode_rows, row_format
 from forerun.math.quantise import GROUP, encode_q4_1, encode_q8_0
 
+MOST_LEFT = 0.5  # of a model's weights that may stay as they are without a word
 EIGHT_BITS, INTEGERS, FOUR_BITS = "int8", "w8a8", "int4"
 SCHEMES = (EIGHT_BITS, INTEGERS, FOUR_BITS)
 _ENCODERS: dict[str, tuple[Callable[[int], BlockFormat], Callable[[Tensor], Tensor]]] = {
@@ -68,6 +71,21 @@ def quantise(model: Any, scheme: str, name: str, without: nn.Module | None = Non
         module._parameters["weight"] = made[id(weight)]
     if not made:
         raise InvalidArgument(f"{asked}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out")
+    if without is None:
+        _tell_of_the_rest(model, asked, name)
+
+
+def _tell_of_the_rest(model: nn.Module, asked: str, name: str) -> None:
+    """Experts, and layers like GPT-2's, hold their weights in another way: a model of little else hardly changes."""
+    left: Counter[str] = Counter()
+    for module in model.modules():
+        for weight in module._parameters.values():
+            if weight is not None and weight.ndim > 1 and not isinstance(weight, NarrowWeight):
+                left[type(module).__name__] += weight.numel()
+    share = left.total() / sum(weight.numel() for weight in model.parameters())
+    if share > MOST_LEFT:
+        what = f"{share:.0%} of the weights of {name!r} stay as they are, those of {', '.join(left)}"
+        warnings.warn(f"{asked}: {what}; only linear layers and embeddings are quantised", ForerunWarning, stacklevel=2)
 
 
 def matrices(model: nn.Module, without: nn.Module | None = None) -> list[Tensor]:
