@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forerun.client import ApiClient
+from forerun.client import ApiClient, is_address
 from forerun.errors import InvalidArgument, ServerError
 from support.api_server import ApiServer, Call, Reply, api_server, stream, text_event, whole
 
@@ -73,6 +73,11 @@ def test_who_cannot_be_reached_is_named() -> None:
     for odd in ("ftp://somewhere", "http://", "http://[::1", "http://localhost:99999", "localhost:port"):
         with pytest.raises(InvalidArgument, match="give one like"):
             ApiClient(odd)
+
+
+def test_what_reads_like_an_address() -> None:
+    assert all(map(is_address, ("http://localhost", "localhost:8000", "10.0.0.1:80", "https://a.b/v1")))
+    assert not any(map(is_address, ("embedded", "name/model", "/a/folder", "model.gguf", "--max-rows")))
 
 
 def test_addresses_keys_and_models() -> None:

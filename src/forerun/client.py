@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -213,6 +214,11 @@ class ApiClient:
         if not message and status == 404:
             return ServerError(f"{self.url} has no {path}: is it a server with OpenAI's interface?", status)
         return ServerError(f"{self.url} answers {status}: {message or 'without saying why'}", status)
+
+
+def is_address(text: str) -> bool:
+    """Whether it reads like a server's address, not like a model's name: a scheme, or a host and a port."""
+    return "://" in text or re.fullmatch(r"[\w.-]+:\d+", text) is not None
 
 
 def _address(url: str) -> tuple[SplitResult, int | None]:

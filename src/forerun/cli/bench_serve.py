@@ -11,6 +11,7 @@ import click
 from forerun.bench.settings import ServeSettings
 from forerun.cli.bench import output_options
 from forerun.cli.options import GroupedCommand, option, options_from, settings_from
+from forerun.client import is_address
 from forerun.config import api_key as key_of_environment
 from forerun.errors import InvalidArgument
 
@@ -70,7 +71,7 @@ def serve(
     from forerun.bench.serve.run import run
     from forerun.measure.show import measure
 
-    if len(target) > 1 and "://" in target[0]:
+    if len(target) > 1 and is_address(target[0]):
         raise InvalidArgument(f"{' '.join(target[1:])!r} follows the address: options come before it, and nothing else")
     settings, command = settings_from(ServeSettings, options), ["forerun", *sys.argv[1:]]
     key = api_key or key_of_environment()

@@ -21,7 +21,7 @@ from forerun.bench.serve.report import make_record
 from forerun.bench.serve.results import ServeResults
 from forerun.bench.serve.samples import Sample, send
 from forerun.bench.settings import ServeSettings
-from forerun.client import ApiClient
+from forerun.client import ApiClient, is_address
 from forerun.errors import ServerError
 from forerun.files import allow_many_open_files
 from forerun.measure.progress import Reporter
@@ -49,11 +49,11 @@ def run(
     """`target` is the address of a server, or what `forerun serve` is to be given for one of our own."""
     allow_many_open_files()
     questions = find_questions(data)
-    is_address = bool(target) and "://" in target[0]
+    is_url = bool(target) and is_address(target[0])
     origin = provenance("cpu", public_command(command))
-    if not is_address:
+    if not is_url:
         reporter.start("starting forerun serve")
-    with nullcontext(target[0]) if is_address else served(target, partial(_say_starting, reporter)) as url:
+    with nullcontext(target[0]) if is_url else served(target, partial(_say_starting, reporter)) as url:
         bench = ServeBench(settings, ApiClient(url, api_key), questions, origin, reporter, model)
 
         def save(outcome: Outcome) -> Record:
@@ -160,9 +160,10 @@ def public_command(command: Sequence[str]) -> list[str]:
         elif word.startswith("--api-key="):
             shown.append("--api-key=KEY")
         else:
-            shown.append(_shown_address(word) if "://" in word else word)
+            shown.append(_shown_address(word) if is_address(word) else word)
     return shown
 
 
 def _shown_address(url: str) -> str:
-    return url if urlsplit(url).hostname in LOOPBACK else "a server elsewhere"
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    return url if parts.hostname in LOOPBACK else "a server elsewhere"

@@ -69,18 +69,20 @@ def record_all(
     bounds = bounds_up_to(context)
     runner.expect(bounds[0], lengths)
     drafts = _drafts(runner, lengths, copies)
-    plan = [
+    rounds = [
         partial(runner.prepare, size, number, bound, like, for_all=for_all, steps=steps)
         for size, (number, steps) in product(sizes_up_to(rows), drafts)
         for place, like in enumerate(likes)
         for for_all in ((True, False) if place == 0 else (like.request.logprobs is not None,))
         for bound in (bounds if for_all and place == 0 else bounds[:1])  # the target's pass is the same for all kinds
     ]
-    plan += [
+    passes = [
         partial(runner.prepare_pass, size, bucket(number + 1), is_second=is_second)
         for size, number in product(sizes_up_to(rows), sorted({0, *lengths}, reverse=True))
         for is_second in ((True,) if runner.drafts else (False, True))  # drafts of the host are scored by passes alone
     ]
+    # What scores most comes first: scratch memory that has to grow makes what was recorded before useless.
+    plan = [*rounds, *passes] if runner.drafts else [*passes, *rounds]
     for place, record in enumerate(plan):
         record()
         if report is not None:
