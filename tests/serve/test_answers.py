@@ -44,6 +44,12 @@ def test_parts_and_developers_are_texts_and_systems(server: Server) -> None:
     assert ids("developer", parts) == ids("system", "be brief") != ids("user", "be brief")
 
 
+def listed(entries: list[Any]) -> list[Any]:
+    """Tokens with their log-probabilities, whose last bits depend on whether both choices began in one pass."""
+    every = [each for entry in entries for each in (entry, *entry["top_logprobs"])]
+    return [{name: each[name] for name in ("token", "bytes", "logprob")} for each in every]
+
+
 def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
     body = chat_body(n=2, seed=3, temperature=0.9, logprobs=True, top_logprobs=2, speculation={"origins": True})
     whole = server.post("/v1/chat/completions", **body).json()
@@ -60,7 +66,9 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
         assert parts[-1]["finish_reason"]
         assert "".join(part["delta"].get("content", "") for part in parts) == choice["message"]["content"]
         logprobs = [entry for part in parts if part["logprobs"] for entry in part["logprobs"]["content"]]
-        assert logprobs == choice["logprobs"]["content"] and len(logprobs) == 12
+        assert len(logprobs) == 12
+        for streamed, whole_one in zip(listed(logprobs), listed(choice["logprobs"]["content"]), strict=True):
+            assert streamed == {**whole_one, "logprob": pytest.approx(whole_one["logprob"], abs=1e-5)}
         origins = [entry for part in parts for entry in part.get("origins", ())]
         assert origins == choice["origins"]
         assert "".join(entry["text"] for entry in origins) == choice["message"]["content"]
