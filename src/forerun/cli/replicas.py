@@ -12,7 +12,7 @@ import click
 
 from forerun.cli.options import settings_from
 from forerun.cli.serve import make_service, serve, served_name
-from forerun.config import api_key
+from forerun.config import Kernels, api_key, kernels
 from forerun.errors import InvalidArgument
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
@@ -40,6 +40,7 @@ def serve_replicas(
     from forerun.serve.replicas.deployment import application
     from forerun.serve.replicas.run import free_port, serve_until_ended
 
+    options = safe(options)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = _share(options, limits, _device(options["device"]), cores / replicas.most)
     if not address.port:
@@ -65,7 +66,7 @@ def app(asked: dict[str, Any]) -> Any:
     _check_ray()
     from forerun.serve.replicas.deployment import application
 
-    options = parsed(asked)
+    options = safe(parsed(asked))
     options["api_key"] = options["api_key"] or api_key()
     address = settings_from(AddressSettings, {**options, "host": EVERYWHERE})
     limits, replicas = settings_from(ServiceSettings, options), settings_from(ReplicaSettings, options)
@@ -94,6 +95,14 @@ def parsed(asked: dict[str, Any]) -> dict[str, Any]:
         return serve.make_context("serve", words).params
     except click.UsageError as error:
         raise InvalidArgument(f"args: {error.format_message()}") from error
+
+
+def safe(options: dict[str, Any]) -> dict[str, Any]:
+    """The same without compiled products on a CPU, unless they are asked for: replicas that ran them were seen to end
+    by a segmentation fault under many requests at once, and nobody knows yet why. See docs/scale.md."""
+    asked = options["kernels"] is not None or kernels() is not Kernels.AUTO
+    is_on_gpu = (options["device"] or "").startswith("cuda") or _device(options["device"]) == "cuda"
+    return options if asked or is_on_gpu else {**options, "kernels": Kernels.OFF.value}
 
 
 def _check_ray() -> None:
