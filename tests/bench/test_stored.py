@@ -22,7 +22,14 @@ ELSEWHERE = {
     **{name: "python -m benchmarks.papers page" for name in RECORDS if name.startswith("papers/")},
 }
 del ELSEWHERE["papers/kernels.json"]
-UNDRAWN = {"asr-cpu.json", "eval-greedy.json", "eval-sampled.json", "families-h200.json"}
+UNDRAWN = {
+    "asr-cpu.json",
+    "eval-greedy.json",
+    "eval-sampled.json",
+    "families-cpu.json",
+    "families-h200.json",
+    "narrow-cpu.json",
+}
 
 
 def show(*arguments: str) -> Any:
