@@ -23,7 +23,7 @@ from forerun.math.blocks import BlockFormat, format_named
 from forerun.math.integer import encode_rows, row_format
 from forerun.math.quantise import GROUP, encode_q4_1, encode_q8_0
 
-MOST_LEFT = 0.5  # of a model's weights that may stay as they are without a word
+MOST_LEFT = 0.25  # of a model's weights that may stay as they are without a word
 EIGHT_BITS, INTEGERS, FOUR_BITS = "int8", "w8a8", "int4"
 SCHEMES = (EIGHT_BITS, INTEGERS, FOUR_BITS)
 _ENCODERS: dict[str, tuple[Callable[[int], BlockFormat], Callable[[Tensor], Tensor]]] = {
