@@ -29,6 +29,7 @@ UNDRAWN = {
     "families-cpu.json",
     "families-h200.json",
     "narrow-cpu.json",
+    "serving-h200.json",
 }
 
 
