@@ -236,7 +236,7 @@ def gate(
     activation: Activation = Activation.SILU,
 ) -> Tensor:  # [R, N]
     """The gated half of an MLP; see `forerun.math.skinny.gate`."""
-    if not _why_not_few_rows(x, weight, fused=True):
+    if not _why_not_few_rows(x, weight, in_pairs=True):
         from forerun.kernels.linear import project as kernel
 
         return kernel.gate(x, weight, norm, bias, activation)
@@ -359,13 +359,15 @@ def gated(pairs: Tensor, activation: Activation = Activation.SILU) -> Tensor:
     return skinny_reference.gated(pairs, activation)
 
 
-def _why_not_few_rows(x: Tensor | RoundedRows, weight: Tensor, fused: bool = False) -> str | None:
+def _why_not_few_rows(
+    x: Tensor | RoundedRows, weight: Tensor, fused: bool = False, in_pairs: bool = False
+) -> str | None:
     """Why the library multiplies; None where the rows are few enough for a kernel to be faster."""
     if reason := why_not_triton(weight.device):
         return reason
     from forerun.kernels.linear import project as kernel
 
-    return kernel.why_not(x, weight, fused)
+    return kernel.why_not(x, weight, fused, in_pairs)
 
 
 def verify(

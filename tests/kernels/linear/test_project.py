@@ -205,6 +205,10 @@ def test_what_is_not_covered() -> None:
     assert "17 rows" in str(kernel.why_not(numbers(17, 70), weight))
     assert kernel.why_not(numbers(17, 70).half(), weight[:41].half()) is None, "no library has a good one"
     assert kernel.why_not(numbers(64, 70), weight, fused=True) is None
+    assert kernel.why_not(numbers(64, 70), weight, in_pairs=True) is None
+    many = torch.empty(18432, 70, device=DEVICE)  # 288 programs, of which 264 run at once
+    assert "64 rows" in str(kernel.why_not(numbers(64, 70), many, fused=True))
+    assert kernel.why_not(numbers(64, 70), many[:16384], fused=True) is None
     assert "float16" in str(kernel.why_not(x, weight.half()))
     assert "contiguous" in str(kernel.why_not(x, weight.mT.contiguous().mT))
 

@@ -58,8 +58,10 @@ MORE_ROWS = Plan(64, 64, 4, 6, 1)
 MORE_ROWS_CUT = Plan(64, 128, 4, 4, 2)
 MORE_ROWS_IN_PAIRS = Plan(128, 64, 8, 4, 1)
 MORE_ROWS_IN_ONE_WAVE = Plan(64, 128, 4, 3, 1)  # in pairs, where every multiprocessor has room for one program
-# From here on sums are so long, and outputs so many, that a library's products of 17 to 64 rows are the slower ones.
+# From here on sums are so long, and outputs so many, that a library's products of 17 to 64 rows are the slower ones, as
+# long as all programs run at once: StarCoder2's 288 and 144 took 1.4 times as long as the library's.
 LONG_SUMS, LONG_SUMS_OUTPUTS = 8192, 3072
+RESIDENT, RESIDENT_CUT = 2, 1  # programs of MORE_ROWS, of MORE_ROWS_CUT that a multiprocessor has room for
 WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
 # Weights of 8 and 4 bits. Rows that are rounded go to tensor cores whatever their number: nothing is widened there.
 ONE_ROW_OF_BYTES = Plan(8, 512, 4, 4)
@@ -129,17 +131,18 @@ def _empty(x: AnyRows, weight: Tensor, *size: int) -> Tensor:
     return torch.empty(len(x), *size, dtype=x.dtype, device=weight.device)
 
 
-def why_not(x: AnyRows, weight: Tensor, fused: bool = False) -> str | None:
+def why_not(x: AnyRows, weight: Tensor, fused: bool = False, in_pairs: bool = False) -> str | None:
     """Why the library's product is to be used, in words; None where one of these is the faster one.
 
-    `fused`: something follows the product that the library has no word for.
+    `fused`: something follows the product that the library has no word for; `in_pairs`: as `choose`.
     """
     if isinstance(x, RoundedRows):
         return None if 0 < len(x) <= ROWS[2] else f"{len(x)} rows, more than {ROWS[2]}"
     is_narrow = x.dtype is not torch.float32
     is_odd = weight.shape[0] % ALIGNED != 0 and is_narrow
     is_long = weight.shape[1] >= LONG_SUMS and LONG_SUMS_OUTPUTS <= weight.shape[0] <= FEW_OUTPUTS and is_narrow
-    most = ROWS[2 if fused or is_odd or is_long or isinstance(weight, ScaledWeight) else 1]
+    pays = in_pairs or ((fused or is_long) and _is_one_wave(weight))
+    most = ROWS[2 if pays or is_odd or isinstance(weight, ScaledWeight) else 1]
     if x.ndim != 2 or not 0 < x.shape[0] <= most:
         return f"{x.shape[:-1].numel()} rows, more than {most}"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
@@ -149,6 +152,13 @@ def why_not(x: AnyRows, weight: Tensor, fused: bool = False) -> str | None:
     if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
         return "a weight or rows that are not contiguous"
     return None
+
+
+def _is_one_wave(weight: Tensor) -> bool:
+    """Whether all programs of a product of 17 to 64 rows run at once: those that do not take as long again."""
+    is_cut = len(weight) <= FEW_OUTPUTS
+    plan, resident = (MORE_ROWS_CUT, RESIDENT_CUT) if is_cut else (MORE_ROWS, RESIDENT)
+    return triton.cdiv(len(weight), plan.block_n) * plan.splits <= resident * multiprocessors(weight.device)
 
 
 def choose(
