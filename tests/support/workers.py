@@ -11,8 +11,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Files that have Numba compile the CPU's kernels: half a minute, once where all of them are one worker's.
 COMPILED = {
-    "test_cpu_body", "test_cpu_steps", "test_doctor_cpu",
-    "test_kernels", "test_kernels_against_transformers", "test_kernels_option", "test_linear_patches",
+    "test_adapters", "test_changed_models", "test_cpu_body", "test_cpu_steps", "test_doctor_cpu", "test_kernels",
+    "test_kernels_against_transformers", "test_kernels_option", "test_linear_patches", "test_odd_modules",
+    "test_stored",
 }  # fmt: skip
 
 
