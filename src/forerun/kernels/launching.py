@@ -32,7 +32,7 @@ _overlap: ContextVar[bool] = ContextVar("overlap", default=False)
 
 @contextmanager
 def overlapping(wanted: bool) -> Iterator[None]:
-    """Whether kernels that may begin early do. With weights of 16 bits they were measured slower: docs/log.md."""
+    """Whether kernels that may begin early do. In whole passes they were measured slower: docs/log.md."""
     before = _overlap.set(wanted)
     try:
         yield
@@ -40,12 +40,9 @@ def overlapping(wanted: bool) -> Iterator[None]:
         _overlap.reset(before)
 
 
-def early(device: torch.device, is_narrow: bool = False) -> dict[str, Any]:
-    """Options of a kernel that begins before those ahead of it have ended, and waits for them itself.
-
-    `is_narrow`: it reads weights of 8 bits or fewer.
-    """
-    is_wanted = (is_narrow or _overlap.get()) and starts_early(device)
+def early(device: torch.device) -> dict[str, Any]:
+    """Options of a kernel that may begin before those ahead of it have ended, and then waits for them itself."""
+    is_wanted = _overlap.get() and starts_early(device)
     return {"EARLY": True, "launch_pdl": True} if is_wanted else {"EARLY": False}
 
 

@@ -65,7 +65,7 @@ def rounded_weight(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[
     Halves are rounded to even; a weight whose group is all zeros, or too small for its scale, becomes 0.
     """
     groups = weight.float().unflatten(1, (-1, scheme.group or weight.shape[1]))
-    scales = (groups.abs().amax(2) / scheme.largest).to(dtype)
+    scales = _scales(groups, scheme).to(dtype)
     numbers = _divided(groups, scales.float().unsqueeze(2), scheme).flatten(1)
     if scheme.is_packed:
         return packed((numbers + 8).to(torch.uint8), scheme.group), scales
@@ -75,8 +75,14 @@ def rounded_weight(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[
 def rounded_rows(x: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """[.., K] -> values [.., K] and scales [..] float32. A row that is not finite has a scale that is not."""
     wide = x.float()
-    scales = wide.abs().amax(-1) / scheme.largest
+    scales = _scales(wide, scheme)
     return _divided(wide, scales.unsqueeze(-1), scheme).to(scheme.values), scales
+
+
+def _scales(numbers: Tensor, scheme: Scheme) -> Tensor:
+    """[.., K] -> [..]. torch multiplies by the reciprocal of a number on a GPU, which may be off by a bit."""
+    largest = numbers.abs().amax(-1)
+    return largest / torch.full_like(largest, scheme.largest)
 
 
 def _divided(numbers: Tensor, scales: Tensor, scheme: Scheme) -> Tensor:

@@ -119,7 +119,6 @@ def _launch(
         shape.chunk, shape.splits, shape.balanced_splits, batch, shape.query_blocks,
         0 if bias is None else bias.shape[1], 0 if table is None else table.stride(0), shape.queries,
         CASE=case, num_warps=tuning.warps, num_stages=tuning.stages,
-        **({"launch_pdl": True} if shape.early else {}),
     )  # fmt: skip
 
 

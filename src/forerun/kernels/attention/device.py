@@ -133,9 +133,8 @@ def attend_kernel(
     CASE: tl.constexpr,
 ):  # fmt: skip
     """One program per (key head, row and block of its queries, chunk of its keys), or per split of all rows' keys."""
-    if CASE.EARLY:  # the next kernel may start, and waits for the results itself; so does this one
+    if CASE.EARLY:  # the next kernel may start, and waits for the results itself
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     outputs = Outputs(out_ptr, part_ptr, mass_ptr, sinks_ptr, num_queries)
     terms = ScoreTerms(factor, softcap, window, tree_ptr, tree_token, bias_ptr, distances)
     key_head = tl.program_id(0)

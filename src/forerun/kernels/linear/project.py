@@ -233,7 +233,7 @@ def _launch(
         "TURNING": heads.cos.shape[1] if heads else 2, "INTERLEAVED": heads is not None and heads.interleaved,
         "HAS_ORDER": order is not None, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "num_warps": plan.warps,
-        **early(x.device, form_of(weight) is not widen.WIDE),
+        **early(x.device),
     }  # fmt: skip
     grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:

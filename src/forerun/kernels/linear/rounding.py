@@ -25,7 +25,7 @@ def round_rows(x: Tensor, scheme: Scheme) -> RoundedRows:
     block = min(BLOCK, triton.next_power_of_2(width))
     round_kernel[(rows,)](
         made.values, made.scales, x, width, scheme.largest, BLOCK=block, FAST=x.device.type != "cpu",
-        num_warps=max(1, min(16, block // 512)), **early(x.device, is_narrow=True),
+        num_warps=max(1, min(16, block // 512)), **early(x.device),
     )  # fmt: skip
     return made
 

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from forerun import kernels, ops
 from forerun.cache.base import KeyValueCache, ranges
 from forerun.cache.base import Layer as CacheLayer
-from forerun.kernels.launching import overlapping
 from forerun.kernels.scaled import ScaledWeight
 from forerun.math import latent
 from forerun.math.experts import ExpertWeights
@@ -146,18 +145,6 @@ class GpuBody(DescribedBody):
         The table of angles covers the cache's capacity: a captured pass is good for as long as the cache does not move.
         """
         self._refresh(cache.capacity)
-        with overlapping(self._is_narrow):
-            return self._hidden_at(new, positions, addresses, reach, cache, rows)
-
-    def _hidden_at(
-        self,
-        new: Tensor,
-        positions: Tensor,
-        addresses: Tensor,
-        reach: Reach,
-        cache: KeyValueCache,
-        rows: RaggedRows | None,
-    ) -> Tensor:
         x = self._embedded(new, positions)
         angles = [table[positions].chunk(2, dim=-1) for table in self._tables]
         change: Change | None = None
@@ -267,7 +254,6 @@ class GpuBody(DescribedBody):
 
     def _take_weights(self) -> None:
         self.layers = [_with_weights(layer, self.model.device) for layer in self.decoder.layers]
-        self._is_narrow = any(isinstance(weight, ScaledWeight) for weight in self.model.base_model.parameters())
         like = self.decoder.norm.weight
         sizes = self.decoder.head_size, self.decoder.value_size or self.decoder.head_size
         self._like = tuple(like.new_empty(0, self.decoder.num_key_heads, size) for size in sizes)
