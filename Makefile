@@ -56,7 +56,7 @@ types: $(VENV)/.dev
 
 # One thread a worker: two workers with two threads each on two cores are slower than this. Tests that share models or
 # compiled code share a worker (tests/support/workers.py). Types and layers are checked meanwhile, and reported last.
-test: lint  ## All checks, and a quick test of every promise: eight minutes on two cores
+test: lint  ## All checks, and a quick test of every promise: ten minutes on two cores
 	@($(TYPES)) > $(VENV)/types.log 2>&1 & types=$$!; \
 	status=0; $(TESTS) -m "not slow" || status=$$?; \
 	wait $$types || status=1; cat $(VENV)/types.log; exit $$status

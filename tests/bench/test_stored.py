@@ -28,7 +28,9 @@ UNDRAWN = {
     "eval-sampled.json",
     "families-cpu.json",
     "families-h200.json",
+    "families-prompts-h200.json",
     "narrow-cpu.json",
+    "narrow-h200.json",
     "serving-h200.json",
 }
 

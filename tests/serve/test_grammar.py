@@ -135,7 +135,7 @@ def test_grammars_that_cannot_be_followed(server: Server, body: dict[str, Any], 
 def test_a_grammar_that_runs_into_its_limits_ends_its_own_row_alone(server: Server) -> None:
     """It is found out on the way: the text that was asked for cannot be had, and nobody else notices."""
     with ThreadPoolExecutor(2) as pool:
-        endless = {"prompt": "aaaa", "max_tokens": 400, "guided_regex": "((a{1,100}){1,100}){1,100}"}
+        endless = {"prompt": "aaaa", "max_tokens": 400, "guided_regex": "((a{1,100}){1,100}){1,100}", "min_tokens": 400}
         failing = pool.submit(server.post, "/v1/completions", **endless)
         beside = server.complete("abc", max_tokens=60, temperature=0, ignore_eos=True)
         assert failing.result().status_code == 400 and failing.result().json()["error"]["code"] == "no_token"
