@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from forerun.errors import InvalidArgument
 from forerun.kernels import why_not_triton
 from forerun.math import scaled
-from forerun.math.scaled import RoundedRows, Scheme
+from forerun.math.scaled import RoundedRows, RoundedWeight, Scheme
 
 REMEDY = "load the model without quantize= for that"
 MOST_WIDE = 1 << 26  # numbers of a weight that are widened at once for many rows
@@ -25,36 +25,11 @@ _TRAINING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignor
 _KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
-class ScaledWeight(Tensor):
-    """[N, K] values of the model's type, stored as `raw * scales`; see `math.scaled`."""
-
-    raw: Tensor  # [N, K] int8 or float8_e4m3fn, [N, K / 2] uint8
-    scales: Tensor  # [N, groups], of the model's type or wider
-    scheme: Scheme
-
-    @staticmethod
-    def __new__(cls, values: Tensor, scales: Tensor, scheme: Scheme, dtype: torch.dtype | None = None) -> ScaledWeight:
-        shape = values.shape[0], values.shape[1] * (2 if scheme.is_packed else 1)
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype or scales.dtype, device=values.device)
-
-    def __init__(self, values: Tensor, scales: Tensor, scheme: Scheme, dtype: torch.dtype | None = None) -> None:
-        assert values.dtype == scheme.values and len(values) == len(scales)
-        self.raw, self.scales, self.scheme = values, scales, scheme
+class ScaledWeight(RoundedWeight):
+    """A rounded weight that torch's functions take like any other."""
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"ScaledWeight({self.scheme.name}, shape={tuple(self.shape)}, dtype={self.dtype})"
-
-    def dense(self) -> Tensor:
-        """A copy of the model's type; products do not round it like this."""
-        return scaled.dense(self.raw, self.scales, self.scheme).to(self.dtype)
-
-    def with_tensors(self, values: Tensor, scales: Tensor) -> ScaledWeight:
-        return ScaledWeight(values, scales, self.scheme, self.dtype)
-
-    @property
-    def num_bytes(self) -> int:
-        """That a product reads."""
-        return self.raw.nbytes + self.scales.nbytes
 
     @classmethod
     def __torch_function__(cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,35 @@ class RoundedRows:
 
     def __len__(self) -> int:
         return len(self.values)
+
+
+class RoundedWeight(Tensor):
+    """[N, K] values of the model's type, stored as `raw * scales`."""
+
+    raw: Tensor  # [N, K] int8 or float8_e4m3fn, [N, K / 2] uint8
+    scales: Tensor  # [N, groups], of the model's type or wider
+    scheme: Scheme
+
+    @staticmethod
+    def __new__(cls, values: Tensor, scales: Tensor, scheme: Scheme, dtype: torch.dtype | None = None) -> Self:
+        shape = values.shape[0], values.shape[1] * (2 if scheme.is_packed else 1)
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype or scales.dtype, device=values.device)
+
+    def __init__(self, values: Tensor, scales: Tensor, scheme: Scheme, dtype: torch.dtype | None = None) -> None:
+        assert values.dtype == scheme.values and len(values) == len(scales)
+        self.raw, self.scales, self.scheme = values, scales, scheme
+
+    def dense(self) -> Tensor:
+        """A copy of the model's type; products do not round it like this."""
+        return dense(self.raw, self.scales, self.scheme).to(self.dtype)
+
+    def with_tensors(self, values: Tensor, scales: Tensor) -> Self:
+        return type(self)(values, scales, self.scheme, self.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """That a product reads."""
+        return self.raw.nbytes + self.scales.nbytes
 
 
 def rounded_weight(weight: Tensor, scheme: Scheme, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

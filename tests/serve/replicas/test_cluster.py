@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forerun.cli.replicas import app
+from forerun.cli.deployed import app
 from forerun.serve.replicas.run import cluster, deploy, free_port, url
 from forerun.serve.settings import AddressSettings
 from serve.process import served

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forerun.cli.replicas import parsed, safe
+from forerun.cli.deployed import parsed
+from forerun.cli.replicas import safe
 from forerun.errors import InvalidArgument
 from forerun.serve.replicas.names import DEPLOYMENT, MIDDLEWARES
 

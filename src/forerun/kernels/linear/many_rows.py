@@ -12,15 +12,14 @@ from torch import Tensor
 
 from forerun.kernels.linear.rounding import round_rows
 from forerun.kernels.linear.widen import nibbles
-from forerun.kernels.scaled import ScaledWeight
 from forerun.math import scaled
-from forerun.math.scaled import RoundedRows
+from forerun.math.scaled import RoundedRows, RoundedWeight
 
 ALIGNED = 16  # what both sizes of a weight must be a multiple of
 BLOCK = 1024  # numbers a program takes
 
 
-def linear(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor | RoundedRows, weight: RoundedWeight, bias: Tensor | None) -> Tensor:
     """[R, K] -> [R, N]: 8-bit tensor cores where rows are rounded, else a product with a wide copy of the weight."""
     if isinstance(x, Tensor) and not weight.scheme.rounds_rows:
         return F.linear(x, wide(weight), bias)
@@ -34,7 +33,7 @@ def linear(x: Tensor | RoundedRows, weight: ScaledWeight, bias: Tensor | None) -
     return made.to(x.dtype) if bias is None else (made + bias).to(x.dtype)
 
 
-def why_not_narrow(weight: ScaledWeight, place: torch.device) -> str | None:
+def why_not_narrow(weight: RoundedWeight, place: torch.device) -> str | None:
     """Why torch has no 8-bit product for a weight; None where it has one."""
     if any(size % ALIGNED for size in weight.shape):
         return f"a weight of {weight.shape[0]} x {weight.shape[1]}, not multiples of {ALIGNED}"
@@ -49,7 +48,7 @@ def has_fp8(place: torch.device) -> bool:
     return place.type == "cuda" and torch.cuda.get_device_capability(place) >= (9, 0)
 
 
-def wide(weight: ScaledWeight) -> Tensor:
+def wide(weight: RoundedWeight) -> Tensor:
     """A copy [N, K] of the model's type, one launch."""
     if not weight.scheme.is_packed:
         return (weight.raw * weight.scales).to(weight.dtype)

@@ -22,8 +22,7 @@ from forerun.kernels.launching import DTYPES, early, multiprocessors, needs_upca
 from forerun.kernels.linear import device, widen
 from forerun.kernels.linear.norms import normed
 from forerun.kernels.linear.rounding import round_rows
-from forerun.kernels.scaled import ScaledWeight
-from forerun.math.scaled import RoundedRows
+from forerun.math.scaled import RoundedRows, RoundedWeight
 from forerun.math.skinny import Activation, Heads, Norm
 
 AnyRows = Tensor | RoundedRows
@@ -142,12 +141,12 @@ def why_not(x: AnyRows, weight: Tensor, fused: bool = False, in_pairs: bool = Fa
     is_odd = weight.shape[0] % ALIGNED != 0 and is_narrow
     is_long = weight.shape[1] >= LONG_SUMS and LONG_SUMS_OUTPUTS <= weight.shape[0] <= FEW_OUTPUTS and is_narrow
     pays = in_pairs or ((fused or is_long) and _is_one_wave(weight))
-    most = ROWS[2 if pays or is_odd or isinstance(weight, ScaledWeight) else 1]
+    most = ROWS[2 if pays or is_odd or isinstance(weight, RoundedWeight) else 1]
     if x.ndim != 2 or not 0 < x.shape[0] <= most:
         return f"{x.shape[:-1].numel()} rows, more than {most}"
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"rows of {x.dtype}, a weight of {weight.dtype}"
-    if isinstance(weight, ScaledWeight):
+    if isinstance(weight, RoundedWeight):
         weight = weight.raw
     if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
         return "a weight or rows that are not contiguous"
@@ -253,7 +252,7 @@ def _launch(
 
 def form_of(weight: Tensor) -> Any:
     """How a weight is stored, as the kernels know it."""
-    if not isinstance(weight, ScaledWeight):
+    if not isinstance(weight, RoundedWeight):
         return widen.WIDE
     if weight.scheme.is_packed:
         return widen.INT4
@@ -262,7 +261,7 @@ def form_of(weight: Tensor) -> Any:
 
 def _stored(x: AnyRows, weight: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     """The rows as they are multiplied; the weight, its scales and those of the rows; how the weight is stored."""
-    if not isinstance(weight, ScaledWeight):
+    if not isinstance(weight, RoundedWeight):
         assert isinstance(x, Tensor)
         return x, (weight, x, x), {"FORM": widen.WIDE, "GROUP": 0, "FAST": False}
     flags = {"FORM": form_of(weight), "GROUP": weight.scheme.group, "FAST": weight.device.type != "cpu"}

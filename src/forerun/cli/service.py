@@ -1,0 +1,80 @@
+"""What `forerun serve` serves: a model, its drafter and all that rounds use, loaded and compiled as the options say."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from forerun.errors import InvalidArgument
+from forerun.serve.settings import ServiceSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forerun.serve.service import Service
+    from forerun.serve.speech import SpeechService
+
+WARM_UP = ((1, 2, 3, 4),)
+
+
+def make_service(
+    options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str = "0"
+) -> Service | SpeechService:
+    """The service that the options ask for; its metrics bear the label `engine`."""
+    make = _make_speech_service if _is_whisper(options) else _make_service
+    return make(options, limits, console, engine)
+
+
+def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str) -> Service:
+    """Load the model and compile what rounds use: the first request should not wait for it."""
+    from forerun.cli.console import busy
+    from forerun.cli.pair import load
+    from forerun.cli.run import ready_decoder
+    from forerun.drafters import with_predictions
+    from forerun.serve.model import ServedModel
+    from forerun.serve.service import Service
+
+    loaded = load(options, console)
+    if loaded.drafter is not None:
+        on_gpu = loaded.model.device.type == "cuda"
+        loaded = replace(loaded, drafter=with_predictions(loaded.drafter, on_gpu))
+    decoder = ready_decoder(loaded, console, WARM_UP, {}, keep_rows=options["keep_rows"])
+    with busy(console, "compiling and recording rounds"):
+        decoder.engine.warm_up(limits.rows(decoder.target.device.type))
+    model = ServedModel(decoder, loaded.tokenizer, served_name(options, limits), int(time.time()), options["draft"])
+    return Service(model, limits, engine)
+
+
+def _make_speech_service(
+    options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str
+) -> SpeechService:
+    """Load a Whisper, and compile what its decoder uses."""
+    from forerun.cli.pair import is_split
+    from forerun.cli.run import told_of_compiling
+    from forerun.cli.transcribe import load_pair
+    from forerun.serve.speech import SpeechService
+
+    if is_split(options["tensor_parallel"]):
+        raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
+    for name in ("quantize", "draft_quantize"):
+        if options[name] is not None:
+            option = f"--{name.replace('_', '-')} {options[name]}"
+            raise InvalidArgument(f"{option}: a Whisper is served as it is stored; leave it out")
+    loaded, processor = load_pair(options, console)
+    with told_of_compiling(console):
+        decoder = loaded.decoder(options["keep_rows"])
+    return SpeechService(
+        decoder, processor, served_name(options, limits), int(time.time()), options["draft"], limits, engine
+    )
+
+
+def served_name(options: dict[str, Any], limits: ServiceSettings) -> str:
+    name: str = options["model"]
+    return limits.served_model_name or name.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _is_whisper(options: dict[str, Any]) -> bool:
+    from forerun.loading.load import model_type
+
+    return model_type(options["model"], offline=options["offline"]) == "whisper"
