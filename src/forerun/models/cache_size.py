@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from forerun import ops
+from forerun.arguments import refuse
 from forerun.cache.base import KeyValueCache
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
@@ -64,7 +65,7 @@ def cache_scheme(name: str | None) -> Scheme | None:
     if name is None:
         return None
     if not isinstance(name, str) or name not in CACHE_SCHEMES:
-        raise InvalidArgument(f"cache_dtype={name!r}: there are {' and '.join(map(repr, CACHE_SCHEMES))}, or None")
+        refuse("cache_dtype", name, f"there are {' and '.join(map(repr, CACHE_SCHEMES))}, or None")
     return CACHE_SCHEMES[name]
 
 

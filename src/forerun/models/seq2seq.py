@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun.arguments import refuse
 from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
@@ -167,6 +168,6 @@ def scorer_of(
     """A scorer of the kind that a model takes."""
     if getattr(model.config, "is_encoder_decoder", False):
         if cache_dtype is not None:
-            raise InvalidArgument(f"cache_dtype={cache_dtype!r}: not for an encoder-decoder model; leave it out")
+            refuse("cache_dtype", cache_dtype, "not for an encoder-decoder model; leave it out")
         return Seq2SeqScorer(model, form, cache, use=use, is_draft=is_draft, cache_tokens=cache_tokens)
     return Scorer(model, form, cache, use=use, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
