@@ -22,6 +22,9 @@ def section() -> list[str]:
 
 def _shown(record: Record, name: str) -> list[str]:
     lines = [f"`benchmarks/results/{name}`, by `python -m benchmarks.families`: {'; '.join(record.remarks)}.", ""]
+    picture = PAGE.with_name(name).with_suffix(".png")
+    if picture.exists():
+        lines += [f"![The same as bars]({picture.name})", ""]
     for table in record.tables:
         lines += [f"{table.title}:", "", _row(table.headings), "|---" * len(table.headings) + "|"]
         lines += [_row(row) for row in table.rows]

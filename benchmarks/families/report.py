@@ -1,4 +1,4 @@
-"""Results as a record: one table, a line a family."""
+"""Results as a record: one table, a line a family, and its picture."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from benchmarks.families.results import FUSED, MODULES, PASS, PROMPT, THEIR_PROMPT, TRANSFORMERS, FamilyResults
+from forerun.measure.plot import GREY, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
 
@@ -29,6 +30,7 @@ def make_record(results: FamilyResults, complete: bool) -> Record:
         details={"bandwidth": results.bandwidth, "notes": results.notes},
         tables=tuple(tables(results)),
         remarks=remarks(results, complete),
+        figure=figure(results),
         complete=complete,
     )
 
@@ -45,6 +47,44 @@ def tables(results: FamilyResults) -> Iterator[Table]:
     elif families:
         rows = tuple(_gpu_row(results, family) for family in families)
         yield Table("Steps of 8 layers and the head, ms; shares of the copy bandwidth", GPU_HEADINGS, rows)
+
+
+def figure(results: FamilyResults) -> Figure | None:
+    """Bars a family: shares of the bandwidth on a GPU, times of transformers' on a CPU; none for prompts."""
+    machine = results.provenance.machine.name
+    if results.bandwidth is None:
+        values = {"1 token": _ratios(results, 1), "4 tokens": _ratios(results, 4)}
+        title, y_label, held_against = f"A step of fused layers, {machine}", "time", "transformers"
+    else:
+        named = zip(("1 row, 1 token", "8 rows, 1 token each", "8 rows, 8 tokens each"), PASSES, strict=True)
+        values = {label: _shares(results, *shape) for label, shape in named}
+        title, y_label = f"A pass of 8 fused layers and the head, {machine}", "bandwidth, weights and keys counted"
+        held_against = "a copy in memory"
+    names = [name for name in results.families if any(name in by_family for by_family in values.values())]
+    if not names:
+        return None
+    series = [
+        Series(label, tuple(map(names.index, by_family)), tuple(by_family.values()), kind="bars")
+        for label, by_family in values.items()
+        if by_family
+    ]
+    level = Series(held_against, (), (1.0,), kind="level", colour=GREY, dashes="--")
+    panel = Panel("", "", y_label, (*series, level), tuple(map(float, range(len(names)))), tuple(names))
+    return Figure(title, (panel,), panel_size=(max(6.0, 0.85 * len(names)), 4.0))
+
+
+def _shares(results: FamilyResults, rows: int, new: int) -> dict[str, float]:
+    shares = {name: results.share(name, rows, new, with_keys=True) for name in results.families}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def _ratios(results: FamilyResults, tokens: int) -> dict[str, float]:
+    ratios = {}
+    for name in results.families:
+        ours, theirs = (results.seconds(name, method, 1, tokens) for method in (FUSED, TRANSFORMERS))
+        if ours is not None and theirs is not None:
+            ratios[name] = ours / theirs
+    return ratios
 
 
 def _prompt_row(results: FamilyResults, family: str, length: int) -> tuple[str, ...]:

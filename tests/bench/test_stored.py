@@ -27,8 +27,6 @@ UNDRAWN = {
     "asr-cpu.json",
     "eval-greedy.json",
     "eval-sampled.json",
-    "families-cpu.json",
-    "families-h200.json",
     "families-prompts-h200.json",
     "narrow-cpu.json",
     "narrow-h200.json",
