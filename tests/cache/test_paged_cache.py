@@ -72,7 +72,7 @@ def test_a_row_that_is_cut_back_into_a_shared_block_gets_its_own() -> None:
 def test_a_beginning_is_found_after_its_row_has_gone() -> None:
     cache = paged()
     scorer, own = scorer_with(cache, a=text(1, 21)), text(1, 21)
-    cache.remember(0, own, is_over=True)
+    cache.remember(0, own)
     scorer.release(0)
     assert cache.num_used == 0 and cache.pool.num_findable == 3
     for row, (other, shared) in enumerate(
@@ -82,6 +82,39 @@ def test_a_beginning_is_found_after_its_row_has_gone() -> None:
         assert cache.begin(row, other) == shared, "a block that only begins alike is copied where that is worth it"
         scorer.feed([row], [other[shared:]])
         check_row(scorer, row, other)
+    cache.check()
+
+
+def test_the_last_block_of_a_running_row_is_found_and_copied() -> None:
+    """Its row goes on in place; what it gains can be found once it is told, and what was found stays as it was."""
+    cache, own, gained = paged(), text(1, 13), text(2, 8)
+    scorer = scorer_with(cache, a=own)
+    cache.remember(0, own)
+    used = cache.num_used
+    scorer.feed([0], [gained[:2]])
+    assert cache.num_used == used, "the row needs no copy to go on behind what others may find"
+    for row, (known, shared) in enumerate([([*own, *gained], 13), ([*own[:12], 96], 12)], start=1):
+        assert cache.has_room({}, NewRow(known, None, (cache.pool.num_available + 1) * SIZE))
+        assert not cache.has_room({}, NewRow(known, None, (cache.pool.num_available + 1) * SIZE + 1)), "a copy takes room"
+        scorer.admit(row)
+        assert cache.begin(row, known) == shared
+        scorer.feed([row], [known[shared:]])
+        check_row(scorer, row, known)
+    scorer.feed([0], [gained[2:4]])
+    check_row(scorer, 0, [*own, *gained[:4]])
+    cache.remember(0, [*own, *gained[:4]])
+    scorer.admit(3)
+    assert cache.begin(3, [*own, *gained]) == 16 and cache.pool.num_findable == 3
+    scorer.rewind([0], [10])
+    scorer.feed([0], [[9, 9, 9, 9]])
+    check_row(scorer, 0, [*own[:10], 9, 9, 9, 9])
+    check_row(scorer, 3, [*own, *gained[:3]])
+    cache.remember(0, [*own[:10], 9, 9, 9])
+    scorer.rewind([0], [12])
+    scorer.feed([0], [[8]])
+    scorer.admit(4)
+    assert cache.begin(4, [*own[:10], 9, 9, 9]) == 13
+    check_row(scorer, 4, [*own[:10], 9, 9, 9])
     cache.check()
 
 
@@ -101,7 +134,7 @@ def test_rejected_tokens_are_not_found() -> None:
     scorer.rewind([0], [15])
     cache.remember(0, text(1, 24))
     scorer.admit(1)
-    assert cache.begin(1, text(1, 24)) == 8
+    assert cache.begin(1, text(1, 24)) == 15
 
 
 def test_memory_is_taken_from_what_was_let_go_first() -> None:
@@ -270,7 +303,7 @@ def test_blocks_are_never_lost(seed: int) -> None:
         elif verb == "rewind":
             cache.rewind(row, plan.randint(0, cache.length(row)))
         elif verb == "remember":
-            cache.remember(row, rows[row][: cache.length(row)], is_over=plan.random() < 0.5)
+            cache.remember(row, rows[row][: cache.length(row)])
         elif verb == "release":
             cache.release(row)
             del rows[row]

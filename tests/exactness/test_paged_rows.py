@@ -29,6 +29,7 @@ SIZE, TOKENS = 4, 2048  # of a block, and of all rows together
 SHARED = (1, 2, 0, 1, 2, 0, 1, 1)  # two full blocks
 Prompts = tuple[tuple[int, ...], ...]
 PROMPTS: Prompts = ((*SHARED, 2), (*SHARED, 0, 2))
+LONGER: Prompts = ((*SHARED, 0, 2, 1), (*SHARED, 0, 2, 0))  # half a block more in common, which its rows go on writing
 NUMBER, AT_ONCE, STEPS = 180, 64, 2
 
 
@@ -122,3 +123,22 @@ def test_control_keys_of_another_beginning(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(BlockPool, "publish", loosely)
     monkeypatch.setattr(BlockPool, "find", lambda pool, tokens, source: find(pool, blurred(tokens), source))
     assert any(misfits("none", Rule.TOKEN, False, prompts, 96))
+
+
+def test_joint_law_over_blocks_that_other_rows_write() -> None:
+    assert misfits("none", Rule.TOKEN, True, LONGER, 96) == ["", ""]
+
+
+def test_control_a_block_that_two_rows_write(monkeypatch: MonkeyPatch) -> None:
+    """The block that a running row is in the middle of is shared instead of copied."""
+    from forerun.cache.blocks import BlockPool
+
+    share = PagedCache._share
+
+    def greedily(cache: PagedCache, row: int, blocks: Sequence[int], partial: int, rest: int) -> None:
+        share(cache, row, [*blocks, *([partial] if rest else [])], 0, 0)
+        cache._length[row] -= (SIZE - rest) if rest else 0
+
+    monkeypatch.setattr(PagedCache, "_share", greedily)
+    monkeypatch.setattr(BlockPool, "is_shared", lambda pool, block, start: False)
+    assert any(misfits("none", Rule.TOKEN, False, LONGER, 96))

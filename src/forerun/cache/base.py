@@ -145,11 +145,8 @@ class KeyValueCache(ABC):
         """Give an empty row the keys of the longest known beginning of `tokens`; how many those are."""
         return 0
 
-    def remember(self, row: int, tokens: Sequence[int], source: Source | None = None, is_over: bool = False) -> None:
-        """Let others find these keys: the row's first ones are those of `tokens`, which will not be taken back.
-
-        With `is_over` the row gains no more, so that the beginning of a block can be found as well.
-        """
+    def remember(self, row: int, tokens: Sequence[int], source: Source | None = None) -> None:
+        """Let others find these keys: the row's first ones are those of `tokens`. It may go on behind them."""
 
     def forget(self) -> None:
         """Keep no keys that belong to no row."""

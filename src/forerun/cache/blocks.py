@@ -1,24 +1,30 @@
 """Blocks of a paged cache: who holds them, and in which of them known tokens can be found.
 
-A full block of committed tokens is findable by what it holds: its own tokens behind its parent's, behind the same
-source. One that no row holds any more stays findable until its memory is needed; then the one that was let go first is
-given away, with everything that was written behind it.
+A block of committed tokens is findable by what it holds: its own tokens behind its parent's, behind the same source. A
+full one is shared, the beginning of any other copied: so the row that it belongs to may go on writing behind what is
+findable, and what it has gained can be published again. A block that no row holds any more stays findable until its
+memory is needed; then the one that was let go first is given away, with everything that was written behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from forerun.cache.base import CacheFull, common_length
 from forerun.types import Source
 
 SCRATCH = 0  # block 0 belongs to nobody: dummies write there, and tables name it where a row has no block
+LOOKED_AT = 64  # blocks behind the last one that is shared, the newest of them: in a long queue of texts that begin alike
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A findable block: `tokens` behind those of its ancestors. A tree's root is a source and has no block."""
+    """A findable block: `tokens` behind those of its ancestors. A tree's root is a source and has no block.
+
+    Nothing is found behind a block that is not full.
+    """
 
     tokens: tuple[int, ...]
     block: int
@@ -58,9 +64,10 @@ class BlockPool:
     def is_idle(self, block: int) -> bool:
         return block in self._idle
 
-    def is_shared(self, block: int) -> bool:
-        """Whether writing to it would change what somebody else reads, now or later."""
-        return self._holders[block] > 1 or block in self._node
+    def is_shared(self, block: int, start: int) -> bool:
+        """Whether writing to it from place `start` on would change what somebody else reads, now or later."""
+        node = self._node.get(block)
+        return self._holders[block] > 1 or (node is not None and start < len(node.tokens))
 
     def take(self) -> int:
         """A block for one row, with whatever it held before."""
@@ -98,15 +105,22 @@ class BlockPool:
             node, start = child, start + self.size
             blocks.append(child.block)
         rest = tokens[start : start + self.size]
-        shared = {common_length(child.tokens, rest): child.block for child in node.children.values()}
+        newest = islice(reversed(node.children.values()), LOOKED_AT if rest else 0)
+        shared = {common_length(child.tokens, rest): child.block for child in newest}
         most = max(shared, default=0)
         return Found(tuple(blocks), shared[most] if most else SCRATCH, most)
 
     def publish(self, tokens: Sequence[int], source: Source | None, blocks: Sequence[int]) -> None:
-        """Make `blocks` findable, which hold `tokens`. What can be found already is left where it is."""
+        """Make `blocks` findable, which hold `tokens`; the last may hold more, or more to come.
+
+        What can be found already is left where it is; a block that has gained tokens is found by all of them.
+        """
         node = self._roots.setdefault(source, Node((), SCRATCH, None))
         for index, block in enumerate(blocks):
             own = tuple(tokens[index * self.size : (index + 1) * self.size])
+            before = self._node.get(block)
+            if before is not None and before.parent is node and own[: len(before.tokens)] == before.tokens != own:
+                self._unlist(before)
             child = node.children.get(own)
             if child is None:
                 if not own or block in self._node:
@@ -125,17 +139,21 @@ class BlockPool:
         """Nobody finds this block any more, nor those written behind it."""
         node = self._node[block]
         assert node.parent is not None
-        del node.parent.children[node.tokens]
+        self._unlist(node)
         if node.parent.parent is None and not node.parent.children:
             self._roots = {source: root for source, root in self._roots.items() if root.children}
         behind = [node]
         while behind:
             gone = behind.pop()
             behind += gone.children.values()
-            del self._node[gone.block]
+            self._node.pop(gone.block, None)
             if gone.block in self._idle:
                 del self._idle[gone.block]
                 self._free.append(gone.block)
+
+    def _unlist(self, node: Node) -> None:
+        assert node.parent is not None
+        del node.parent.children[node.tokens], self._node[node.block]
 
     def check(self, held: Sequence[Sequence[int]]) -> None:
         """Raise unless the counts are those of rows that hold `held`, and every block is somewhere once."""

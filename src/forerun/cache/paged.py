@@ -5,7 +5,8 @@ the device, at an address that stays, says where they lie: entry [slot, i] is th
 Block 0 belongs to nobody: dummies write there, and so does whatever lies past the blocks a row was given. So recorded
 work stays valid for as long as the cache lives, whatever rows come, grow and go.
 
-Rows share full blocks by reference, and a row that would write to a block that others read gets a copy of it first.
+Rows share full blocks by reference, and a row that would write to a block that others read gets a copy of it first. The
+last block of a row can be found as far as it has been made known, and whoever finds it copies that much.
 What lies past a row's keys may be anything, NaN included: nobody reads it.
 """
 
@@ -141,10 +142,9 @@ class PagedCache(KeyValueCache):
         self._share(row, found.blocks, found.partial, rest)
         return self._length[row]
 
-    def remember(self, row: int, tokens: Sequence[int], source: Source | None = None, is_over: bool = False) -> None:
+    def remember(self, row: int, tokens: Sequence[int], source: Source | None = None) -> None:
         tokens = tokens[: self._length[row]]
-        count = self._num_blocks(len(tokens)) if is_over else len(tokens) // self.block_size
-        self.pool.publish(tokens, source, self._blocks[row][:count])
+        self.pool.publish(tokens, source, self._blocks[row][: self._num_blocks(len(tokens))])
 
     def forget(self) -> None:
         if self._pool is not None:
@@ -221,7 +221,7 @@ class PagedCache(KeyValueCache):
                 raise CacheFull(f"a row of {end} keys: no row can have more than {self.capacity} here")
             blocks, number = self._blocks[row], self._num_blocks(end)
             lack = max(number - len(blocks), 0)
-            lack += sum(map(self.pool.is_shared, blocks[length // self.block_size : number]))
+            lack += sum(self._is_shared(row, index, length) for index in range(length // self.block_size, number))
             if lack:
                 needed += lack
                 lacking.append((row, length, end))
@@ -236,7 +236,7 @@ class PagedCache(KeyValueCache):
     def _give_row(self, row: int, length: int, end: int) -> None:
         blocks, slot = self._blocks[row], self._slot[row]
         for index in range(length // self.block_size, self._num_blocks(end)):
-            if index < len(blocks) and not self.pool.is_shared(blocks[index]):
+            if index < len(blocks) and not self._is_shared(row, index, length):
                 continue
             fresh = self.pool.take()
             if index < len(blocks):
@@ -247,6 +247,11 @@ class PagedCache(KeyValueCache):
                 blocks.append(fresh)
             self._table[slot, index] = fresh
             self._changed.add(slot)
+
+    def _is_shared(self, row: int, index: int, length: int) -> bool:
+        """Whether a row that writes from `length` on would change what others read of its block `index`, if any."""
+        blocks = self._blocks[row]
+        return index < len(blocks) and self.pool.is_shared(blocks[index], max(length - index * self.block_size, 0))
 
     def _share(self, row: int, blocks: Sequence[int], partial: int, rest: int) -> None:
         """Give an empty row these full blocks, and a copy of the first `rest` keys of a partial one.

@@ -130,8 +130,9 @@ class DraftModel(BranchingDrafter):
         behind = [history[self.scorer.length(row) : -first] for row, history in zip(rows, histories, strict=True)]
         if any(behind):
             self.scorer.feed(rows, behind)
-            for row, history in zip(rows, histories, strict=True):
-                self.scorer.remember(row, history)
+            for row, history, unread in zip(rows, histories, behind, strict=True):
+                if unread:
+                    self.scorer.remember(row, history)
 
     def steps(self, context: DraftContext) -> ModelSteps:
         """For trees: laws behind several guesses at once. The guesses' keys are dropped afterwards."""

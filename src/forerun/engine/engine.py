@@ -892,7 +892,7 @@ class Engine:
         if self.target.cache.reads_in_place or self.target.observers:
             self.prefixes.put(row.number, row.history, row.request.source)
         else:
-            self.target.remember(row.number, row.history, is_over=True)
+            self.target.remember(row.number, row.history)
 
     def _let_go(self) -> None:
         """Release rows that left, the last slots first: then no keys of remaining rows have to move."""

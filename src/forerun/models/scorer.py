@@ -229,9 +229,9 @@ class Scorer:
         """
         return 0 if self.observers else self.cache.begin(row, tokens, self._read_by(row))
 
-    def remember(self, row: int, tokens: Sequence[int], is_over: bool = False) -> None:
-        """Let other rows begin with this one's keys, those of `tokens`; with `is_over`, all of them at its end."""
-        self.cache.remember(row, tokens, self._read_by(row), is_over)
+    def remember(self, row: int, tokens: Sequence[int]) -> None:
+        """Let other rows begin with this one's keys, those of `tokens`."""
+        self.cache.remember(row, tokens, self._read_by(row))
 
     def feed(self, rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
         """Take in tokens whose logits nobody needs (a prompt), in passes of bounded size, without running the head.
