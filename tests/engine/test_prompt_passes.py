@@ -65,7 +65,7 @@ def test_what_padding_has_no_room_for_is_left() -> None:
     scorer.admit(0)
     own = text(1, room - 10)
     scorer.feed([0], [own[:-PIECE]])
-    assert passes.feed([(0, own[-PIECE:])]) == [(0, own[-PIECE:])], "a chunk of 64 would end past the last key"
+    assert passes.feed([(0, own[-PIECE:])]) == [(0, own[-PIECE:])], "a chunk would end past the last key"
     scorer.feed([0], [own[-PIECE:]])
     check_rows(scorer, {0: own})
 

@@ -117,6 +117,8 @@ class Scorer:
         linear = self.kernels if fused is None else Kernels.OFF
         self.modules = self._modules_type(model, family, self.form, self.kernels, linear)
         self.body: Body = self.modules if fused is None else fused
+        # What passes read, whose addresses a recorded pass holds: looked for once, since rounds look at the addresses.
+        self.weights = list(self._weights())
 
     def _new_cache(self) -> KeyValueCache:
         agreed = None if self._ranks is None else self._ranks.smallest
@@ -176,9 +178,7 @@ class Scorer:
         """What the encoder of an encoder-decoder model reads for a row."""
         self.check_source(source)
 
-    @property
-    def weights(self) -> Iterator[Tensor]:
-        """What passes read, whose addresses a recorded pass holds."""
+    def _weights(self) -> Iterator[Tensor]:
         yield from self.model.parameters()
 
     @property

@@ -67,8 +67,7 @@ class Seq2SeqScorer(Scorer):
     def _inspect(self) -> Family:
         return families.inspect_seq2seq(self.model)
 
-    @property
-    def weights(self) -> Iterator[Tensor]:
+    def _weights(self) -> Iterator[Tensor]:
         yield from self.modules.decoder.parameters()
         yield from self.model.get_output_embeddings().parameters()
 

@@ -24,7 +24,7 @@ from forerun.models.scorer import Scorer, Unread
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.models.static_pass import StaticPass
 
-CHUNKS = (64, 128, 256, 384, 512)  # tokens of one row
+CHUNKS = (32, 64, 128, 256, 384, 512)  # tokens of one row
 PIECE, PIECES = 16, (8, 32)  # tokens of a piece, and how many of them run together
 WEIGHTS = 240  # tokens that a GPU computes in the time in which it reads the weights for them
 LONG = 2048  # tokens from which on passes that are not recorded keep a device busy, and are larger
