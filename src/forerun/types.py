@@ -102,6 +102,9 @@ class RaggedRows:
     slots: tuple[int, ...]  # where each row lives in the cache's tensors
     past: tuple[int, ...]  # keys each row had before this pass
     counts: tuple[int, ...]  # new tokens of each row, at least 1
+    # The block that each row begins in, where its blocks follow one another in memory; None where they do not. Empty
+    # where nobody has looked.
+    first_blocks: tuple[int | None, ...] = ()
 
     @property
     def num_tokens(self) -> int:

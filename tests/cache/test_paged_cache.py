@@ -94,8 +94,9 @@ def test_the_last_block_of_a_running_row_is_found_and_copied() -> None:
     scorer.feed([0], [gained[:2]])
     assert cache.num_used == used, "the row needs no copy to go on behind what others may find"
     for row, (known, shared) in enumerate([([*own, *gained], 13), ([*own[:12], 96], 12)], start=1):
-        assert cache.has_room({}, NewRow(known, None, (cache.pool.num_available + 1) * SIZE))
-        assert not cache.has_room({}, NewRow(known, None, (cache.pool.num_available + 1) * SIZE + 1)), "a copy takes room"
+        room = (cache.pool.num_available + 1) * SIZE
+        assert cache.has_room({}, NewRow(known, None, room))
+        assert not cache.has_room({}, NewRow(known, None, room + 1)), "a copy takes room"
         scorer.admit(row)
         assert cache.begin(row, known) == shared
         scorer.feed([row], [known[shared:]])

@@ -7,7 +7,8 @@ import torch
 
 from forerun.math import ragged_attention
 from forerun.math.attention import Scale
-from forerun.math.ragged_attention import attend_prompts, attend_ragged, reach_of, why_not_prompts
+from forerun.math.prompt_attention import joined
+from forerun.math.ragged_attention import attend_prompts, attend_ragged, keys_of, reach_of, why_not_prompts
 from forerun.types import RaggedRows
 from support.interpreter import on_gpu_alone
 
@@ -29,6 +30,35 @@ def test_prompts(paged: bool) -> None:
     got = attend_prompts(query, keys, values, ROWS, table, scale)
     want = attend_ragged(query, keys, values, reach_of(ROWS, query.device, table=table), scale)
     torch.testing.assert_close(got, want)
+
+
+def test_blocks_that_follow_one_another_are_not_copied() -> None:
+    torch.manual_seed(0)
+    query, pool = torch.randn(6, 2, 8), torch.randn(7, 4, 2, 8).transpose(1, 2)  # blocks of four keys
+    table = torch.tensor([[3, 4, 5], [1, 6, 2]], dtype=torch.int32)
+    for slot, first in ((0, 3), (0, None), (1, None)):
+        rows = RaggedRows((slot,), (5,), (6,), (first,))
+        assert (keys_of(pool, rows, 0, table).data_ptr() == pool[3].data_ptr()) is (first is not None)
+        want = attend_ragged(query, pool, pool, reach_of(rows, query.device, table=table), Scale(0.3))
+        torch.testing.assert_close(attend_prompts(query, pool, pool, rows, table, Scale(0.3)), want)
+
+
+def test_attention_in_two_parts_is_attention() -> None:
+    """Shares are taken in float32: those of bfloat16 would be off by as much as the result is rounded."""
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 8)
+    seen = torch.ones(6, 11, dtype=torch.bool).tril(5)
+    scores = (query @ keys.mT).masked_fill(~seen, -torch.inf)
+    parts = [
+        part
+        for own, their in ((scores[..., :5], values[:, :, :5]), (scores[..., 5:], values[:, :, 5:]))
+        for part in (own.softmax(-1) @ their, own.logsumexp(-1, keepdim=True))
+    ]
+    want = scores.softmax(-1) @ values
+    torch.testing.assert_close(joined(*parts), want)
+    rounded = joined(parts[0].bfloat16(), parts[1], parts[2].bfloat16(), parts[3])
+    assert rounded.dtype is torch.bfloat16
+    torch.testing.assert_close(rounded.float(), want, atol=2e-2, rtol=2**-8)
 
 
 @pytest.mark.gpu

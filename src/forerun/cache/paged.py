@@ -178,7 +178,13 @@ class PagedCache(KeyValueCache):
         ends = [length + count for length, count in zip(past, counts, strict=True)]
         self._give(rows, past, ends)
         self._length.update(zip(rows, ends, strict=True))
-        return RaggedRows(tuple(self._slot[row] for row in rows), past, tuple(counts))
+        firsts = tuple(map(self._first_block, rows)) if min(counts) >= self.block_size else ()
+        return RaggedRows(tuple(self._slot[row] for row in rows), past, tuple(counts), firsts)
+
+    def _first_block(self, row: int) -> int | None:
+        """Where a row that has keys begins, if its blocks follow one another: such a row need not be copied."""
+        blocks = self._blocks[row]
+        return blocks[0] if blocks == list(range(blocks[0], blocks[0] + len(blocks))) else None
 
     def addresses(self, rows: RaggedRows) -> Tensor:
         positions = ranges(rows.past, rows.counts)

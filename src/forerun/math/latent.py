@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from forerun.math.attention import Scale
 from forerun.math.cache_write import rotated, write
-from forerun.math.ragged_attention import row_of, visible
+from forerun.math.prompt_attention import attend_prompt
+from forerun.math.ragged_attention import keys_of, visible
 from forerun.math.skinny import Norm, normed
 from forerun.types import RaggedRows
 
@@ -119,17 +119,13 @@ def attend_prompts(
     turning = turned(states[..., heads.plain :], cos, sin, heads)
     states = torch.cat([states[..., : heads.plain], turning], dim=-1)
     outs, start = [], 0
-    for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True):
-        own, shared = (row_of(pool, slot, past + count, table)[0] for pool in (latents, shared_keys))
+    for place, (past, count) in enumerate(zip(rows.past, rows.counts, strict=True)):
+        own, shared = (keys_of(pool, rows, place, table)[0] for pool in (latents, shared_keys))
         made = F.linear(own, weight).unflatten(-1, (heads.num_heads, -1)).transpose(0, 1)
         plain, values = made.split([heads.plain, heads.value], dim=-1)
         keys = torch.cat([plain, shared[None].expand(heads.num_heads, -1, -1)], dim=-1)
-        mine = slice(start, start + count)
-        mask = None if past == 0 else causal_lower_right(count, past + count)
-        mixed = F.scaled_dot_product_attention(
-            states[mine].transpose(0, 1)[None], keys[None], values[None],
-            attn_mask=mask, is_causal=past == 0, scale=scale.factor,
-        )  # fmt: skip
+        mine = states[start : start + count].transpose(0, 1)
+        mixed = attend_prompt(mine[None], keys[None], values[None], past, scale.factor)
         outs.append(mixed[0].transpose(0, 1).flatten(1))
         start += count
     return outs[0] if len(outs) == 1 else torch.cat(outs)

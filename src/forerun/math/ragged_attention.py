@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form, Scale, attend_by_hand
+from forerun.math.prompt_attention import attend_prompt
 from forerun.types import RaggedRows
 
 PROMPT = 2048  # new tokens of a row from which on torch's attention is the faster one: below, its launches cost more
@@ -114,18 +113,14 @@ def attend_prompts(
 ) -> Tensor:  # [N, Hq, D]
     """`attend_ragged` by torch's own attention, row by row: for prompts, whose many queries keep a device busy.
 
-    A row's keys are copied out of their blocks; see `why_not_prompts` for what torch's attention does not know.
+    Keys of a row whose blocks do not follow one another are copied out of them; see `why_not_prompts` for what torch's
+    attention does not know.
     """
     outs, start = [], 0
-    group = query.shape[1] // keys.shape[1]
-    for slot, past, count in zip(rows.slots, rows.past, rows.counts, strict=True):
-        k, v = (row_of(pool, slot, past + count, table)[None] for pool in (keys, values))
+    for place, (past, count) in enumerate(zip(rows.past, rows.counts, strict=True)):
+        k, v = (keys_of(pool, rows, place, table)[None] for pool in (keys, values))
         q = query[start : start + count].transpose(0, 1)[None]
-        mask = None if past == 0 else causal_lower_right(count, past + count)
-        made = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=past == 0, scale=scale.factor, enable_gqa=group > 1
-        )
-        outs.append(made[0].transpose(0, 1))
+        outs.append(attend_prompt(q, k, v, past, scale.factor)[0].transpose(0, 1))
         start += count
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
@@ -139,6 +134,15 @@ def why_not_prompts(rows: RaggedRows, window: int, scale: Scale) -> str | None:
     if scale.softcap is not None or scale.sinks is not None or scale.by_distance is not None:
         return "scores that are capped, biased or shared with a sink"
     return None
+
+
+def keys_of(pool: Tensor, rows: RaggedRows, place: int, table: Tensor | None) -> Tensor:
+    """[Hk, past + count, D] of the row at `place`: where they lie, if that is in one piece, or else a copy."""
+    length, first = rows.past[place] + rows.counts[place], rows.first_blocks[place] if rows.first_blocks else None
+    if first is None or table is None or type(pool) is not Tensor:
+        return row_of(pool, rows.slots[place], length, table)
+    start = first * pool.shape[2]
+    return pool.transpose(1, 2).flatten(0, 1)[start : start + length].transpose(0, 1)
 
 
 def row_of(pool: Tensor, slot: int, length: int, table: Tensor | None) -> Tensor:
