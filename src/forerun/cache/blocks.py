@@ -16,7 +16,7 @@ from forerun.cache.base import CacheFull, common_length
 from forerun.types import Source
 
 SCRATCH = 0  # block 0 belongs to nobody: dummies write there, and tables name it where a row has no block
-LOOKED_AT = 64  # blocks behind the last one that is shared, the newest of them: in a long queue of texts that begin alike
+LOOKED_AT = 64  # blocks behind the last one that is shared, the newest of them: a server may have seen thousands
 
 
 @dataclass(slots=True, eq=False)

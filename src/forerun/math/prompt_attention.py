@@ -24,9 +24,7 @@ def attend_prompt(
     """What each new token makes of all keys up to its own."""
     is_shared = query.shape[1] > keys.shape[1]
     if past == 0:
-        return F.scaled_dot_product_attention(
-            query, keys, values, is_causal=True, scale=factor, enable_gqa=is_shared
-        )
+        return F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=factor, enable_gqa=is_shared)
     if query.is_cuda and can_use_cudnn_attention(SDPAParams(query, keys, values, None, 0.0, False, is_shared)):
         older = _with_weights(query, keys[:, :, :past], values[:, :, :past], False, factor)
         return joined(*older, *_with_weights(query, keys[:, :, past:], values[:, :, past:], True, factor))
