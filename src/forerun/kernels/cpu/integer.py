@@ -17,7 +17,7 @@ from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from forerun.kernels.cpu.memory import pointer
+from forerun.kernels.cpu.memory import Floats, pointer
 from forerun.kernels.cpu.tile import LINE, MOST_TOKENS, ROWS, ahead_of, prefetch, whole
 from forerun.kernels.cpu.widen import F32, I8, I16, I32, I64, IS_X86, WIDEST, floats
 from forerun.math.integer import NEGLIGIBLE, SCALE, STEPS
@@ -196,15 +196,11 @@ def _wide(w: int, row: int, x: int, scales: int, out: int, out_stride: int, toke
         done += width
 
 
-def _product(
-    w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
-) -> None:
-    """As `product.rows_product`, with inputs rounded for this call."""
-    row = size + SCALE
-    numbers, scales = np.empty((tokens, size), ACTIVATION), np.empty(tokens, np.float32)
-    for t in range(tokens):
-        scales[t] = _round(carray(pointer(x + t * x_stride * 4), (size,), np.float32), numbers[t])
-    mine, their = numbers.ctypes.data, scales.ctypes.data
+@njit(nogil=True, cache=True)
+def _rounded_product(w: int, x: Any, scales: Floats, out: int, out_stride: int, first: int, last: int) -> None:
+    """Whoever calls holds x and scales meanwhile: Numba frees an array behind the last line that names it."""
+    tokens, size = x.shape
+    mine, their, row = x.ctypes.data, scales.ctypes.data, size + SCALE
     n = first
     while n + ROWS <= last:
         _wide(w + n * row, row, mine, their, out + n * 4, out_stride, tokens, size)
@@ -214,6 +210,16 @@ def _product(
             place = out + (t * out_stride + n) * 4
             _tile(1, 1, w + n * row, row, mine + t * size * ACTIVATION_BYTES, their + t * 4, place, out_stride, size)
         n += 1
+
+
+def _product(
+    w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
+) -> None:
+    """As `product.rows_product`, with inputs rounded for this call."""
+    numbers, scales = np.empty((tokens, size), ACTIVATION), np.empty(tokens, np.float32)
+    for t in range(tokens):
+        scales[t] = _round(carray(pointer(x + t * x_stride * 4), (size,), np.float32), numbers[t])
+    _rounded_product(w, numbers, scales, out, out_stride, first, last)
 
 
 @cache

@@ -15,6 +15,7 @@ from llvmlite import ir
 from numba import cfunc, literally, njit, types
 from numba.extending import intrinsic
 
+from forerun.kernels.cpu.memory import Floats
 from forerun.kernels.cpu.tile import MOST_TOKENS, ROWS, thin, wide, widen_row
 from forerun.kernels.cpu.widen import FLOAT32, FORMATS, I64, LANES, UNIT, WIDEST
 
@@ -57,18 +58,44 @@ def _rows(
     n = first
     if kind != FLOAT32 and tokens > IN_PLACE[kind]:
         dense = np.empty(ROWS * size, np.float32)
-        at = dense.ctypes.data
-        while n + ROWS <= last:
-            for i in range(ROWS):
-                widen_row(kind, long, w + (n + i) * row, at + i * size * 4, size)
-            wide(FLOAT32, long, at, size * 4, x, x_stride, out + n * 4, out_stride, tokens, size)
-            n += ROWS
+        n = _widened_rows(kind, long, dense, w, row, x, x_stride, out, out_stride, tokens, size, first, last)
     while n + ROWS <= last:
         wide(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size)
         n += ROWS
     while n < last:
         thin(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size)
         n += 1
+
+
+@njit(nogil=True, cache=True)
+def _widened_rows(
+    stored: int,
+    lanes: int,
+    dense: Floats,  # room for ROWS of them
+    w: int,
+    row: int,
+    x: int,
+    x_stride: int,
+    out: int,
+    out_stride: int,
+    tokens: int,
+    size: int,
+    first: int,
+    last: int,
+) -> int:
+    """The same by way of float32 copies, up to the row that it returns.
+
+    A function of its own because its caller holds `dense`: Numba frees an array behind the last line that names it,
+    and an address names nothing.
+    """
+    kind, long = literally(stored), literally(lanes)
+    at, n = dense.ctypes.data, first
+    while n + ROWS <= last:
+        for i in range(ROWS):
+            widen_row(kind, long, w + (n + i) * row, at + i * size * 4, size)
+        wide(FLOAT32, long, at, size * 4, x, x_stride, out + n * 4, out_stride, tokens, size)
+        n += ROWS
+    return n
 
 
 def _product_of(stored: int) -> Callable[..., None]:
