@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from forerun.cli.options import settings_from
-from forerun.cli.replicas import check_ray, maker, safe, share_of
+from forerun.cli.replicas import check_ray, maker, share_of
 from forerun.cli.serve import serve
 from forerun.config import api_key
 from forerun.errors import InvalidArgument
@@ -25,7 +25,7 @@ def app(asked: dict[str, Any]) -> Any:
     check_ray()
     from forerun.serve.replicas.deployment import application
 
-    options = safe(parsed(asked))
+    options = parsed(asked)
     options["api_key"] = options["api_key"] or api_key()
     address = settings_from(AddressSettings, {**options, "host": EVERYWHERE})
     limits, replicas = settings_from(ServiceSettings, options), settings_from(ReplicaSettings, options)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.service import make_service, served_name
-from forerun.config import Kernels, kernels
 from forerun.errors import InvalidArgument
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
@@ -36,7 +35,6 @@ def serve_replicas(
     from forerun.serve.replicas.deployment import application
     from forerun.serve.replicas.run import free_port, serve_until_ended
 
-    options = safe(options)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = share_of(options, limits, _device(options["device"]), cores / replicas.most)
     if not address.port:
@@ -51,14 +49,6 @@ def serve_replicas(
 
     served = application(maker(options, limits), address, limits, replicas, share)
     serve_until_ended(served, address, cores, limits.drain_seconds + MORE_SECONDS, say_ready)
-
-
-def safe(options: dict[str, Any]) -> dict[str, Any]:
-    """The same without compiled products on a CPU, unless they are asked for: replicas that ran them were seen to end
-    by a segmentation fault under many requests at once, and nobody knows yet why. See docs/scale.md."""
-    asked = options["kernels"] is not None or kernels() is not Kernels.AUTO
-    is_on_gpu = (options["device"] or "").startswith("cuda") or _device(options["device"]) == "cuda"
-    return options if asked or is_on_gpu else {**options, "kernels": Kernels.OFF.value}
 
 
 def check_ray() -> None:

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from forerun.cli.deployed import parsed
-from forerun.cli.replicas import safe
 from forerun.errors import InvalidArgument
 from forerun.serve.replicas.names import DEPLOYMENT, MIDDLEWARES
 
@@ -43,12 +42,3 @@ def test_files_of_deploy_name_options_that_exist(name: str) -> None:
     assert parsed(application["args"])["max_replicas"] == 4
     assert [one["name"] for one in application["deployments"]] == [DEPLOYMENT]
     assert MIDDLEWARES in text
-
-
-def test_replicas_on_a_cpu_run_without_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORERUN_KERNELS", raising=False)
-    assert safe(parsed({"device": "cpu"}))["kernels"] == "off"
-    assert safe(parsed({"device": "cpu", "kernels": "on"}))["kernels"] == "on"
-    assert safe(parsed({"device": "cuda"}))["kernels"] is None
-    monkeypatch.setenv("FORERUN_KERNELS", "on")
-    assert safe(parsed({"device": "cpu"}))["kernels"] is None
