@@ -41,6 +41,7 @@ class FakeMethod:
     ) -> None:  # fmt: skip
         self.name, self.title, self.diary, self.seconds = name, name.upper(), diary, seconds
         self.single, self.before = single, before
+        self.target: Any = "the one that all of them have"
 
     def refusal(self, batch: int) -> str | None:
         return "one row only" if self.single and batch > 1 else None
@@ -51,6 +52,9 @@ class FakeMethod:
         self.diary.append((self.name, len(prompts)))
         tokens = tuple(tuple(range(max_new_tokens)) for _ in prompts)
         return Run(tokens, self.seconds, rounds=max_new_tokens * len(prompts))
+
+    def memory(self) -> int | None:
+        return None
 
 
 class Notebook:

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from forerun.arguments import refuse
 from forerun.bench.builtin import BUILT_IN
-from forerun.bench.methods import METHODS, Bench, Method, Run, check_methods, default_methods, same_law
+from forerun.bench.costs import memory_turns, prompt_turns
+from forerun.bench.llamacpp.peer import MISSING, PEER, Peer, PeerSettings, find
+from forerun.bench.methods import (
+    METHODS,
+    Bench,
+    Method,
+    Run,
+    check_methods,
+    default_methods,
+    rounded_methods,
+    same_law,
+)
 from forerun.bench.prompts import Question, Questions, encode, find_questions, pools
 from forerun.bench.report import make_record
 from forerun.bench.results import Measurement, Refusal, Results
 from forerun.bench.schedule import Group, Schedule, Speed, make_schedule
 from forerun.bench.settings import CompareSettings
 from forerun.errors import InvalidArgument
+from forerun.loading.load import STORED
+from forerun.loading.source import resolve
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance, without_folders
 from forerun.measure.record import Record
@@ -24,6 +41,7 @@ from forerun.measure.repetition import repeated_share
 from forerun.measure.turns import Outcome, Turn, take_turns
 
 WARM_UP_TOKENS = 16
+PEER_PROMPTS = (128, 512)
 QUICK: dict[str, Any] = {
     "categories": ("mt_bench", "summarization", "math_reasoning"),
     "batch_sizes": (1, 4),
@@ -41,6 +59,8 @@ class Comparison:
     questions: Questions
     model: str
     draft: str | None
+    peer: Peer | None = None
+    note: str | None = None  # why a peer that was asked for is left out
 
 
 def check(
@@ -50,35 +70,86 @@ def check(
     data: Path | None = None,
     methods: Sequence[str] | None = None,
     quick: bool = False,
+    peer: str | None = None,
+    llama_server: str | None = None,
     **chosen: Any,
 ) -> Comparison:
     """Refuse whatever can be refused now. `chosen` are fields of `CompareSettings`; None stands for the default."""
-    names = check_methods(methods, draft is not None) if methods else default_methods(draft is not None)
-    fields = {**(QUICK if quick else {}), **{name: value for name, value in chosen.items() if value is not None}}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    found = _find_peer(peer, llama_server, model)
+    theirs = found.names(draft is not None and _gguf_file(draft) is not None) if found else ()
+    names = check_methods(methods, draft is not None, theirs) if methods else default_methods(draft is not None, theirs)
     settings = CompareSettings(
-        model=without_folders(model), draft=without_folders(draft) if draft else None, methods=names, **fields
-    )
+        model=without_folders(model), draft=without_folders(draft) if draft else None, methods=names, peer=peer,
+        llama_server=without_folders(llama_server) if llama_server else None,
+        **({"prompt_lengths": PEER_PROMPTS} if found else {}) | (QUICK if quick else {}) | chosen,
+    )  # fmt: skip
     questions = find_questions(data)
     for category in settings.categories:
         questions.of(category)
-    return Comparison(settings, questions, model, draft)
+    return Comparison(settings, questions, model, draft, found, MISSING if peer and found is None else None)
+
+
+def _find_peer(peer: str | None, llama_server: str | None, model: str) -> Peer | None:
+    if peer is None:
+        return None
+    if peer != PEER:
+        refuse("peer", peer, f"there is {PEER!r}")
+    if _gguf_file(model) is None:
+        refuse("model", model, f"{PEER} reads GGUF files; give one, or 'embedded'")
+    return find(llama_server)
+
+
+def _gguf_file(model: str) -> Path | None:
+    return resolve(model).blocks
 
 
 def load_and_run(asked: Comparison, output: Path, reporter: Reporter, command: Sequence[str], **where: Any) -> Record:
     """Load, measure, store. `where` goes to `load_model`: device, dtype."""
     from forerun.loading import load_model
 
-    settings = asked.settings
-    if asked.questions.note:
-        reporter.say(asked.questions.note)
+    settings, peer = asked.settings, asked.peer
+    for note in filter(None, (asked.note, asked.questions.note)):
+        reporter.say(note)
     reporter.start(f"loading {settings.model}")
+    if peer is not None and where.get("dtype") is None:
+        where = where | {"dtype": STORED}  # the file's own blocks, as the peer reads them
     target, tokenizer = load_model(asked.model, **where)
     draft, draft_tokenizer = load_model(asked.draft, **where) if asked.draft else (None, None)
     bench = Bench(
         target, tokenizer, settings.temperature, settings.seed, draft, draft_tokenizer,
-        kernels=settings.kernels, rule=settings.rule,
+        kernels=settings.kernels, rule=settings.rule, loading={"name_or_path": asked.model, **where},
     )  # fmt: skip
-    return run(settings, bench, asked.questions, output, reporter, command)
+    with ExitStack() as stack:
+        methods: list[Method] = []
+        if peer is not None:
+            reporter.start(f"starting {peer.source}")
+            methods += stack.enter_context(_peer_methods(asked, peer, bench))
+        stack.enter_context(same_law(target, draft))
+        methods += [METHODS[name](bench) for name in settings.methods if name in METHODS]
+        for scheme in settings.quantize:
+            reporter.start(f"loading {settings.model} as {scheme}")
+            loading = {"name_or_path": asked.model, **where, "dtype": None, "quantize": scheme}
+            if target.device.type == "cpu":
+                loading["dtype"] = "float32"  # of a file with blocks of its own
+            rounded = replace(bench, target=load_model(**loading)[0], loading=loading)
+            methods += rounded_methods(rounded, scheme)
+        return run(settings, bench, asked.questions, output, reporter, command, methods)
+
+
+def _peer_methods(asked: Comparison, peer: Peer, bench: Bench) -> AbstractContextManager[list[Method]]:
+    """With as much room as the longest prompt takes: more would count against its memory."""
+    settings, room = asked.settings, _room(asked.settings, bench)
+    prompts = pools(asked.questions, settings.categories or asked.questions.categories, bench.tokenizer, room)
+    longest = max((len(prompt) for each in prompts.values() for prompt in each), default=0)
+    model = _gguf_file(asked.model)
+    assert model is not None
+    given = PeerSettings(
+        model, _gguf_file(asked.draft) if asked.draft else None, max(settings.batch_sizes),
+        max(longest, *settings.prompt_lengths, 0) + settings.max_new_tokens, threads=torch.get_num_threads(),
+        on_gpu=bench.target.device.type == "cuda", temperature=settings.temperature, seed=settings.seed,
+    )  # fmt: skip
+    return peer.methods(given, [name for name in settings.methods if name not in METHODS])
 
 
 def run(
@@ -119,7 +190,12 @@ def run(
                 record.save(output)
             return record
 
-        return take_turns(_turns(schedule, methods, settings, bench, results.measurements), reporter, save)
+        turns = _turns(schedule, methods, settings, results.measurements)
+        if settings.prompt_lengths:
+            turns += prompt_turns(schedule.pools, settings.prompt_lengths, methods, results)
+        if settings.peer is not None:
+            turns += memory_turns(methods, results)
+        return take_turns(turns, reporter, save)
 
 
 def prepare(
@@ -140,7 +216,7 @@ def prepare(
         raise InvalidArgument("no prompts are left to measure: " + "; ".join(schedule.notes))
     reporter.say(
         f"{len(schedule.groups)} groups of prompts, {schedule.prompts_per_category} prompts a category: about "
-        f"{schedule.total_seconds / 60:.1f} minutes (if every method were as fast as model.generate)"
+        f"{schedule.total_seconds / 60:.1f} minutes (if every method were as fast as {methods[0].title})"
     )
     return schedule
 
@@ -163,20 +239,21 @@ def warm_up(settings: CompareSettings, bench: Bench, methods: Sequence[Method], 
 
 
 def _turns(
-    schedule: Schedule, methods: Sequence[Method], settings: CompareSettings, bench: Bench, measured: list[Measurement]
+    schedule: Schedule, methods: Sequence[Method], settings: CompareSettings, measured: list[Measurement]
 ) -> list[Turn]:
-    """A B C on the first group, A B C on the second ...; the first method's text is what the others' is held to."""
-    expected: dict[tuple[int, int], Run] = {}
+    """A B C on the first group, A B C on the second ...
+
+    The text of the first method of a target is what that of its others is held to.
+    """
+    expected: dict[tuple[int, int, int], Run] = {}
 
     def one(method: Method, place: int, repeat: int) -> None:
         group = schedule.groups[place]
         done = method.run(group.prompts, settings.max_new_tokens)
-        baseline = expected.get((repeat, place))
+        baseline = expected.setdefault((repeat, place, id(method.target)), done)
         agreement = None
-        if baseline is None:
-            expected[(repeat, place)] = done
-        elif settings.temperature == 0:  # sampled texts differ by chance
-            agreement = compare_texts(bench.target, group.prompts, baseline.tokens, done.tokens)
+        if baseline is not done and method.target is not None and settings.temperature == 0:  # samples differ by chance
+            agreement = compare_texts(method.target, group.prompts, baseline.tokens, done.tokens)
         measured.append(_measurement(method, group, repeat, done, agreement))
 
     return [

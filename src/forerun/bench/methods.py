@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel, RandomDraft
 from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
+from forerun.measure.memory import peak_of_script
 from forerun.measure.timing import timed
 from forerun.policy import CostModel
 
@@ -21,6 +23,14 @@ Prompts = Sequence[Sequence[int]]
 
 BASELINE = "generate"
 LOOKUP_TOKENS = 10  # transformers' own default for the length of a looked-up draft
+LIBRARIES_ALONE = "import forerun.decoder, transformers"
+DECODER_ALONE = """
+import json, sys, forerun, forerun.loading
+loading, drafter, kernels = json.loads(sys.argv[1])
+model, tokenizer = forerun.loading.load_model(**loading)
+decoder = forerun.SpeculativeDecoder(model, drafter, tokenizer=tokenizer, kernels=kernels)
+decoder.generate("A short story: once upon a time", max_new_tokens=32)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,7 @@ class Method(Protocol):
 
     name: str
     title: str
+    target: Any  # the model whose greedy text it should give; None of another program, which rounds elsewhere
 
     def refusal(self, batch: int) -> str | None:
         """Why it cannot run that many rows; None where it can."""
@@ -47,6 +58,10 @@ class Method(Protocol):
 
     def run(self, prompts: Prompts, max_new_tokens: int) -> Run:
         """Decode exactly `max_new_tokens` for each prompt."""
+        ...
+
+    def memory(self) -> int | None:
+        """Bytes that a process of its own takes at most to load the model and decode; None where nobody knows."""
         ...
 
 
@@ -62,6 +77,7 @@ class Bench:
     draft_tokenizer: Any = None
     kernels: str | None = None  # None: as $FORERUN_KERNELS says
     rule: str = "token"  # of Forerun's methods
+    loading: Mapping[str, Any] | None = None  # keywords of `load_model` that another process makes the target with
 
     @property
     def pad(self) -> int:
@@ -80,7 +96,7 @@ class WithTransformers:
     """`model.generate`, plain or with one of transformers' own ways to speculate."""
 
     def __init__(self, name: str, title: str, bench: Bench, *, single: bool = False, **options: Any) -> None:
-        self.name, self.title, self.bench = name, title, bench
+        self.name, self.title, self.bench, self.target = name, title, bench, bench.target
         self.single, self.options = single, options
 
     def refusal(self, batch: int) -> str | None:
@@ -92,6 +108,9 @@ class WithTransformers:
             out, seconds = timed(ids.device, lambda: self._generate(ids, mask, max_new_tokens))
         tokens = tuple(tuple(row) for row in out[:, ids.shape[1] :].tolist())
         return Run(tokens, seconds, rounds=forwards[0] * len(prompts))
+
+    def memory(self) -> int | None:
+        return None
 
     def _generate(self, ids: Tensor, mask: Tensor, max_new_tokens: int) -> Tensor:
         sampling = self._sampling()
@@ -126,6 +145,7 @@ class WithForerun:
         )
         lossy = drafter is not None and self.decoder.engine.lossy is not None
         self.name, self.title, self.bench = name, f"{title}, LOSSY" if lossy else title, bench
+        self.target, self.drafter = bench.target, drafter
 
     def refusal(self, batch: int) -> str | None:
         return None
@@ -142,6 +162,12 @@ class WithForerun:
             accepted=stats.num_accepted_tokens,
             phases={name: getattr(stats.seconds, name) for name in ("prefill", "draft", "score", "verify")},
         )
+
+    def memory(self) -> int | None:
+        if self.bench.loading is None or not isinstance(self.drafter, str | None):
+            return None
+        asked = json.dumps([dict(self.bench.loading), self.drafter, self.bench.kernels])
+        return peak_of_script(DECODER_ALONE, asked)
 
     def _generate(self, ids: Tensor, mask: Tensor, max_new_tokens: int) -> Any:
         bench = self.bench
@@ -169,18 +195,34 @@ METHODS: dict[str, Callable[[Bench], Method]] = {
 NEED_DRAFT = frozenset({"assisted", "forerun-draft"})
 
 
-def default_methods(has_draft: bool) -> tuple[str, ...]:
-    return tuple(name for name in METHODS if has_draft or name not in NEED_DRAFT)
+BESIDE_PEER = ("forerun-plain", "forerun", "forerun-draft")
+"""What is compared with another program, unless more is asked for: transformers is far behind it on a CPU."""
 
 
-def check_methods(names: Sequence[str], has_draft: bool) -> tuple[str, ...]:
+def default_methods(has_draft: bool, peer: Sequence[str] = ()) -> tuple[str, ...]:
+    """`peer` names the methods of another program, which then take the place of transformers'."""
+    ours = BESIDE_PEER if peer else METHODS
+    return (*peer, *(name for name in ours if has_draft or name not in NEED_DRAFT))
+
+
+def check_methods(names: Sequence[str], has_draft: bool, peer: Sequence[str] = ()) -> tuple[str, ...]:
     """Known ones, in the order they take turns; the baseline is always among them, since ratios need it."""
+    known = (*peer, *METHODS)
     for name in names:
-        if name not in METHODS:
-            raise InvalidArgument(f"no method {name!r}; there are: {', '.join(METHODS)}")
+        if name not in known:
+            raise InvalidArgument(f"no method {name!r}; there are: {', '.join(known)}")
         if name in NEED_DRAFT and not has_draft:
             raise InvalidArgument(f"method {name!r} needs a draft model: give one with --draft")
-    return tuple(name for name in METHODS if name == BASELINE or name in names)
+    return tuple(name for place, name in enumerate(known) if place == 0 or name in names)
+
+
+def rounded_methods(bench: Bench, scheme: str) -> list[Method]:
+    """Forerun with weights that were rounded while they were loaded, without drafts and with its defaults."""
+    title = f"Forerun {scheme}"
+    return [
+        WithForerun(f"forerun-{scheme}-plain", f"{title} plain", bench, None),
+        WithForerun(f"forerun-{scheme}", title, bench, "auto"),
+    ]
 
 
 @contextmanager

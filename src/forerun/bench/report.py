@@ -29,13 +29,17 @@ def make_record(results: Results, complete: bool) -> Record:
         results.provenance,
         settings=results.settings,
         rows=[asdict(m) for m in results.measurements],
-        details={"titles": results.titles, "refusals": [asdict(refusal) for refusal in results.refusals]},
+        details={
+            "titles": results.titles, "refusals": [asdict(refusal) for refusal in results.refusals],
+            "prompt_times": [asdict(each) for each in results.prompt_times],
+            "memory": [asdict(each) for each in results.memory],
+        },
         tables=tables(results) if results.measurements else (),
         remarks=remarks(results, complete),
         headline=headline(results),
         figure=figure(results) if results.measurements else None,
         complete=complete,
-    )
+    )  # fmt: skip
 
 
 def ratio(results: Results, method: str, batch: int, category: str, baseline: str | None = None) -> float | None:
@@ -60,7 +64,8 @@ def overall(results: Results, method: str, batch: int, baseline: str | None = No
 
 def tables(results: Results) -> tuple[Table, ...]:
     """Ratios by category for each batch size, then what stands behind them."""
-    return (*(_ratio_table(results, batch) for batch in results.batches()), _facts_table(results))
+    costs = (table for table in (_prompt_table(results), _memory_table(results)) if table.rows)
+    return (*(_ratio_table(results, batch) for batch in results.batches()), _facts_table(results), *costs)
 
 
 def figure(results: Results) -> Figure:
@@ -146,6 +151,24 @@ def _facts_table(results: Results) -> Table:
         for method, title in results.titles.items()
     ]
     return Table("What stands behind it", headings, tuple(rows))
+
+
+def _prompt_table(results: Results) -> Table:
+    """Medians without the first call of each, which is a warm-up."""
+    lengths = sorted({each.tokens for each in results.prompt_times})
+
+    def cell(method: str, length: int) -> str:
+        times = [each.seconds for each in results.prompt_times if each.method == method and each.tokens == length]
+        return f"{length / median(times[1:]):.0f}" if len(times) > 1 else NOTHING
+
+    rows = [(title, *(cell(name, length) for length in lengths)) for name, title in results.titles.items() if lengths]
+    headings = ("method", *(f"{length} tokens" for length in lengths))
+    return Table("Prompts: tokens a second, with the first new one", headings, tuple(rows))
+
+
+def _memory_table(results: Results) -> Table:
+    rows = tuple((each.title, f"{each.peak_bytes / 2**20:.0f}") for each in results.memory)
+    return Table("Memory: the most that a process of its own takes", ("method", "MiB"), rows)
 
 
 def _facts(results: Results, method: str, batch: int) -> tuple[str, ...]:

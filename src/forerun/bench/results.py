@@ -43,6 +43,23 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class PromptTime:
+    """One method that read one prompt and wrote one token."""
+
+    method: str
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """The most that a process held which loads the model and decodes."""
+
+    title: str
+    peak_bytes: int
+
+
 @dataclass(slots=True)
 class Results:
     """What a comparison has measured until now."""
@@ -53,6 +70,8 @@ class Results:
     measurements: list[Measurement] = field(default_factory=list)
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
+    prompt_times: list[PromptTime] = field(default_factory=list)  # of each method and length the first is a warm-up
+    memory: list[MemoryUse] = field(default_factory=list)
 
     @property
     def baseline(self) -> str:

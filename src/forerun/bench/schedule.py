@@ -53,6 +53,7 @@ class Schedule:
     seconds: Mapping[int, float]  # of one call of the baseline, by place in `groups`
     total_seconds: float  # all methods, all repeats
     notes: tuple[str, ...]
+    pools: Pools  # what the groups were taken from
 
 
 def make_schedule(
@@ -75,8 +76,9 @@ def make_schedule(
     groups = groups_of(pools, batch_sizes, per_category)
     seconds = {place: cost(group) for place, group in enumerate(groups)}
     return Schedule(
-        tuple(groups), per_category, seconds, total(groups, cost, turns), shortages(pools, batch_sizes, per_category)
-    )
+        tuple(groups), per_category, seconds, total(groups, cost, turns), shortages(pools, batch_sizes, per_category),
+        pools,
+    )  # fmt: skip
 
 
 def total(groups: Sequence[Group], cost: Callable[[Group], float], turns: Callable[[Group], int]) -> float:

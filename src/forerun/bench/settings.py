@@ -39,11 +39,23 @@ class CompareSettings:
     """Choose the number of prompts to take about that long."""
     kernels: Kernels = field(default_factory=kernels)
     """Compiled products on a CPU, Triton kernels on a GPU: 'auto', 'on' or 'off'."""
+    quantize: tuple[str, ...] = ()
+    """Also Forerun with weights rounded while they are loaded: int8, w8a8, int4 or fp8. They are other models."""
+    prompt_lengths: tuple[int, ...] = ()
+    """Also time prompts of so many tokens, with one new token."""
+    peer: Literal["llama.cpp"] | None = None
+    """Compare with this program instead of transformers; --model must be a GGUF file or 'embedded'."""
+    llama_server: str | None = None
+    """The llama-server to run, for --peer llama.cpp."""
 
     def __post_init__(self) -> None:
         from forerun.rules import parse
 
         at_least(self, 1, "max_new_tokens", "repeats", "prompts_per_category", "batch_sizes")
+        if self.prompt_lengths:
+            at_least(self, 2, "prompt_lengths")
+        if self.llama_server is not None and self.peer is None:
+            refuse("llama_server", self.llama_server, "is for peer='llama.cpp' (--peer llama.cpp)")
         at_least(self, 0, "temperature", remedy="0 is greedy")
         above(self, 0, "minutes")
         parse(self.rule)

@@ -63,6 +63,10 @@ def output_options(plot: str) -> Callable[[Function], Function]:
     temperature={"flags": ("--temperature", "-t")},
     rule=RULE,
     kernels={"show_default": "$FORERUN_KERNELS, else auto"},
+    quantize={"metavar": "SCHEME,...", "show_default": "none"},
+    prompt_lengths={"metavar": "N,...", "show_default": "none; 128,512 beside a peer"},
+    peer={"show_default": "transformers"},
+    llama_server={"metavar": "PATH", "show_default": "the one on the PATH, else the package llama_cpp"},
 )  # fmt: skip
 @option(
     "What is compared",
