@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -70,7 +70,7 @@ def check(
     data: Path | None = None,
     methods: Sequence[str] | None = None,
     quick: bool = False,
-    peer: str | None = None,
+    peer: Literal["llama.cpp"] | None = None,
     llama_server: str | None = None,
     **chosen: Any,
 ) -> Comparison:

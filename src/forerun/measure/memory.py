@@ -30,7 +30,8 @@ def peak_of_script(script: str, *words: str) -> int | None:
     """
     if not Path("/proc/self/status").exists():
         return None
-    done = subprocess.run([sys.executable, "-c", script + STATUS, *words], capture_output=True, text=True)
+    command = [sys.executable, "-c", script + STATUS, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ForerunError(f"a process to measure memory ended with {done.returncode}: {done.stderr.strip()[-300:]}")
     found = PEAK.search(done.stdout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -41,14 +41,16 @@ class PeerSettings:
 class Peer(Protocol):
     """Another program that decodes the same file."""
 
-    source: str  # for records
+    @property
+    def source(self) -> str:
+        """What is run, for records."""
+        ...
 
     def names(self, has_draft: bool) -> tuple[str, ...]:
         """Of its methods; the first is its plain decoding."""
         ...
 
-    @contextmanager
-    def methods(self, settings: PeerSettings, names: Sequence[str]) -> Iterator[list[Method]]:
+    def methods(self, settings: PeerSettings, names: Sequence[str]) -> AbstractContextManager[list[Method]]:
         """Ready to run until the block ends."""
         ...
 
