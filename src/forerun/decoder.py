@@ -49,7 +49,8 @@ class SpeculativeDecoder:
 
     `drafter` is any of `DraftModel`, `FeatureHead`, `ParallelHeads`, `PromptLookup`, `NgramTable`, `EarlyExit`,
     `RandomDraft`, `Chain`, `Tree`, `TopK`, one of your own, a folder with a trained one, None for plain decoding, or
-    "auto": prompt lookup, and behind it the trained drafter that comes with Forerun where one fits the target; `policy`
+    "auto": prompt lookup, and behind it the trained drafter that comes with Forerun where one fits the target, or
+    on a CPU a copy of the target in 8 bits where that measures fast and takes little of the free memory; `policy`
     is "auto", a draft length, or a policy object: "auto" measures what pays, and in sampled calls that name a `seed`
     goes by acceptance alone, so that the same call gives the same tokens (a `CostModel()` measures in those, too);
     `rule` is one of `Rule`, all of them lossless, or a lossy one of

@@ -262,6 +262,8 @@ class BatchView:
     tokens_left: tuple[int, ...] = ()
     # Tokens of each row that the drafter would have to take in before it could draw a draft. Empty where none are.
     unread: tuple[int, ...] = ()
+    # Whether drawn drafts cost so much that only lengths by measured times are sure to pay.
+    needs_clock: bool = False
 
 
 @dataclass(frozen=True, slots=True)

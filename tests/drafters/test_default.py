@@ -2,21 +2,87 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from forerun import SpeculativeDecoder, drafts
-from forerun.drafters import Chain, FeatureHead, PromptLookup, default_drafter
+from forerun.drafters import Chain, FeatureHead, PromptLookup, RandomDraft, SelfDraft, default_drafter, self_draft
 from forerun.loading.drafter_folder import load_drafter
+from forerun.loading.quantise import quantise
 from support.tiny import tiny_model
 
 
 def test_prompt_lookup_where_no_drafter_fits() -> None:
     assert isinstance(default_drafter(tiny_model("llama")), PromptLookup)
     assert isinstance(SpeculativeDecoder(tiny_model("gpt2")).drafter, PromptLookup)
+
+
+FAST = {"1": (0.35, 1.0), "4": (0.6, 1.1), "8": (0.9, 1.6)}  # seconds of 8 bits and of float32, by rows
+SLOW = {"1": (0.8, 1.0), "4": (0.9, 1.1), "8": (1.4, 1.6)}
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny target that passes for one whose weights do not fit a cache, where 8 bits are as fast as told."""
+    pytest.importorskip("numba")
+    monkeypatch.setenv("FORERUN_KERNELS", "auto")
+
+    def make(times: dict[str, tuple[float, float]] = FAST, family: str = "llama") -> Any:
+        monkeypatch.setattr(self_draft, "SMALLEST", 0)
+        monkeypatch.setattr("forerun.kernels.cpu.choice.narrow_times", lambda stored: times)
+        return copy.deepcopy(tiny_model(family))
+
+    return make
+
+
+def test_a_copy_where_it_promises_enough(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = default_drafter(large())
+    assert isinstance(chosen, Chain) and [type(part) for part in chosen.parts] == [PromptLookup, SelfDraft]
+    assert chosen.needs_clock and chosen.clone().needs_clock and chosen.is_mixed
+    assert not SelfDraft(8).needs_clock  # one that was asked for
+
+    assert isinstance(default_drafter(large(SLOW)), PromptLookup)
+    for target in (large(FAST, "gpt2"), large().bfloat16()):
+        assert isinstance(default_drafter(target), PromptLookup)
+    narrow = large()
+    quantise(narrow, "int8", "tiny")
+    assert isinstance(default_drafter(narrow), PromptLookup)
+    monkeypatch.setattr(self_draft, "free_bytes", lambda: 1000)
+    assert isinstance(default_drafter(large()), PromptLookup)
+    monkeypatch.undo()
+    assert isinstance(default_drafter(tiny_model("llama")), PromptLookup)  # it fits a cache
+
+
+def test_a_copy_is_asked_only_where_times_are_measured(large: Any) -> None:
+    """Seeded samples have lengths without a clock, which cannot know whether the copy pays: they copy text alone."""
+    target, prompt = large(), torch.tensor([[3, 1, 4, 1, 5, 3, 1, 4]])
+    plain = SpeculativeDecoder(target, None).generate(prompt, max_new_tokens=24)
+    decoder = SpeculativeDecoder(target)
+    assert torch.equal(decoder.generate(prompt, max_new_tokens=24).sequences, plain.sequences)
+    assert decoder.drafter.parts[1].copy_bytes > 0 and "MiB" in repr(decoder.drafter.parts[1])
+
+    asked: list[int] = []
+    own = decoder.drafter.parts[1]
+    propose = own.propose
+    own.propose = lambda context: asked.append(max(context.max_lengths)) or propose(context)
+    sampled: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0}
+    first, again = (decoder.generate(prompt, seed=5, **sampled).sequences for _ in range(2))
+    assert torch.equal(first, again) and not asked
+    chain = Chain(PromptLookup(min_ngram=2), RandomDraft())
+    chain.needs_clock = True
+    assert torch.equal(first, SpeculativeDecoder(target, chain).generate(prompt, seed=5, **sampled).sequences)
+    decoder.generate(prompt, seed=5, policy=2, **sampled)  # a length that was asked for is kept
+    assert asked
+
+
+def test_free_memory_is_known_here() -> None:
+    free = self_draft.free_bytes()
+    assert free > 1 << 20 if sys.platform == "linux" else free == 0
 
 
 def test_the_shipped_drafter_is_whole_and_small() -> None:

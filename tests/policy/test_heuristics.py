@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,6 +112,15 @@ def test_own_acceptance_pauses_longer_each_time_and_begins_anew_after_a_kept_dra
         step(policy, 0)
     assert step(policy, None) == 1
     assert [step(policy, 0) for _ in range(4)] == [2, 1, 0, 1]  # a pause of one round again
+
+
+def test_own_acceptance_leaves_dear_drafts_out_and_follows_copies() -> None:
+    policy, dear = OwnAcceptance(), replace(view(7), is_mixed=True, needs_clock=True)
+    assert policy.lengths(dear) == (0,) and policy.copy_lengths(dear) == (3,)
+    policy.observe(outcome((7,), (3,), (3,)))
+    assert policy.lengths(dear) == (0,) and policy.copy_lengths(dear) == (4,)
+    cheap = replace(dear, needs_clock=False)
+    assert policy.lengths(cheap) == (4,) and policy.copy_lengths(cheap) is None
 
 
 def test_own_acceptance_forgets_finished_requests() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.console import busy
+from forerun.cli.console import busy, note
 from forerun.cli.options import place_of
 from forerun.config import rank_and_size
 from forerun.errors import InvalidArgument
@@ -69,10 +69,21 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
         elif options["draft"] == "auto":  # which one depends on the target
             model, tokenizer = load_model(options["model"], **asked, **place)
             drafter = named_drafter("auto", model, **draft)
+            _tell_of_copy(model, drafter, console)
         else:
             drafter = named_drafter(options["draft"], **draft)
             model, tokenizer = load_model(options["model"], **asked, **place)
     return loaded_with(options, model, tokenizer, drafter)
+
+
+def _tell_of_copy(model: PreTrainedModel, drafter: Drafter | None, console: Console) -> None:
+    """A copy of the weights that nobody asked for is told of."""
+    if drafter is not None and drafter.needs_clock:
+        from forerun.drafters.self_draft import copy_size
+        from forerun.loading.quantise import matrices
+
+        size = copy_size(matrices(model), 8) / 2**20
+        note(console, f"drafts with a copy of the model in 8 bits, {size:.0f} MiB more; --draft lookup does without")
 
 
 def stored_place(options: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Drafter(ABC):
     """Drafts may be trees; `max_lengths` then bounds their depth."""
     drawn_evidence = 0
     """The evidence class of drafts that are sampled, where others are deterministic."""
+    needs_clock = False
+    """Nobody asked for its drawn drafts, and a step of it is dear: policies without a clock ask for copies alone."""
     takes_predictions = False
     """Whether `predict` is of use to it: a request that predicts its text is refused by others."""
     parts: tuple[Drafter, ...] = ()

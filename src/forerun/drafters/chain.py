@@ -43,6 +43,7 @@ class Chain(Drafter):
         self._num_copying = next((i for i, drafter in enumerate(parts) if not drafter.copies), len(parts))
         self.drawn_evidence = self._num_copying * CLASSES
         self.makes_trees = any(drafter.makes_trees for drafter in parts)
+        self.needs_clock = any(drafter.needs_clock for drafter in parts)
         self.takes_predictions = any(drafter.takes_predictions for drafter in parts)
 
     def clone(self) -> Self:

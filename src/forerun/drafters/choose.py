@@ -14,6 +14,7 @@ from forerun.drafters.draft_model import DraftModel
 from forerun.drafters.feature_head import FeatureHead
 from forerun.drafters.parallel_heads import ParallelHeads
 from forerun.drafters.prompt_lookup import PromptLookup
+from forerun.drafters.self_draft import unasked
 from forerun.loading.drafter_folder import is_drafter_folder, read_kind
 from forerun.models.sharded import is_sharded
 
@@ -34,14 +35,18 @@ def from_folder(folder: str | Path, *, stop_below: float | None = None, **loadin
 
 
 def default_drafter(target: PreTrainedModel) -> Drafter:
-    """Prompt lookup; where a trained drafter for this target comes with Forerun, that one behind it.
+    """Prompt lookup; behind it the trained drafter that comes with Forerun for this target, or an 8-bit copy of it.
 
-    Speech is the exception: a transcript repeats itself too seldom for lookup to be worth its rounds. Trained drafters
-    compute with their target's weights, which one process does not have of a target that is split over several.
+    The copy is for large targets on a CPU where it measures fast enough (`self_draft.unasked`). Speech is the
+    exception: a transcript repeats itself too seldom for lookup to be worth its rounds. Both kinds compute with their
+    target's weights, which one process does not have of a target that is split over several.
     """
-    folder = None if is_sharded(target) else drafts.for_target(target)
-    if folder is None:
+    if is_sharded(target):
         return PromptLookup()
+    folder = drafts.for_target(target)
+    if folder is None:
+        own = unasked(target)
+        return PromptLookup() if own is None else behind_lookup(own)
     trained = from_folder(folder)
     return trained if folder == drafts.WHISPER else behind_lookup(trained)
 

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from forerun.arguments import integer, refuse
+from forerun.config import Kernels
+from forerun.config import kernels as kernels_asked
 from forerun.drafters.within_target import WithinTarget
 from forerun.errors import InvalidArgument
+from forerun.kernels import why_not_numba
 from forerun.kernels.cpu.narrow import NarrowWeight, held
 from forerun.kernels.scaled import ScaledWeight
 from forerun.loading.quantise import EIGHT_BITS, FOUR_BITS, check_scheme, matrices, quantise
 from forerun.loading.rounding import round_weights
+from forerun.math.blocks import BlockFormat, format_named
 from forerun.models.quantised import method_of
 
 SCHEMES = {8: EIGHT_BITS, 4: FOUR_BITS}
+FORMAT = "Q8_0"  # of a copy in 8 bits on a CPU
 REMEDY = "must be 8 or 4"
 WORTHWHILE = 0.75  # a copy must be at most this share of what it copies: decoding takes the time of reading weights
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # whose steps on a CPU are known to be the reading
+SMALLEST = 64 << 20  # bytes: weights that a processor's caches hold are not what a step waits for
+FREE_SHARE = 8  # a copy that nobody asked for takes at most this part of the memory that is free
+ACCEPTANCE, DRAFTED = 0.9, 3  # what is counted on before anything was drafted; .97 was measured with 8 bits
+PROMISE = 1.2  # times plain decoding that products alone must promise: the rest of a step gains nothing
 
 
 class SelfDraft(WithinTarget):
@@ -35,6 +48,10 @@ class SelfDraft(WithinTarget):
         if self.bits not in SCHEMES:
             refuse("bits", bits, REMEDY)
 
+    def __repr__(self) -> str:
+        held = f", {self.copy_bytes / 2**20:.0f} MiB" if self.copy_bytes else ""
+        return f"SelfDraft(bits={self.bits}{held})"
+
     def made_of(self, target: PreTrainedModel) -> PreTrainedModel:
         scheme, name = SCHEMES[self.bits], f"SelfDraft(bits={self.bits})"
         check_scheme(scheme, target.device, target.dtype, asked=name)
@@ -43,7 +60,7 @@ class SelfDraft(WithinTarget):
         model = _sharing_weights(target)
         encoder = model.get_encoder() if target.config.is_encoder_decoder else None  # it reads with the target's
         weights = matrices(model, encoder)
-        before, after = _bytes(weights), sum(weight.numel() for weight in weights) * self.bits // 8
+        before, after = _bytes(weights), copy_size(weights, self.bits)
         if after > WORTHWHILE * before:
             raise InvalidArgument(
                 f"{name}: the target's weights are stored in {before / 2**20:.0f} MiB already, and a copy would take "
@@ -56,6 +73,54 @@ class SelfDraft(WithinTarget):
             quantise(model, scheme, type(target).__name__, without=encoder, asked=name)
         self.copy_bytes = _bytes(weight for weight in matrices(model, encoder) if is_rounded(weight))
         return model
+
+
+def unasked(target: PreTrainedModel) -> SelfDraft | None:
+    """A copy in 8 bits for a target on a CPU whose user named no drafter, where it is sure to be worth its memory.
+
+    Large weights of a known family, products that measure so much faster with 8 bits that drafts pay at a modest
+    acceptance, and memory to spare. Whether drafts are asked for is then the policy's choice, round by round.
+    """
+    if target.device.type != "cpu" or target.dtype != torch.float32 or target.config.model_type not in FAMILIES:
+        return None
+    if kernels_asked(None) is Kernels.OFF or why_not_numba() is not None or method_of(target) is not None:
+        return None
+    weights = matrices(target)
+    if _bytes(weights) < SMALLEST or copy_size(weights, 8) > min(
+        WORTHWHILE * _bytes(weights), free_bytes() / FREE_SHARE
+    ):
+        return None
+    largest = max(weights, key=Tensor.numel)
+    if _promise(largest.format if isinstance(largest, NarrowWeight) else None) < PROMISE:
+        return None
+    drafter = SelfDraft(8)
+    drafter.needs_clock = True
+    return drafter
+
+
+def copy_size(weights: Iterable[Tensor], bits: int) -> int:
+    """Bytes that a copy of these weights takes, scales left out."""
+    return sum(weight.numel() for weight in weights) * bits // 8
+
+
+def free_bytes() -> int:
+    """Memory that the system could give now, pages it only keeps for files included; 0 where it does not say."""
+    try:
+        told = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    found = re.search(r"MemAvailable:\s*(\d+) kB", told)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _promise(stored: BlockFormat | None) -> float:
+    """How many times as fast as plain decoding drafts would be, by timed products with weights `stored` so."""
+    from forerun.kernels.cpu.choice import narrow_times
+
+    copied = narrow_times(format_named(FORMAT))
+    step, verify = ((copied if stored is None else narrow_times(stored))[rows][stored is None] for rows in ("1", "4"))
+    tokens = (1 - ACCEPTANCE ** (DRAFTED + 1)) / (1 - ACCEPTANCE)
+    return tokens * step / (DRAFTED * copied["1"][0] + verify)
 
 
 def _sharing_weights(model: PreTrainedModel) -> PreTrainedModel:

@@ -74,6 +74,11 @@ class Drafting:
         """Whether the drafter both copies and draws."""
         return self.drafter is not None and self._flag(self.drafter, "is_mixed")
 
+    @property
+    def needs_clock(self) -> bool:
+        """Whether drawn drafts are for policies that measure."""
+        return self.drafter is not None and self._flag(self.drafter, "needs_clock")
+
     def lengths(self, view: BatchView) -> tuple[int, ...]:
         """How much to draft for each row."""
         if self.drafter is None:

@@ -677,6 +677,7 @@ class Engine:
             next(self._round_numbers),
             () if sizes else self._tokens_left(batch),
             () if sizes else self.drafting.unread(batch),
+            self.drafting.needs_clock,
         )
 
     def _tokens_left(self, batch: list[Row]) -> tuple[int, ...]:

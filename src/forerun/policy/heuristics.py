@@ -90,7 +90,8 @@ class OwnAcceptance(Policy):
 
     A fully kept draft makes the next one longer by one, up to `limit`, any other shorter by one. A row that comes
     down to 0 decodes plainly for one round before it tries a single token again, and for twice as many each time that
-    fails, up to `patience`: so a drafter that is never right costs next to nothing.
+    fails, up to `patience`: so a drafter that is never right costs next to nothing. Where drawn drafts are dear
+    (`view.needs_clock`) rows get copies alone: whether others pay cannot be known without a clock.
     """
 
     def __init__(self, start: int = 3, limit: int = 16, patience: int = 32) -> None:
@@ -104,6 +105,12 @@ class OwnAcceptance(Policy):
         return bool(self._trust) and all(not t.length and t.waited + 1 < t.pause for t in self._trust.values())
 
     def lengths(self, view: BatchView) -> tuple[int, ...]:
+        return (0,) * len(view.rows) if view.needs_clock and view.is_mixed else self._trusted(view)
+
+    def copy_lengths(self, view: BatchView) -> tuple[int, ...] | None:
+        return self._trusted(view) if view.needs_clock else None
+
+    def _trusted(self, view: BatchView) -> tuple[int, ...]:
         wanted = (self._of(request).length for request in view.request_ids)
         return tuple(min(length, room) for length, room in zip(wanted, view.max_lengths, strict=True))
 

@@ -40,9 +40,15 @@ def _wins(shape: tuple[int, int], threads: int) -> dict[int, bool]:
 
 def narrow_pays(stored: BlockFormat) -> bool:
     """Whether steps with weights stored like this take less time than with float32 copies, and none takes longer."""
+    return is_never_slower(list(narrow_times(stored).values()))
+
+
+def narrow_times(stored: BlockFormat) -> dict[str, tuple[float, float]]:
+    """Seconds of (narrow, float32) products by the number of rows, timed once on this machine."""
     threads = most_threads()
-    times = remembered(f"narrow steps {stored.name} threads {threads}", lambda: compare_narrow(stored, threads))
-    return is_never_slower(list(times.values()))
+    key = f"narrow steps {stored.name} threads {threads}"
+    times: dict[str, tuple[float, float]] = remembered(key, lambda: compare_narrow(stored, threads))
+    return times
 
 
 def is_never_slower(pairs: Sequence[tuple[float, float]]) -> bool:
