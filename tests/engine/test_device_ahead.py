@@ -8,11 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
-from engine.device_engines import GREEDY, SAMPLED, engine, requests, texts
+from engine.device_engines import GREEDY, SAMPLED, engine, finish, requests, texts
 from engine.following import Follows, Replayed
+from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import SamplingParams
+from forerun.engine.commit import VerifiedRound
 from forerun.engine.device.shapes import ShapeChooser
 from forerun.engine.row import Row
 from forerun.types import Rule
@@ -38,6 +41,36 @@ def test_the_next_round_is_asked_for_before_the_last_is_heard_of() -> None:
 
     ahead, waiting = asked_early(Follows()), asked_early(Follows(runs_ahead=False))
     assert len(ahead) > 8 and not waiting
+
+
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_a_newcomers_prompt_follows_the_round_under_way(in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of it than a round lets through; where rows lie in one piece, which might have to move, after the round."""
+    made = engine(True, cache=PagedCache(400, torch.device("cpu"), block_size=8) if in_blocks else None, ahead=False)
+    made.prompt_tokens = 5
+    assert made.runner is not None
+    first, second = requests(2, new=12)
+    second = replace(second, prompt=tuple(range(1, 10)))
+    read, collect = list[int](), made.runner.collect
+
+    def collected() -> VerifiedRound:
+        read.append(sum(made.target.length(row.number) for row in made._running.values() if row.request is second))
+        return collect()
+
+    monkeypatch.setattr(made.runner, "collect", collected)
+    made.add(first)
+    made.step()
+    launch, runner = made.runner.launch, made.runner
+
+    def come(*given: Any, **named: Any) -> None:
+        launch(*given, **named)
+        monkeypatch.setattr(runner, "launch", launch)
+        made.add(second)
+
+    monkeypatch.setattr(runner, "launch", come)
+    said = finish(made)
+    assert read[:3] == ([0, 5, 8] if in_blocks else [0, 0, 5])
+    assert said == texts(engine(False), [first, second])
 
 
 def test_who_comes_while_a_round_is_under_way_waits_for_no_other() -> None:

@@ -88,6 +88,18 @@ def test_a_row_longer_than_attention_was_recorded_for_is_left(monkeypatch: pytes
     check_rows(scorer, {0: own})
 
 
+def test_what_passes_leave_of_a_long_prompt_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, passes = scorer_with_passes()
+    shapes, recorded = list[tuple[int, int]](), passes._recorded
+    monkeypatch.setattr(passes, "_recorded", lambda *shape: (shapes.append(shape), recorded(*shape))[1])
+    monkeypatch.setattr("forerun.engine.device.prompt_passes.LONG", 64)
+    monkeypatch.setattr("forerun.models.scorer.PREFILL_TOKENS", 64)
+    scorer.admit(0)
+    scorer.feed([0], [text(1, 150)])
+    assert shapes == [(1, 32)]
+    check_rows(scorer, {0: text(1, 150)})
+
+
 def test_several_short_prompts_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of one row lie in one pass, and one pass does not hold all of them."""
     scorer, passes = scorer_with_passes()

@@ -15,7 +15,7 @@ from forerun.config import SamplingParams
 from forerun.drafters import DraftModel
 from forerun.engine import Engine, Request
 from forerun.engine.device.draft_passes import DraftPasses
-from forerun.engine.device.warm_up import bounds_up_to, sizes_up_to
+from forerun.engine.device.warm_up import MOST_READ, bounds_up_to, prompts_up_to, sizes_up_to
 from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.models.seq2seq import scorer_of
 from forerun.policy import Constant, CostModel
@@ -139,6 +139,8 @@ def test_progress_is_told_and_the_plan_is_what_was_asked_for() -> None:
     assert told == [(place + 1, outcome.num_rounds) for place in range(outcome.num_rounds)]
     assert outcome.num_rounds > 0 and outcome.seconds > 0 and not outcome.remark
     assert sizes_up_to(5) == [8, 4, 2, 1] and bounds_up_to(3000) == [4096, 2048, 1024]
+    assert max(prompts_up_to(3000)) == 2999
+    assert prompts_up_to(1 << 17) == prompts_up_to(MOST_READ), "longer ones have the same kernels"
 
 
 def test_it_says_why_nothing_is_recorded() -> None:

@@ -142,6 +142,7 @@ class Engine:
         self.num_preempted = 0  # how often a running row had to wait again because keys ran out of room
         self._is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
         self._is_crowded = False  # whether rounds under way have left no room for one of the others
+        self._prompt_room = self.prompt_tokens  # what may still be read of prompts before the next round
         self._connect(drafter, policy)
 
     def _connect(self, drafter: Drafter | None, policy: Policy) -> None:
@@ -457,6 +458,7 @@ class Engine:
         What the device has done is committed before the others' round begins, and the next one is on its way.
         """
         on_device: set[int] = set()
+        self._prompt_room = self.prompt_tokens
         for done in self._run_on_device(batch):
             on_device = {row.handle for row in done.rows}
             self._host_share.add_device_round(done.seconds.decoding)
@@ -509,6 +511,7 @@ class Engine:
             if not self._has_newcomers:
                 self._launch(runner, rows)
         self.drafting.prepare(rows)
+        self._admit_behind(runner)
         yield runner.collect()
 
     def _await_arrivals(self, runner: Runner) -> None:
@@ -719,9 +722,22 @@ class Engine:
         self._let_go()
         if self._waiting and not self._running:
             self._evaluate()
-        started = self.clock()
         while len(self._running) > 1 and not self._has_room():
             self._preempt_newest()
+        self._take_in_waiting()
+
+    def _admit_behind(self, runner: Runner) -> None:
+        """Newcomers' prompts follow the round under way at once, so that the device waits for no host in between.
+
+        Where rows lie in blocks: there a new row moves no other, and no entry of the round's table writes to its keys.
+        """
+        has_newcomers = bool(self._waiting) or any(row.is_reading for row in self._running.values())
+        if has_newcomers and runner.has_pending and not (self.target.cache.reads_in_place or self.target.observers):
+            self._take_in_waiting()
+
+    def _take_in_waiting(self) -> None:
+        """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
+        started = self.clock()
         while self._waiting and self._may_take_in(self._waiting[0]):
             row = self._waiting[0]
             self._take_in(row)
@@ -745,7 +761,7 @@ class Engine:
             return
         row.number = next(number for number in itertools.count() if number not in self._held)
         self._held.add(row.number)
-        if self.runner is not None:
+        if self.runner is not None and not self.runner.has_pending:
             self.runner.release_table()  # entries without a row write where nobody was: the new row may be there now
         self.target.admit(row.number)
         self.drafting.notify("admit", row.number, row.request.prompt)
@@ -805,7 +821,7 @@ class Engine:
         copies = Counter((row.request.prompt, row.request.source) for row in reading)
         is_recorded = self.runner is not None and not self.runner.is_disabled
         join = 0 if is_recorded else self.join_tokens
-        room = self.prompt_tokens if self._decoding else sys.maxsize
+        room = self._prompt_room if self._decoding else sys.maxsize
         fed: list[tuple[Row, list[int]]] = []
         begun = set()  # texts of several rows that are read in this step
         for row in reading:
@@ -820,6 +836,7 @@ class Engine:
             elif room > 0:
                 part = unread[:-1] if copies[text] > 1 else unread[:-1][:room]
                 room -= len(part)
+                self._prompt_room -= len(part)
                 fed.append((row, part))
                 begun.add(text)
         self.target.feed([row.number for row, _ in fed], [part for _, part in fed])

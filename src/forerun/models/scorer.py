@@ -249,9 +249,11 @@ class Scorer:
 
     def _feed(self, new: Sequence[tuple[int, Sequence[int]]]) -> None:
         waiting = [(row, list(block)) for row, block in new if len(block)]
-        if self.recorded_feed is not None and not self.observers:
-            waiting = self.recorded_feed(waiting)
         while waiting:
+            if self.recorded_feed is not None and not self.observers:
+                waiting = self.recorded_feed(waiting)  # also what passes have left of a long prompt
+                if not waiting:
+                    return
             now, waiting = _next_pass(waiting, PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU)
             self._feed_pass([row for row, _ in now], [block for _, block in now])
 

@@ -14,6 +14,7 @@ from forerun.engine.row import Row
 
 # Batches of one of these kinds have recordings of their own; all others share one that suits every kind.
 KINDS = (SamplingParams(temperature=1.0), SamplingParams())
+MOST_READ = 16384  # tokens of a prompt that is read for nobody
 ALTERNATIVES = (0, 8, 32)  # whose log-probabilities may be wanted: the next of these are looked up
 
 Report = Callable[[int, int], None]
@@ -45,8 +46,12 @@ def bounds_up_to(context: int) -> list[int]:
 
 
 def prompts_up_to(context: int) -> list[int]:
-    """Lengths of prompts whose passes, which are not recorded, meet every variant of their kernels."""
-    longest = max(context - 1, 1)
+    """Lengths of prompts whose passes, which are not recorded, meet every variant of their kernels.
+
+    Such a pass has thousands of tokens. How many keys lie before them changes numbers that kernels are given, not their
+    code: prompts longer than a few passes need not be read for it.
+    """
+    longest = max(min(context, MOST_READ) - 1, 1)
     doubled = [1 << exponent for exponent in range(1, longest.bit_length())]
     return sorted({min(length, longest) for size in doubled for length in (size, size + 2, size + size // 2)})
 
