@@ -45,8 +45,9 @@ def test_the_next_round_is_asked_for_before_the_last_is_heard_of() -> None:
 
 @pytest.mark.parametrize("in_blocks", [True, False])
 def test_a_newcomers_prompt_follows_the_round_under_way(in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more of it than a round lets through; where rows lie in one piece, which might have to move, after the round."""
-    made = engine(True, cache=PagedCache(400, torch.device("cpu"), block_size=8) if in_blocks else None, ahead=False)
+    """No more of it than a round lets through. Where rows lie in one piece, and might have to move, after the round."""
+    cache = PagedCache(400, torch.device("cpu"), block_size=8) if in_blocks else None
+    made = engine(True, cache=cache, ahead=False)
     made.prompt_tokens = 5
     assert made.runner is not None
     first, second = requests(2, new=12)
