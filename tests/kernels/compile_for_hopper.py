@@ -55,7 +55,7 @@ def attend(group: int, block_queries: int, page: int = 0, stored: str = "*bf16",
     constants = {
         "HEADS": 32, "GROUP": group, "SIZE": 80, "VALUE_SIZE": 128, "BLOCK_SIZE": 128, "BLOCK_VALUE_SIZE": 128,
         "BLOCK_QUERIES": block_queries, "BLOCK_KEYS": 64, "BLOCK_ROWS": 32,
-        "PAGE": page, "CAPACITY": 0, "FAST": True, **dict.fromkeys(names, False), **flags,
+        "PAGE": page, "CAPACITY": 0, "FLOATS": False, "FAST": True, **dict.fromkeys(names, False), **flags,
     }  # fmt: skip
     pool, queries = (
         attention_device.Pool(stored, "i32", "i32", "i32"), attention_device.Queries("*bf16", "i32", "i32")
@@ -153,6 +153,7 @@ def narrow_products() -> list[Any]:
 
 NORM_NUMBERS = dict.fromkeys(("query_epsilon", "query_offset", "key_epsilon", "key_offset"), "fp32")
 PLAIN_KEYS = {"LARGEST": 0.0, "CAPACITY": 1, "FAST": True, "EARLY": True}
+PAIRS = {"SIZE": 64, "VALUE_SIZE": 64, "BLOCK_SIZE": 64, "BLOCK_VALUE_SIZE": 64}
 ROUNDED_KEYS = {"LARGEST": 127.0, "CAPACITY": 128, "FAST": True, "EARLY": True}
 
 
@@ -160,8 +161,9 @@ def rounded_keys() -> list[Any]:
     """Attention over keys of eight bits, and what writes them."""
     made = []
     for kind in ("*i8", "*fp8e4nv"):
-        made.append(attend(4, 32, 128, kind, IS_PART=True, BALANCED=True, EARLY=True, CAPACITY=128))
-        made.append(attend(1, 16, 128, kind, IS_PART=True, EARLY=True, WINDOWED=True, CAPACITY=128))
+        flags = {"IS_PART": True, "EARLY": True, "CAPACITY": 128, "FLOATS": kind == "*fp8e4nv", **PAIRS}
+        made.append(attend(4, 32, 128, "*i16", BALANCED=True, **flags))
+        made.append(attend(1, 16, 128, "*i16", WINDOWED=True, **flags))
         pools = {"key_pool_ptr": kind, "value_pool_ptr": kind, "key_scale_ptr": "*fp32", "value_scale_ptr": "*fp32"}
         made.append(
             compiled(

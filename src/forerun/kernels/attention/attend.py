@@ -63,6 +63,8 @@ def why_not(query: Tensor, keys: Tensor, values: Tensor, tail: tuple[Tensor, Ten
         return f"queries of {query.dtype}, keys of {keys.dtype}, values of {values.dtype}"
     if tail is not None and (keys.data_ptr() != values.data_ptr() or keys.shape != values.shape):
         return "a second part of keys beside values of their own"
+    if isinstance(keys, ScaledKeys) and (tail is not None or query.shape[-1] % 2 or values.shape[-1] % 2):
+        return "rounded keys of odd heads, or of latents"
     most = LARGEST_SIZE if tail is None else LARGEST_LATENT
     if max(query.shape[-1], values.shape[-1]) > most:
         return f"heads of size {max(query.shape[-1], values.shape[-1])}, more than {most}"
@@ -94,10 +96,13 @@ def _launch(
 ) -> None:
     batch, heads, tree, bias = reach.slots.shape[0], keys.shape[1], reach.tree, scale.by_distance
     table, (tail_query, tails) = reach.table, tail or (query, keys)
+    scales = _scales(keys, query), _scales(values, query)
+    keys_as, values_as, tails = _stored(keys), _stored(values), _stored(tails)
+    size, value_size = keys_as.shape[-1], values_as.shape[-1]
     programs = (shape.balanced_splits, 1) if shape.balanced_splits else (batch, shape.splits)
     case = Case(
-        HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=query.shape[-1], VALUE_SIZE=values.shape[-1],
-        BLOCK_SIZE=power(query.shape[-1]), BLOCK_VALUE_SIZE=power(values.shape[-1]),
+        HEADS=query.shape[1], GROUP=query.shape[1] // heads, SIZE=size, VALUE_SIZE=value_size,
+        BLOCK_SIZE=power(size), BLOCK_VALUE_SIZE=power(value_size),
         BLOCK_QUERIES=shape.block_queries, BLOCK_KEYS=shape.block_keys, BLOCK_ROWS=shape.block_rows,
         IS_PART=shape.is_cut, BALANCED=shape.balanced_splits > 0,
         PADDED=shape.form is Form.PAD, WINDOWED=reach.window > 0, CAPPED=scale.softcap is not None,
@@ -105,13 +110,12 @@ def _launch(
         HAS_BIAS=bias is not None, UPCAST=needs_upcast(query), EARLY=shape.early,
         PAGE=0 if table is None else keys.shape[2], FAST=query.device.type != "cpu",
         CAPACITY=keys.scales.shape[2] if isinstance(keys, ScaledKeys) else 0,
+        FLOATS=isinstance(keys, ScaledKeys) and keys.scheme.values.is_floating_point,
         TAIL=0 if tail is None else tails.shape[-1], BLOCK_TAIL=0 if tail is None else power(tails.shape[-1]),
     )  # fmt: skip
-    scales = _scales(keys, query), _scales(values, query)
-    keys, values, tails = _stored(keys), _stored(values), _stored(tails)
     attend_kernel[(heads, programs[0] * shape.query_blocks, programs[1])](
         out, *parts, Queries(query, *query.stride()[:2]),
-        Pool(keys, *keys.stride()[:3]), Pool(values, *values.stride()[:3]), *scales,
+        Pool(keys_as, *keys_as.stride()[:3]), Pool(values_as, *values_as.stride()[:3]), *scales,
         Queries(tail_query, *tail_query.stride()[:2]), Pool(tails, *tails.stride()[:3]),
         reach.slots, reach.slots if table is None else table, reach.lengths, reach.starts,
         query if scale.sinks is None else scale.sinks, query if tree is None else tree, query if bias is None else bias,
@@ -123,7 +127,8 @@ def _launch(
 
 
 def _stored(pool: Tensor) -> Tensor:
-    return pool.raw if isinstance(pool, ScaledKeys) else pool
+    """As the kernel reads it: rounded numbers in pairs."""
+    return pool.raw.view(torch.int16) if isinstance(pool, ScaledKeys) else pool
 
 
 def _scales(pool: Tensor, other: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from forerun.kernels.law import LOG2_E
-from forerun.kernels.linear.widen import widened
+from forerun.kernels.linear.widen import pairs
 
 TURN = tl.constexpr(2)  # key blocks whose time it takes to turn to another row: its queries, and waiting for its keys
 MOST_UNSUMMED = tl.constexpr(2048)  # weights of a block that are summed by place first: sixteen registers a thread
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
     HEADS: int
     GROUP: int  # query heads of a key head
-    SIZE: int
+    SIZE: int  # of a head; pairs of dimensions where keys are rounded
     VALUE_SIZE: int
     BLOCK_SIZE: int
     BLOCK_VALUE_SIZE: int
@@ -74,6 +74,7 @@ class Case(NamedTuple):
     EARLY: bool
     PAGE: int  # keys of a block, a multiple of BLOCK_KEYS; 0: a row lies in one piece
     CAPACITY: int  # of keys that are rounded: places of a slot, or of a block; 0: they are not
+    FLOATS: bool  # whether those are 8-bit floats, else whole numbers
     FAST: bool  # whether assembly widens them
     TAIL: int = 0  # numbers of a second part of queries and keys; values are then the first part of keys
     BLOCK_TAIL: int = 0
@@ -186,16 +187,6 @@ def attend_kernel(
 
 
 @triton.jit
-def numbers(x, KIND: tl.constexpr, FAST: tl.constexpr):
-    """Rounded keys or values before they are scaled, as KIND."""
-    if x.dtype == tl.int8:
-        x = widened(x, KIND, FAST)
-    else:
-        x = x.to(tl.float32).to(KIND)
-    return x
-
-
-@triton.jit
 def spans(
     row, there, block, lengths_ptr, starts_ptr, window, longest,
     GROUP: tl.constexpr, BLOCK_QUERIES: tl.constexpr, PADDED: tl.constexpr, WINDOWED: tl.constexpr, CHAIN: tl.constexpr,
@@ -259,14 +250,21 @@ def attend_piece(
     is_query = m < row.count * CASE.GROUP
     token = m // CASE.GROUP
     head = key_head * CASE.GROUP + m % CASE.GROUP
+    # Rounded keys and values come in pairs: dimensions 2 d and 2 d + 1 are one number of sixteen bits, because tensor
+    # cores have a way to turn tiles of these, and none to turn bytes.
+    EACH: tl.constexpr = 2 if CASE.CAPACITY else 1
     d = tl.arange(0, CASE.BLOCK_SIZE)
     e = tl.arange(0, CASE.BLOCK_VALUE_SIZE)
     q_place = (row.start + token).to(tl.int64) * queries.token + head * queries.head
-    q = tl.load(
-        queries.ptr + q_place[:, None] + d[None, :], mask=is_query[:, None] & (d < CASE.SIZE)[None, :], other=0.0
-    )
+    q_places = queries.ptr + q_place[:, None] + (d * EACH)[None, :]
+    is_q = is_query[:, None] & (d < CASE.SIZE)[None, :]
+    q = tl.load(q_places, mask=is_q, other=0.0)
     if CASE.UPCAST:
         q = q.to(tl.float32)
+    if CASE.CAPACITY:
+        other_q = tl.load(q_places + 1, mask=is_q, other=0.0)
+        if CASE.UPCAST:
+            other_q = other_q.to(tl.float32)
     if CASE.TAIL:
         f = tl.arange(0, CASE.BLOCK_TAIL)
         tail_place = (row.start + token).to(tl.int64) * tail_queries.token + head * tail_queries.head
@@ -296,6 +294,8 @@ def attend_piece(
     else:
         mass = tl.full([CASE.BLOCK_QUERIES], 0.0, dtype=tl.float32)
     mixed = tl.full([CASE.BLOCK_QUERIES, CASE.BLOCK_VALUE_SIZE], 0.0, dtype=tl.float32)
+    if CASE.CAPACITY:
+        other_mixed = tl.full([CASE.BLOCK_QUERIES, CASE.BLOCK_VALUE_SIZE], 0.0, dtype=tl.float32)
     k_head = keys.ptr + key_head * keys.head
     v_head = values.ptr + key_head * values.head
     # The block of a tile is looked up while the tile before it is read: a load that another one of the same round of
@@ -316,14 +316,14 @@ def attend_piece(
             other=0.0,
         )
         if CASE.CAPACITY:
-            k = numbers(k, q.dtype, CASE.FAST)
             at_scale = (held * tl.num_programs(0) + key_head) * CASE.CAPACITY + within
             k_scale = tl.load(key_scale_ptr + at_scale, mask=is_key, other=0.0)
+            k, other_k = pairs(k, q.dtype, CASE.FLOATS, CASE.FAST)
         if CASE.UPCAST:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if CASE.CAPACITY:
-            scores = scores * k_scale[None, :]
+            scores = tl.dot(other_q, tl.trans(other_k), scores, input_precision="ieee") * k_scale[None, :]
         if CASE.TAIL:
             tail = tl.load(
                 tails.ptr + key_head * tails.head + held * tails.slot + within.to(tl.int64)[:, None] * tails.place
@@ -385,11 +385,13 @@ def attend_piece(
                 other=0.0,
             )
         if CASE.PADDED:  # what lies past a row's keys may be anything, and nothing times NaN is NaN
-            v = tl.where((n < row.length)[:, None], v, 0.0)
+            v = tl.where((n < row.length)[:, None], v, tl.zeros_like(v))
         if CASE.CAPACITY:
-            v = numbers(v, q.dtype, CASE.FAST)
-            is_there = is_key & (n < row.length)  # past a row's keys a scale may be anything, as they may
+            is_there = is_key & (n < row.length)  # scales may be anything there, too
             weights = weights * tl.load(value_scale_ptr + at_scale, mask=is_there, other=0.0)[None, :]
+            v, other_v = pairs(v, q.dtype, CASE.FLOATS, CASE.FAST)
+            other_mixed = other_mixed * shrink[:, None]
+            other_mixed = tl.dot(weights.to(other_v.dtype), other_v, other_mixed, input_precision="ieee")
         if CASE.UPCAST:
             mixed = tl.dot(weights, v.to(tl.float32), mixed, input_precision="ieee")
         else:
@@ -401,22 +403,26 @@ def attend_piece(
 
     if SUM_LAST:
         mass = tl.sum(mass, 1)
+    if CASE.CAPACITY:
+        mixed = tl.reshape(tl.join(mixed, other_mixed), [CASE.BLOCK_QUERIES, 2 * CASE.BLOCK_VALUE_SIZE])
+        e = tl.arange(0, 2 * CASE.BLOCK_VALUE_SIZE)
+    VALUE_SIZE: tl.constexpr = CASE.VALUE_SIZE * EACH
     if CASE.IS_PART:
         if is_whole:
             finish(
                 outputs.out_ptr, outputs.sinks_ptr, peak, mass, mixed, row.start + token, head, is_query,
-                CASE.HEADS, CASE.VALUE_SIZE, CASE.HAS_SINKS,
+                CASE.HEADS, VALUE_SIZE, CASE.HAS_SINKS,
             )  # fmt: skip
         else:
             place = piece.to(tl.int64) * outputs.num_queries + tl.arange(0, CASE.BLOCK_QUERIES)
-            is_out = is_query[:, None] & (e < CASE.VALUE_SIZE)[None, :]
-            tl.store(outputs.part_ptr + place[:, None] * CASE.VALUE_SIZE + e[None, :], mixed, mask=is_out)
+            is_out = is_query[:, None] & (e < VALUE_SIZE)[None, :]
+            tl.store(outputs.part_ptr + place[:, None] * VALUE_SIZE + e[None, :], mixed, mask=is_out)
             tl.store(outputs.mass_ptr + place * 2, peak, mask=is_query)
             tl.store(outputs.mass_ptr + place * 2 + 1, mass, mask=is_query)
     else:
         finish(
             outputs.out_ptr, outputs.sinks_ptr, peak, mass, mixed, row.start + token, head, is_query,
-            CASE.HEADS, CASE.VALUE_SIZE, CASE.HAS_SINKS,
+            CASE.HEADS, VALUE_SIZE, CASE.HAS_SINKS,
         )  # fmt: skip
 
 

@@ -119,3 +119,52 @@ def nibbles(raw, KIND: tl.constexpr, FAST: tl.constexpr):
         low = (((bits & 15) | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0).to(KIND)
         high = ((((bits & 240) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0) * 0.0625).to(KIND)
     return low, high
+
+
+@triton.jit
+def pairs(raw, KIND: tl.constexpr, FLOATS: tl.constexpr, FAST: tl.constexpr):
+    """int16 -> the numbers in its low and high byte as KIND, exactly: int8, or e4m3 where FLOATS."""
+    if FAST and tl.bfloat16 == KIND and FLOATS:
+        # Sign, exponent and mantissa at their places in a bfloat16 are the number times 2**-120.
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 s, a, b, k;
+                mov.b32 k, 0x7b807b80;
+                shl.b32 s, $2, 8;
+                shl.b32 a, $2, 4;
+                and.b32 a, a, 0x07f007f0;
+                lop3.b32 a, s, 0x80008000, a, 0xea;
+                shr.u32 b, $2, 4;
+                and.b32 b, b, 0x07f007f0;
+                lop3.b32 b, $2, 0x80008000, b, 0xea;
+                mul.bf16x2 $0, a, k;
+                mul.bf16x2 $1, b, k;
+            }
+            """,
+            "=r,=r,r", [raw], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    elif FAST and tl.bfloat16 == KIND:
+        # 128 + the lower seven bits, less 128 or, where the sign is set, 256.
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 s, a, b;
+                lop3.b32 a, $2, 0x007f007f, 0x43004300, 0xea;
+                lop3.b32 b, $2, 0x00800080, 0x43004300, 0xea;
+                sub.bf16x2 $0, a, b;
+                shr.u32 s, $2, 8;
+                lop3.b32 a, s, 0x007f007f, 0x43004300, 0xea;
+                lop3.b32 b, s, 0x00800080, 0x43004300, 0xea;
+                sub.bf16x2 $1, a, b;
+            }
+            """,
+            "=r,=r,r", [raw], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
+        )  # fmt: skip
+    elif FLOATS:
+        low = (raw & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32).to(KIND)
+        high = ((raw >> 8) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32).to(KIND)
+    else:
+        low = ((raw << 8) >> 8).to(tl.float32).to(KIND)
+        high = (raw >> 8).to(tl.float32).to(KIND)
+    return low, high
