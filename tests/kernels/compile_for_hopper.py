@@ -118,7 +118,9 @@ def product(
     }  # fmt: skip
     if not plan.splits:
         kernel, stages = linear_device.vector_kernel, {}
-        constants |= {"STAGES": plan.stages, "HAS_NORM": form is not widen.ROUNDED}
+        largest = 0.0 if form is not widen.ROUNDED else 127.0 if stored == "*i8" else 448.0
+        constants |= {"STAGES": plan.stages, "HAS_NORM": True, "NORM_WIDE": False, "LARGEST": largest}
+        kinds["x_ptr"] = "*bf16"
     else:
         kernel, stages = linear_device.tile_kernel, {"num_stages": plan.stages}
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}

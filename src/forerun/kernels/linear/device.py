@@ -13,12 +13,18 @@ import triton.language as tl
 
 from forerun.kernels.attention.cache_write import pair_of
 from forerun.kernels.linear.activation import activated
-from forerun.kernels.linear.widen import INT4, INT8, ROUNDED, WIDE, nibbles, widened
+from forerun.kernels.linear.rounding import narrowed_by, rounded_to, scale_of
+from forerun.kernels.linear.widen import INT4, INT8, ROUNDED, WIDE, lifted, lifted_nibbles, nibbles, widened
 
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
 ROTATED = tl.constexpr(2)
 LINE = tl.constexpr(128)  # bytes of a cache's line
+BYTES = tl.constexpr(16)  # that a thread reads at once
+MOST_AT_ONCE = tl.constexpr(4096)  # numbers of a row that a program reads to find its scale
+# A whole number n in the last bits of a float is n * 2**-149: nothing has to be converted. The row it is multiplied by
+# is enlarged, the sum as well; what made all numbers positive is taken off as a multiple of the row's sum.
+MORE, LESS = tl.constexpr(2.0**90), tl.constexpr(2.0**59)
 AHEAD = tl.constexpr(2)  # tiles of weights that are asked for before the kernels before have ended
 # What changes from pass to pass must not have a kernel compiled anew.
 UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
@@ -61,50 +67,68 @@ def vector_kernel(
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    NORM_WIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One program per few outputs: every weight is multiplied where it arrives."""
+    """One program per few outputs: every weight is multiplied where it arrives.
+
+    Where LARGEST is not 0 the row is rounded here: every program finds its scale for itself, in less time than another
+    launch would take.
+    """
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
     if EARLY:
         begin_early(w_ptr, first_row, second_row, 0, K, K, FORM, END, BLOCK_N, BLOCK_K)
+    shrink = 1.0
+    row_scale = 1.0
+    if LARGEST > 0:
+        shrink, row_scale = scales_of_row(x_ptr, gain_ptr, K, epsilon, offset, LARGEST, NORM_WIDE, HAS_NORM, FAST)
+    elif FORM == ROUNDED:
+        row_scale = tl.load(row_scale_ptr)
     if FORM == INT4:
         first, second, squares = packed_sums(
             x_ptr, w_ptr, scale_ptr, gain_ptr, first_row, second_row, K, offset, END, GROUP, FAST, BLOCK_N, BLOCK_K,
             STAGES, HAS_NORM,
         )  # fmt: skip
     else:
-        total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
-        other_total = tl.zeros([BLOCK_N, BLOCK_K], dtype=tl.float32)
+        EACH: tl.constexpr = 1 if FORM == WIDE else BYTES
+        total = tl.zeros([BLOCK_N, BLOCK_K // EACH], dtype=tl.float32)
+        other_total = tl.zeros([BLOCK_N, BLOCK_K // EACH], dtype=tl.float32)
         square_sums = tl.zeros([BLOCK_K], dtype=tl.float32)
+        inverse = tl.minimum(tl.div_rn(row_scale * 0.0 + 1.0, row_scale), 1e38) if LARGEST > 0 else 1.0
         for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             k = begin + tl.arange(0, BLOCK_K)
             there = k < K
             place = w_ptr + first_row[:, None] * K + k[None, :]
             w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
-            if HAS_NORM:
-                square_sums += x * x
-                x = x * (tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset)
-            total += as_float(w, FAST) * x[None, :]
+            if LARGEST > 0:
+                x = part_of_row(x_ptr, gain_ptr, k, there, shrink, offset, NORM_WIDE, HAS_NORM, FAST)
+                x = narrowed_by(x, row_scale, inverse, LARGEST, w_ptr.dtype.element_ty, FAST).to(tl.float32)
+            else:
+                x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
+                if HAS_NORM:
+                    square_sums += x * x
+                    x = x * (tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset)
+            x_sums = 0.0
+            if w_ptr.dtype.element_ty == tl.int8:
+                x_sums = add_products(tl.zeros([1, BLOCK_K // EACH], dtype=tl.float32), x[None, :] * 128.0, EACH)
+                x *= MORE
+            total = add_tile(total, w, x, x_sums, EACH, FAST)
             if END != PLAIN:
                 place = w_ptr + second_row[:, None] * K + k[None, :]
                 w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-                other_total += as_float(w, FAST) * x[None, :]
+                other_total = add_tile(other_total, w, x, x_sums, EACH, FAST)
         first, second, squares = tl.sum(total, 1), tl.sum(other_total, 1), tl.sum(square_sums, 0)
         if FORM != WIDE:
-            first *= tl.load(scale_ptr + first_row).to(tl.float32)
+            first *= tl.load(scale_ptr + first_row).to(tl.float32) * row_scale
             if END != PLAIN:
-                second *= tl.load(scale_ptr + second_row).to(tl.float32)
-        if FORM == ROUNDED:
-            row_scale = tl.load(row_scale_ptr)
-            first *= row_scale
-            second *= row_scale
+                second *= tl.load(scale_ptr + second_row).to(tl.float32) * row_scale
     first = first[None, :]
     second = second[None, :]
-    if HAS_NORM:
+    if HAS_NORM and LARGEST == 0:
         shrink = 1.0 / tl.sqrt(squares / K + epsilon)
         first *= shrink
         second *= shrink
@@ -274,10 +298,76 @@ def prefetch(place):
 
 
 @triton.jit
-def as_float(w, FAST: tl.constexpr):
+def scales_of_row(
+    x_ptr,
+    gain_ptr,
+    K,
+    epsilon,
+    offset,
+    LARGEST: tl.constexpr,
+    NORM_WIDE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """What the norm shrinks a row by, and the scale it is rounded with after that."""
+    i = tl.arange(0, MOST_AT_ONCE)
+    shrink = 1.0
+    if HAS_NORM:
+        squares = tl.zeros([MOST_AT_ONCE], dtype=tl.float32)
+        for begin in range(0, K, MOST_AT_ONCE):
+            x = tl.load(x_ptr + begin + i, mask=begin + i < K, other=0.0).to(tl.float32)
+            squares += x * x
+        shrink = 1.0 / tl.sqrt(tl.sum(squares, 0) / K + epsilon)
+    peaks = tl.zeros([MOST_AT_ONCE], dtype=tl.float32)
+    odd = tl.zeros([MOST_AT_ONCE], dtype=tl.int32)
+    for begin in range(0, K, MOST_AT_ONCE):
+        x = part_of_row(x_ptr, gain_ptr, begin + i, begin + i < K, shrink, offset, NORM_WIDE, HAS_NORM, FAST)
+        peaks = tl.maximum(peaks, tl.abs(x))
+        odd = odd | (x != x).to(tl.int32)
+    return shrink, scale_of(tl.max(peaks, 0), tl.max(odd, 0), LARGEST)
+
+
+@triton.jit
+def part_of_row(
+    x_ptr,
+    gain_ptr,
+    k,
+    there,
+    shrink,
+    offset,
+    NORM_WIDE: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Numbers k of a row, normed and rounded to its type as `norms.norm_kernel` does it, as float32."""
+    KIND: tl.constexpr = x_ptr.dtype.element_ty
+    x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        gain = tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset
+        x = x * shrink
+        if not NORM_WIDE:
+            x = rounded_to(x, KIND, FAST)
+        x = rounded_to(x * gain, KIND, FAST)
+    return x
+
+
+@triton.jit
+def add_products(total, products, EACH: tl.constexpr):
+    """total [.., BLOCK_K / EACH] + products [.., BLOCK_K]: what one thread has read is added up first."""
+    if EACH > 1:
+        products = tl.sum(tl.reshape(products, total.shape + [EACH]), len(total.shape))
+    return total + products
+
+
+@triton.jit
+def add_tile(total, w, x, x_sums, EACH: tl.constexpr, FAST: tl.constexpr):
+    """total [BLOCK_N, BLOCK_K / EACH] + w * x, each thread's own numbers added up. Whole numbers take x enlarged."""
     if w.dtype == tl.int8:
-        w = widened(w, tl.float32, FAST)
-    return w.to(tl.float32)
+        products = add_products(tl.zeros_like(total), lifted(w, FAST) * x[None, :], EACH)
+        total += products * LESS - x_sums
+    else:
+        total = add_products(total, w.to(tl.float32) * x[None, :], EACH)
+    return total
 
 
 @triton.jit
@@ -377,45 +467,58 @@ def packed_sums(
     STAGES: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """Sums [BLOCK_N] of one row with weights of four bits, and of the row's squares."""
+    """Sums [BLOCK_N] of one row with weights of four bits, and of the row's squares. A thread's bytes share a scale."""
     HALF: tl.constexpr = GROUP // 2
-    GROUPS: tl.constexpr = BLOCK_K // GROUP
-    i = tl.arange(0, HALF)
-    total = tl.zeros([BLOCK_N, GROUPS, HALF], dtype=tl.float32)
-    other_total = tl.zeros([BLOCK_N, GROUPS, HALF], dtype=tl.float32)
-    squares = tl.zeros([GROUPS, HALF], dtype=tl.float32)
-    for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        group = begin // GROUP + tl.arange(0, GROUPS)
-        is_in = group < K // GROUP
-        k = group[:, None] * GROUP + i[None, :]
-        low_x = tl.load(x_ptr + k, mask=is_in[:, None], other=0.0).to(tl.float32)
-        high_x = tl.load(x_ptr + k + HALF, mask=is_in[:, None], other=0.0).to(tl.float32)
+    COLUMNS: tl.constexpr = BLOCK_K // 2
+    width = tl.multiple_of(K // 2, BYTES)  # a group has at least 32 numbers
+    i = tl.arange(0, COLUMNS)
+    at = tl.arange(0, COLUMNS // BYTES) * BYTES // HALF  # whose group of scales
+    total = tl.zeros([BLOCK_N, COLUMNS // BYTES], dtype=tl.float32)
+    other_total = tl.zeros([BLOCK_N, COLUMNS // BYTES], dtype=tl.float32)
+    squares = tl.zeros([COLUMNS], dtype=tl.float32)
+    # Scales are looked up one tile ahead: nothing would fetch them early by itself.
+    scales = group_scales(scale_ptr, first_row, at, K // GROUP)
+    other_scales = group_scales(scale_ptr, second_row, at, K // GROUP) if END != PLAIN else scales
+    for begin in tl.range(0, width, COLUMNS, num_stages=STAGES):
+        there = begin + i < width
+        k = (begin + i) // HALF * GROUP + i % HALF
+        low_x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
+        high_x = tl.load(x_ptr + k + HALF, mask=there, other=0.0).to(tl.float32)
         if HAS_NORM:
             squares += low_x * low_x + high_x * high_x
-            low_x *= tl.load(gain_ptr + k, mask=is_in[:, None], other=0.0).to(tl.float32) + offset
-            high_x *= tl.load(gain_ptr + k + HALF, mask=is_in[:, None], other=0.0).to(tl.float32) + offset
-        total = add_groups(total, w_ptr, scale_ptr, first_row, group, is_in, low_x, high_x, K, GROUP, FAST)
+            low_x *= tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset
+            high_x *= tl.load(gain_ptr + k + HALF, mask=there, other=0.0).to(tl.float32) + offset
+        x_sums = add_products(tl.zeros([1, COLUMNS // BYTES], dtype=tl.float32), (low_x + high_x)[None, :] * 8.0, BYTES)
+        low_x *= MORE
+        high_x *= MORE
+        place = w_ptr + first_row[:, None] * width + (begin + i)[None, :]
+        raw = tl.load(place, mask=there[None, :], other=0, eviction_policy="evict_first")
+        following = group_scales(scale_ptr, first_row, at + (begin + COLUMNS) // HALF, K // GROUP)
+        total = add_groups(total, raw, scales, low_x, high_x, x_sums, FAST)
+        scales = following
         if END != PLAIN:
-            other_total = add_groups(
-                other_total, w_ptr, scale_ptr, second_row, group, is_in, low_x, high_x, K, GROUP, FAST
-            )
-    first = tl.sum(tl.sum(total, 2), 1)
-    second = tl.sum(tl.sum(other_total, 2), 1)
-    return first, second, tl.sum(tl.sum(squares, 1), 0)
+            place = w_ptr + second_row[:, None] * width + (begin + i)[None, :]
+            raw = tl.load(place, mask=there[None, :], other=0, eviction_policy="evict_first")
+            following = group_scales(scale_ptr, second_row, at + (begin + COLUMNS) // HALF, K // GROUP)
+            other_total = add_groups(other_total, raw, other_scales, low_x, high_x, x_sums, FAST)
+            other_scales = following
+    return tl.sum(total, 1), tl.sum(other_total, 1), tl.sum(squares, 0)
 
 
 @triton.jit
-def add_groups(
-    total, w_ptr, scale_ptr, rows, group, is_in, low_x, high_x, K, GROUP: tl.constexpr, FAST: tl.constexpr
-):  # fmt: skip
-    """total [BLOCK_N, groups, half of one] + scaled products of some groups."""
-    HALF: tl.constexpr = GROUP // 2
-    place = rows[:, None, None] * (K // 2) + (group[:, None] * HALF + tl.arange(0, HALF)[None, :])[None, :, :]
-    raw = tl.load(w_ptr + place, mask=is_in[None, :, None], other=0, eviction_policy="evict_first")
-    scales = tl.load(scale_ptr + rows[:, None] * (K // GROUP) + group[None, :], mask=is_in[None, :], other=0.0)
-    low, high = nibbles(raw, tl.float32, FAST)
-    products = low * low_x[None, :, :] + high * high_x[None, :, :]
-    return total + products * scales.to(tl.float32)[:, :, None]
+def group_scales(scale_ptr, rows, group, count):
+    """[BLOCK_N, threads' shares of a tile] float32."""
+    place = scale_ptr + rows[:, None] * count + group[None, :]
+    return tl.load(place, mask=(group < count)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def add_groups(total, raw, scales, low_x, high_x, x_sums, FAST: tl.constexpr):
+    """total [BLOCK_N, COLUMNS / BYTES] + scaled products of a tile with a row that is enlarged."""
+    low, high = lifted_nibbles(raw, FAST)
+    products = add_products(tl.zeros_like(total), low * low_x[None, :], BYTES)
+    products = add_products(products, high * high_x[None, :], BYTES)
+    return total + scales * (products * LESS - x_sums)
 
 
 @triton.jit

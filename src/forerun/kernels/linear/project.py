@@ -63,7 +63,10 @@ LONG_SUMS, LONG_SUMS_OUTPUTS = 8192, 3072
 RESIDENT, RESIDENT_CUT = 2, 1  # programs of MORE_ROWS, of MORE_ROWS_CUT that a multiprocessor has room for
 WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
 # Weights of 8 and 4 bits. Rows that are rounded go to tensor cores whatever their number: nothing is widened there.
-ONE_ROW_OF_BYTES = Plan(8, 512, 4, 4)
+ONE_ROW_OF_BYTES = Plan(8, 2048, 4, 3)
+ONE_ROW_OF_BYTES_IN_PAIRS = Plan(4, 2048, 4, 3)
+ONE_ROW_OF_HALF_BYTES = Plan(8, 4096, 4, 3)
+ONE_ROW_OF_HALF_BYTES_IN_PAIRS = Plan(4, 4096, 4, 3)
 FEW_ROWS_OF_BYTES = Plan(32, 256, 2, 4, 1)
 FEW_ROWS_OF_BYTES_CUT = Plan(32, 256, 2, 4, 4)
 MORE_ROWS_OF_BYTES = Plan(64, 128, 4, 4, 1)
@@ -185,20 +188,22 @@ def choose(
 
 def _choose_narrow(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, form: Any) -> Plan:
     is_cut = not in_pairs and outputs <= FEW_OUTPUTS
+    if rows == 1 and form is widen.INT4:
+        return ONE_ROW_OF_HALF_BYTES_IN_PAIRS if in_pairs else ONE_ROW_OF_HALF_BYTES
+    if rows == 1:
+        return ONE_ROW_OF_BYTES_IN_PAIRS if in_pairs else ONE_ROW_OF_BYTES
     if form is widen.ROUNDED:
         if in_pairs:
             return ROUNDED_ROWS_IN_PAIRS if rows <= ROWS[1] else MORE_ROUNDED_ROWS_IN_PAIRS
         if rows > ROWS[1]:
             return MORE_ROWS_OF_BYTES_CUT if is_cut else MORE_ROWS_OF_BYTES
         return ROUNDED_ROWS_CUT if is_cut else ROUNDED_ROWS
-    if dtype is torch.float32 and rows > 1:
+    if dtype is torch.float32:
         return WITHOUT_TENSOR_CORES if form is widen.INT8 else WITHOUT_TENSOR_CORES_IN_GROUPS
     if rows > ROWS[1]:
         return MORE_ROWS_OF_BYTES_CUT if is_cut else MORE_ROWS_OF_BYTES
     if form is widen.INT8:
-        return ONE_ROW_OF_BYTES if rows == 1 else FEW_ROWS_OF_BYTES_CUT if is_cut else FEW_ROWS_OF_BYTES
-    if dtype is torch.float32:
-        return ONE_ROW_OF_BYTES
+        return FEW_ROWS_OF_BYTES_CUT if is_cut else FEW_ROWS_OF_BYTES
     return FEW_ROWS_OF_HALF_BYTES_CUT if is_cut else FEW_ROWS_OF_HALF_BYTES
 
 
@@ -218,10 +223,10 @@ def _launch(
 ) -> None:
     rows, width = len(x), weight.shape[1]
     plan = plan or choose(rows, outputs, end is not device.PLAIN, x.dtype, weight.device, form_of(weight))
-    if norm is not None and (plan.splits or form_of(weight) is widen.ROUNDED):
+    if norm is not None and plan.splits:
         assert isinstance(x, Tensor), "rows are normed before they are rounded"
         x, norm = normed(x, norm), None  # tensor cores take what is normed and rounded
-    x, stored, form = _stored(x, weight)
+    x, stored, form = _stored(x, weight, rounds=plan.splits > 0)
     order = None if heads is None else heads.order
     places = (x,) * 5 if heads is None else heads.tensors
     tensors = [out, x, *stored, _or(bias, x), _or(residual, x), *places, _or(order, x)]
@@ -239,7 +244,7 @@ def _launch(
         own = norm or Norm(x, 0.0)
         device.vector_kernel[(grid,)](
             *tensors, own.weight, outputs, width, cos_row, multiplier, own.epsilon, own.offset, STAGES=plan.stages,
-            HAS_NORM=norm is not None, **flags,
+            HAS_NORM=norm is not None, NORM_WIDE=own.wide, LARGEST=_largest(x, weight), **flags,
         )  # fmt: skip
         return
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
@@ -259,14 +264,25 @@ def form_of(weight: Tensor) -> Any:
     return widen.ROUNDED if weight.scheme.rounds_rows else widen.INT8
 
 
-def _stored(x: AnyRows, weight: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """The rows as they are multiplied; the weight, its scales and those of the rows; how the weight is stored."""
+def _largest(x: Tensor, weight: Tensor) -> float:
+    """What the largest number of a row becomes that the kernel rounds itself; 0 where it does not."""
+    if isinstance(weight, RoundedWeight) and weight.scheme.rounds_rows and x.dtype == weight.dtype:
+        return weight.scheme.largest
+    return 0.0
+
+
+def _stored(
+    x: AnyRows, weight: Tensor, rounds: bool = True
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+    """The rows as they are multiplied; the weight, its scales and those of the rows; how the weight is stored.
+
+    Without `rounds` rows that are not rounded yet are left to the kernel.
+    """
     if not isinstance(weight, RoundedWeight):
         assert isinstance(x, Tensor)
         return x, (weight, x, x), {"FORM": widen.WIDE, "GROUP": 0, "FAST": False}
     flags = {"FORM": form_of(weight), "GROUP": weight.scheme.group, "FAST": weight.device.type != "cpu"}
-    if not weight.scheme.rounds_rows:
-        assert isinstance(x, Tensor)
+    if isinstance(x, Tensor) and not (weight.scheme.rounds_rows and rounds):
         return x, (weight.raw, weight.scales, x), flags
     rows = round_rows(x, weight.scheme) if isinstance(x, Tensor) else x
     return rows.values, (weight.raw, weight.scales, rows.scales), flags

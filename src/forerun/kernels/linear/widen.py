@@ -79,6 +79,58 @@ def widened(w, KIND: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
+def lifted(w, FAST: tl.constexpr):
+    """int8 -> (w + 128) * 2**-149: the last bits of a float, so that nothing has to be subtracted from each."""
+    if FAST:
+        made = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 u;
+                xor.b32 u, $4, 0x80808080;
+                prmt.b32 $0, u, 0, 0x4440;
+                prmt.b32 $1, u, 0, 0x4441;
+                prmt.b32 $2, u, 0, 0x4442;
+                prmt.b32 $3, u, 0, 0x4443;
+            }
+            """,
+            "=r,=r,=r,=r,r", [w], dtype=tl.float32, is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        made = (w.to(tl.int32) + 128).to(tl.float32, bitcast=True)
+    return made
+
+
+@triton.jit
+def lifted_nibbles(raw, FAST: tl.constexpr):
+    """uint8 -> the numbers n below 16 in its low and high bits, as n * 2**-149."""
+    if FAST:
+        low, high = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 a, b;
+                and.b32 a, $8, 0x0f0f0f0f;
+                shr.u32 b, $8, 4;
+                and.b32 b, b, 0x0f0f0f0f;
+                prmt.b32 $0, a, 0, 0x4440;
+                prmt.b32 $1, a, 0, 0x4441;
+                prmt.b32 $2, a, 0, 0x4442;
+                prmt.b32 $3, a, 0, 0x4443;
+                prmt.b32 $4, b, 0, 0x4440;
+                prmt.b32 $5, b, 0, 0x4441;
+                prmt.b32 $6, b, 0, 0x4442;
+                prmt.b32 $7, b, 0, 0x4443;
+            }
+            """,
+            "=r,=r,=r,=r,=r,=r,=r,=r,r", [raw], dtype=(tl.float32, tl.float32), is_pure=True, pack=4,
+        )  # fmt: skip
+    else:
+        bits = raw.to(tl.int32)
+        low = (bits & 15).to(tl.float32, bitcast=True)
+        high = (bits >> 4).to(tl.float32, bitcast=True)
+    return low, high
+
+
+@triton.jit
 def nibbles(raw, KIND: tl.constexpr, FAST: tl.constexpr):
     """uint8 -> the numbers in its low and high bits, less 8, as KIND."""
     if tl.bfloat16 == KIND and FAST:
