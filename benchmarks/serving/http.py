@@ -1,47 +1,67 @@
-"""The server in a thread of this process, over an engine that is warm already, and its client in another process."""
+"""The server over an engine that is warm already, HTTP and its client in processes of their own."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.bench.serve.load import Level, Load
 from forerun.bench.serve.samples import Counts, Sample
+from forerun.decoder import SpeculativeDecoder
 from forerun.errors import ServerError
 from forerun.measure.record import Record, load
+from forerun.serve.apart.host import EngineHost
+from forerun.serve.apart.process import FrontProcess, make_host
+from forerun.serve.apart.wire import Beginning
 from forerun.serve.model import ServedModel
-from forerun.serve.run import make_server
-from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings, ServiceSettings
 
 PATIENCE = 60.0  # seconds for it to begin, and to end
 
 
-@contextmanager
-def served(model: ServedModel, max_rows: int) -> Iterator[str]:
-    """Its address. The engine is the model's own again once the block has ended."""
-    service = Service(model, ServiceSettings(max_rows=max_rows, max_queued=4096))
-    ready, urls = threading.Event(), list[str]()
+class Servers:
+    """One at a time over the same engine, which is the decoder's own again once it is stopped. The process of the next
+    one is started early: what it imports takes seconds."""
 
-    def on_ready(url: str) -> None:
-        urls.append(url)
-        ready.set()
+    def __init__(self, max_rows: int) -> None:
+        self._settings = ServiceSettings(max_rows=max_rows, max_queued=4096)
+        self._next = FrontProcess()
+        self._front: FrontProcess | None = None
+        self._host: EngineHost | None = None
 
-    server = make_server(service, AddressSettings(port=0, log_level="error"), on_ready)
-    thread = threading.Thread(target=server.run, name="server")
-    thread.start()
-    try:
-        if not ready.wait(PATIENCE):
-            raise ServerError("the server did not start")
-        yield urls[0]
-    finally:
-        server.end()
-        thread.join(PATIENCE)
-        service.close(drain=False)
+    def url(self, decoder: SpeculativeDecoder, model: ServedModel) -> str:
+        """The address of the one that runs; if there is none, of a new one."""
+        if self._host is None:
+            self._front, self._next = self._next, FrontProcess()
+            self._host = make_host(decoder, model, self._front)
+            ready, urls = threading.Event(), list[str]()
+
+            def on_ready(url: str) -> None:
+                urls.append(url)
+                ready.set()
+
+            address = AddressSettings(port=0, log_level="error")
+            beginning = Beginning(model, self._settings, address, is_split=False)
+            self._thread = threading.Thread(target=self._host.run, args=(beginning, on_ready), name="host", daemon=True)
+            self._thread.start()
+            if not ready.wait(PATIENCE):
+                raise ServerError("the server did not start")
+            self._url = urls[0]
+        return self._url
+
+    def stop(self) -> None:
+        if self._host is not None and self._front is not None:
+            self._host.drain()
+            self._thread.join(PATIENCE)
+            self._front.close()
+            self._front = self._host = None
+
+    def close(self) -> None:
+        self.stop()
+        self._next.close()
 
 
 def ask(url: str, options: Sequence[str], output: Path) -> Record:

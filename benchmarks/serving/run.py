@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 
 from benchmarks.serving.bare import run_bare
-from benchmarks.serving.http import ask, levels_of, served
+from benchmarks.serving.http import Servers, ask, levels_of
 from benchmarks.serving.report import BARE, HTTP, Measurement, make_record, summarize
 from benchmarks.serving.tokens import made_up_tokenizer
 from forerun.bench.decode.pair import default_pair, open_pair
@@ -56,6 +56,21 @@ class Settings:
 
 
 def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
+    servers = Servers(asked.max_rows)
+    try:
+        return _run(asked, device, output, reporter, command, servers)
+    finally:
+        servers.close()
+
+
+def _run(
+    asked: Settings,
+    device: torch.device,
+    output: Path,
+    reporter: Reporter,
+    command: Sequence[str],
+    servers: Servers,
+) -> Record:
     reporter.start("building the pair")
     started = perf_counter()
     pair = open_pair(asked.model or default_pair(device), asked.draft, device, None, 0)
@@ -67,7 +82,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     context = max(asked.prompt + asked.output, asked.rate_prompt[1] + asked.rate_output[1])
     warmed = decoder.engine.warm_up(asked.max_rows, asked.max_draft, context)
     reporter.say(f"built and warmed up after {perf_counter() - started:.1f} s")
-    model = ServedModel(decoder, tokenizer, NAME, created=0, drafter_name="draft model")
+    model = ServedModel.of(decoder, tokenizer, NAME, created=0, drafter_name="draft model")
     measured: list[Measurement] = []
 
     def keep(one: Measurement) -> None:
@@ -75,14 +90,15 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         first, token = 1e3 * one.first_median, 1e3 * one.token_median
         reporter.say(f"{one.name}, {one.by}: {first:.1f} ms, {token:.2f} ms, {one.tokens_per_second:.0f} tokens/s")
 
-    def over_http(settings: ServeSettings, load: Load, modes: Sequence[str]) -> None:
-        options = _options(settings, load, modes)
-        with tempfile.TemporaryDirectory() as folder, served(model, asked.max_rows) as url:
-            record = ask(url, options, Path(folder) / "client.json")
-        for level in levels_of(record, [load]):
+    def over_http(settings: ServeSettings, loads: Sequence[Load], modes: Sequence[str]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            url = servers.url(decoder, model)
+            record = ask(url, _options(settings, loads, modes), Path(folder) / "client.json")
+        for level in levels_of(record, loads):
             keep(summarize(HTTP, level))
 
     def bare(settings: ServeSettings, load: Load, mode: str) -> None:
+        servers.stop()
         bodies, level = Bodies(settings, (), NAME), Level(load, mode, [])
 
         def request_of(number: int) -> Request:
@@ -103,32 +119,38 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     settings = asdict(asked) | {"model": pair.name, "temperature": 1.0}
     origin = provenance(device, command)
     turns = []
-    for load, what in _loads(asked):
-        modes = MODES if load.concurrency is not None else MODES[:1]
-        turns.append(Turn(f"{load.name} over HTTP", partial(over_http, what, load, modes)))
-        if load.concurrency is None or load.concurrency in asked.bare:
-            turns.append(Turn(f"{load.name}, the engine alone", partial(bare, what, load, MODES[0])))
+    for what, loads, modes, are_bare in _groups(asked):
+        names = ", ".join(load.name for load in loads)
+        turns.append(Turn(f"{names} over HTTP", partial(over_http, what, loads, modes)))
+        if are_bare:
+            turns += [Turn(f"{load.name}, the engine alone", partial(bare, what, load, MODES[0])) for load in loads]
     return take_turns(turns, reporter, save, seconds=asked.seconds, tolerant=True)
 
 
-def _loads(asked: Settings) -> list[tuple[Load, ServeSettings]]:
+def _groups(asked: Settings) -> Iterator[tuple[ServeSettings, list[Load], Sequence[str], bool]]:
+    """Loads that one client brings one after the other, and whether the engine alone is given them, too."""
     base = ServeSettings(endpoint="completions", requests=asked.requests, temperature=1.0)
     streams = replace(base, seconds=asked.stream_seconds, prompt_length=asked.prompt, max_new_tokens=asked.output)
     rates = replace(
         base, seconds=asked.rate_seconds, prompt_length=asked.rate_prompt[1], shortest_prompt=asked.rate_prompt[0],
         max_new_tokens=asked.rate_output[1], shortest_answer=asked.rate_output[0],
     )  # fmt: skip
-    return [*((Load(concurrency=count), streams) for count in asked.streams),
-            *((Load(rate=rate), rates) for rate in asked.rates)]  # fmt: skip
+    for are_bare in (True, False):
+        if counts := [count for count in asked.streams if (count in asked.bare) == are_bare]:
+            yield streams, [Load(concurrency=count) for count in counts], MODES, are_bare
+    if asked.rates:
+        yield rates, [Load(rate=rate) for rate in asked.rates], MODES[:1], True
 
 
-def _options(settings: ServeSettings, load: Load, modes: Sequence[str]) -> list[str]:
+def _options(settings: ServeSettings, loads: Sequence[Load], modes: Sequence[str]) -> list[str]:
     """Of `forerun bench serve`."""
+    counts = [f"{load.concurrency}" for load in loads if load.concurrency is not None]
+    rates = [f"{load.rate:g}" for load in loads if load.rate is not None]
     asked = {
         "endpoint": settings.endpoint, "requests": settings.requests, "seconds": settings.seconds,
         "temperature": settings.temperature, "prompt-length": settings.prompt_length,
         "shortest-prompt": settings.shortest_prompt, "max-new-tokens": settings.max_new_tokens,
         "shortest-answer": settings.shortest_answer, "speculation": ",".join(modes),
-        "concurrency": load.concurrency, "rates": load.rate,
+        "concurrency": ",".join(counts) or None, "rates": ",".join(rates) or None,
     }  # fmt: skip
     return [word for name, value in asked.items() if value is not None for word in (f"--{name}", str(value))]

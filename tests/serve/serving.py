@@ -6,14 +6,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import httpx
 import uvicorn
 
 from forerun import PromptLookup, SpeculativeDecoder
+from forerun.serve.apart.host import EngineHost
+from forerun.serve.apart.remote import RemoteBackend
+from forerun.serve.apart.wire import Beginning, receive
 from forerun.serve.app import create_app
+from forerun.serve.backend import LocalBackend
 from forerun.serve.model import ServedModel
 from forerun.serve.service import Service
 from forerun.serve.settings import AddressSettings, ServiceSettings
@@ -35,8 +39,10 @@ def make_decoder(**settings: Any) -> SpeculativeDecoder:
 class Server:
     """Somebody to call."""
 
-    def __init__(self, service: Service | SpeechService, url: str, key: str | None) -> None:
-        self.service, self.url = service, url
+    def __init__(
+        self, service: Service | SpeechService, decoder: SpeculativeDecoder | None, url: str, key: str | None
+    ) -> None:
+        self.service, self.decoder, self.url = service, decoder, url
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=60)
 
@@ -56,8 +62,9 @@ class Server:
     def is_idle(self, seconds: float = 20.0) -> bool:
         """Whether nobody decodes or waits, within so many seconds."""
         admission, end = self.service.admission, time.monotonic() + seconds
+        assert self.decoder is not None
         while time.monotonic() < end:
-            if not admission.num_running and not admission.num_waiting and self.service.engine.engine.is_idle:
+            if not admission.num_running and not admission.num_waiting and self.decoder.engine.is_idle:
                 return True
             time.sleep(0.01)
         return False
@@ -65,24 +72,60 @@ class Server:
 
 @contextmanager
 def running(
-    decoder: SpeculativeDecoder | None = None, key: str | None = None, tokenizer: Any = None, **settings: Any
+    decoder: SpeculativeDecoder | None = None,
+    key: str | None = None,
+    tokenizer: Any = None,
+    apart: bool = True,
+    **settings: Any,
 ) -> Iterator[Server]:
-    """A server of text at a port of its own, until the block ends."""
+    """A server of text at a port of its own, until the block ends.
+
+    Between the service and its engine is the socket that lies between two processes of `forerun serve`, unless they are
+    not to be `apart`, as in replicas.
+    """
     decoder = decoder or make_decoder()
-    model = ServedModel(decoder, tokenizer or byte_tokenizer(), NAME, created=0, drafter_name="lookup")
-    with listening(Service(model, ServiceSettings(**{"timeout": 60.0, **settings})), key) as server:
+    limits = ServiceSettings(**{"timeout": 60.0, **settings})
+    model = ServedModel.of(decoder, tokenizer or byte_tokenizer(), NAME, created=0, drafter_name="lookup")
+    backend = LocalBackend(decoder)
+    with (
+        hosted(Beginning(model, limits, AddressSettings(), backend.is_split), backend)
+        if apart
+        else nullcontext(Service(model, backend, limits)) as service,
+        listening(service, key, decoder) as server,
+    ):
         yield server
 
 
 @contextmanager
-def listening(service: Service | SpeechService, key: str | None = None) -> Iterator[Server]:
+def hosted(beginning: Beginning, backend: LocalBackend) -> Iterator[Service]:
+    """A service as another process makes it, of what it is told over a socket."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        host = EngineHost(backend, beginning.model, ours)
+        thread = threading.Thread(target=host.run, args=(beginning, print))
+        thread.start()
+        try:
+            (told,) = receive(theirs).messages
+            yield Service(told.model, RemoteBackend(theirs, told.is_split), told.settings)
+        finally:
+            with suppress(OSError):
+                ours.shutdown(socket.SHUT_RD)  # where the other side was never opened
+            thread.join(60)
+        assert not thread.is_alive() and not host.outlets and not backend.state.is_alive
+
+
+@contextmanager
+def listening(
+    service: Service | SpeechService, key: str | None = None, decoder: SpeculativeDecoder | None = None
+) -> Iterator[Server]:
     """The same of any service."""
+    decoder = service.decoder if isinstance(service, SpeechService) else decoder
     app = create_app(service, AddressSettings(api_key=key))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
-        called = Server(service, f"http://127.0.0.1:{listening.getsockname()[1]}", key)
+        called = Server(service, decoder, f"http://127.0.0.1:{listening.getsockname()[1]}", key)
         try:
             yield called
         finally:

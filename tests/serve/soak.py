@@ -184,7 +184,7 @@ def _held(server: Server) -> Held:
     server.client.close()
     time.sleep(0.5)  # connections that were closed on one side
     gc.collect()
-    cache = server.service.engine.engine.target.cache
+    cache = server.decoder.engine.target.cache
     assert isinstance(cache, PagedCache)
     cache.check()
     return Held(

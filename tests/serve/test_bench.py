@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from forerun.cli.main import cli
 from forerun.measure.record import Record, load
 from serve.serving import NAME, Server
 from support.folders import VOCAB, save
+from support.processes import descendants, wait_for
 from support.tiny import tiny_model
 
 
@@ -40,3 +44,20 @@ def test_without_an_address_it_starts_a_server_and_ends_it(tmp_path: Path, monke
     assert record.settings["model"] == "mine" and len(record.rows) == 6
     failed = CliRunner().invoke(cli, ["bench", "serve", "--", str(tmp_path / "nowhere")])
     assert failed.exit_code == 2 and "the server did not start" in failed.output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal of a parent's death is Linux's")
+def test_its_server_does_not_outlive_it(tmp_path: Path) -> None:
+    """Killed, so that nothing of its own can end it: neither the server stays nor the process that speaks for it."""
+    folder = save(tmp_path / "model", tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
+    options = ("--requests", "100000", "--seconds", "600", "-o", str(tmp_path / "r.json"))
+    command = [sys.executable, "-m", "forerun", "bench", "serve", *options, "--", folder, "--device", "cpu"]
+    environment = {**os.environ, "FORERUN_KERNELS": "off"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as bench:
+        try:
+            wait_for(lambda: len(descendants(bench.pid)) >= 2, 120)
+            started = descendants(bench.pid)
+        finally:
+            bench.kill()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 60)

@@ -97,6 +97,7 @@ def test_silence_has_no_words(speech_server: Server) -> None:
         ({"stream": "true"}, 400, "stream", "false"),
         ({"temperature": "2"}, 400, "temperature", "less than"),
         ({"timestamp_granularities[]": "word"}, 400, "timestamp_granularities.0", "segment"),
+        ({"timestamp_granularities[]": "segment"}, 400, "timestamp_granularities", "verbose_json"),
         ({"model": "other"}, 404, "model", "ears"),
     ),
 )

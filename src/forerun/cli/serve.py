@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,7 @@ from forerun.cli.options import (
     speculation_options,
 )
 from forerun.cli.replicas import serve_replicas
-from forerun.cli.service import make_service
+from forerun.cli.service import is_whisper, load_model, make_speech_service
 from forerun.config import api_key
 from forerun.errors import InvalidArgument
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
@@ -26,8 +27,7 @@ from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSett
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from forerun.serve.service import Service
-    from forerun.serve.speech import SpeechService
+    from forerun.decoder import SpeculativeDecoder
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "python_multipart")
 FILE = click.Path(exists=True, dir_okay=False)
@@ -72,18 +72,34 @@ def serve(**options: Any) -> None:
     address, limits = settings_from(AddressSettings, options), settings_from(ServiceSettings, options)
     replicas = settings_from(ReplicaSettings, options)
     from forerun.cli.console import err_console, plain_warnings
-    from forerun.serve.run import serve as serve_until_ended
 
     console = err_console()
     with plain_warnings(console):
         console.print(f"loading {options['model']} ...", style="dim", markup=False, highlight=False)
         if replicas.replicas is not None:
             serve_replicas(options, address, limits, replicas, console)
-            return
-        service = make_service(options, limits, console)
-        if not serve_until_ended(service, address, lambda url: _say_ready(service, url, console)):
+        elif not (_serve_speech if is_whisper(options) else _serve_text)(options, address, limits, console):
             raise InvalidArgument(f"--port {address.port}: cannot listen at {address.host}; choose another, or 0")
-        service.check_ranks()
+
+
+def _serve_text(options: dict[str, Any], address: AddressSettings, limits: ServiceSettings, console: Console) -> bool:
+    """With HTTP in a process of its own, which the interpreter that decodes need not wait for."""
+    from forerun.serve.apart.process import FrontProcess, serve_apart
+
+    with FrontProcess() as front:
+        decoder, model = load_model(options, limits, console)
+        rows = limits.rows(model.device)
+        say_ready = partial(_say_ready, decoder, model.name, model.drafter_name, rows, console)
+        return serve_apart(front, decoder, model, limits, address, say_ready)
+
+
+def _serve_speech(options: dict[str, Any], address: AddressSettings, limits: ServiceSettings, console: Console) -> bool:
+    from forerun.serve.run import serve as serve_until_ended
+
+    service = make_speech_service(options, limits, console)
+    rows = service.admission.max_rows
+    say_ready = partial(_say_ready, service.decoder, service.name, service.drafter_name, rows, console)
+    return serve_until_ended(service, address, say_ready)
 
 
 def _check_installed() -> None:
@@ -92,15 +108,16 @@ def _check_installed() -> None:
         raise InvalidArgument(f"serving needs {', '.join(missing)}: pip install 'forerun[serve]'")
 
 
-def _say_ready(service: Service | SpeechService, url: str, console: Console) -> None:
+def _say_ready(
+    decoder: SpeculativeDecoder, name: str, drafter_name: str, rows: int, console: Console, url: str
+) -> None:
     from forerun.cli.console import say
 
-    decoder, rows = service.decoder, service.admission.max_rows
-    drafter = "no drafter" if decoder.drafter is None else f"drafter {service.drafter_name}"
+    drafter = "no drafter" if decoder.drafter is None else f"drafter {drafter_name}"
     target = decoder.target
     say(
         console,
-        f"Serving {service.name} at {url}: {target.device.type}, {str(target.dtype).removeprefix('torch.')}, "
+        f"Serving {name} at {url}: {target.device.type}, {str(target.dtype).removeprefix('torch.')}, "
         f"{drafter}, rule {decoder.engine.rule}, {rows} sequences at a time; "
         f"keys: {decoder.cache}; recorded: {decoder.recorded}",
     )

@@ -12,6 +12,8 @@ from forerun.serve.settings import ServiceSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from forerun.decoder import SpeculativeDecoder
+    from forerun.serve.model import ServedModel
     from forerun.serve.service import Service
     from forerun.serve.speech import SpeechService
 
@@ -21,19 +23,25 @@ WARM_UP = ((1, 2, 3, 4),)
 def make_service(
     options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str = "0"
 ) -> Service | SpeechService:
-    """The service that the options ask for; its metrics bear the label `engine`."""
-    make = _make_speech_service if _is_whisper(options) else _make_service
-    return make(options, limits, console, engine)
+    """The service that the options ask for, all of it in this process; its metrics bear the label `engine`."""
+    if is_whisper(options):
+        return make_speech_service(options, limits, console, engine)
+    from forerun.serve.backend import LocalBackend
+    from forerun.serve.service import Service
+
+    decoder, model = load_model(options, limits, console)
+    return Service(model, LocalBackend(decoder), limits, engine)
 
 
-def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str) -> Service:
+def load_model(
+    options: dict[str, Any], limits: ServiceSettings, console: Console
+) -> tuple[SpeculativeDecoder, ServedModel]:
     """Load the model and compile what rounds use: the first request should not wait for it."""
     from forerun.cli.console import busy
     from forerun.cli.pair import load
     from forerun.cli.run import ready_decoder
     from forerun.drafters import with_predictions
     from forerun.serve.model import ServedModel
-    from forerun.serve.service import Service
 
     loaded = load(options, console)
     if loaded.drafter is not None:
@@ -42,12 +50,12 @@ def _make_service(options: dict[str, Any], limits: ServiceSettings, console: Con
     decoder = ready_decoder(loaded, console, WARM_UP, {}, keep_rows=options["keep_rows"])
     with busy(console, "compiling and recording rounds"):
         decoder.engine.warm_up(limits.rows(decoder.target.device.type))
-    model = ServedModel(decoder, loaded.tokenizer, served_name(options, limits), int(time.time()), options["draft"])
-    return Service(model, limits, engine)
+    name = served_name(options, limits)
+    return decoder, ServedModel.of(decoder, loaded.tokenizer, name, int(time.time()), options["draft"])
 
 
-def _make_speech_service(
-    options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str
+def make_speech_service(
+    options: dict[str, Any], limits: ServiceSettings, console: Console, engine: str = "0"
 ) -> SpeechService:
     """Load a Whisper, and compile what its decoder uses."""
     from forerun.cli.pair import is_split
@@ -74,7 +82,7 @@ def served_name(options: dict[str, Any], limits: ServiceSettings) -> str:
     return limits.served_model_name or name.rstrip("/").rsplit("/", 1)[-1]
 
 
-def _is_whisper(options: dict[str, Any]) -> bool:
+def is_whisper(options: dict[str, Any]) -> bool:
     from forerun.loading.load import model_type
 
     return model_type(options["model"], offline=options["offline"]) == "whisper"

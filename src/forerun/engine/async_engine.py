@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from forerun.engine.engine import Engine
-from forerun.engine.mailbox import Mailbox, Waiter, wake
+from forerun.engine.mailbox import Mailbox, Receiver, Waiter, wake
 from forerun.engine.request import Request
 from forerun.engine.row import Progress, RowResult
 from forerun.errors import EngineClosed, InvalidArgument
@@ -130,12 +130,12 @@ class AsyncEngine:
             raise InvalidArgument("an AsyncEngine needs an engine of its own, without requests under way")
         self.engine = engine
         self._arrived = threading.Condition()
-        self._orders: deque[tuple[Mailbox, Request | None]] = deque()  # without a request: abort
+        self._orders: deque[tuple[Receiver, Request | None]] = deque()  # without a request: abort
         self._calls: deque[Call] = deque()
         self._is_closing = self._is_draining = False
         # The thread's own:
-        self._mailboxes: dict[int, Mailbox] = {}  # by handle
-        self._handles: dict[Mailbox, int] = {}
+        self._receivers: dict[int, Receiver] = {}  # by handle
+        self._handles: dict[Receiver, int] = {}
         self._failures = 0
         engine.arrivals = self._add_ordered
         self._thread = engine.run_by = threading.Thread(target=self._work, name="forerun-engine", daemon=True)
@@ -149,8 +149,21 @@ class AsyncEngine:
     def submit(self, request: Request) -> RequestStream:
         """Queue a request; its tokens arrive in what is returned."""
         mailbox = Mailbox()
-        self._order(mailbox, request)
-        return RequestStream(mailbox, self._order_abort)
+        self.send(request, mailbox)
+        return RequestStream(mailbox, self.abort)
+
+    def send(self, request: Request, receiver: Receiver) -> None:
+        """Queue a request; its tokens are put into `receiver` by the engine's thread."""
+        with self._arrived:
+            self._check_is_open()
+            self._orders.append((receiver, request))
+            self._arrived.notify_all()
+
+    def abort(self, receiver: Receiver) -> None:
+        """End the request that was sent for it with what it has, if it has not ended."""
+        with self._arrived:
+            self._orders.append((receiver, None))
+            self._arrived.notify_all()
 
     def between_steps(self, function: Callable[[], Any]) -> Future[Any]:
         """Call `function` in the engine's thread, where no pass of the model is under way."""
@@ -185,20 +198,9 @@ class AsyncEngine:
     ) -> None:
         await asyncio.to_thread(self.close, kind is None)
 
-    def _order(self, mailbox: Mailbox, request: Request) -> None:
-        with self._arrived:
-            self._check_is_open()
-            self._orders.append((mailbox, request))
-            self._arrived.notify_all()
-
     def _check_is_open(self) -> None:
         if self._is_closing or not self.is_alive:
             raise EngineClosed("this AsyncEngine was closed: make a new one")
-
-    def _order_abort(self, mailbox: Mailbox) -> None:
-        with self._arrived:
-            self._orders.append((mailbox, None))
-            self._arrived.notify_all()
 
     def _work(self) -> None:
         """What the thread does until it is closed."""
@@ -214,7 +216,7 @@ class AsyncEngine:
         finally:
             with self._arrived:  # nobody may order behind the last look
                 self._is_closing = True
-                unheard = [mailbox for mailbox, request in self._orders if request is not None]
+                unheard = [receiver for receiver, request in self._orders if request is not None]
                 calls, self._calls = self._calls, deque()
             for future, _ in calls:
                 future.cancel()
@@ -233,7 +235,7 @@ class AsyncEngine:
                 self._abort(self._handles.get(self._orders[0][0], -1))
                 self._orders.popleft()
         if is_closing and not is_draining:
-            for handle in list(self._mailboxes):
+            for handle in list(self._receivers):
                 self._abort(handle)
         self._deliver([])  # what an abort has ended
         for future, function in calls:
@@ -246,13 +248,13 @@ class AsyncEngine:
             self._add(self._orders[0][0], request)
             self._orders.popleft()  # now: whatever ends the thread, nobody's request is forgotten
 
-    def _add(self, mailbox: Mailbox, request: Request) -> None:
+    def _add(self, receiver: Receiver, request: Request) -> None:
         try:
             handle = self.engine.add(request)
         except Exception as error:  # refused: whoever asked for it hears why
-            wake(mailbox.put(error=error))
+            wake(receiver.put(error=error))
         else:
-            self._mailboxes[handle], self._handles[mailbox] = mailbox, handle
+            self._receivers[handle], self._handles[receiver] = receiver, handle
 
     def _abort(self, handle: int) -> None:
         """The row ends even where an error follows: then keys were dropped, and the next step makes those it needs."""
@@ -263,32 +265,32 @@ class AsyncEngine:
         """Gains first, then the end of those that have ended. Nobody waits for a row whose request was given up."""
         waiters: list[Waiter] = []
         for gained in progress:
-            if gained.row in self._mailboxes:
-                self._mailboxes[gained.row].put(gained)
+            if gained.row in self._receivers:
+                self._receivers[gained.row].put(gained)
         for handle, result in self.engine.take_results_by_handle().items():
-            if handle in self._mailboxes:
-                mailbox = self._mailboxes.pop(handle)
-                del self._handles[mailbox]
-                waiters += mailbox.put(result=result)
-        now, pace = time.monotonic(), len(self._mailboxes) / MOST_WAKES
-        for mailbox in self._mailboxes.values():
-            waiters += mailbox.due(now, pace)
+            if handle in self._receivers:
+                receiver = self._receivers.pop(handle)
+                del self._handles[receiver]
+                waiters += receiver.put(result=result)
+        now, pace = time.monotonic(), len(self._receivers) / MOST_WAKES
+        for receiver in self._receivers.values():
+            waiters += receiver.due(now, pace)
         wake(waiters)
 
     def _fail(self, error: Exception) -> None:
         self._failures += 1
         if self._failures == TRIES:
             self._failures = 0
-            for handle in list(self._mailboxes):
+            for handle in list(self._receivers):
                 self._abort(handle)
             self.engine.take_results()
             self._end_all(error)
 
-    def _end_all(self, error: BaseException, unheard: Sequence[Mailbox] = ()) -> None:
+    def _end_all(self, error: BaseException, unheard: Sequence[Receiver] = ()) -> None:
         """Whoever waits for a request under way, or for one that was not heard of, hears of the error."""
-        under_way = (*self._mailboxes.values(), *unheard)
-        self._mailboxes, self._handles = {}, {}
-        wake([waiter for mailbox in under_way for waiter in mailbox.put(error=error)])
+        under_way = (*self._receivers.values(), *unheard)
+        self._receivers, self._handles = {}, {}
+        wake([waiter for receiver in under_way for waiter in receiver.put(error=error)])
 
 
 def _call(future: Future[Any], function: Callable[[], Any]) -> None:

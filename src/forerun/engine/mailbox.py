@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -14,7 +15,21 @@ from forerun.engine.row import Progress, RowResult
 Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
-class Mailbox:
+class Receiver(ABC):
+    """Whoever is told what one request gains, by the engine's thread."""
+
+    @abstractmethod
+    def put(
+        self, gained: Progress | None = None, result: RowResult | None = None, error: BaseException | None = None
+    ) -> list[Waiter]:
+        """Something new; a result or an error is the last. Returns who is to be woken in event loops by `wake`."""
+
+    def due(self, now: float, pace: float) -> list[Waiter]:
+        """Who is to be woken for what was gained, if they have not been for `pace` seconds."""
+        return []
+
+
+class Mailbox(Receiver):
     """Filled by one thread, read by any."""
 
     def __init__(self) -> None:
@@ -33,7 +48,7 @@ class Mailbox:
     def put(
         self, gained: Progress | None = None, result: RowResult | None = None, error: BaseException | None = None
     ) -> list[Waiter]:
-        """Something new, which wakes threads. Returns who is to be woken in event loops by `wake`: all, of an end."""
+        """Wakes threads at once, and of an end all who wait in event loops."""
         with self._changed:
             if gained is not None:
                 self.gained.append(gained)
@@ -42,7 +57,6 @@ class Mailbox:
             return self._take_waiters() if self.has_ended else []
 
     def due(self, now: float, pace: float) -> list[Waiter]:
-        """Who is to be woken for what was gained, if they have not been for `pace` seconds."""
         if not self._waiters or now < self._woken + pace:  # somebody who begins to wait now looks by himself
             return []
         with self._changed:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forerun.engine import Progress
 from forerun.engine.row import TokenLogprob
+from forerun.serve.backend import Gained
 from forerun.text import StreamDecoder
 from forerun.types import Origin
 
@@ -47,7 +47,7 @@ class AnswerText:
         self._text = StreamDecoder(tokenizer)
         self._held: list[Piece] = []
 
-    def push_all(self, gained: Sequence[Progress]) -> list[Piece]:
+    def push_all(self, gained: Sequence[Gained]) -> list[Piece]:
         """What can be sent after rounds, up to a stop string."""
         if not self.by_token:
             tokens = [token for progress in gained for token in progress.tokens]
@@ -59,7 +59,7 @@ class AnswerText:
                 pieces += self.push(progress)
         return pieces
 
-    def push(self, progress: Progress) -> list[Piece]:
+    def push(self, progress: Gained) -> list[Piece]:
         """What can be sent after a round, token by token."""
         logprobs = progress.logprobs or (None,) * len(progress.tokens)
         names = origins(progress.origins)

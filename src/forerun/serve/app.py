@@ -55,6 +55,7 @@ def create_app(service: Service | SpeechService, address: AddressSettings) -> Fa
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.open()
         yield
         await asyncio.to_thread(service.close)
 
@@ -161,7 +162,7 @@ def _add_status(app: FastAPI, service: Service | SpeechService) -> None:
     @app.get("/health")
     async def health() -> dict[str, str]:
         """Whether the engine lives."""
-        if not service.is_alive:
+        if not await service.look():
             raise ApiError(503, "the engine has ended: restart the server", code="engine_dead")
         return {"status": "ok"}
 
@@ -178,6 +179,7 @@ def _add_status(app: FastAPI, service: Service | SpeechService) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus, under vLLM's names."""
+        await service.look()
         return Response(service.metrics.text(), media_type=METRICS_TYPE)
 
 

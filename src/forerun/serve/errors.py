@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
-from forerun.errors import ForerunError
+from forerun.errors import EngineClosed, ForerunError, InvalidArgument, RankLost
 
+log = logging.getLogger("forerun.serve")
 KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -59,6 +61,20 @@ class ApiError(ForerunError):
 
 def shutting_down() -> ApiError:
     return ApiError(503, "this server is shutting down", code="shutting_down", retry_after=RETRY_AFTER)
+
+
+def told(error: Exception) -> ApiError:
+    """An error of the engine, in words that hold no path and no trace; the log has both."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidArgument):
+        return ApiError(400, str(error))
+    if isinstance(error, EngineClosed):
+        return shutting_down()
+    if isinstance(error, RankLost):
+        return ApiError(503, "a process that holds a part of the model was lost", code="rank_lost", retry_after=10)
+    log.error("a request failed", exc_info=error)
+    return ApiError(500, f"the model failed on this request: {type(error).__name__}", code="engine_error")
 
 
 def check_name(asked: str | None, name: str) -> None:

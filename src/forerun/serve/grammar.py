@@ -40,17 +40,18 @@ class Grammar:
         self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise refused(param, "cannot be followed: it is too large, or no text is ever complete")
-        self._stop_ids = sorted(stop_ids)
+        self.text, self._stop_ids = text, sorted(stop_ids)
 
     def processor(self, prompt_length: int) -> GrammarProcessor:
-        return GrammarProcessor(self._matcher.deep_copy(), prompt_length, self._stop_ids)
+        return GrammarProcessor(self, self._matcher.deep_copy(), prompt_length, self._stop_ids)
 
 
 class GrammarProcessor:
     """A logits processor for one sequence. It follows the text it is shown, forwards and backwards."""
 
-    def __init__(self, matcher: LLMatcher, prompt_length: int, stop_ids: Sequence[int]) -> None:
-        self._matcher, self._prompt_length, self._stop_ids = matcher, prompt_length, list(stop_ids)
+    def __init__(self, grammar: Grammar, matcher: LLMatcher, prompt_length: int, stop_ids: Sequence[int]) -> None:
+        self.grammar, self._matcher = grammar, matcher
+        self._prompt_length, self._stop_ids = prompt_length, list(stop_ids)
         self._seen: list[int] = []  # what the matcher has consumed
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

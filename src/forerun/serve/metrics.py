@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -13,8 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from forerun.engine import Engine, Stats
+from forerun.engine import Stats
 from forerun.serve.admission import Admission
+from forerun.serve.backend import State
 
 LABELS = ("model_name", "engine")
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -34,18 +34,17 @@ class Times:
 class EngineCollector(Collector):
     """What the engine counts by itself, read when somebody asks."""
 
-    def __init__(self, engine: Engine, values: tuple[str, str]) -> None:
-        self.engine, self.values = engine, values
+    def __init__(self, state: Callable[[], State], values: tuple[str, str]) -> None:
+        self._state, self.values = state, values
 
     def collect(self) -> Iterator[Metric]:
+        state = self._state()
         preempted = CounterMetricFamily("vllm:num_preemptions", "Sequences that had to wait again.", labels=LABELS)
-        preempted.add_metric(self.values, self.engine.num_preempted)
+        preempted.add_metric(self.values, state.num_preempted)
         yield preempted
-        cache = self.engine.target.cache
-        if cache.num_tokens:
+        if state.cache_usage is not None:
             usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the cache in use, 1 is all.", labels=LABELS)
-            with suppress(KeyError):  # of a row that has left meanwhile
-                usage.add_metric(self.values, sum(map(cache.length, cache.rows)) / cache.num_tokens)
+            usage.add_metric(self.values, state.cache_usage)
             yield usage
 
 
@@ -71,10 +70,10 @@ class TimesOfTokens(Collector):
 class Metrics:
     """Counts of one server. Everything is written by the event loop's thread."""
 
-    def __init__(self, model_name: str, admission: Admission, engine: Engine, label: str = "0") -> None:
+    def __init__(self, model_name: str, admission: Admission, state: Callable[[], State], label: str = "0") -> None:
         self.registry = CollectorRegistry()
         self._values = (model_name, label)
-        self.registry.register(EngineCollector(engine, self._values))
+        self.registry.register(EngineCollector(state, self._values))
         self._running = self._gauge("vllm:num_requests_running", "Sequences that decode.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait their turn.")
         self._running.set_function(lambda: admission.num_running)

@@ -26,47 +26,48 @@ SPACE = "\u2581"  # and a space
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A decoder with the tokenizer that reads and writes for it."""
+    """What is known of a model without having it: whoever speaks with clients may be another process."""
 
-    decoder: SpeculativeDecoder
     tokenizer: Any
     name: str
     created: int  # seconds since 1970
-    drafter_name: str = "auto"
+    drafter_name: str
+    device: str
+    vocab_size: int
+    context_length: int | None
+    """Tokens that prompt and answer may have together: the model's bound, or what its cache holds if less."""
+    stop_ids: frozenset[int]
+    """End tokens, from where `decoder.generate` has them."""
+    takes_predictions: bool
     byte_alphabet: dict[str, int] = field(default_factory=lambda: {char: b for b, char in bytes_to_unicode().items()})
 
-    def __post_init__(self) -> None:
-        """Refuse what has no text to serve."""
-        if self.decoder.target.config.is_encoder_decoder:
-            raise InvalidArgument(f"{self.name} is an encoder-decoder model, which is not served: use forerun generate")
-        if self.tokenizer is None or not hasattr(self.tokenizer, "convert_ids_to_tokens"):
-            raise InvalidArgument(f"{self.name} has no tokenizer of transformers, which serving text needs")
-
-    @cached_property
-    def stop_ids(self) -> frozenset[int]:
-        """End tokens, from where `decoder.generate` has them."""
-        config = self.decoder.target.generation_config or GenerationConfig()
-        return id_set(config.eos_token_id)
+    @classmethod
+    def of(
+        cls, decoder: SpeculativeDecoder, tokenizer: Any, name: str, created: int, drafter_name: str = "auto"
+    ) -> ServedModel:
+        """A decoder with the tokenizer that reads and writes for it; what has no text to serve is refused."""
+        if decoder.target.config.is_encoder_decoder:
+            raise InvalidArgument(f"{name} is an encoder-decoder model, which is not served: use forerun generate")
+        if tokenizer is None or not hasattr(tokenizer, "convert_ids_to_tokens"):
+            raise InvalidArgument(f"{name} has no tokenizer of transformers, which serving text needs")
+        target, drafter = decoder.engine.target, decoder.engine.drafter
+        limits = [limit for limit in (target.context_length, target.cache.num_tokens) if limit is not None]
+        config = decoder.target.generation_config or GenerationConfig()
+        return cls(
+            tokenizer,
+            name,
+            created,
+            drafter_name,
+            decoder.target.device.type,
+            target.vocab_size,
+            min(limits, default=None),
+            id_set(config.eos_token_id),
+            drafter is not None and bool(getattr(drafter, "takes_predictions", False)),
+        )
 
     @cached_property
     def grammar_tokenizer(self) -> LLTokenizer:
         return make_tokenizer(self.tokenizer, self.vocab_size, self.stop_ids)
-
-    @property
-    def context_length(self) -> int | None:
-        """Tokens that prompt and answer may have together: the model's bound, or what its cache holds if less."""
-        target = self.decoder.engine.target
-        limits = [limit for limit in (target.context_length, target.cache.num_tokens) if limit is not None]
-        return min(limits, default=None)
-
-    @property
-    def takes_predictions(self) -> bool:
-        drafter = self.decoder.engine.drafter
-        return drafter is not None and bool(getattr(drafter, "takes_predictions", False))
-
-    @property
-    def vocab_size(self) -> int:
-        return self.decoder.engine.target.vocab_size
 
     def check_name(self, asked: str | None) -> None:
         check_name(asked, self.name)

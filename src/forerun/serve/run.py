@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -24,15 +25,33 @@ class DrainingServer(uvicorn.Server):
     """uvicorn's server, with a service that stops taking requests at the first signal and ends at the second."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service | SpeechService, on_ready: Callable[[str], None]
+        self,
+        config: uvicorn.Config,
+        service: Service | SpeechService,
+        on_ready: Callable[[str], None],
+        takes_signals: bool = True,
     ) -> None:
         super().__init__(config)
-        self.service, self._on_ready = service, on_ready
+        self.service, self._on_ready, self._takes_signals = service, on_ready, takes_signals
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if not self._takes_signals:
+            yield
+            return
+        with super().capture_signals():
+            yield
 
     async def startup(self, sockets: object = None) -> None:
         await super().startup(sockets)  # type: ignore[arg-type]
         if not self.should_exit:
             self._on_ready(self.url)
+
+    async def shutdown(self, sockets: object = None) -> None:
+        await super().shutdown(sockets)  # type: ignore[arg-type]
+        if self.force_exit:  # the application would be cancelled where it waits for its end, and complain of it
+            self.service.close(drain=False)
+            await self.lifespan.shutdown()
 
     @property
     def url(self) -> str:
@@ -40,19 +59,21 @@ class DrainingServer(uvicorn.Server):
         scheme = "https" if self.config.is_ssl else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
-    def end(self) -> None:
-        """Without a signal: requests under way are answered, new ones are not taken."""
+    def end(self, at_once: bool = False) -> None:
+        """New requests are not taken; those under way are answered, unless it is to end `at_once`."""
         self.service.is_draining = True
+        self.force_exit = self.force_exit or at_once
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
-        self.service.is_draining = True
+        self.end(at_once=self.should_exit)
 
 
 def make_server(
-    service: Service | SpeechService, address: AddressSettings, on_ready: Callable[[str], None]
+    service: Service | SpeechService,
+    address: AddressSettings,
+    on_ready: Callable[[str], None],
+    takes_signals: bool = True,
 ) -> DrainingServer:
     """What listens once it is run; `on_ready` is given the address."""
     config = uvicorn.Config(
@@ -70,16 +91,15 @@ def make_server(
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     allow_many_open_files()
     sys.setswitchinterval(SWITCH_SECONDS)
-    return DrainingServer(config, service, on_ready)
+    return DrainingServer(config, service, on_ready, takes_signals)
 
 
 def serve(service: Service | SpeechService, address: AddressSettings, on_ready: Callable[[str], None]) -> bool:
     """Serve until a signal comes; `on_ready` is given the address. False where the address could not be had."""
     server = make_server(service, address, on_ready)
-    if service.ranks is not None:
-        service.ranks.watch(server.end)
     try:
-        server.run()
+        with suppress(SystemExit):  # of an address that is taken; uvicorn has logged it
+            server.run()
     finally:
         service.close(drain=False)
     return server.started

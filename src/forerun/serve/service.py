@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from enum import Enum
 
-from forerun.decoder import SpeculativeDecoder
-from forerun.engine import AsyncEngine, FinishReason, Progress, Request, Stats
-from forerun.engine.row import RowResult
-from forerun.errors import EngineClosed, ForerunError, InvalidArgument, RankLost
-from forerun.parallel import Coordinator
+from forerun.engine import AsyncEngine, FinishReason, Request, Stats
+from forerun.errors import ForerunError
 from forerun.serve.admission import Admission, Place
 from forerun.serve.answer_text import PROMPT, AnswerText, Piece
-from forerun.serve.errors import ApiError, shutting_down
+from forerun.serve.backend import Backend, Ending, Gained, LocalBackend
+from forerun.serve.errors import ApiError, shutting_down, told
 from forerun.serve.metrics import Metrics, Times
 from forerun.serve.model import ServedModel
-from forerun.serve.prompt_logprobs import prompt_logprobs
 from forerun.serve.settings import ServiceSettings
 from forerun.text import pieces as texts_of
 
-log = logging.getLogger("forerun.serve")
 KEEP_ALIVE = 15.0  # seconds without a token after which a stream says that it is still there
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
@@ -56,33 +51,41 @@ class Gain:
 
 
 class Service:
-    """One model, its engine's thread, and the queue in front of it. Metrics bear the label `engine`."""
+    """One model, the engine behind it, and the queue in front of it. Metrics bear the label `engine`."""
 
     longest_round = 60.0  # seconds: of the longest prompts, and of kernels that are compiled on the way
 
-    def __init__(self, model: ServedModel, settings: ServiceSettings, engine: str = "0") -> None:
-        self.model, self.settings = model, settings
-        self.engine = AsyncEngine(model.decoder.engine)
-        max_rows = settings.rows(model.decoder.target.device.type)
-        self.admission = Admission(max_rows, settings.max_queued, settings.max_queued_tokens)
-        self.metrics = Metrics(model.name, self.admission, self.engine.engine, engine)
-        self.is_draining = False
+    def __init__(self, model: ServedModel, backend: Backend, settings: ServiceSettings, engine: str = "0") -> None:
+        self.model, self.backend, self.settings = model, backend, settings
+        self.admission = Admission(settings.rows(model.device), settings.max_queued, settings.max_queued_tokens)
+        self.metrics = Metrics(model.name, self.admission, lambda: backend.state, engine)
+        self.is_draining = self._is_closed = False
 
-    @property
-    def decoder(self) -> SpeculativeDecoder:
-        return self.model.decoder
-
-    @property
-    def name(self) -> str:
-        return self.model.name
-
-    @property
-    def drafter_name(self) -> str:
-        return self.model.drafter_name
+    async def open(self) -> None:
+        """In the event loop that is going to use it."""
+        await self.backend.open()
 
     def close(self, drain: bool = True) -> None:
+        """Once: whoever comes first says how."""
         self.is_draining = True
-        self.engine.close(drain)
+        if not self._is_closed:
+            self._is_closed = True
+            self.backend.close(drain)
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """Where it is in this process."""
+        assert isinstance(self.backend, LocalBackend)
+        return self.backend.engine
+
+    async def look(self) -> bool:
+        """Whether the engine is alive, now; what metrics tell of it is as new."""
+        return (await self.backend.look()).is_alive
+
+    @property
+    def is_alive(self) -> bool:
+        """As it was seen last."""
+        return self.backend.state.is_alive
 
     async def decode(self, requests: Sequence[Request], by_token: bool = True) -> AsyncGenerator[Gain | None, None]:
         """All choices of one call, as they come; None once all have been let in, and where nothing comes for long.
@@ -103,21 +106,6 @@ class Service:
             for place in places:
                 place.leave()
 
-    @property
-    def is_alive(self) -> bool:
-        return self.engine.is_alive and (self.ranks is None or self.ranks.link.lost is None)
-
-    @property
-    def ranks(self) -> Coordinator | None:
-        """The processes that hold the model together, where it is split over several."""
-        ranks = self.model.decoder.ranks
-        return ranks if isinstance(ranks, Coordinator) else None
-
-    def check_ranks(self) -> None:
-        """Raise if one of them was lost."""
-        if self.ranks is not None:
-            self.ranks.link.check()
-
     def check_is_open(self) -> None:
         if self.is_draining:
             raise shutting_down()
@@ -128,9 +116,9 @@ class Service:
         if alternatives is None:
             return [Piece(text, token, PROMPT) for text, token in zip(texts, prompt, strict=True)]
         self.check_is_open()
-        if self.ranks is not None:
+        if self.backend.is_split:
             raise ApiError(400, "log-probabilities of a prompt are not offered by a model that is split over processes")
-        found = await prompt_logprobs(self.engine, self.model.decoder.target, prompt, alternatives)
+        found = await self.backend.prompt_logprobs(prompt, alternatives)
         return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
 
     async def _decode(self, choice: Choice, place: Place, by_token: bool) -> AsyncGenerator[Gain, None]:
@@ -141,7 +129,7 @@ class Service:
         try:
             async with place:
                 times.started = time.perf_counter()
-                async with self.engine.submit(request) as stream:
+                with closing(self.backend.submit(request)) as stream:
                     while not text.has_stopped and (gained := await stream.gathered()):
                         if pieces := self._read(choice, gained, text, times):
                             yield _gained(choice, pieces)
@@ -155,11 +143,11 @@ class Service:
             yield _gained(choice, rest)
         except (ForerunError, RuntimeError, MemoryError) as error:
             outcome = "error"
-            raise _told(error) from error
+            raise told(error) from error
         finally:
             self.metrics.count(len(request.prompt), choice.num_tokens, choice.stats, times, outcome)
 
-    def _read(self, choice: Choice, gained: Sequence[Progress], text: AnswerText, times: Times) -> list[Piece]:
+    def _read(self, choice: Choice, gained: Sequence[Gained], text: AnswerText, times: Times) -> list[Piece]:
         """What can be sent of it, counted and timed."""
         now, number = time.perf_counter(), sum(len(progress.tokens) for progress in gained)
         if number:
@@ -174,7 +162,7 @@ def _gained(choice: Choice, pieces: list[Piece]) -> Gain:
     return Gain(choice, pieces, choice.finish_reason)
 
 
-def _finish_reason(result: RowResult) -> str:
+def _finish_reason(result: Ending) -> str:
     if result.finish_reason in FINISH:
         return FINISH[result.finish_reason]
     if result.finish_reason is FinishReason.ERROR:
@@ -182,20 +170,6 @@ def _finish_reason(result: RowResult) -> str:
         is_clients = "leaves no token to choose" in message  # an option of the request has forbidden all of them
         raise ApiError(400 if is_clients else 500, message, code="no_token" if is_clients else "not_finite")
     raise shutting_down()
-
-
-def _told(error: Exception) -> ApiError:
-    """An error of the engine, in words that hold no path and no trace; the log has both."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, InvalidArgument):
-        return ApiError(400, str(error))
-    if isinstance(error, EngineClosed):
-        return shutting_down()
-    if isinstance(error, RankLost):
-        return ApiError(503, "a process that holds a part of the model was lost", code="rank_lost", retry_after=10)
-    log.error("a request failed", exc_info=error)
-    return ApiError(500, f"the model failed on this request: {type(error).__name__}", code="engine_error")
 
 
 async def _merged(streams: Sequence[AsyncGenerator[Gain, None]], deadline: float) -> AsyncGenerator[Gain | None, None]:

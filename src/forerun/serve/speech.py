@@ -15,6 +15,7 @@ from forerun.decoder import SpeculativeDecoder
 from forerun.engine import AsyncEngine, Stats
 from forerun.errors import EngineClosed, ForerunError, InvalidArgument, UnreadableAudio
 from forerun.serve.admission import Admission
+from forerun.serve.backend import state_of
 from forerun.serve.errors import ApiError, check_name, shutting_down
 from forerun.serve.metrics import Metrics, Times
 from forerun.serve.settings import ServiceSettings
@@ -56,8 +57,8 @@ class SpeechService:
         self.name, self.created, self.drafter_name = name, created, drafter_name
         self.engine = AsyncEngine(decoder.engine)
         self.admission = Admission(settings.max_rows or BATCH, settings.max_queued, settings.max_queued_tokens)
-        self.metrics = Metrics(name, self.admission, self.engine.engine, engine)
-        self.is_draining = False
+        self.metrics = Metrics(name, self.admission, lambda: state_of(self.engine), engine)
+        self.is_draining = self._is_closed = False
         self._waiting: list[_Job] = []
         self._working: asyncio.Task[None] | None = None
 
@@ -67,16 +68,15 @@ class SpeechService:
         return self.settings.timeout
 
     @property
-    def ranks(self) -> None:
-        """A Whisper is in one process."""
-        return None
-
-    def check_ranks(self) -> None:
-        """There are none that could be lost."""
-
-    @property
     def is_alive(self) -> bool:
         return self.engine.is_alive
+
+    async def open(self) -> None:
+        """There is nothing to open: the engine is in this process."""
+
+    async def look(self) -> bool:
+        """Whether the engine is alive, now."""
+        return self.is_alive
 
     @property
     def card(self) -> dict[str, Any]:
@@ -96,9 +96,11 @@ class SpeechService:
             raise shutting_down()
 
     def close(self, drain: bool = True) -> None:
-        """A batch under way cannot be interrupted: without `drain` it is not waited for."""
+        """Once. A batch under way cannot be interrupted: without `drain` it is not waited for."""
         self.is_draining = True
-        self.engine.close(drain, timeout=None if drain else 1.0)
+        if not self._is_closed:
+            self._is_closed = True
+            self.engine.close(drain, timeout=None if drain else 1.0)
 
     def transcriber(self, settings: SpeechSettings) -> Transcriber:
         try:

@@ -103,9 +103,14 @@ def _fields(sent: FormData) -> TranscriptionForm:
         else:
             fields[name] = value
     try:
-        return TranscriptionForm.model_validate(fields)
+        form = TranscriptionForm.model_validate(fields)
     except ValidationError as error:
         raise from_validation(error.errors()) from error
+    if form.timestamp_granularities and form.response_format not in TIMED:
+        raise refused(
+            "timestamp_granularities", f"{form.response_format} tells no times: ask for response_format verbose_json"
+        )
+    return form
 
 
 def _written(transcript: Transcript, form: TranscriptionForm) -> Response:

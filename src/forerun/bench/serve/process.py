@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forerun.errors import ServerError
+from forerun.processes import bound_command
 
 ADDRESS = re.compile(r"^Serving .* at (https?://\S+?): ")
 LAST_LINES = 5
@@ -17,11 +18,13 @@ PATIENCE = 30.0  # seconds for it to end
 
 @contextmanager
 def served(arguments: Sequence[str], tell: Callable[[str], None] = lambda line: None) -> Iterator[str]:
-    """Its address; the process ends with the block. Ctrl-C is ours alone: it must answer until we have left.
+    """Its address; the process ends with the block, and with this process however that ends. Ctrl-C is ours alone: it
+    must answer until we have left.
 
     `tell` is given what it says until it is ready: on a new machine it compiles for minutes.
     """
-    command = [sys.executable, "-m", "forerun", "serve", *arguments, "--port", "0", "--log-level", "error"]
+    options = ["serve", *arguments, "--port", "0", "--log-level", "error"]
+    command = bound_command(signal.SIGTERM, "forerun", options)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield _address(process, tell)

@@ -1,0 +1,36 @@
+"""Processes of ours that must not outlive whoever started them.
+
+`python -m forerun.processes PARENT SIGNAL MODULE ...` runs a module as `python -m MODULE ...` does, in a process that
+gets the signal when its parent ends, even if that one was killed. On Linux only: elsewhere it lives on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+
+SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+def bound_command(signum: signal.Signals, module: str, arguments: Sequence[str]) -> list[str]:
+    """The command for a child of this process that is to end with it. The thread that starts it must live as long."""
+    return [sys.executable, "-m", "forerun.processes", str(os.getpid()), signum.name, module, *arguments]
+
+
+def bind(parent: int, signum: signal.Signals) -> None:
+    """Have this process get the signal when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, int(signum), 0, 0, 0)
+        if os.getppid() != parent:  # it has ended already
+            os.kill(os.getpid(), signum)
+
+
+if __name__ == "__main__":
+    _, parent, name, module, *arguments = sys.argv
+    bind(int(parent), signal.Signals[name])
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,171 @@
+"""The engine's side: carries out what the other process asks for, and tells it what sequences gain, round by round."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from forerun.engine import Request
+from forerun.engine.mailbox import Receiver, Waiter
+from forerun.engine.row import Progress, RowResult
+from forerun.serve.apart.wire import (
+    Abort,
+    Answer,
+    Beginning,
+    Drain,
+    Frames,
+    Gain,
+    Look,
+    Ready,
+    Round,
+    Score,
+    Submit,
+    ended,
+    failed,
+    gain,
+    pack,
+)
+from forerun.serve.backend import LocalBackend
+from forerun.serve.errors import shutting_down, told
+from forerun.serve.grammar import Grammar
+from forerun.serve.model import ServedModel
+
+PIECE = 2**16
+HELPERS = 4  # threads that compile grammars and wait for log-probabilities of prompts
+MOST_GRAMMARS = 16  # compiled ones that are kept: the sequences of one request share theirs
+Told = tuple[int, Progress]
+
+
+class Outlet(Receiver):
+    """Puts what one sequence gains into the line of what is to be told: no lock, and nobody is woken for it."""
+
+    def __init__(self, number: int, host: EngineHost) -> None:
+        self.number, self._host = number, host
+
+    def put(
+        self, gained: Progress | None = None, result: RowResult | None = None, error: BaseException | None = None
+    ) -> list[Waiter]:
+        if gained is not None:
+            self._host.out.put((self.number, gained))
+        if result is not None or error is not None:
+            self._host.outlets.pop(self.number, None)
+            self._host.out.put(ended(self.number, result) if result is not None else self._failed(error))
+        return []
+
+    def _failed(self, error: BaseException | None) -> Any:
+        return failed(self.number, told(error if isinstance(error, Exception) else RuntimeError(repr(error))))
+
+
+class EngineHost:
+    """An engine that another process calls over a socket. `run` reads; a thread of its own writes."""
+
+    def __init__(self, backend: LocalBackend, model: ServedModel, connection: socket.socket) -> None:
+        self.backend, self.model, self.connection = backend, model, connection
+        self.out: SimpleQueue[Told | Any] = SimpleQueue()  # None: the last
+        self.outlets: dict[int, Outlet] = {}
+        self._compiling: set[int] = set()
+        self._pool = ThreadPoolExecutor(HELPERS, "forerun-helper")
+        self._grammar = lru_cache(MOST_GRAMMARS)(self._compile)
+        self._writer = threading.Thread(target=self._write, name="forerun-writer", daemon=True)
+
+    def run(self, beginning: Beginning, on_ready: Callable[[str], None]) -> None:
+        """Until the other side has gone; then nothing is decoded any more."""
+        self._writer.start()
+        self.out.put(beginning)
+        frames = Frames()
+        try:
+            with suppress(ConnectionError):
+                while data := self.connection.recv(PIECE):
+                    for message in frames.feed(data):
+                        if isinstance(message, Ready):
+                            on_ready(message.url)
+                        else:
+                            self._carry_out(message)
+        finally:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.backend.close(drain=False)
+            self.out.put(None)
+            self._writer.join()
+
+    def drain(self, at_once: bool = False) -> None:
+        """Have the other side take no more requests, and end. May be called by any thread, and by signal handlers."""
+        self.out.put(Drain(at_once))
+
+    def _carry_out(self, message: Any) -> None:
+        match message:
+            case Submit(number, request, None):
+                self._start(number, request)
+            case Submit(number, request, str(grammar)):
+                self._compiling.add(number)
+                self._pool.submit(self._start_with, number, request, grammar)
+            case Abort(number):
+                self._compiling.discard(number)
+                self._abort(number)
+            case Score():
+                self._pool.submit(self._score, message)
+            case Look(number):
+                self.out.put(Answer(number, self.backend.state))
+
+    def _start(self, number: int, request: Request) -> None:
+        outlet = self.outlets[number] = Outlet(number, self)
+        try:
+            self.backend.engine.send(request, outlet)
+        except Exception as error:
+            outlet.put(error=error)
+
+    def _start_with(self, number: int, request: Request, grammar: str) -> None:
+        """In a helper's thread: others need not wait for a large grammar. Whoever leaves meanwhile is forgotten."""
+        try:
+            processor = self._grammar(grammar).processor(len(request.prompt))
+            if number not in self._compiling:
+                raise shutting_down()
+            object.__setattr__(request, "processors", (processor,))  # the other side has checked all of it
+        except Exception as error:
+            self.out.put(failed(number, told(error)))
+        else:
+            self._start(number, request)
+            if number not in self._compiling:  # left while it was started
+                self._abort(number)
+        finally:
+            self._compiling.discard(number)
+
+    def _abort(self, number: int) -> None:
+        if (outlet := self.outlets.get(number)) is not None:
+            self.backend.engine.abort(outlet)
+
+    def _compile(self, text: str) -> Grammar:
+        return Grammar(text, "grammar", self.model.grammar_tokenizer, self.model.stop_ids)
+
+    def _score(self, asked: Score) -> None:
+        try:
+            found = asyncio.run(self.backend.prompt_logprobs(asked.prompt, asked.alternatives))
+        except Exception as error:
+            self.out.put(failed(asked.number, told(error)))
+        else:
+            self.out.put(Answer(asked.number, found))
+
+    def _write(self) -> None:
+        """All that there is to tell at once: usually the gains of one round, while the device works on the next."""
+        is_open = True
+        while is_open:
+            gains: list[Gain] = []
+            messages: list[Any] = []
+            item: Any = self.out.get()
+            with suppress(Empty):
+                while item is not None:
+                    if type(item) is tuple:
+                        gains.append(gain(*item))
+                    else:
+                        messages.append(item)
+                    item = self.out.get_nowait()
+                is_open = False
+            if gains or messages:
+                with suppress(OSError):  # nobody is there any more; `run` has noticed, or will
+                    self.connection.sendall(pack(Round(gains, messages)))

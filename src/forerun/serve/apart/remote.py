@@ -1,0 +1,248 @@
+"""The side of clients: the engine as a service sees it, though it is in another process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from forerun.engine import Request
+from forerun.engine.row import TokenLogprob
+from forerun.errors import EngineClosed
+from forerun.serve.apart.wire import (
+    ORIGINS,
+    Abort,
+    Answer,
+    Drain,
+    Ended,
+    Failed,
+    Frames,
+    Look,
+    Round,
+    Score,
+    Submit,
+    pack,
+)
+from forerun.serve.backend import Backend, State
+from forerun.serve.errors import ApiError
+from forerun.serve.grammar import GrammarProcessor
+from forerun.types import Origin
+
+MOST_WAKES = 6000
+"""Times a second that streams are told of tokens, all together: more chunks than that take all of a core, and then new
+requests wait. The first tokens of a stream and its end are never held back."""
+PATIENCE = 10.0  # seconds for the engine's process to say how it is: it may be compiling
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteGain:
+    """What a sequence gained in one round."""
+
+    tokens: tuple[int, ...]
+    codes: bytes
+    logprobs: tuple[TokenLogprob, ...]
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return [ORIGINS[code] for code in self.codes]
+
+
+class RemoteStream:
+    """One sequence. Used by one task of the event loop."""
+
+    def __init__(self, number: int, backend: RemoteBackend) -> None:
+        self.number, self._backend = number, backend
+        self.gains: list[RemoteGain] = []
+        self.ending: Ended | None = None
+        self.error: Exception | None = None
+        self.woken = 0.0  # when its reader was
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.ending is not None or self.error is not None
+
+    async def gathered(self) -> Sequence[RemoteGain]:
+        while not self.gains and not self.has_ended:
+            await self._wait()
+        gains, self.gains = self.gains, []
+        if not gains and self.error is not None:
+            raise self.error
+        return gains
+
+    async def finished(self) -> Ended:
+        while not self.has_ended:
+            await self._wait()
+        if self.error is not None:
+            raise self.error
+        assert self.ending is not None
+        return self.ending
+
+    def close(self) -> None:
+        if not self.has_ended:
+            self._backend.abort(self.number)
+
+    def end(self, ending: Ended | None = None, error: Exception | None = None) -> None:
+        self.ending, self.error = ending, error
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+
+class RemoteBackend(Backend, asyncio.Protocol):
+    """Calls the engine over a socket, from the event loop that has opened it."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        is_split: bool = False,
+        on_drain: Callable[[bool], None] = lambda at_once: None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.is_split, self.on_drain, self.on_lost = is_split, on_drain, on_lost
+        self._connection, self._frames, self._numbers = connection, Frames(), count()
+        self._state = State(is_alive=True)
+        self._streams: dict[int, RemoteStream] = {}
+        self._questions: dict[int, asyncio.Future[Any]] = {}
+        self._fresh: dict[int, RemoteStream] = {}  # have gained something that their readers were not told of
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self._is_closing = False
+
+    async def open(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self._loop.create_connection(lambda: self, sock=self._connection)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    async def look(self) -> State:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                self._state = await self._ask(Look)
+        except (TimeoutError, EngineClosed, ApiError):
+            self._state = replace(self._state, is_alive=False)
+        return self._state
+
+    def submit(self, request: Request) -> RemoteStream:
+        grammar = None
+        if request.processors:
+            (processor,) = request.processors
+            assert isinstance(processor, GrammarProcessor)
+            request, grammar = replace(request, processors=()), processor.grammar.text
+        stream = RemoteStream(next(self._numbers), self)
+        self.send(Submit(stream.number, request, grammar))
+        self._streams[stream.number] = stream
+        return stream
+
+    def abort(self, number: int) -> None:
+        if self._transport is not None:
+            self.send(Abort(number))
+
+    async def prompt_logprobs(self, prompt: Sequence[int], alternatives: int) -> list[TokenLogprob | None]:
+        found: list[TokenLogprob | None] = await self._ask(Score, tuple(prompt), alternatives)
+        return found
+
+    def close(self, drain: bool = True) -> None:
+        """The engine ends what it decodes when it sees that nobody listens. By any thread."""
+        self._is_closing = True
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._hang_up)
+
+    def send(self, message: Any) -> None:
+        if self._transport is None:
+            raise EngineClosed("the engine's process has ended, or was let go")
+        self._transport.write(pack(message))
+
+    async def _ask(self, kind: Callable[..., Any], *fields: Any) -> Any:
+        number = next(self._numbers)
+        self.send(kind(number, *fields))
+        answer = self._questions[number] = self._loop.create_future()
+        try:
+            return await answer
+        finally:
+            del self._questions[number]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._frames.feed(data):
+            assert isinstance(message, Round)
+            for number, tokens, codes, logprobs in message.gains:
+                if (stream := self._streams.get(number)) is not None:
+                    stream.gains.append(RemoteGain(tokens, codes, logprobs))
+                    self._fresh[number] = stream
+            for each in message.messages:
+                self._hear(each)
+        self._wake_due()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Whoever waits is told; where nobody here has hung up, the other process has died."""
+        self._transport = None
+        self._state = replace(self._state, is_alive=False)
+        lost = ApiError(503, "the engine has ended: restart the server", code="engine_dead", retry_after=10)
+        for stream in list(self._streams.values()):
+            stream.end(error=lost)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(lost)
+        self._streams, self._fresh = {}, {}
+        if not self._is_closing:
+            self.on_lost()
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case Ended(number):
+                self._end(number, ending=message)
+            case Failed(number):
+                if number in self._questions:
+                    self._answer(number).set_exception(message.error)
+                else:
+                    self._end(number, error=message.error)
+            case Answer(number, value):
+                if number in self._questions:
+                    self._answer(number).set_result(value)
+            case Drain(at_once):
+                self.on_drain(at_once)
+
+    def _answer(self, number: int) -> asyncio.Future[Any]:
+        """Where whoever asked has left, one that nobody waits for."""
+        asked = self._questions[number]
+        return self._loop.create_future() if asked.done() else asked
+
+    def _end(self, number: int, **how: Any) -> None:
+        self._fresh.pop(number, None)
+        if (stream := self._streams.pop(number, None)) is not None:
+            stream.end(**how)
+
+    def _wake_due(self) -> None:
+        """Readers of fresh streams, unless they were woken too short a time ago: then a timer does it."""
+        now, pace = self._loop.time(), len(self._streams) / MOST_WAKES
+        for stream in [stream for stream in self._fresh.values() if now >= stream.woken + pace]:
+            del self._fresh[stream.number]
+            stream.woken = now
+            stream.wake()
+        if self._fresh and self._timer is None:
+            self._timer = self._loop.call_later(pace, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._wake_due()
+
+    def _hang_up(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.close()

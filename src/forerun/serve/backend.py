@@ -1,0 +1,132 @@
+"""The engine behind a service, as the service sees it: a thread of this process here, another process in `remote`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from forerun.decoder import SpeculativeDecoder
+from forerun.engine import AsyncEngine, FinishReason, Request, Stats
+from forerun.engine.row import TokenLogprob
+from forerun.parallel import Coordinator
+from forerun.serve.prompt_logprobs import prompt_logprobs
+from forerun.types import Origin
+
+
+class Gained(Protocol):
+    """What a sequence gained in one round."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]: ...
+    @property
+    def origins(self) -> Sequence[Origin]: ...
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]: ...
+
+
+class Ending(Protocol):
+    """How a sequence ended."""
+
+    @property
+    def finish_reason(self) -> FinishReason: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def stats(self) -> Stats: ...
+    @property
+    def mean_logprob(self) -> float | None: ...
+
+
+class TokenStream(Protocol):
+    """A sequence that is being decoded; used by one event loop."""
+
+    async def gathered(self) -> Sequence[Gained]:
+        """All that has come since, of one round or of several; empty once nothing more will."""
+
+    async def finished(self) -> Ending:
+        """Once it has ended."""
+
+    def close(self) -> None:
+        """End it with what it has, if it has not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What an engine tells of itself when it is asked."""
+
+    is_alive: bool
+    num_preempted: int = 0
+    cache_usage: float | None = None  # 1 is all; None where nothing bounds it
+
+
+class Backend(ABC):
+    """What a service asks for."""
+
+    is_split = False  # over several processes, which do not tell log-probabilities of prompts
+
+    async def open(self) -> None:  # noqa: B027 (most need not be)
+        """In the event loop that is going to use it."""
+
+    @property
+    @abstractmethod
+    def state(self) -> State:
+        """As it was seen last."""
+
+    async def look(self) -> State:
+        """As it is now."""
+        return self.state
+
+    @abstractmethod
+    def submit(self, request: Request) -> TokenStream:
+        """Begin to decode."""
+
+    @abstractmethod
+    async def prompt_logprobs(self, prompt: Sequence[int], alternatives: int) -> list[TokenLogprob | None]:
+        """Of a prompt's own tokens; the first has none."""
+
+    @abstractmethod
+    def close(self, drain: bool = True) -> None:
+        """Take no more. With `drain`, what is under way is decoded first."""
+
+
+class LocalBackend(Backend):
+    """The engine of a decoder, in a thread of this process."""
+
+    def __init__(self, decoder: SpeculativeDecoder) -> None:
+        self.decoder, self.engine = decoder, AsyncEngine(decoder.engine)
+
+    @property
+    def is_split(self) -> bool:  # type: ignore[override]
+        return self.ranks is not None
+
+    @property
+    def ranks(self) -> Coordinator | None:
+        """The processes that hold the model together, where it is split over several."""
+        ranks = self.decoder.ranks
+        return ranks if isinstance(ranks, Coordinator) else None
+
+    @property
+    def state(self) -> State:
+        are_there = self.ranks is None or self.ranks.link.lost is None
+        return state_of(self.engine, are_there)
+
+    def submit(self, request: Request) -> TokenStream:
+        return self.engine.submit(request)
+
+    async def prompt_logprobs(self, prompt: Sequence[int], alternatives: int) -> list[TokenLogprob | None]:
+        return await prompt_logprobs(self.engine, self.decoder.target, prompt, alternatives)
+
+    def close(self, drain: bool = True) -> None:
+        self.engine.close(drain)
+
+
+def state_of(engine: AsyncEngine, is_whole: bool = True) -> State:
+    """Of an engine here; `is_whole` unless a process that it needs was lost."""
+    cache, usage = engine.engine.target.cache, None
+    if cache.num_tokens:
+        with suppress(KeyError, RuntimeError):  # of a row that has come or left meanwhile
+            usage = sum(map(cache.length, cache.rows)) / cache.num_tokens
+    return State(engine.is_alive and is_whole, engine.engine.num_preempted, usage)

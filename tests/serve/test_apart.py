@@ -1,0 +1,185 @@
+"""HTTP in one process and the engine in another: what travels between them, and what each does when the other goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from llguidance import LLMatcher
+
+from forerun.config import SamplingParams
+from forerun.engine import FinishReason, Request, Stats
+from forerun.serve.apart import remote
+from forerun.serve.apart.host import EngineHost
+from forerun.serve.apart.remote import RemoteBackend
+from forerun.serve.apart.wire import Abort, Answer, Beginning, Ended, Failed, Frames, Look, Round, Submit, pack, receive
+from forerun.serve.backend import LocalBackend, State
+from forerun.serve.errors import ApiError
+from forerun.serve.model import ServedModel
+from forerun.serve.settings import AddressSettings, ServiceSettings
+from forerun.types import Origin
+from serve.process import served
+from serve.serving import make_decoder
+from support.folders import byte_tokenizer
+from support.processes import descendants
+
+REQUEST = Request(
+    prompt=(5, 6, 7), max_new_tokens=9, params=SamplingParams(top_p=0.5, logit_bias={3: -1.0}), logprobs=2
+)
+GAIN = (0, (8, 9, 10), bytes([0, 0, 2]), ())
+ENDED = Ended(0, FinishReason.LENGTH, None, Stats(rounds=1), None)
+
+
+def test_messages_are_the_same_however_their_bytes_come() -> None:
+    sent = [Submit(3, REQUEST, "grammar"), Round([GAIN], [ENDED]), Failed(1, 400, "no", "n", None, 2)]
+    data = b"".join(map(pack, sent))
+    for size in (1, 7, len(data)):
+        frames = Frames()
+        heard = [m for start in range(0, len(data), size) for m in frames.feed(data[start : start + size])]
+        assert heard == sent
+    error = heard[2].error
+    assert isinstance(error, ApiError) and (error.status, error.param, error.retry_after) == (400, "n", 2)
+
+
+def played(play: Callable[[RemoteBackend, socket.socket], Awaitable[None]]) -> None:
+    """With an engine's process that says nothing but what the test says for it."""
+
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        with ours:
+            backend = RemoteBackend(theirs)
+            await backend.open()
+            try:
+                await asyncio.wait_for(play(backend, ours), 20)
+            finally:
+                backend.close()
+
+    asyncio.run(run())
+
+
+async def heard(connection: socket.socket) -> Any:
+    return await asyncio.to_thread(receive, connection)
+
+
+def test_what_came_together_is_read_together_and_the_end_comes_last() -> None:
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        stream = backend.submit(REQUEST)
+        assert await heard(engine) == Submit(0, REQUEST)
+        engine.sendall(pack(Round([GAIN], [])) + pack(Round([GAIN, (7, (1,), b"\0", ())], [ENDED])))
+        first, second = await stream.gathered()
+        assert first.tokens == (8, 9, 10) and second.origins == [Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS]
+        assert await stream.gathered() == [] and await stream.finished() == ENDED
+        stream.close()
+        looked = asyncio.create_task(backend.look())
+        assert await heard(engine) == Look(1), "a stream that has ended is not aborted"
+        engine.sendall(pack(Round([], [Answer(1, State(True, 4, 0.5))])))
+        assert (await looked).num_preempted == backend.state.num_preempted == 4
+
+    played(play)
+
+
+def test_tokens_that_are_held_back_come_without_a_further_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "MOST_WAKES", 5)
+
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        stream, loop = backend.submit(REQUEST), asyncio.get_running_loop()
+        for _ in range(2):
+            engine.sendall(pack(Round([GAIN], [])))
+            began = loop.time()
+            assert len(await stream.gathered()) == 1
+        assert 0.1 < loop.time() - began < 5, "the first at once, the second a fifth of a second later"
+
+    played(play)
+
+
+def test_whoever_leaves_is_told_on_and_whoever_stays_hears_that_the_engine_has_gone() -> None:
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        lost = asyncio.Event()
+        backend.on_lost = lost.set
+        leaving, staying = backend.submit(REQUEST), backend.submit(REQUEST)
+        leaving.close()
+        assert [await heard(engine) for _ in range(3)][2] == Abort(0)
+        looked = asyncio.create_task(backend.look())
+        await asyncio.sleep(0)
+        engine.close()
+        with pytest.raises(ApiError, match="restart the server"):
+            await staying.gathered()
+        with pytest.raises(ApiError, match="restart the server"):
+            await staying.finished()
+        assert not (await looked).is_alive and not backend.state.is_alive and lost.is_set()
+
+    played(play)
+
+
+@contextmanager
+def hosted() -> Iterator[tuple[EngineHost, socket.socket]]:
+    """An engine, called by a test."""
+    decoder, (ours, theirs) = make_decoder(), socket.socketpair()
+    model = ServedModel.of(decoder, byte_tokenizer(), "tiny", 0)
+    host = EngineHost(LocalBackend(decoder), model, ours)
+    beginning = Beginning(model, ServiceSettings(), AddressSettings(), is_split=False)
+    thread = threading.Thread(target=host.run, args=(beginning, print))
+    thread.start()
+    with ours, theirs:
+        theirs.settimeout(30)
+        receive(theirs)
+        yield host, theirs
+        theirs.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+    assert not thread.is_alive() and not host.outlets and decoder.engine.is_idle
+
+
+def told(connection: socket.socket, number: int) -> dict[int, Any]:
+    """The next so many messages beside gains, by their numbers."""
+    found: dict[int, Any] = {}
+    while len(found) < number:
+        found |= {message.number: message for message in receive(connection).messages}
+    return found
+
+
+def test_an_engine_ends_what_it_decodes_when_nobody_listens() -> None:
+    with hosted() as (host, connection):
+        long = Request(prompt=(5, 6), max_new_tokens=1900)
+        connection.sendall(pack(Submit(0, long)) + pack(Submit(1, long)) + pack(Abort(1)))
+        ended = told(connection, 1)
+        assert ended[1].finish_reason is FinishReason.ABORT and list(host.outlets) == [0]
+
+
+def test_who_leaves_while_a_grammar_is_compiled_is_not_decoded_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    with hosted() as (host, connection):
+        monkeypatch.setattr(host, "_grammar", lambda text: go.wait(30) and host._compile(text))
+        for number, grammar in enumerate((LLMatcher.grammar_from_regex("a+"),) * 2 + ("nonsense",)):
+            connection.sendall(pack(Submit(number, REQUEST, grammar)))
+        connection.sendall(pack(Abort(0)) + pack(Look(3)))
+        assert isinstance(told(connection, 1)[3], Answer)
+        go.set()
+        left, decoded, refused = (each for _, each in sorted(told(connection, 3).items()))
+        assert isinstance(left, Failed) and isinstance(decoded, Ended) and refused.status == 400
+        assert not host._compiling
+
+
+def test_requests_that_the_engine_refuses_are_told_why() -> None:
+    with hosted() as (_, connection):
+        connection.sendall(pack(Submit(0, Request(prompt=(5,) * 3000, max_new_tokens=9))))
+        assert told(connection, 1)[0].status == 400
+
+
+@pytest.mark.slow
+def test_a_server_ends_with_the_process_that_speaks_http(tmp_path: Path) -> None:
+    with served(tmp_path / "m") as (process, url, _):
+        (front,) = descendants(process.pid)
+        os.kill(front, signal.SIGTERM)  # as whoever stops a whole group: only the server's own means anything
+        assert httpx.get(f"{url}/health").status_code == 200
+        os.kill(front, signal.SIGKILL)
+        assert process.wait(60) == 2 and process.stderr is not None
+        assert "the process that speaks HTTP has ended with status -9" in process.stderr.read()
