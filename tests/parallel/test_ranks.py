@@ -64,4 +64,5 @@ def test_families(family: str, size: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, on_gpu_alone])])
 def test_two_ranks_on_one_device(device: str, tmp_path: Path) -> None:
-    check(tiny_model("llama", vocab=VOCAB).to(device), tmp_path, [CASES["lookup"], CASES["preempted"]], 2, staged.NAME)
+    cases = [CASES[name] for name in ("lookup", "preempted", "kernels")]
+    check(tiny_model("llama", vocab=VOCAB).to(device), tmp_path, cases, 2, staged.NAME)

@@ -79,7 +79,7 @@ class Coordinator:
 
     def smallest(self, number: int) -> int:
         with self._lock:
-            agreed: int = min(number, *self.link.receive(MEETING))
+            agreed: int = min([number, *self.link.receive(MEETING)])
             self.link.send(agreed)
         return agreed
 

@@ -61,12 +61,22 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
 
 def choose_shard_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     """The same for a model that is split over processes. Nothing is timed: all of them have to come to the same end."""
-    if use is Kernels.OFF or model in _refused or model.device.type != "cpu" or kernels.why_not_numba() is not None:
+    if use is Kernels.OFF or model in _refused:
+        return None
+    from forerun.models.bodies.shard import local_part
+
+    if kernels.why_not_triton(model.device.type) is None:
+        from forerun.models.bodies import gpu
+        from forerun.models.bodies.shard_gpu import ShardGpuBody
+
+        part = local_part(model, gpu.why_not)
+        return None if part is None else ShardGpuBody(model, part)
+    if kernels.why_not_numba() is not None:
         return None
     from forerun.kernels.cpu.threads import most_threads
-    from forerun.models.bodies.shard import ShardCpuBody, local_part
+    from forerun.models.bodies.shard_cpu import ShardCpuBody
 
-    part = local_part(model)
+    part = local_part(model, why_not)
     return None if part is None else ShardCpuBody(model, part, most_threads(), use)
 
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
 from forerun import kernels, ops
@@ -87,6 +89,7 @@ class Weights:
 
     weight: Tensor  # [N, K], or a `ScaledWeight`
     bias: Tensor | None  # [N]
+    group: ProcessGroup | None = None  # of processes with other inputs of the same product, whose parts are added up
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,9 @@ class Change:
 class GpuBody(DescribedBody):
     """What lies below a model's head, over the ragged cache, and the head."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, group: ProcessGroup | None = None) -> None:
+        """`group`: of processes that hold other heads and other parts of the MLP."""
+        self._group = group
         super().__init__(model)
         self._tables = [table(GRAIN) for table in self.decoder.tables]
 
@@ -253,7 +258,7 @@ class GpuBody(DescribedBody):
         return why_not(self.model)
 
     def _take_weights(self) -> None:
-        self.layers = [_with_weights(layer, self.model.device) for layer in self.decoder.layers]
+        self.layers = [_with_weights(layer, self.model.device, self._group) for layer in self.decoder.layers]
         like = self.decoder.norm.weight
         sizes = self.decoder.head_size, self.decoder.value_size or self.decoder.head_size
         self._like = tuple(like.new_empty(0, self.decoder.num_key_heads, size) for size in sizes)
@@ -332,10 +337,13 @@ def _add(
     x: Tensor, states: Tensor, product: Weights, norm: Norm | None, multiplier: float
 ) -> tuple[Tensor, Change | None]:
     """x and a product of `states`: added at once to a single row, otherwise left for the next norm's launch."""
-    if len(x) == 1 and norm is None:
+    if len(x) == 1 and norm is None and product.group is None:
         made = ops.project(states, product.weight, product.bias, residual=x, multiplier=multiplier)
         return made, None
-    return x, Change(ops.project(states, product.weight, product.bias), norm, multiplier)
+    made = ops.project(states, product.weight, product.bias)
+    if product.group is not None:
+        dist.all_reduce(made, group=product.group)
+    return x, Change(made, norm, multiplier)
 
 
 def _activated(inner: Tensor | RoundedRows, norm: Norm | None, mlp: InnerWeights) -> Tensor:
@@ -360,17 +368,17 @@ def _head_normed(states: Tensor, norm: AnyNorm | None) -> Tensor:
     return ops.normed(states, norm)
 
 
-def _with_weights(says: DecoderLayer, device: torch.device) -> Layer:
+def _with_weights(says: DecoderLayer, device: torch.device, group: ProcessGroup | None) -> Layer:
     attention, experts = says.attention, says.mlp if isinstance(says.mlp, Experts) else None
     first, order, query_up, up = _first_weights(attention)
     return Layer(
         says,
         qkv=Weights(*merged(first)),
-        out=Weights(*merged([attention.out])),
+        out=Weights(*merged([attention.out]), group),
         query_up=None if query_up is None else Weights(*merged([query_up])),
         up=None if up is None else merged([up])[0],
         order=None if order is None else torch.tensor(order, dtype=torch.int32, device=device),
-        mlp=_inner(says.mlp.shared if isinstance(says.mlp, Experts) else says.mlp),
+        mlp=_inner(says.mlp.shared if isinstance(says.mlp, Experts) else says.mlp, group),
         experts=None if experts is None else expert_weights(experts.module, experts.activation),
     )
 
@@ -384,7 +392,7 @@ def _first_weights(
     return says.qkv, says.head_order, None, None
 
 
-def _inner(mlp: Mlp | None) -> InnerWeights | None:
+def _inner(mlp: Mlp | None, group: ProcessGroup | None) -> InnerWeights | None:
     if mlp is None:
         return None
-    return InnerWeights(mlp, first=Weights(*merged(mlp.first)), second=Weights(*merged([mlp.second])))
+    return InnerWeights(mlp, first=Weights(*merged(mlp.first)), second=Weights(*merged([mlp.second]), group))
