@@ -171,9 +171,8 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
                 settings=asdict(settings) | {"model": without_folders(settings.model)},
                 rows=[asdict(each) for each in measured],
                 details={"idle_cores": idle},
-                tables=(Table("A server with Ray and without", HEADINGS, tuple(map(_cells, measured))),)
-                if measured
-                else (),
+                tables=(table,) if measured else (),
+
                 remarks=(
                     f"{origin.machine.name}; {without_folders(settings.model)} without drafts, {settings.prompt} + "
                     f"{settings.output} tokens, medians over requests; servers were asked in turns{busy}",
