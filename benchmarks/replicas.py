@@ -172,7 +172,6 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
                 rows=[asdict(each) for each in measured],
                 details={"idle_cores": idle},
                 tables=(table,) if measured else (),
-
                 remarks=(
                     f"{origin.machine.name}; {without_folders(settings.model)} without drafts, {settings.prompt} + "
                     f"{settings.output} tokens, medians over requests; servers were asked in turns{busy}",
