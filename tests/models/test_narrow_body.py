@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from forerun import kernels
 from forerun.config import Kernels
 from forerun.kernels.scaled import ScaledWeight
 from forerun.loading.rounding import round_weights
+from forerun.math import scaled
 from forerun.math.scaled import SCHEMES
 from forerun.models.bodies import cpu, gpu
 from forerun.models.bodies.gpu import GpuBody
@@ -42,6 +44,41 @@ def error(got: list[Tensor], want: list[Tensor]) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want, strict=True))
 
 
+def distance(got: list[Tensor], want: list[Tensor]) -> float:
+    a, b = (torch.cat([each.flatten() for each in logits]) for logits in (got, want))
+    return float((a - b).norm() / b.norm())
+
+
+@cache
+def moved_by_lost_bits(kind: str) -> float:
+    """How far logits of an fp8 model move when sums lose what tensor cores may lose of them, at most.
+
+    Hopper keeps 14 bits of such sums; `test_scaled` holds a product to 2**-10 of a row's largest number. That moves
+    some of the next rows' numbers to another of 255 codes, an eighth of them away, and no reference says which.
+    """
+    model, exact = rounded("fp8", kind), scaled.linear
+
+    def disturbed(*arguments: Any) -> Tensor:
+        made = exact(*arguments)
+        noise = 2 * torch.rand(made.shape, generator=generator).to(made.device) - 1
+        return made + 2.0**-10 * noise * made.abs().amax(-1, keepdim=True)
+
+    generator = torch.Generator().manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "TRITON_DEVICES", frozenset())
+        want = expected(copy.deepcopy(model))
+        patch.setattr(scaled, "linear", disturbed)
+        return max(distance(expected(copy.deepcopy(model)), want) for _ in range(4))
+
+
+def check(got: list[Tensor], want: list[Tensor], scheme: str, kind: str = "llama") -> None:
+    if scheme == "fp8" and DEVICE.type == "cuda":
+        assert distance(got, want) < 2 * moved_by_lost_bits(kind)
+    else:
+        # A row that is rounded may fall to the other side of a half where its norm was summed in another order.
+        assert error(got, want) < (2e-3 if SCHEMES[scheme].rounds_rows else 5e-5)
+
+
 def scores(scorer: Scorer) -> list[Tensor]:
     feed(scorer)
     found = list(scorer.score([0, 1], NEW).split([len(new) for new in NEW]))
@@ -54,9 +91,9 @@ def scores(scorer: Scorer) -> list[Tensor]:
 def test_fused_layers_by_the_references(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through torch alone: the order of the steps and the merged weights, without the interpreter's patience."""
     model = copy.deepcopy(rounded(scheme))
-    want = expected(copy.deepcopy(model))
     body = GpuBody(model)
     monkeypatch.setattr(kernels, "TRITON_DEVICES", frozenset())
+    want = expected(copy.deepcopy(rounded(scheme)))
     scorer = Scorer(model, use=Kernels.OFF)
     scorer.body = body
     assert error(scores(scorer), [*want, want[0]]) < (2e-3 if SCHEMES[scheme].rounds_rows else 5e-5)
@@ -68,27 +105,32 @@ def test_fused_layers_by_the_references(scheme: str, monkeypatch: pytest.MonkeyP
 def test_fused_layers(scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ragged prompts, several new tokens of two rows, then one row alone."""
     model = copy.deepcopy(rounded(scheme, kind))
+    monkeypatch.setattr(kernels, "TRITON_DEVICES", frozenset())
     want = expected(copy.deepcopy(model))  # by the references
     monkeypatch.setattr(kernels, "TRITON_DEVICES", {DEVICE.type})
     scorer = Scorer(model, use=Kernels.ON)
     assert isinstance(scorer.body, GpuBody), gpu.why_not(model)
     assert isinstance(scorer.body.layers[0].qkv.weight, ScaledWeight)
-    # A row that is rounded may fall to the other side of a half where its norm was summed in another order.
-    allowed = 2e-3 if SCHEMES[scheme].rounds_rows else 5e-5
-    assert error(scores(scorer), [*want, want[0]]) < allowed
+    check(scores(scorer), [*want, want[0]], scheme, kind)
 
 
-def test_control_scales_of_other_outputs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = copy.deepcopy(rounded("int8"))
-    want = expected(copy.deepcopy(model))
+@pytest.mark.parametrize(("scheme", "kind"), [("int8", "llama"), *(("fp8", kind) for kind in KINDS)])
+def test_control_scales_of_other_outputs_are_noticed(scheme: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One product of eight takes its neighbours' scales."""
+    model = copy.deepcopy(rounded(scheme, kind))
     body = GpuBody(model)
     monkeypatch.setattr(kernels, "TRITON_DEVICES", frozenset())
+    want = expected(copy.deepcopy(rounded(scheme, kind)))
     scorer = Scorer(model, use=Kernels.OFF)
     scorer.body = body
     weight = body.layers[0].out.weight
     assert isinstance(weight, ScaledWeight)
     weight.scales[:] = weight.scales.roll(1, 0)
-    assert error(scores(scorer), [*want, want[0]]) > 2e-3
+    got = scores(scorer)
+    if scheme == "fp8":
+        assert distance(got, [*want, want[0]]) > 2 * moved_by_lost_bits(kind)
+    else:
+        assert error(got, [*want, want[0]]) > 2e-3
 
 
 def test_merged_weights_are_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
