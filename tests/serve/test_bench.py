@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -46,18 +48,30 @@ def test_without_an_address_it_starts_a_server_and_ends_it(tmp_path: Path, monke
     assert failed.exit_code == 2 and "the server did not start" in failed.output
 
 
+HOLDING = """
+import sys, time
+from forerun.bench.serve.process import served
+with served(sys.argv[1:]) as url:
+    print(url, flush=True)
+    time.sleep(600)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the signal of a parent's death is Linux's")
 def test_its_server_does_not_outlive_it(tmp_path: Path) -> None:
     """Killed, so that nothing of its own can end it: neither the server stays nor the process that speaks for it."""
     folder = save(tmp_path / "model", tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
-    options = ("--requests", "100000", "--seconds", "600", "-o", str(tmp_path / "r.json"))
-    command = [sys.executable, "-m", "forerun", "bench", "serve", *options, "--", folder, "--device", "cpu"]
+    command = [sys.executable, "-c", HOLDING, folder, "--device", "cpu"]
     environment = {**os.environ, "FORERUN_KERNELS": "off"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as bench:
-        try:
-            wait_for(lambda: len(descendants(bench.pid)) >= 2, 120)
-            started = descendants(bench.pid)
-        finally:
-            bench.kill()
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 60)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None and bench.stdout.readline().startswith("http://")
+        started = descendants(bench.pid)
+        bench.kill()
+    assert len(started) == 2
+    try:
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 60)
+    finally:
+        for pid in started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
