@@ -67,7 +67,7 @@ class Soak:
 
 def soak(seconds: float, seed: int = 0) -> Soak:
     """On a server of its own."""
-    decoder = make_decoder()
+    decoder = make_decoder(kernels="off")
     # In blocks, as on a GPU, so that a block that is not given back is seen.
     decoder.engine.target.cache = PagedCache(CACHE_TOKENS, torch.device("cpu"), longest=2048, block_size=16)
     with running(decoder, max_rows=ROWS, max_queued=32, timeout=DEADLINE) as server:
@@ -190,8 +190,8 @@ def _held(server: Server) -> Held:
     return Held(
         rows=len(cache.rows),
         blocks=cache.num_used,
-        # The event loop's pool grows to a bound of its own, and one more of its threads is no leak.
-        threads=sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate()),
+        # The pools of the event loop and of the engine's helpers grow to a bound, and one more of theirs is no leak.
+        threads=sum(not thread.name.startswith(("asyncio_", "forerun-helper")) for thread in threading.enumerate()),
         descriptors=len(os.listdir("/proc/self/fd")),
         memory=int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
     )

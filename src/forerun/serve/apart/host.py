@@ -93,6 +93,8 @@ class EngineHost:
             self.backend.close(drain=False)
             self.out.put(None)
             self._writer.join()
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)  # whatever ended this, the other side hears of it
 
     def drain(self, at_once: bool = False) -> None:
         """Have the other side take no more requests, and end. May be called by any thread, and by signal handlers."""
