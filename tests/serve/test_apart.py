@@ -10,6 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -118,6 +119,16 @@ def test_whoever_leaves_is_told_on_and_whoever_stays_hears_that_the_engine_has_g
         assert not (await looked).is_alive and not backend.state.is_alive and lost.is_set()
 
     played(play)
+
+
+def test_transports_of_other_event_loops_will_do() -> None:
+    written: list[bytes] = []
+    transport: Any = SimpleNamespace(write=written.append)  # uvloop's are no asyncio.Transport
+    with socket.socket() as unused:
+        backend = RemoteBackend(unused)
+    backend.connection_made(transport)
+    backend.submit(REQUEST)
+    assert list(Frames().feed(b"".join(written))) == [Submit(0, REQUEST)]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from forerun.engine import Request
 from forerun.engine.row import TokenLogprob
@@ -174,8 +174,7 @@ class RemoteBackend(Backend, asyncio.Protocol):
             del self._questions[number]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # other loops' have the methods, not the class
 
     def data_received(self, data: bytes) -> None:
         for message in self._frames.feed(data):
