@@ -15,6 +15,10 @@ DEMO_PROMPT := Rewrite this paragraph word for word, but replace every "river" b
 	The river runs through the old town. In spring the river rises and the people of the town walk along the river \
 	in the evening. In autumn the river is low, and the children of the town look for smooth stones in the river.
 
+# Compiled code is kept, whatever the caller's environment says: each test process, and each server or command that a test
+# starts, would compile all of Forerun anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo install test test-slow test-all test-scale test-serve judges test-gpu sanitize check lint types format docs bench clean
 

@@ -126,6 +126,7 @@ def test_methods_are_checked_and_the_baseline_is_always_there() -> None:
         check_methods(["assisted"], has_draft=False)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_method_emits_what_was_asked_for(temperature: float) -> None:
     """The target has an end token in its configuration and would stop at once; all methods must ignore it."""
@@ -239,6 +240,7 @@ def test_show_draws_where_matplotlib_is(tmp_path: Path) -> None:
     assert result.exit_code == 0 and (tmp_path / "p.svg").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_loader")
 def test_python_dash_m(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compare.QUICK, "max_new_tokens", 8)

@@ -20,7 +20,7 @@ from forerun.errors import InvalidArgument
 from forerun.math.theory import acceptance
 
 
-@pytest.mark.quick("0.6")
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.6, 0.87])
 def test_acceptance_is_what_was_asked_for(alpha: float) -> None:
     """Measured with the models themselves, along text that the target sampled."""

@@ -22,7 +22,7 @@ def pair() -> pairs.Pair:
     return pairs.open_pair(TINY)
 
 
-@pytest.mark.quick("sigmoid-benchmarks.papers.sigmoid")
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "module"), [("sigmoid", sigmoid), ("topk", topk)])
 def test_a_record_becomes_a_table_and_a_picture(
     name: str, module: Any, pair: pairs.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,6 +55,7 @@ def _took(cell: object, milliseconds: float) -> Measurement:
     return Measurement(cell, (milliseconds / 1e3,), (milliseconds / 1e3,), 1.0, 0.0)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, picture = tmp_path / "matrix.json", tmp_path / "matrix.png"
     asked = ["--only", "one row of 8", "--tokens", "32", "--repeats", "1", "--contexts", "16", "--device", "cpu"]

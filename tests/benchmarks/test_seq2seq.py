@@ -20,7 +20,7 @@ from forerun.measure.provenance import provenance
 from forerun.measure.record import load
 
 
-@pytest.mark.quick("0.9-t5-mini")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ("whisper-mini", "t5-mini"))
 @pytest.mark.parametrize("alpha", (0.6, 0.9))
 def test_acceptance_is_what_was_asked_for(name: str, alpha: float) -> None:

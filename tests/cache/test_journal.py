@@ -31,6 +31,7 @@ def test_every_method_is_one_or_the_other() -> None:
     assert not set(CHANGING) & READING
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_replayed_cache_is_in_the_same_state(kind: str) -> None:
     ours, theirs = KINDS[kind](), KINDS[kind]()

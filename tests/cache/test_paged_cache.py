@@ -282,6 +282,7 @@ def test_picked_keys_lie_side_by_side_across_blocks() -> None:
     assert [layer[cache._address(0, i)].item() for i in range(17)] == [*before[:14], before[15], before[17], before[19]]
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_are_never_lost(seed: int) -> None:
     """Hundreds of random events; after each, every block is free, findable or held as often as it is counted."""

@@ -103,6 +103,7 @@ def test_a_drafter_that_lies_about_its_law_fails() -> None:
     assert not report.passed
 
 
+@pytest.mark.slow
 def test_a_drafter_whose_law_contradicts_itself_fails() -> None:
     """The whole law is what counts, and this one would have every draft rejected: exact text, nothing tested."""
     report = run(Liar(drafter(), 1e-9, Contradicting))

@@ -71,6 +71,7 @@ def test_all_tasks_greedily(tmp_path: Path) -> None:
     assert "| XSum | ROUGE-2 | 3 |" in written.stdout and evaluate(*asked, "--markdown", "--json").exit_code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny")
 def test_a_service_within_a_time_budget_as_json(tmp_path: Path) -> None:
     data, output = small_data(tmp_path / "data"), tmp_path / "r.json"

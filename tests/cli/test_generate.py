@@ -81,6 +81,7 @@ def test_quiet_says_nothing_else(generate: Command, target: str) -> None:
     assert generate("-m", target, "-q", *SHORT, "hello").stderr == ""
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("drafter", ["lookup", "none", "random", "early:1", "model", "lookup,model"])
 def test_every_drafter_gives_the_same_text(generate: Command, target: str, draft: str, drafter: str) -> None:
     plain = generate("-m", target, "-q", "-d", "none", *SHORT, "hello hello")

@@ -110,6 +110,7 @@ def test_a_record_can_be_shown_again(plan: Command, tmp_path: Path) -> None:
     assert "damaged record" in broken.output
 
 
+@pytest.mark.slow
 def test_a_drafter_made_of_the_targets_own_layers(plan: Command, target: str, tmp_path: Path) -> None:
     """Nobody knows what it costs before it is bound."""
     result = plan(target, "-d", "early:1", "-f", str(_prompts(tmp_path)), "--check", "none", "--json", *QUICK)

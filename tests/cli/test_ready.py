@@ -56,6 +56,7 @@ def test_compilations_are_timed_once_each() -> None:
     assert timer.seconds == before
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("terminal", [False, True])
 def test_whoever_waits_is_told(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []

@@ -104,6 +104,7 @@ def test_the_evaluation_tells_categories_costs_and_verdict(runs: dict[str, Path]
     assert [len(table.rows) for table in record.tables] == [3, 3]  # two categories and all, at two temperatures
 
 
+@pytest.mark.slow
 def test_runs_are_compared(place: Path, runs: dict[str, Path]) -> None:
     pytest.importorskip("matplotlib")
     missing = invoke("train", "compare", runs["feature"], runs["causal"])

@@ -98,7 +98,7 @@ def test_several_texts_are_told_apart_and_keep_their_order(transcribe: Command, 
     assert "[00:00:0" in done.stdout and done.stderr == ""
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize(("form", "suffix"), [("text", "txt"), ("srt", "srt"), ("vtt", "vtt"), ("json", "json")])
 def test_a_folder_gets_a_file_for_each_recording(
     transcribe: Command, whisper: str, recordings: Path, tmp_path: Path, form: str, suffix: str

@@ -32,6 +32,7 @@ def said(decoder: SpeculativeDecoder) -> list[int]:
     return [int(token) for token in out[0, len(PROMPT) :]]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("kernels", ["on", "off"])
 def test_a_wrapped_model(kernels: str) -> None:
     model = wrapped()

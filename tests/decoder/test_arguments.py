@@ -41,6 +41,7 @@ def configured(**fields: Any) -> GenerationConfig:
     return config
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("drafter", (None, "lookup"))
 def test_sequence_bias_comes_before_the_repetition_penalty(drafter: str | None) -> None:
     """The penalty divides what is positive: a bias of a repeated token counts before it, as in transformers."""

@@ -77,7 +77,7 @@ OWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("kind", OWN)
 def test_processors_of_the_caller_are_applied_as_transformers_does(kind: str) -> None:
     """Their class is one that transformers also makes by itself; they see the padded batch."""
@@ -115,6 +115,7 @@ LIMITS: dict[str, Any] = {
 }
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("kind", LIMITS)
 def test_criteria_of_the_caller_are_honoured(kind: str) -> None:
     wanted, got = both(padded_inputs(PROMPTS[1:2]), stopping_criteria=LIMITS[kind])
@@ -171,6 +172,7 @@ def test_counters_of_the_caller_are_still_noticed() -> None:
         both(padded_inputs(PROMPTS), logits_processor=lambda: [Counter()])
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("kind", ("repetition", "n-grams", "by length"))
 def test_an_encoder_decoders_caller_too(kind: str) -> None:
     inputs = batch_of("bart", rows_of("bart")[:3])

@@ -44,7 +44,7 @@ EVERYWHERE = [
 
 
 @pytest.mark.parametrize(("device", "case"), EVERYWHERE)
-@pytest.mark.quick(every=12)
+@pytest.mark.quick(every=23)
 def test_greedy_equals_generate(device: str, case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
     family = case["family"]
     model, wanted, noise = model_on(family, device), *oracle(family, device)

@@ -78,6 +78,7 @@ def inputs_for(keywords: dict[str, Any]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("keywords", [{"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}], ids=str)
 def test_pads_are_no_history(keywords: dict[str, Any]) -> None:
     """In a padded batch each row is what transformers says of the row alone."""

@@ -54,7 +54,7 @@ def _identical(family: str, decoder: forerun.SpeculativeDecoder, rows: int, side
 
 @needs_kernels
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
-@pytest.mark.quick(every=11)
+@pytest.mark.quick(every=19)
 def test_greedy_equals_generate(case: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
     drafter = _drafter(case["drafter"], case["family"])
     decoder = forerun.SpeculativeDecoder(

@@ -23,6 +23,7 @@ def wanted() -> list[list[int]]:
     return [plain_greedy(tiny_model("llama"), PROMPT, NEW)]
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("off", [None, "off", "none"])
 def test_drafting_can_be_off_for_one_call(off: str | None) -> None:
     decoder = decoder_of("random")

@@ -134,7 +134,7 @@ def test_equal_prompts_with_different_ids_say_different_things() -> None:
     assert len({tuple(tokens) for tokens in out.new_tokens}) == 5
 
 
-@pytest.mark.quick("token")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ("token", "coupled"))
 def test_rows_of_a_real_model_are_independent(stories: Stories, rule: str) -> None:
     texts = ("Once upon a time", "Tom and Lily went", "The dog", "One day, a big", "She said", "There was a cat who")

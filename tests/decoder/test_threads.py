@@ -57,7 +57,7 @@ def generating(family: str, prompt: list[int]) -> Callable[[], Any]:
     )[0, len(prompt) :].tolist()  # fmt: skip
 
 
-@pytest.mark.quick("llama", "bloom")
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("family", ("llama", "gemma3", "bloom"))
 def test_two_decoders_and_generate_share_a_model(family: str) -> None:
     model = tiny_model(family)

@@ -65,6 +65,7 @@ def test_copies_of_a_prompt(kind: str, tmp_path: Path, recwarn: pytest.WarningsR
     assert not forerun_warnings(recwarn)
 
 
+@pytest.mark.slow
 def test_a_head_that_is_its_target_saves_rounds() -> None:
     """Identity also holds where nothing is kept: a good head must really be listened to."""
     model = tiny_model("qwen3")

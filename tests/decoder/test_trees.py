@@ -58,7 +58,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "family", "rows", "form"), CASES)
-@pytest.mark.quick(every=12)
+@pytest.mark.quick(every=24)
 def test_greedy_text(name: str, family: str, rows: int, form: str, recwarn: pytest.WarningsRecorder) -> None:
     prompts, wanted, noise = oracle(family)
     prompts, wanted = prompts[-rows:], wanted[-rows:]

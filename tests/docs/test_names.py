@@ -76,6 +76,7 @@ def unknown(page: Path) -> list[str]:
     return sorted(gone)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("page", [page for page in PAGES if name(page) not in HISTORY], ids=name)
 def test_names_exist(page: Path) -> None:
     assert not unknown(page)

@@ -159,6 +159,7 @@ def pvalue(lookup_first: bool, shift: int) -> float:
     return float(chisquare(seen, smoothed * seen.sum()).pvalue)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("lookup_first", [True, False])
 def test_the_mixed_law_is_the_one_drawn_from(lookup_first: bool) -> None:
     assert pvalue(lookup_first, 0) > 1e-4

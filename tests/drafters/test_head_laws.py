@@ -108,7 +108,7 @@ class Stage:
 
 @pytest.mark.parametrize("blocks", (0, LENGTH), ids=("feature", "parallel"))
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick(every=8)
+@pytest.mark.quick(every=16)
 def test_laws_after_every_cut(family: str, blocks: int) -> None:
     """Every number of accepted tokens, two rows that never agree on it, padded and split, reduced and not."""
     number = FAMILIES.index(family)
@@ -254,7 +254,7 @@ def test_parallel_drafts_are_no_longer_than_their_heads() -> None:
     stage.check((0,), stage.propose((0,), room=5), lengths=2)
 
 
-@pytest.mark.quick("feature")
+@pytest.mark.slow
 @pytest.mark.parametrize("blocks", (0, LENGTH), ids=("feature", "parallel"))
 def test_stop_below(blocks: int) -> None:
     """A draft ends after the first token that is doubted, and keeps it; a greedy draft can doubt too."""
@@ -332,6 +332,7 @@ def finish(engine: Engine) -> list[tuple[int, ...]]:
     return [result.tokens for result in engine.take_results()]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("edited", (False, True), ids=("continued", "edited"))
 def test_the_next_turn_of_a_chat(edited: bool) -> None:
     """A kept row is drafted for in its second turn as it would be anew, and says the same."""

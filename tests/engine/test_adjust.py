@@ -87,7 +87,7 @@ KEYWORDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("drafter", ("none", "model", "lookup"))
 @pytest.mark.parametrize("keywords", KEYWORDS, ids=lambda k: "+".join(k))
-@pytest.mark.quick(every=5)
+@pytest.mark.quick(every=9)
 def test_keywords_mean_what_they_mean_in_generate(drafter: str, keywords: dict[str, Any], recwarn: Any) -> None:
     out = decoder_with(drafter).generate(*padded(PROMPTS), max_new_tokens=NEW, **keywords)
     assert out.new_tokens == plain(**keywords)
@@ -97,7 +97,7 @@ def test_keywords_mean_what_they_mean_in_generate(drafter: str, keywords: dict[s
 
 @pytest.mark.parametrize("drafter", ("none", "model", "lookup"))
 @pytest.mark.parametrize("processor", (NoNeighbours(), NoRepeatNGramLogitsProcessor(2)), ids=("own", "ngram"))
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_processors_see_every_position(drafter: str, processor: Any) -> None:
     out = decoder_with(drafter).generate(*padded(PROMPTS), max_new_tokens=NEW, logits_processor=[processor])
     assert out.new_tokens == plain(logits_processor=LogitsProcessorList([processor]))

@@ -123,6 +123,7 @@ def test_a_request_that_is_refused_says_so_and_harms_nobody(serving: AsyncEngine
     assert good.result(60).tokens == alone(1)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("how", ("close", "with", "dropped"))
 def test_whoever_leaves_ends_the_request(serving: AsyncEngine, how: str) -> None:
     stream = serving.submit(request(0, tokens=200))

@@ -12,6 +12,7 @@ from forerun.types import Origin
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("temperature", (0.0, 0.9))
 def test_identities(temperature: float) -> None:
     """Emitted = sum over rounds of accepted + 1, less what a stop or the budget cut off."""

@@ -21,7 +21,7 @@ from forerun.engine.row import Row
 from forerun.types import Rule
 
 
-@pytest.mark.quick("params0-1-token", "params2-3-block")
+@pytest.mark.quick("params0-1-token")
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 @pytest.mark.parametrize(("params", "number"), [(SAMPLED, 1), (SAMPLED, 5), (GREEDY, 3)])
 def test_same_tokens_as_step_by_step_with_the_same_lengths(params: SamplingParams, number: int, rule: Rule) -> None:

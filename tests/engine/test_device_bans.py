@@ -41,6 +41,7 @@ def asked(processors: Processors, params: SamplingParams = SAMPLED, number: int 
     return [replace(request, processors=tuple(processors(len(request.prompt)))) for request in made]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("params", (SAMPLED, GREEDY))
 @pytest.mark.parametrize("processors", (both, forced))
 def test_the_same_is_said(processors: Processors, params: SamplingParams) -> None:

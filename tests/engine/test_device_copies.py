@@ -81,6 +81,7 @@ def test_same_tokens_where_rows_that_copy_are_beside_rows_that_are_drawn_for(
     assert kinds == {True, False}
 
 
+@pytest.mark.slow
 def test_same_tokens_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Interpreted: rows that copy and rows that are drawn for in one verification."""
     pytest.importorskip("support.triton_cpu")
@@ -106,6 +107,7 @@ def test_a_fixed_length_of_nothing_runs_ahead() -> None:
     assert any(under_way for under_way, _ in seen)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("drafter", ["lookup", "random", "doubting"])
 def test_rounds_without_a_draft_run_ahead_behind_any_drafter(drafter: str) -> None:
     made = engine(True, drafter=drafter, policy=0)
@@ -114,6 +116,7 @@ def test_rounds_without_a_draft_run_ahead_behind_any_drafter(drafter: str) -> No
     assert rounds
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("drafter", ["lookup", "random"])
 def test_lengths_without_a_clock_are_those_of_rounds_step_by_step(drafter: str) -> None:
     """Rounds are sent off early only where the policy's answer is certain."""
@@ -178,6 +181,7 @@ class Interrupted(Exception):
     """Whatever comes at a bad time."""
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("error", [Interrupted, KeyboardInterrupt])
 def test_an_interrupt_between_two_rounds_loses_nothing(error: type[BaseException], monkeypatch: Any) -> None:
     want = texts(engine(False, drafter="lookup", policy=3), requests(3))
@@ -222,6 +226,7 @@ def test_a_drafter_that_does_not_copy_after_all_is_verified_step_by_step() -> No
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_auto_says_what_plain_decoding_says() -> None:
     want = texts(engine(False, drafter="none"), requests(3, GREEDY, new=80))
     for drafter in ("lookup", "random"):

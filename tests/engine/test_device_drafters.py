@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("case", "drafter"), [(c, d) for c in CASES for d in DRAFTERS if c != "block" or d in CHAINS])
-@pytest.mark.quick("block-few words", "family-tree of feature", "token-exit")
+@pytest.mark.quick("block-few words")
 def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     settings = {"drafter": drafter, **CASES[case]}
     made = engine(True, **settings)
@@ -41,13 +41,14 @@ def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     assert len(rounds) > 3 and max(rounds) == 3
 
 
-@pytest.mark.quick("parallel", "small tree")
+@pytest.mark.quick("parallel")
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_parameters_of_all_kinds_in_one_batch(drafter: str) -> None:
     got = texts(rehearsing(engine(True, drafter=drafter)), requests(5, MIXED))
     assert got == texts(engine(False, drafter=drafter), requests(5, MIXED))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_text_is_that_of_generate(drafter: str) -> None:
     got = texts(engine(True, drafter=drafter), requests(3, GREEDY))

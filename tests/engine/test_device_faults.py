@@ -149,6 +149,7 @@ def _assigned(model: Any) -> None:
     model.load_state_dict(copy.deepcopy(tiny_model("llama", 7)).double().state_dict(), assign=True)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("change", [_moved, _assigned], ids=lambda change: change.__name__)
 def test_no_recording_of_a_model_outlives_its_change(
     change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,7 @@ def hosted(monkeypatch: MonkeyPatch) -> list[tuple[int, bool]]:
     return seen
 
 
-@pytest.mark.quick("token", "block")
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", list(Rule))
 def test_one_row_of_four_calls_python(rule: Rule, monkeypatch: MonkeyPatch) -> None:
     asked = requests(4, new=24)
@@ -95,6 +95,7 @@ def test_a_row_joins_the_others_once_it_can(monkeypatch: MonkeyPatch) -> None:
     assert rounds.index(2) < rounds.index(3) and {number for number, _ in by_hand} == {1}
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("which", ["device", "host"])
 def test_one_group_ends_before_the_other(which: str) -> None:
     asked = requests(4, new=6)
@@ -106,6 +107,7 @@ def test_one_group_ends_before_the_other(which: str) -> None:
     assert made.runner is not None and not made.runner.has_pending
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("which", [0, 1])
 def test_abort_of_a_row_of_either_group(which: int) -> None:
     asked = requests(3, new=30)
@@ -212,7 +214,7 @@ def play(made: Engine, seed: int) -> Any:
     return {number: tokens for number, tokens in found.items() if number not in aborted}, aborted
 
 
-@pytest.mark.quick("0", "1", "2")
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("seed", range(30))
 def test_any_rows_at_any_time(seed: int) -> None:
     rng = random.Random(seed + 1000)

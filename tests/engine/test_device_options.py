@@ -56,7 +56,7 @@ def whole_rounds(monkeypatch: MonkeyPatch) -> Callable[[], None]:
     return forbid
 
 
-@pytest.mark.quick("repetition", "bias", "bans", "alternatives", "min_new_tokens")
+@pytest.mark.quick("repetition", "bias", "bans")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_one_row_of_three_has_an_option(name: str, whole_rounds: Callable[[], None]) -> None:
     asked = requests(3)
@@ -97,7 +97,7 @@ def test_any_options_in_any_batch(seed: int, whole_rounds: Callable[[], None]) -
     compare(results(engine(True, **settings), asked), want)
 
 
-@pytest.mark.quick("counts", "bans")
+@pytest.mark.quick("counts")
 @pytest.mark.parametrize("what", ["counts", "bias", "bans", "repetition", "min_new_tokens"])
 def test_control_an_option_that_is_dropped_is_noticed(what: str, monkeypatch: MonkeyPatch) -> None:
     names = ("repetition", "bias", "bans", "min_new_tokens")

@@ -72,7 +72,7 @@ def texts(family: str, drafter: str, on_device: bool, params: SamplingParams, ru
     return found
 
 
-@pytest.mark.quick("none-whisper", "lookup-bart", "own-t5_gated")
+@pytest.mark.quick("none-whisper")
 @pytest.mark.parametrize("family", ("whisper", "bart", "t5_gated", "moonshine"))
 @pytest.mark.parametrize("drafter", ("shared", "own", "none", "lookup"))
 def test_recorded_rounds_say_the_same(family: str, drafter: str) -> None:

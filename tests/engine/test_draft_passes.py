@@ -33,6 +33,7 @@ def passes_of(made: Engine) -> DraftPasses:
     return made.drafting.passes
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("drafter", ("model", "doubting"))
 def test_the_same_is_said(drafter: str) -> None:
     """Rows of different lengths, some of which end before others; processors keep them on the host."""

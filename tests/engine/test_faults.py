@@ -36,6 +36,7 @@ BAD_SCRIPTS = {
 }
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("kind", BAD_SCRIPTS)
 @pytest.mark.parametrize("temperature", (0.0, 0.8))
 def test_a_bad_drafter_costs_its_drafts_only(kind: str, temperature: float) -> None:
@@ -48,6 +49,7 @@ def test_a_bad_drafter_costs_its_drafts_only(kind: str, temperature: float) -> N
     assert out.new_tokens == plain.new_tokens
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("verb", ("admit", "rewind", "release"))
 def test_a_drafter_that_stumbles_over_news_harms_nobody(verb: str) -> None:
     drafter = DraftModel(draft_of(tiny_model("llama")))
@@ -95,7 +97,7 @@ def nan_model(family: str = "llama") -> Any:
 @pytest.mark.parametrize("family", ("llama", "mistral", "codegen"))
 @pytest.mark.parametrize("attention", ("pad", "split"))
 @pytest.mark.parametrize("place", (0, 1, 2))
-@pytest.mark.quick(every=6)
+@pytest.mark.quick(every=18)
 def test_nan_ends_its_own_row(family: str, attention: str, place: int) -> None:
     model = nan_model(family)
     prompts = [list(prompt) for prompt in PROMPTS]
@@ -242,7 +244,7 @@ def test_foreign_tokenizers_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("size", (96, 100))
 @pytest.mark.parametrize("rule", ("token", "block", "coupled"))
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_vocabularies_may_differ_by_padding(size: int, rule: str) -> None:
     """A draft with fewer or more ids: no failure, nothing the target lacks, and what it says counts."""
     draft = tiny_model("llama", vocab=size)

@@ -126,7 +126,7 @@ APART = {
 }
 
 
-@pytest.mark.quick("lookup", "device")
+@pytest.mark.quick("lookup")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_an_interrupted_step_changes_no_text(kind: str) -> None:
     """The worst of the points; all of them are below."""
@@ -164,6 +164,7 @@ def test_no_point_of_a_step_is_a_bad_one(kind: str, steps: int) -> None:
         check(kind, steps, place, goes_on=place % 2 == 0)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("kind", ["model", "device"])
 def test_a_round_that_the_policy_has_seen_stands(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Done again it would meet the same random numbers with lengths chosen by someone who knows what they come to."""

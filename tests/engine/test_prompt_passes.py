@@ -41,6 +41,7 @@ def check_rows(scorer: Scorer, texts: dict[int, list[int]]) -> None:
         scorer.rewind([row], [len(own)])
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("lengths", [(3,), (PIECE + 1, 2), (5, 9, 1, 2 * PIECE, 70), tuple(range(1, 20))])
 def test_same_keys(lengths: tuple[int, ...]) -> None:
     """Twice, so that the second time there are keys before those that are taken in."""

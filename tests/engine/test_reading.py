@@ -42,7 +42,7 @@ def texts(engine: Engine) -> dict[int, tuple[int, ...]]:
     return {result.request.request_id: result.tokens for result in engine.take_results()}
 
 
-@pytest.mark.quick("0-model", "24-lookup", "24-none")
+@pytest.mark.quick("0-model")
 @pytest.mark.parametrize("drafter", ("none", "lookup", "model"))
 @pytest.mark.parametrize("join_tokens", (0, 24))
 def test_a_newcomer_is_read_in_chunks_and_changes_no_text(drafter: str, join_tokens: int) -> None:
@@ -141,7 +141,7 @@ def test_a_failing_pass_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found[number] == texts(alone)[number]
 
 
-@pytest.mark.quick("3-model", "5-exit", "5-lookup", "3-none")
+@pytest.mark.quick("3-model", "5-exit")
 @pytest.mark.parametrize("drafter", ("none", "model", "lookup", "exit"))
 @pytest.mark.parametrize("decoding", (3, 5))
 def test_recorded_rounds_write_nothing_into_a_prompt_that_is_being_read(drafter: str, decoding: int) -> None:

@@ -55,7 +55,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("drafter", "rule", "on_device"), WAYS)
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_rows_in_blocks_say_the_same(drafter: str, rule: Rule, on_device: bool) -> None:
     asked = requests(5, [SAMPLED, CUT, SAMPLED, CUT, SAMPLED])
     want = texts(engine(on_device, drafter=drafter, rule=rule), asked)
@@ -67,7 +67,7 @@ def test_rows_in_blocks_say_the_same(drafter: str, rule: Rule, on_device: bool) 
 
 @pytest.mark.parametrize("cache", [partial(paged, 80), partial(RaggedCache, 160)], ids=["paged", "ragged"])
 @pytest.mark.parametrize(("drafter", "rule", "on_device"), WAYS)
-@pytest.mark.quick("model-token-False-paged", "random-token-True-paged")
+@pytest.mark.quick("model-token-False-paged")
 def test_preempted_rows_say_the_same(cache: Any, drafter: str, rule: Rule, on_device: bool) -> None:
     """With a fixed draft length a row's tokens depend on nothing else, not even on having been sent away."""
     asked = requests(6, new=40)
@@ -93,6 +93,7 @@ def test_control_a_preempted_row_that_forgets_its_round_says_something_else(monk
     assert made.num_preempted > 0
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("cache", [paged, RaggedCache], ids=["paged", "ragged"])
 def test_a_long_queue_never_exceeds_the_budget(cache: Any) -> None:
     asked = [
@@ -144,6 +145,7 @@ def test_no_more_rows_than_asked_for() -> None:
     )
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("cache", [paged, RaggedCache], ids=["paged", "ragged"])
 def test_a_row_that_cannot_fit_is_refused(cache: Any) -> None:
     made = engine(False, cache=cache(64))
@@ -193,6 +195,7 @@ def behind(beginning: tuple[int, ...], number: int) -> list[Request]:
     ]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("drafter", ["none", "model"])
 def test_a_shared_beginning_is_encoded_once(together: bool, drafter: str) -> None:

@@ -34,7 +34,7 @@ def drafters() -> list[Any]:
 @pytest.mark.parametrize("kind", range(4), ids=("none", "model", "exit", "lookup"))
 @pytest.mark.parametrize("keep_rows", (0, 2))
 @pytest.mark.parametrize("form", (Form.PAD, Form.SPLIT))
-@pytest.mark.quick(every=6)
+@pytest.mark.quick(every=18)
 def test_rows_join_and_leave_in_flight(kind: int, keep_rows: int, form: Form) -> None:
     """Budgets differ, rows join every second step, one in the middle is aborted: nobody's answer changes."""
     engine = engine_with(drafters()[kind], 3, keep_rows=keep_rows)
@@ -95,7 +95,7 @@ def test_a_handle_is_never_used_again() -> None:
     assert ended[1].finish_reason is FinishReason.LENGTH and ended[1].tokens == answer(PROMPTS[1])[:16]
 
 
-@pytest.mark.quick("token", "coupled")
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", tuple(Rule))
 def test_parameters_and_seeds_are_each_rows_own(rule: Rule) -> None:
     """A batch of unlike rows gives each what it gets alone."""
@@ -171,6 +171,7 @@ def test_no_time_at_all() -> None:
     assert out.sequences.tolist() == [list(PROMPT)]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("temperature", (0.0, 0.9))
 def test_streaming_is_generating(temperature: float) -> None:
     decoder = forerun.SpeculativeDecoder(tiny_model(MODEL), DraftModel(draft_of(tiny_model(MODEL))), policy=3)
@@ -239,6 +240,7 @@ def test_copies_share_their_prompt_and_are_ranked() -> None:
     assert sorted(out.ranking[1]) == [4, 5, 6, 7]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("kind", range(4), ids=("none", "model", "exit", "lookup"))
 def test_kept_rows_are_continued(kind: int) -> None:
     """The next turn of a chat feeds only what is new, and answers as if nothing had been kept."""

@@ -69,7 +69,7 @@ def texts(engine: Engine, asked: list[Request], seed: int) -> dict[int, tuple[in
     return found
 
 
-@pytest.mark.quick("model", "chain", "doubting")
+@pytest.mark.quick("model")
 @pytest.mark.parametrize(
     "drafter", ("model", "none", "lookup", "chain", "exit", "feature", "parallel", "random", "doubting")
 )
@@ -94,7 +94,7 @@ class Watched(CostModel):
         super().observe(outcome)
 
 
-@pytest.mark.quick("chain")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ("model", "feature", "lookup", "chain"))
 def test_lengths_that_a_policy_chooses_are_recorded(drafter: str) -> None:
     policy = Watched()

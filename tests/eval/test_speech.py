@@ -110,6 +110,7 @@ def found(folder: Path) -> list[SpeechResult]:
     return evaluate(model, Processor(), ways(model), find(folder).recordings, (1, 3))
 
 
+@pytest.mark.slow
 def test_every_way_hears_everything_and_says_the_same(found: list[SpeechResult]) -> None:
     assert [(one.method, one.batch) for one in found] == [
         (w, b) for b in (1, 3) for w in (TRANSFORMERS, PLAIN, SPECULATIVE)

@@ -66,6 +66,7 @@ def test_the_first_token_differs_from_the_target_as_predicted(rule: LossyRule) -
     )
 
 
+@pytest.mark.slow
 def test_the_lossless_rule_passes_the_same_test_and_fails_the_others() -> None:
     tokens = first_tokens(Rule.TOKEN)
     assert not verdict(tokens, joint_law(toy_pair(VOCAB)[0], PROMPT, 1))
@@ -92,6 +93,7 @@ class Noting:
         self.inner.rewind(rows, lengths)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("attention", ["pad", "split"])
 def test_tokens_that_were_never_scored_are_scored_later(attention: str) -> None:
     """Published TopK emits candidates the target has not read; caches must hold what stands, not what was drafted."""

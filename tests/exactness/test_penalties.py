@@ -76,7 +76,7 @@ def ended(rule: Rule, at_least: int) -> list[list[int]]:
     return padded(samples, 4, END)
 
 
-@pytest.mark.quick("0-token", "3-block")
+@pytest.mark.quick("0-token")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("at_least", [0, 3])
 def test_end_token(rule: Rule, at_least: int) -> None:
@@ -85,6 +85,7 @@ def test_end_token(rule: Rule, at_least: int) -> None:
     assert not verdict(ended(rule, at_least), wanted)
 
 
+@pytest.mark.slow
 def test_control_another_minimum_is_noticed() -> None:
     wanted = joint_law(toy_pair(3)[0], PROMPT, 4, Definition(P, end=END, at_least=3))
     assert verdict(ended(Rule.TOKEN, 2), wanted)
@@ -102,7 +103,7 @@ def parity_law() -> Tensor:
     return joint_law(toy_pair(3)[0], PROMPT, 4, lambda logits, ids: Parity()(ids, logits).softmax(-1))
 
 
-@pytest.mark.quick("token")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_processor(rule: Rule) -> None:
     samples = Loop("model", "3", rule).sample(NUMBER, processors=(Parity(),), max_new_tokens=5)

@@ -72,7 +72,7 @@ needs_kernels = pytest.mark.skipif(why_not_numba() is not None, reason="no compi
 SELF = pytest.param("self", "token", "auto", marks=needs_kernels)
 
 
-@pytest.mark.quick("exit-block-auto", "self-token-auto")
+@pytest.mark.quick("exit-block-auto")
 @pytest.mark.parametrize(
     ("drafter", "rule", "attention"),
     [

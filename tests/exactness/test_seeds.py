@@ -53,6 +53,7 @@ def test_coupled_texts_depend_on_nothing_but_the_key() -> None:
         assert texts(some(), Rule.COUPLED, drafter, policy) == plain
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_control_other_rules_do_depend_on_the_length(rule: Rule) -> None:
     assert texts(some(), rule, "model", "5") != texts(some(), rule, "model", "1")

@@ -108,7 +108,7 @@ def misfits(family: str, drafter: str, rule: str = "token", attention: str = "au
     return [verdict(found, law(family, row)) for row, found in enumerate(samples)]
 
 
-@pytest.mark.quick("mbart-exit-token-split")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "drafter", "rule", "attention"),
     [
@@ -131,6 +131,7 @@ def test_laws_of_different_sources_differ() -> None:
         assert min(distances) > 0.15, (family, distances)
 
 
+@pytest.mark.slow
 def test_control_wrong_correction(monkeypatch: MonkeyPatch) -> None:
     controls.correct_from_target(monkeypatch)
     assert any(misfits("mbart", "shared"))
@@ -164,7 +165,7 @@ def test_control_bias_of_the_longest_row(monkeypatch: MonkeyPatch) -> None:
     assert any(misfits("t5_gated", "model"))
 
 
-@pytest.mark.quick("token-shared", "block-exit", "coupled-chain")
+@pytest.mark.quick("token-shared")
 @pytest.mark.parametrize("kind", ("shared", "exit", "chain"))
 @pytest.mark.parametrize("rule", Rule)
 def test_the_engine_says_what_the_specification_says(kind: str, rule: Rule) -> None:

@@ -62,7 +62,7 @@ def by_the_engine(
     return rounds
 
 
-@pytest.mark.quick("lookup-block", "random-coupled")
+@pytest.mark.quick("lookup-block")
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_rounds(kind: str, rule: Rule) -> None:
@@ -72,7 +72,7 @@ def test_same_rounds(kind: str, rule: Rule) -> None:
         assert by_the_engine(kind, rule, length, PLAIN, seed, 16) == expected
 
 
-@pytest.mark.quick("model", "lookup")
+@pytest.mark.quick("model")
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_rounds_in_company(kind: str) -> None:
     """Neighbours move logits by rounding alone, far less than it takes to change one of a few draws."""
@@ -80,7 +80,7 @@ def test_same_rounds_in_company(kind: str) -> None:
     assert by_the_engine(kind, Rule.TOKEN, 4, PLAIN, 5, 24, company=6) == expected
 
 
-@pytest.mark.quick("model", "lookup")
+@pytest.mark.quick("model")
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_rounds_greedy(kind: str) -> None:
     expected = by_the_book(kind, Rule.TOKEN, 3, SamplingParams(), 0, 20)

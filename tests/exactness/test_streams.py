@@ -117,6 +117,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
 
 
+@pytest.mark.slow
 def test_uniforms_are_uncorrelated(monkeypatch: MonkeyPatch) -> None:
     """Along rounds, along positions and between streams; a thousand rounds."""
     rounds = 1_000
@@ -131,6 +132,7 @@ def test_uniforms_are_uncorrelated(monkeypatch: MonkeyPatch) -> None:
         assert abs(correlation(streams[one][:, 0], streams[other][:, 0])) < least, f"{one} and {other}"
 
 
+@pytest.mark.slow
 def test_control_correlated_uniforms_are_noticed(monkeypatch: MonkeyPatch) -> None:
     controls.shared_noise(monkeypatch, Stream.FINAL)
     streams = recorded(monkeypatch, 300)

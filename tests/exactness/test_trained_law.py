@@ -74,6 +74,7 @@ def misfits(
     return [verdict(found, law) for found, law in zip(samples, laws(warped), strict=True)]
 
 
+@pytest.mark.slow
 def test_joint_law_briefly() -> None:
     assert misfits("causal-reduced", "block", calls=1) == ["", "", ""]
 
@@ -157,6 +158,7 @@ class ClaimsAll(ReducedLaw):
         return torch.cat(columns, dim=1)
 
 
+@pytest.mark.slow
 def test_control_a_reduced_draft_that_claims_to_be_full_is_noticed_briefly(monkeypatch: MonkeyPatch) -> None:
     monkeypatch.setattr(autoregressive, "ReducedLaw", ClaimsAll)
     assert any(misfits("feature-reduced", "token", calls=1))

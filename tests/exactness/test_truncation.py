@@ -90,7 +90,7 @@ def claim(settings: SamplingParams) -> Any:
     return report
 
 
-@pytest.mark.quick("own1-token")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("own", [{}, {"temperature": 2.0}, {"top_k": 1}, {"temperature": 0.0}])
 def test_draft_truncated_otherwise(rule: Rule, own: dict[str, Any]) -> None:

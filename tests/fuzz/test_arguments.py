@@ -237,6 +237,7 @@ def test_a_sample_of_mixtures() -> None:
     assert not complaints(mixtures(QUICK // 2, seed=0), decoder_of(), plain_inputs(), plain_answer())
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("name", sorted(SPECIAL))
 def test_inputs_and_processors(name: str) -> None:
     cases = [case for case in calls() if case.label.split("=")[0] == name and case.label.split("=")[1] in SPECIAL[name]]

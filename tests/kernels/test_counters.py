@@ -36,7 +36,7 @@ def test_where_no_room_is_left_there_is_memory_of_its_own() -> None:
     assert other.tolist() == [0] * 4 and not addresses(other) & addresses(own.zeros)
 
 
-@pytest.mark.quick("token", "rule2")
+@pytest.mark.quick("token")
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK, Sigmoid(-10.0, 10.0)])
 def test_kernels_leave_them_at_zero(rule: object) -> None:
     round_ = make(1500, rows=2, width=2)

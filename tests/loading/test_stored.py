@@ -125,6 +125,7 @@ def test_the_embedded_model_keeps_its_blocks(embedded: Any) -> None:
     assert sum(held.values()) <= 1.05 * WHEEL.find().stat().st_size  # type: ignore[union-attr]
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize(
     ("scheme", "layers", "ends"), [("int8", "Q8_0", "Q8_0"), ("w8a8", "I8", "Q8_0"), ("int4", "Q4_1", "Q8_0")]
 )

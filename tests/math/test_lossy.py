@@ -169,7 +169,7 @@ CASES = [(4, 1, 0), (2, 2, 0), (3, 2, 1), (5, 1, 2)]
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize(("vocab", "width", "cut"), CASES)
-@pytest.mark.quick(every=6)
+@pytest.mark.quick(every=12)
 def test_a_round_emits_what_the_oracle_says(name: str, vocab: int, width: int, cut: int) -> None:
     rule, step, bonus = RULES[name]
     models = Models.random(vocab, width, seed=vocab + width, cut=cut)
@@ -352,6 +352,7 @@ def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Draft, La
     return target, logits, Draft(tokens, torch.tensor([3, 2, 3, 0, 1, 3]), LogitLaw.dense(logits, params)), params
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", RULES)
 def test_rows_do_not_feel_their_neighbours_nor_what_lies_past_their_length(name: str) -> None:
     rule = RULES[name][0]

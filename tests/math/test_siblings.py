@@ -114,7 +114,7 @@ CASES: list[tuple[str, Way, bool]] = [
 
 @pytest.mark.parametrize(("name", "way", "replaced"), CASES, ids=[name for name, *_ in CASES])
 @pytest.mark.parametrize(("vocab", "count", "seed"), [(4, 1, 0), (4, 2, 0), (4, 2, 1), (3, 3, 2), (5, 2, 3)])
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 def test_what_is_said_follows_p(name: str, way: Way, replaced: bool, vocab: int, count: int, seed: int) -> None:
     p, q = laws(vocab, seed)
     count = min(count, int((q > 0).sum()))

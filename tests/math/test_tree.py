@@ -218,7 +218,7 @@ def error(pair: MarkovPair, trees: Trees, steps: int) -> float:
     return float((emitted(pair, trees, steps) - pair.joint(steps, START)).abs().max())
 
 
-@pytest.mark.quick("2-3-2-4-3-True", "4-1-3-3-2-False")
+@pytest.mark.quick("2-3-2-4-3-True")
 @pytest.mark.parametrize(
     ("vocab", "depth", "width", "nodes", "seed", "moody"),
     [(3, 2, 2, 3, 0, True), (3, 2, 2, 4, 1, False), (4, 1, 3, 3, 2, False), (2, 3, 2, 4, 3, True)],

@@ -37,7 +37,7 @@ def constant(rows: int, width: int, accept: float, final: float) -> Noise:
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_a_draft_from_the_targets_own_law_is_always_kept(rule: Rule, dtype: torch.dtype):
     number, width = 100_000, 4
     logits = torch.randn(1, width + 1, 6).mul(3).to(dtype).expand(number, -1, -1)

@@ -162,14 +162,7 @@ SIZES = [(4, 1), (4, 2), (3, 3), (7, 1), (2, 3)]
 @pytest.mark.parametrize("rule", [token_rule, block_rule])
 @pytest.mark.parametrize("kind", ["full", "sparse", "point"])
 @pytest.mark.parametrize(("vocab", "length"), SIZES)
-@pytest.mark.quick(
-    "3-3-full-token_rule",
-    "2-3-full-block_rule",
-    "4-2-sparse-block_rule",
-    "4-1-sparse-token_rule",
-    "3-3-point-block_rule",
-    "7-1-point-token_rule",
-)
+@pytest.mark.quick("3-3-full-token_rule", "2-3-full-block_rule", "4-2-sparse-block_rule")
 def test_what_is_emitted_follows_the_target(rule: RuleFunction, kind: str, vocab: int, length: int):
     pair, case = markov_case(vocab, length, kind)
     assert error(pair, case, rule) < TOLERANCE
@@ -209,7 +202,7 @@ def test_tokens_per_round_are_one_plus_the_survivals_and_geometric_for_a_constan
         assert tokens == pytest.approx((1 - alpha ** (length + 1)) / (1 - alpha), abs=TOLERANCE)
 
 
-@pytest.mark.quick("2", "5")
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
 def test_a_block_never_keeps_less_than_tokens_one_by_one(length: int):
     gained = 0
@@ -246,6 +239,7 @@ def test_a_draw_has_the_length_of_its_interval():
     assert torch.allclose(edges.diff(dim=-1), law, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("rule", [token_rule, block_rule, coupled_rule])
 def test_rows_of_different_lengths_are_judged_as_if_alone(rule: RuleFunction):
     _, case = markov_case(3, 3)
@@ -314,6 +308,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("rule", BROKEN)
 def test_the_check_rejects_a_broken_rule(rule: RuleFunction):
     pair, case = markov_case(4, 2)
@@ -331,6 +326,7 @@ def test_the_law_of_the_number_rejects_a_rule_without_a_bonus():
     assert float(difference.abs().max()) > 1e-2
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("rule", [token_rule, block_rule])
 def test_single_precision_stays_within_its_rounding(rule: RuleFunction):
     def single(target: Law, draft: Draft, noise: Noise) -> tuple[Tensor, Tensor]:

@@ -133,6 +133,7 @@ def independent(first: Tensor, second: Tensor, size: int) -> bool:
     return fits(table, table.sum(dim=1, keepdim=True) * table.sum(dim=0, keepdim=True))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_correction_knows_nothing_of_the_token_it_replaces(shared: bool):
     number = NUMBER
@@ -148,7 +149,7 @@ def test_a_correction_knows_nothing_of_the_token_it_replaces(shared: bool):
     assert independent(tokens[rejected, 0] % 2, last[rejected] % 2, 2) != shared
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize(("rule", "shared"), [*((rule, False) for rule in RULES), (Rule.TOKEN, True)])
 def test_draft_and_correction_do_not_share_their_noise(rule: Rule, shared: bool):
     p = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
@@ -246,7 +247,7 @@ def test_the_coupled_rule_does_not_depend_on_round_or_draft():
 
 
 @pytest.mark.parametrize("kind", ["residual", "bonus"])
-@pytest.mark.quick("residual")
+@pytest.mark.slow
 def test_the_tail_is_reached_as_often_as_it_weighs(kind: str):
     """1e-9 on each of 100,000 tokens, 2 million draws. Only those near the tail are carried out: draws grow with u."""
     number, vocab, head = 2_000_000, 100_002, 0
@@ -293,6 +294,7 @@ def test_half_precision_logits_follow_the_law_of_the_rounded_values(dtype: torch
 # Laws of draft and target that are shaped differently
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_draft_may_be_truncated_otherwise_but_has_to_say_so(honest: bool):
     generator = torch.Generator().manual_seed(6)

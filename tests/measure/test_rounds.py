@@ -51,6 +51,7 @@ def test_capturing_is_paid_once_a_shape_not_once_a_round() -> None:
     assert (found.seconds, found.captured) == (0.5, 1.5)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("length", [0, 3])
 def test_a_call_round_by_round(length: int) -> None:
     target = tiny_model("llama")

@@ -24,6 +24,7 @@ def named(name: str, recipes: list[Recipe] = CAUSAL) -> Recipe:
     return next(recipe for recipe in recipes if recipe.name == name)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=needs_pinned_transformers) for name in QUICK)])
 def test_a_handful(name: str) -> None:
     finding = judge(named(name))
@@ -31,6 +32,7 @@ def test_a_handful(name: str) -> None:
     assert (finding.outcome is Outcome.REFUSED) == (name == "mamba")
 
 
+@pytest.mark.quick(every=2)
 @needs_pinned_transformers
 @pytest.mark.parametrize("name", ("t5", "longt5"))
 def test_a_handful_with_an_encoder(name: str) -> None:

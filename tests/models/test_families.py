@@ -44,6 +44,7 @@ def of_type(model_type: str, **overrides: Any) -> Any:
     return build(Recipe(model_type, known.class_name, overrides={**known.overrides, **overrides}))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_exact(name: str) -> None:
     """Ragged, with drafts that are kept in part, and with trees where the family takes them."""

@@ -133,7 +133,7 @@ LAUNCHES = {"llama": ((4, 6), 1), "qwen3": ((5, 7), 1)}
 
 
 @pytest.mark.parametrize("family", LAUNCHES)
-@pytest.mark.quick("llama")
+@pytest.mark.slow
 def test_launches(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every launch costs two microseconds; none may come unnoticed."""
     counted: list[str] = []

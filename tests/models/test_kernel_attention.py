@@ -114,7 +114,7 @@ def check_new(scorer: Scorer, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("llama", "gpt_oss")
+@pytest.mark.quick("llama")
 def test_families(family: str, counted: dict[str, int]) -> None:
     scorer = scorer_of(family)
     prompt_writes = counted["write"] + counted["rotate_and_write"]
@@ -125,6 +125,7 @@ def test_families(family: str, counted: dict[str, int]) -> None:
     assert counted["rotate_and_write" if family in FUSED_WRITES else "write"] == prompt_writes + 2
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("form", [Form.PAD, Form.KEYS])
 def test_forms(form: Form, counted: dict[str, int]) -> None:
     check_new(scorer_of("gemma2", form=form), "gemma2")
@@ -140,7 +141,7 @@ def scores_of_trees(family: str, use: Kernels, form: Form = Form.AUTO) -> torch.
 
 
 # Mistral's windows are Gemma's as well, and GPT-2 asks nothing of a tree that Llama does not.
-@pytest.mark.quick("gpt_oss")
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral", "gpt2"])
 def test_trees(family: str, counted: dict[str, int]) -> None:
     """Branches by the kernel's own rule and by a mask: the same logits. Windows of eight keys reach into the past."""

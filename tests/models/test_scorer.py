@@ -43,7 +43,7 @@ def counted(model: Any) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("family", ALL)
-@pytest.mark.quick(every=4)
+@pytest.mark.quick(every=8)
 def test_logits_after_every_cut(family: str) -> None:
     """Accepted counts 0 .. gamma, each followed by each: the rolled-back cache is as good as none at all."""
     model = tiny_model(family)
@@ -81,7 +81,7 @@ def check_laws(model: Any, draft: Any, histories: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("kind", ("model", "exit"))
-@pytest.mark.quick(every=12)
+@pytest.mark.quick(every=36)
 def test_draft_laws_after_every_cut(family: str, kind: str) -> None:
     """The drafter's side of the same: after each number of accepted tokens, a fully kept draft included."""
     target = Scorer(tiny_model(family, layers=3))

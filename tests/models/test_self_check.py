@@ -130,6 +130,7 @@ def test_every_exact_type_passes_and_every_fault_is_refused(recipe: Recipe) -> N
                 tried(scorer)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", ("t5", "whisper"))
 def test_encoder_decoder_models(name: str, monkeypatch: MonkeyPatch) -> None:
     recipe = next(recipe for recipe in seq2seq_recipes() if recipe.name == name)

@@ -13,6 +13,7 @@ from support.tiny import tiny_model
 PROMPTS = [[5, 6, 7, 8, 5, 6, 7], [9, 3]]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_layers_in_several_places(place: str, tmp_path: Path) -> None:
     pytest.importorskip("accelerate")

@@ -47,6 +47,7 @@ def test_even_text_follows_leviathan() -> None:
     assert plan.verdict.held
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_patchy_text_is_predicted_at_every_length(batch: int) -> None:
     """Lengths that were never counted (3, 5, 6, 7) included; the formula, for which scoring is free, misses."""
@@ -119,6 +120,7 @@ class Deceived:
         return predict(accepted, costs, range(1, 9), 0.1)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("factor", "held"), [(1.0, True), (4.0, False)])
 def test_a_wrong_c_is_caught(factor: float, held: bool) -> None:
     subject = Deceived(Simulated("d", even(0.8)), factor)

@@ -21,6 +21,7 @@ def drafting() -> EngineRunner:
     return EngineRunner("draft", tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), noise=0.05)))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rounds_are_the_engines_own(temperature: float) -> None:
     """No draft is cut short by the end of a text; rows are gone when the rounds are over."""

@@ -48,7 +48,7 @@ def best_constant(rows: int, generations: int, **world: Any) -> float:
     return max(mean_rate(lambda k=k: Constant(k), rows, generations, **world) for k in LENGTHS)
 
 
-@pytest.mark.quick("cpu-1-sampled", "gpu-1-judged")
+@pytest.mark.quick("cpu-1-sampled")
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("rows", [1, 4, 8])
 @pytest.mark.parametrize("name", MACHINES)
@@ -91,7 +91,7 @@ def learnt_rate(make: Callable[[], Policy], rows: int, **world: Any) -> tuple[fl
     return early[0] / early[1], late[0] / late[1]
 
 
-@pytest.mark.quick("cpu-judged-1-0.9", "gpu-sampled-1-0.9")
+@pytest.mark.quick("cpu-judged-1-0.9")
 @pytest.mark.parametrize(("rows", "alpha"), list(product((1, 4, 8), (0.3, 0.6, 0.9))))
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("name", MACHINES)
@@ -112,7 +112,7 @@ def test_near_the_best_constant(name: str, judged: bool, rows: int, alpha: float
         assert constants[1] < 0.9 * best, "any length would pass"
 
 
-@pytest.mark.quick("cpu-1")
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("name", MACHINES)
 def test_follows_a_change_of_text(name: str, rows: int) -> None:

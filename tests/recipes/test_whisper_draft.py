@@ -227,6 +227,7 @@ def students_law(text: list[int], row: int) -> Tensor:
     return torch.zeros(VOCAB).index_copy(0, student.ids, logits.softmax(-1))
 
 
+@pytest.mark.slow
 def test_the_law_it_reports_is_the_trained_students(folder: Path) -> None:
     """Drafts of ragged rows in the engine against the student itself."""
     drafter = Watched.load(folder)

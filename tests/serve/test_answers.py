@@ -86,6 +86,7 @@ def test_origins_and_usage_agree(server: Server) -> None:
     assert answer["usage"]["completion_tokens_details"] == nothing, "drafts of ours are no prediction of the client's"
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("path", ("/v1/completions", "/v1/chat/completions"))
 def test_stop_strings_end_the_text_and_stay_out_of_it(server: Server, path: str) -> None:
     is_chat = path.endswith("chat/completions")

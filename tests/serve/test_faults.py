@@ -76,6 +76,7 @@ def test_logits_that_are_no_numbers_end_their_own_request() -> None:
         assert last["error"]["code"] == "not_finite" and "NaN" in last["error"]["message"]
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("error", (torch.OutOfMemoryError, MemoryError), ids=lambda error: error.__name__)
 def test_no_memory_in_a_round_is_survived(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     """A round that fails has done nothing, and is tried again."""

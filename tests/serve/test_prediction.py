@@ -30,6 +30,7 @@ def content(text: Any) -> dict[str, Any]:
     return {"type": "content", "content": text}
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("sampling", ({"temperature": 0}, {"temperature": 0.8, "seed": 5}))
 def test_any_prediction_gives_the_same_text_and_a_right_one_fewer_rounds(
     predicting: Server, sampling: dict[str, Any]

@@ -77,7 +77,7 @@ CASES: dict[str, tuple[tuple[float, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.quick(every=6)
+@pytest.mark.quick(every=18)
 def test_greedy_transcripts_are_transformers_own(name: str) -> None:
     lengths, keywords = CASES[name]
     model = tiny_whisper()
@@ -87,7 +87,7 @@ def test_greedy_transcripts_are_transformers_own(name: str) -> None:
     assert inside.stats.num_accepted_tokens > 0, "nothing was drafted, so nothing was tested"
 
 
-@pytest.mark.quick("judged", "language")
+@pytest.mark.quick("judged")
 @pytest.mark.parametrize(
     "keywords",
     [
@@ -162,6 +162,7 @@ def test_drafts_skip_a_windows_padding_and_the_target_does_not() -> None:
     assert drafts[0] < 25 < drafts[1] < STEPS
 
 
+@pytest.mark.slow
 def test_processors_of_others_see_what_transformers_shows_them() -> None:
     model = tiny_whisper()
     keywords: dict[str, Any] = {"return_timestamps": True, "condition_on_prev_tokens": True}
@@ -214,7 +215,7 @@ class Overheard:
 
 @pytest.mark.parametrize("multilingual", [False, True], ids=["english", "multilingual"])
 @pytest.mark.parametrize("name", ["judged", "judged, timed", "judged, long"])
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=6)
 def test_chances_of_silence_are_those_of_transformers(name: str, multilingual: bool) -> None:
     lengths, keywords = CASES[name]
     model = tiny_whisper(multilingual=multilingual)
@@ -339,6 +340,7 @@ def test_other_ends_of_the_caller_are_refused(criterion: Any) -> None:
         model.generate(**heard(SHORT[:1]), custom_generate=windows(model), stopping_criteria=[criterion])
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(
     "processor", (RepetitionPenaltyLogitsProcessor(1.9), TemperatureLogitsWarper(0.01)), ids=lambda p: type(p).__name__
 )

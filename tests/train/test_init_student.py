@@ -113,6 +113,7 @@ def test_a_parallel_student_has_as_many_heads_as_asked(target: PreTrainedModel) 
     assert isinstance(student, ParallelStudent) and student.depth == 5
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("share", [True, False])
 def test_an_exported_draft_says_what_the_draft_said(target: PreTrainedModel, tmp_path: Path, share: bool) -> None:
     folder = trained(target, tmp_path / "draft", kind="causal", share=share)

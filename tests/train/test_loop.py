@@ -139,7 +139,7 @@ def test_resume_refuses_other_options_and_other_data(target: PreTrainedModel, da
         run(target, data, tmp_path / "new", options, resume=True)
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("odd", ["student", "optimizer", "options", "step"])
 def test_a_checkpoint_of_another_make_is_named(target: PreTrainedModel, data: Memory, tmp_path: Path, odd: str) -> None:
     options = small(steps=2)
@@ -240,6 +240,7 @@ def test_one_epoch_where_nothing_was_said(target: PreTrainedModel, data: Memory,
     assert trained.tokens == (data.num_sequences - 8) * LENGTH
 
 
+@pytest.mark.slow
 def test_stored_laws_spare_the_target(
     target: PreTrainedModel, data: Memory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +261,7 @@ def test_stored_laws_spare_the_target(
     assert offline == pytest.approx(online, rel=1e-3)
 
 
-@pytest.mark.quick("causal")
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_proxy_foretells_the_decoder(target: PreTrainedModel, data: Memory, tmp_path: Path, kind: str) -> None:
     """Expected tokens per round on held-out text against those of real decoding, on the same law."""

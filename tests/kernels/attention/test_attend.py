@@ -85,13 +85,12 @@ def check(case: Case, form: Form, tuning: Tuning = SMALL, is_shared: bool = Fals
     ],
     ids=lambda how: "-".join(how) or "plain",
 )
-@pytest.mark.quick(
-    "sinks-window-softcap-keys", "softcap-pad", "plain-pad", "distances-window-pad", "sinks-split", "window0-split"
-)
+@pytest.mark.quick("sinks-window-softcap-keys", "softcap-pad", "plain-pad")
 def test_what_a_query_sees(form: Form, how: dict[str, Any]) -> None:
     check(make_case(**how), form)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     ("heads", "sizes"), [((3, 3), (80, 80)), ((8, 1), (96, 96)), ((6, 2), (128, 64)), ((1, 1), (256, 256))]
@@ -101,13 +100,14 @@ def test_shapes(dtype: torch.dtype, heads: tuple[int, int], sizes: tuple[int, in
     check(make_case(rows, dtype=dtype, heads=heads, sizes=sizes), Form.AUTO, TUNING)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_one_token_of_one_row(form: Form) -> None:
     check(make_case(RaggedRows((0,), (0,), (1,))), form)
     check(make_case(RaggedRows((0,), (33,), (1,)), heads=(1, 1)), form)
 
 
-@pytest.mark.quick("pad", "split")
+@pytest.mark.quick("pad")
 @pytest.mark.parametrize("form", FORMS)
 def test_more_queries_than_a_block_holds(form: Form) -> None:
     """Each block of queries stops where its last one does, and begins where its first one's window does."""
@@ -116,7 +116,7 @@ def test_more_queries_than_a_block_holds(form: Form) -> None:
         check(make_case(rows, heads=(2, 1), window=window), form, replace(SMALL, most_queries=16))
 
 
-@pytest.mark.quick("pad", "split")
+@pytest.mark.quick("pad")
 @pytest.mark.parametrize("form", FORMS)
 def test_host_knows_a_bound_only(form: Form) -> None:
     """In a captured graph: the grid is for the capacity, the lengths are the device's."""
@@ -124,11 +124,13 @@ def test_host_knows_a_bound_only(form: Form) -> None:
     check(make_case(heads=(2, 1), longest=82, window=11), form)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_scores_that_would_overflow(form: Form) -> None:
     check(make_case(heads=(2, 1), gain=3e3), form)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_another_text_is_seen_whole(form: Form) -> None:
     """Cross-attention: no order among keys, and a source may be shorter than the text that reads it."""
@@ -164,6 +166,7 @@ def test_reference_of_a_bias_by_distance_is_the_masked_one() -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=2e-6)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_trees(form: Form) -> None:
     rows = RaggedRows((2, 0), (21, 3), (7, 4))
@@ -172,6 +175,7 @@ def test_trees(form: Form) -> None:
         check(case.with_tree(random_tree(rows, 8)), form)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("form", [Form.SPLIT, Form.KEYS])
 def test_a_bias_by_distance_counts_depths_of_a_tree(form: Form) -> None:
     rows = RaggedRows((2, 0), (21, 3), (7, 4))
@@ -202,6 +206,7 @@ def test_a_chain_is_a_tree() -> None:
         torch.testing.assert_close(plain, tree, rtol=0, atol=1e-6)
 
 
+@pytest.mark.quick(every=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_key_of_the_row_is_read(form: Form) -> None:
     """The negative control of the NaN that surrounds every row: one place earlier it spoils the row, and it alone."""
@@ -224,7 +229,7 @@ def test_balanced_splits_wherever_rows_begin_and_end(places: int) -> None:
     check(case, Form.KEYS, tuning, is_shared=True)
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("how", [{}, {"sinks": True, "window": 20, "softcap": 3.0}, {"distances": 7}])
 def test_blocks_with_more_keys_than_queries(form: Form, how: dict[str, Any]) -> None:

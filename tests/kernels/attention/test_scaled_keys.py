@@ -50,7 +50,7 @@ def check(case: Case, scheme: Scheme, form: Form, tuning: Any = SMALL) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("form", [Form.PAD, Form.SPLIT, Form.KEYS])
 @pytest.mark.parametrize("how", [{}, {"window": 12, "softcap": 2.0, "sinks": True}], ids=["plain", "all"])
-@pytest.mark.quick("plain-pad-int8", "plain-split-fp8")
+@pytest.mark.quick("plain-pad-int8")
 def test_attention_reads_what_is_stored(scheme: Scheme, form: Form, how: dict[str, Any]) -> None:
     """Rows in one piece and in blocks; past a row's keys numbers and scales are NaN."""
     case = make_case(**how)
@@ -83,6 +83,7 @@ def same(got: ScaledKeys, want: ScaledKeys) -> None:
     torch.testing.assert_close(got.scales, want.scales, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_keys_are_written_as_the_reference_writes_them(scheme: Scheme) -> None:
     """Bit for bit, scales included; a head of zeros."""

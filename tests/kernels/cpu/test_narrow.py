@@ -26,7 +26,7 @@ from support.tiny import tiny_model
 NARROW = [stored.name for stored in FORMATS if stored.name != "F32"]
 
 
-@pytest.mark.quick("Q4_1", "BF16")
+@pytest.mark.quick("Q4_1")
 @pytest.mark.parametrize("name", NARROW)
 def test_products_have_the_bits_of_the_float32_copy(name: str) -> None:
     size = size_of(name)

@@ -41,7 +41,7 @@ def routed(rows: int) -> tuple[Tensor, Tensor, Tensor]:
     (Activation.SILU, False, False), (None, True, True),
 ], ids=["gated", "gpt-oss"])  # fmt: skip
 @pytest.mark.parametrize("rows", [1, 3, 20])
-@pytest.mark.quick("3-gated", "20-gpt-oss")
+@pytest.mark.quick("3-gated")
 def test_run_experts(rows: int, activation: Activation | None, biased: bool, in_turns: bool) -> None:
     own = weights(activation, biased, in_turns)
     args = routed(rows)

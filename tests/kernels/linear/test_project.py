@@ -67,7 +67,7 @@ def test_project(rows: int, dtype: torch.dtype, plan: Plan | None) -> None:
     check(got, reference.project(*map(wide, (x, weight, bias, norm, residual))))  # type: ignore[arg-type]
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize(("rows", "dtype"), KINDS)
 def test_gate(rows: int, dtype: torch.dtype) -> None:
     x, weight, norm = numbers(rows, 70, dtype=dtype), numbers(2 * 45, 70, dtype=dtype, gain=0.3), norm_of(70, dtype)
@@ -75,7 +75,7 @@ def test_gate(rows: int, dtype: torch.dtype) -> None:
         check(kernel.gate(x, weight, norm, plan=plan), reference.gate(*map(wide, (x, weight, norm))))  # type: ignore[arg-type]
 
 
-@pytest.mark.quick(every=4)
+@pytest.mark.quick(every=7)
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("plan", [ONE, SMALL, CUT])
 def test_activation_multiplier_and_gains_stored_less_one(activation: Activation, plan: Plan) -> None:
@@ -104,7 +104,7 @@ def wide_heads(heads: Heads) -> Heads:
     return replace(heads, **{name: getattr(heads, name).float().clone() for name in names})
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize(("rows", "dtype"), KINDS)
 def test_project_heads(rows: int, dtype: torch.dtype) -> None:
     x, weight, bias = numbers(rows, 70, dtype=dtype), numbers(100, 70, dtype=dtype), numbers(100, dtype=dtype)
@@ -118,7 +118,7 @@ def test_project_heads(rows: int, dtype: torch.dtype) -> None:
         check(heads.value_pool, want_heads.value_pool)
 
 
-@pytest.mark.quick(every=3)
+@pytest.mark.quick(every=9)
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize(("turning", "interleaved"), [(10, True), (4, False), (4, True), (0, False)])
 def test_rotations_and_orders_of_heads(turning: int, interleaved: bool, in_order: bool) -> None:
@@ -182,6 +182,7 @@ def test_a_huge_row_in_half_precision(plan: Plan) -> None:
     check(got, reference.project(x.float(), weight.float(), norm=Norm(norm.weight.float(), 1e-5)))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("plan", [SMALL, CUT])
 def test_rows_do_not_know_each_other(plan: Plan) -> None:
     """The same bits whatever the other rows hold, NaN included, and however many of a bucket there are."""

@@ -89,7 +89,7 @@ def test_gate_and_norm(name: str, rows: int, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.quick("fp8", "int4")
+@pytest.mark.quick("fp8")
 def test_project_heads(name: str) -> None:
     weight, bias = weight_of(name, 100), torch.randn(100, device=DEVICE)
     for rows, plan in ((1, ONE), (3, replace(SMALL, block_k=64))):
@@ -128,6 +128,7 @@ def test_rows_are_rounded_as_the_reference_rounds_them(scheme: Scheme) -> None:
     assert made[2].isnan().all() and made[fine].isfinite().all() and not made[5].isfinite().any()
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_do_not_know_each_other(name: str) -> None:
     x, weight, plan = rows_of(9), weight_of(name), replace(CUT, block_k=64)
@@ -152,6 +153,7 @@ def test_whole_sums_are_scaled() -> None:
     check(many_rows.scaled_sums(sums, rows.scales, weight.scales, bias, torch.float32), reference_of(x, weight, bias))
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize("scheme", [W8A8, FP8], ids=["w8a8", "fp8"])
 def test_norms_round_as_a_launch_of_its_own_does(scheme: Scheme) -> None:
     x, change = rows_of(5), rows_of(5).flip(0)

@@ -108,6 +108,7 @@ def test_a_sample_that_sees_nothing(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(kept, warp(logits, params) > -torch.inf)
 
 
+@pytest.mark.quick(every=2)
 @pytest.mark.parametrize(("sampled", "rest", "top_p"), [(-20.0, 0.0, 0.8), (-1.0, 2.0, 0.97)])
 def test_a_wrong_bracket_is_noticed(sampled: float, rest: float, top_p: float) -> None:
     """Where the sample is not like the row the threshold lies below the bracket, or above: that costs time only."""

@@ -54,10 +54,7 @@ REGIMES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick(
-    "plain-token", "empty drafts-block", "saturated float32 rows-token", "ties-token",
-    "each row its own parameters-coupled", "empty drafts-coupled",
-)  # fmt: skip
+@pytest.mark.quick("plain-token", "empty drafts-block", "saturated float32 rows-token")
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize("name", REGIMES)
 def test_same_tokens(name: str, rule: Rule) -> None:
@@ -118,6 +115,7 @@ def test_who_draws_changes_nothing(rule: Rule) -> None:
     assert_same(round_.judged(rule, replace(TUNING, last_draws=False)), round_.judged(rule))
 
 
+@pytest.mark.slow
 def test_packed_rows_with_any_stride_and_garbage_past_the_lengths() -> None:
     """As the engine packs them: rows one after the other, an index past the length that points anywhere, NaN unused."""
     dense = make(800, some=[WARM, CUT])
@@ -214,7 +212,7 @@ def test_log_probabilities_are_those_of_the_law() -> None:
         torch.testing.assert_close(got.logprobs[b, : n + 1], want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.quick("some0-900", "some1-900")
+@pytest.mark.quick("some0-900")
 @pytest.mark.parametrize("vocab", [900, 36000])
 @pytest.mark.parametrize("some", [[SamplingParams(temperature=1.0), WARM], [CUT]])
 def test_sigmoid(some: list[SamplingParams], vocab: int) -> None:
