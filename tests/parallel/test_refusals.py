@@ -13,7 +13,7 @@ import forerun
 from cli.command import Command
 from forerun.errors import UnsupportedModel
 from forerun.loading.shards import check_divides
-from forerun.models.bodies.shard import ShardCpuBody
+from forerun.models.bodies.shard_cpu import ShardCpuBody
 from support.folders import save
 from support.ranks import VOCAB, load_shard, raised, run_ranks
 from support.tiny import tiny_model
