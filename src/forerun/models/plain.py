@@ -77,6 +77,11 @@ def is_memory(tensor: Tensor) -> bool:
     )
 
 
+def is_turned_memory(weight: Any) -> bool:
+    """Whether its transpose is; tensors of other classes may not know how to be transposed."""
+    return type(weight) in (Tensor, nn.Parameter) and weight.ndim > 1 and is_memory(weight.mT)
+
+
 def address(weight: Tensor) -> int:
     """Where the numbers of a weight lie, however they are stored."""
     return weight.raw.data_ptr() if isinstance(weight, ScaledWeight) else narrow.address(weight)

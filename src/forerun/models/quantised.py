@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from forerun.kernels.cpu.narrow import NarrowWeight
 from forerun.kernels.scaled import ScaledWeight
-from forerun.models.plain import is_memory
+from forerun.models.plain import is_memory, is_turned_memory
 
 # By the name that transformers gives a method; all of them bring modules or weights with products of their own.
 METHODS = {
@@ -59,7 +59,7 @@ def _kind(weight: Any) -> str | None:
         return weight.scheme.name
     if isinstance(weight, NarrowWeight):
         return weight.format.name
-    if weight is None or not isinstance(weight, Tensor) or is_memory(weight) or is_memory(weight.mT):
+    if weight is None or not isinstance(weight, Tensor) or is_memory(weight) or is_turned_memory(weight):
         return None
     return type(weight).__name__
 

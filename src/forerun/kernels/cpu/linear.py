@@ -12,7 +12,7 @@ from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.tile import ROWS
 from forerun.kernels.cpu.widen import FLOAT32, LANES
 
-ROWS_AT_ONCE = 32  # inputs beyond this are taken in turns, so that they stay in the cache beside the weights
+ROWS_AT_ONCE = 128  # inputs beyond this are taken in turns, so that they stay in a cache beside the weights
 
 
 @njit(nogil=True, parallel=True, cache=True)

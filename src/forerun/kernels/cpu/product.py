@@ -21,6 +21,9 @@ from forerun.kernels.cpu.widen import FLOAT32, FORMATS, I64, LANES, UNIT, WIDEST
 
 # With more tokens than this, narrow rows are widened once into the cache instead of in every tile; blocks take longer.
 IN_PLACE = tuple(MOST_TOKENS if stored.values == UNIT else min(4, MOST_TOKENS) for stored in FORMATS)
+BLOCK = (
+    96 << 10
+)  # bytes of weight rows, as float32, that meet all inputs before the next ones: they stay in the L2 cache
 _ARGUMENTS = 9
 _RUNS = tuple(stored.run(1) for stored in FORMATS)
 _VALUES, _BYTES = tuple(values for values, _ in _RUNS), tuple(size for _, size in _RUNS)
@@ -56,12 +59,14 @@ def _rows(
 ) -> None:
     kind, long = literally(stored), literally(lanes)
     n = first
+    block = max(ROWS, BLOCK // (size * 4) // ROWS * ROWS)
     if kind != FLOAT32 and tokens > IN_PLACE[kind]:
-        dense = np.empty(ROWS * size, np.float32)
-        n = _widened_rows(kind, long, dense, w, row, x, x_stride, out, out_stride, tokens, size, first, last)
+        dense = np.empty(block * size, np.float32)
+        n = _widened_rows(kind, long, dense, w, row, x, x_stride, out, out_stride, tokens, size, first, last, block)
     while n + ROWS <= last:
-        wide(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size)
-        n += ROWS
+        rows = min(block, (last - n) // ROWS * ROWS)
+        wide(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size, rows)
+        n += rows
     while n < last:
         thin(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size)
         n += 1
@@ -71,7 +76,7 @@ def _rows(
 def _widened_rows(
     stored: int,
     lanes: int,
-    dense: Floats,  # room for ROWS of them
+    dense: Floats,  # room for `block` of them
     w: int,
     row: int,
     x: int,
@@ -82,6 +87,7 @@ def _widened_rows(
     size: int,
     first: int,
     last: int,
+    block: int,
 ) -> int:
     """The same by way of float32 copies, up to the row that it returns.
 
@@ -91,10 +97,11 @@ def _widened_rows(
     kind, long = literally(stored), literally(lanes)
     at, n = dense.ctypes.data, first
     while n + ROWS <= last:
-        for i in range(ROWS):
+        rows = min(block, (last - n) // ROWS * ROWS)
+        for i in range(rows):
             widen_row(kind, long, w + (n + i) * row, at + i * size * 4, size)
-        wide(FLOAT32, long, at, size * 4, x, x_stride, out + n * 4, out_stride, tokens, size)
-        n += ROWS
+        wide(FLOAT32, long, at, size * 4, x, x_stride, out + n * 4, out_stride, tokens, size, rows)
+        n += rows
     return n
 
 

@@ -12,6 +12,7 @@ bits from narrow weights as from their float32 copy. How many lanes is a matter 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -85,9 +86,63 @@ def _emit(build: Any, stored: Stored, lanes: int, rows: int, tokens: int, argume
 
     build.position_at_end(done)
     places = _row_pointers(build, out, out_stride, tokens)
+    if rows == ROWS:
+        _store_quads(build, grown, places)
+        return
     for r, row in enumerate(grown):
         for place, total in zip(places, row, strict=True):
             build.store(_added_up(build, total), build.gep(place, [whole(r)]), align=4)
+
+
+def _store_quads(build: Any, sums: list[list[Any]], places: list[Any]) -> None:
+    """Add up the lanes of four rows of sums, several at once, and store each token's four numbers together.
+
+    The tree is that of `_added_up`. One sum at a time, a tile over a few hundred inputs takes as long for its sums as
+    for its products.
+    """
+    most, first = sums[0][0].type.count // ROWS, 0  # tokens whose numbers fill a vector
+    while first < len(places):
+        count = 1 << (min(most, len(places) - first).bit_length() - 1)
+        a, b, c, d = (_to_four_lanes(build, row[first : first + count]) for row in sums)
+        done = _folded(build, _folded(build, a, b, 4), _folded(build, c, d, 4), 2)
+        for i in range(count):
+            four = _picked(build, done, done, range(i * ROWS, (i + 1) * ROWS))
+            build.store(four, build.bitcast(places[first + i], four.type.as_pointer()), align=4)
+        first += count
+
+
+def _to_four_lanes(build: Any, vectors: list[Any]) -> Any:
+    """The partial sums of each of 1, 2 or 4 vectors, added up to four, side by side in one vector."""
+    part = vectors[0].type.count
+    while part > 4:
+        pairs = [vectors[i : i + 2] for i in range(0, len(vectors), 2)]
+        vectors = [_folded(build, pair[0], pair[1] if len(pair) == 2 else None, part) for pair in pairs]
+        part //= 2
+    assert len(vectors) == 1
+    return vectors[0]
+
+
+def _folded(build: Any, left: Any, right: Any, part: int) -> Any:
+    """Of vectors that hold sums in parts of so many lanes: the lower half of every part plus its upper half.
+
+    Parts of `left` come before those of `right`; small ones within each four lanes, where shuffles are cheap.
+    """
+    count = left.type.count
+    block, both = (4 if part <= 4 else count), (0,) if right is None else (0, count)
+    low = [
+        side + start + i
+        for first in range(0, count, block)
+        for side in both
+        for start in range(first, first + block, part)
+        for i in range(part // 2)
+    ]
+    other = left if right is None else right
+    return build.fadd(_picked(build, left, other, low), _picked(build, left, other, [i + part // 2 for i in low]))
+
+
+def _picked(build: Any, left: Any, right: Any, lanes: Iterable[int]) -> Any:
+    places = list(lanes)
+    return build.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(places)), places))
 
 
 def ahead_of(build: Any, bytes_of_tile: Any) -> Any:
@@ -159,6 +214,35 @@ def prefetch(build: Any, place: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
+def one(
+    stored: int,
+    lanes: int,
+    width: int,  # tokens, at most MOST_TOKENS
+    w: int,
+    w_stride: int,
+    x: int,
+    x_stride: int,
+    out: int,
+    out_stride: int,
+    size: int,
+) -> None:
+    """ROWS weight rows against `width` inputs."""
+    kind, long = literally(stored), literally(lanes)
+    if width == 1:
+        _tile(kind, long, ROWS, 1, w, w_stride, x, x_stride, out, out_stride, size)
+    elif width == 2:
+        _tile(kind, long, ROWS, 2, w, w_stride, x, x_stride, out, out_stride, size)
+    elif width == 3:
+        _tile(kind, long, ROWS, 3, w, w_stride, x, x_stride, out, out_stride, size)
+    elif width == 4:
+        _tile(kind, long, ROWS, 4, w, w_stride, x, x_stride, out, out_stride, size)
+    elif width == 5:
+        _tile(kind, long, ROWS, 5, w, w_stride, x, x_stride, out, out_stride, size)
+    else:
+        _tile(kind, long, ROWS, 6, w, w_stride, x, x_stride, out, out_stride, size)
+
+
+@njit(nogil=True, cache=True)
 def wide(
     stored: int,
     lanes: int,
@@ -170,26 +254,20 @@ def wide(
     out_stride: int,
     tokens: int,
     size: int,
+    rows: int = ROWS,  # a multiple of it
 ) -> None:
-    """ROWS weight rows against `tokens` inputs, in as few tiles as will do, of nearly equal width."""
+    """`rows` weight rows against `tokens` inputs, in as few tiles as will do, of nearly equal width.
+
+    The inputs of a tile stay in the nearest cache while all rows go by: give no more rows than the next one holds.
+    """
     kind, long = literally(stored), literally(lanes)
     tiles = (tokens + MOST_TOKENS - 1) // MOST_TOKENS
     done = 0
     for i in range(tiles):
         width = (tokens * (i + 1)) // tiles - done
-        here_x, here_out = x + done * x_stride * 4, out + done * out_stride * 4
-        if width == 1:
-            _tile(kind, long, ROWS, 1, w, w_stride, here_x, x_stride, here_out, out_stride, size)
-        elif width == 2:
-            _tile(kind, long, ROWS, 2, w, w_stride, here_x, x_stride, here_out, out_stride, size)
-        elif width == 3:
-            _tile(kind, long, ROWS, 3, w, w_stride, here_x, x_stride, here_out, out_stride, size)
-        elif width == 4:
-            _tile(kind, long, ROWS, 4, w, w_stride, here_x, x_stride, here_out, out_stride, size)
-        elif width == 5:
-            _tile(kind, long, ROWS, 5, w, w_stride, here_x, x_stride, here_out, out_stride, size)
-        else:
-            _tile(kind, long, ROWS, 6, w, w_stride, here_x, x_stride, here_out, out_stride, size)
+        for n in range(0, rows, ROWS):
+            here_x, here_out = x + done * x_stride * 4, out + (done * out_stride + n) * 4
+            one(kind, long, width, w + n * w_stride, w_stride, here_x, x_stride, here_out, out_stride, size)
         done += width
 
 

@@ -41,7 +41,7 @@ from forerun.models.bodies.description import (
 )
 from forerun.models.bodies.merging import Product, by_outputs, expert_weights
 
-TOKENS_AT_ONCE = 32  # more would push weights and activations out of the caches they are re-read from
+TOKENS_AT_ONCE = 128  # weights are read once for so many; a prompt's activations then still fit the caches
 GRAIN = 256  # tables of angles grow by this many positions
 
 

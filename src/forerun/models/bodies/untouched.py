@@ -49,7 +49,7 @@ def _odd_weights(model: PreTrainedModel) -> Iterator[str]:
         if is_narrow(weight):
             continue  # float32 on the CPU, as narrow as it was stored
         is_known = isinstance(weight, ScaledWeight) or plain.is_memory(weight)
-        if not (is_known or (weight.ndim > 1 and plain.is_memory(weight.mT))):  # a body may have transposed it
+        if not (is_known or plain.is_turned_memory(weight)):  # a body may have transposed it
             yield f"{name} is a {type(weight).__name__} that does not lie in memory in one piece"
         elif weight.dtype != model.dtype or weight.device != model.device:
             yield f"{name} is {weight.dtype} on {weight.device}".replace("torch.", "")
