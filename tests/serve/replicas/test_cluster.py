@@ -7,21 +7,25 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from forerun.cli.deployed import app
+from forerun.cli import deployed
 from forerun.serve.replicas.run import cluster, deploy, free_port, url
 from forerun.serve.settings import AddressSettings
 from serve.process import served
+from serve.replicas import faults
 from support.folders import VOCAB, save
 from support.tiny import tiny_model
 
@@ -45,7 +49,7 @@ class Cluster:
 
     def deploy(self, replicas: int = 2, **options: Any) -> None:
         named = {"model": self.folder, "device": "cpu", "draft": "lookup", "allow_anyone": True, "offline": True}
-        deploy(app({**named, "replicas": replicas, **options}))
+        deploy(deployed.app({**named, "replicas": replicas, **options}))
         wait_for(lambda: len(self.engines()) == replicas)
 
     def engines(self, metric: str = "vllm:num_requests_running") -> dict[str, float]:
@@ -148,6 +152,47 @@ def test_a_replica_that_is_killed_loses_its_own_streams_and_is_replaced(served_b
     assert served_by_ray.complete().status_code == 200
 
 
+def test_an_engine_that_is_stuck_is_replaced(
+    served_by_ray: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt = tmp_path / "halt"
+    monkeypatch.setattr(deployed, "maker", lambda options, limits: partial(faults.make, options, limits, str(halt)))
+    served_by_ray.deploy(keep_rows=4)
+    before = served_by_ray.engines().keys()
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(served_by_ray.stream, LONG | {"prompt": f"{at} begins otherwise"}) for at in range(8)]
+        wait_for(lambda: all(served_by_ray.engines().values()))
+        halt.touch()
+        outcomes = Counter(stream.result()[0] for stream in streams)
+    assert outcomes.keys() == {"replica_lost", "length"}, outcomes
+    wait_for(lambda: len(served_by_ray.engines()) == 2 and len(served_by_ray.engines().keys() - before) == 1)
+    assert served_by_ray.complete().status_code == 200
+
+
+def test_replicas_come_and_go_with_the_queue(served_by_ray: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UPSCALE_SECONDS", "DOWNSCALE_SECONDS"):
+        monkeypatch.setattr(f"forerun.serve.replicas.deployment.{name}", 1.0)
+    served_by_ray.deploy(replicas=1, max_replicas=2, max_rows=2)
+    is_over = threading.Event()
+
+    def ask() -> Counter[str]:
+        ends = Counter[str]()
+        while not is_over.is_set():
+            ends[served_by_ray.stream()[0]] += 1
+        return ends
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask) for _ in range(8)]
+        try:
+            wait_for(lambda: len(served_by_ray.engines()) == 2)
+        finally:
+            is_over.set()
+        ends = sum((one.result() for one in asking), Counter[str]())
+    assert ends.total() >= 8 and ends.keys() == {"length"}, ends
+    wait_for(lambda: len(served_by_ray.engines()) == 1)
+    assert served_by_ray.complete().status_code == 200
+
+
 def test_an_update_loses_nothing_and_neither_does_scaling_down(served_by_ray: Cluster) -> None:
     served_by_ray.deploy(keep_rows=4)
     answers: list[int] = []
@@ -202,6 +247,20 @@ def test_the_command_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 10)
     assert {*Path("/tmp").glob("forerun-*"), *Path("/dev/shm").glob("*")} <= before
     assert not is_listening(port)
+
+
+def test_a_start_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048))
+    before = {*Path("/tmp").glob("forerun-*"), *Path("/dev/shm").glob("*")}
+    command = [sys.executable, "-m", "forerun", "serve", folder, "--device", "cpu", "--port", "0", "--replicas", "1"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: any("raylet" in name for name in descendants(process.pid).values()))
+        time.sleep(1.0)
+        children = descendants(process.pid)
+        process.terminate()
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 10)
+    assert {*Path("/tmp").glob("forerun-*"), *Path("/dev/shm").glob("*")} <= before
 
 
 def try_one(address: str) -> httpx.Response:

@@ -86,6 +86,8 @@ def application(
                 min_replicas=number,
                 max_replicas=replicas.max_replicas,
                 target_ongoing_requests=share.rows,
+                metrics_interval_s=HEALTH_PERIOD,
+                look_back_period_s=UPSCALE_SECONDS,
                 upscale_delay_s=UPSCALE_SECONDS,
                 downscale_delay_s=DOWNSCALE_SECONDS,
             )

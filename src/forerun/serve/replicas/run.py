@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 from forerun.errors import ReplicasLost
 from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, log_level, logging_config
@@ -31,22 +31,23 @@ def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
     os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = MIDDLEWARES
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the user's home
+    os.environ.setdefault("RAY_worker_niceness", "0")  # it says 15: any other program would come before the replicas
     import ray
     from ray import serve
 
     level = log_level(address)
     logging.getLogger("ray.serve").setLevel(level)
     with tempfile.TemporaryDirectory(prefix="forerun-", ignore_cleanup_errors=True) as folder:
-        with _deaf_children():
-            ray.init(
-                address="local",
-                num_cpus=cores,
-                include_dashboard=False,
-                object_store_memory=STORE_BYTES,
-                logging_level=level,
-                _temp_dir=folder,
-            )
         try:
+            with _deaf_children():
+                ray.init(
+                    address="local",
+                    num_cpus=cores,
+                    include_dashboard=False,
+                    object_store_memory=STORE_BYTES,
+                    logging_level=level,
+                    _temp_dir=folder,
+                )
             serve.start(
                 http_options={
                     "host": address.host,
@@ -63,11 +64,16 @@ def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
 
 @contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes that are started meanwhile ignore SIGTERM: sent to a whole group, it is for us to let them end."""
+    """Processes that are started meanwhile ignore SIGTERM: sent to a whole group, it is for us to let them end.
+
+    Ray puts a handler of its own in the place of ours, which ends this process and leaves all that was started behind.
+    """
+    ours = signal.getsignal(signal.SIGTERM)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
     finally:
+        signal.signal(signal.SIGTERM, ours)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -93,6 +99,7 @@ def serve_until_ended(
 ) -> None:
     """The first signal lets requests under way end, the second does not wait for it."""
     signals: SimpleQueue[int] = SimpleQueue()  # which a handler may put into whatever it interrupts
+    signal.signal(signal.SIGTERM, _end_start)
     with cluster(address, cores):
         deploy(application)
         for number in (signal.SIGTERM, signal.SIGINT):  # before that, either of them ends the start
@@ -105,6 +112,12 @@ def serve_until_ended(
         draining.start()
         while draining.is_alive() and not _next(signals, POLL_SECONDS):
             watch.check()
+
+
+def _end_start(number: int, frame: object) -> NoReturn:
+    """As Ctrl-C does: what was started ends, and leaves nothing behind."""
+    signal.signal(number, signal.SIG_IGN)  # once is enough
+    raise SystemExit(128 + number)
 
 
 def _next(signals: SimpleQueue[int], seconds: float) -> bool:

@@ -1,0 +1,32 @@
+"""A replica whose engine can be brought to a halt from outside."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from forerun.cli.replicas import maker
+from forerun.serve.settings import ServiceSettings
+
+LONGEST_ROUND = 2.0
+
+
+def make(options: dict[str, Any], limits: ServiceSettings, halt: str, engine: str) -> Any:
+    """As `maker` does; the first replica that finds a file at `halt` takes it away, and stays in its next round."""
+    service = maker(options, limits)(engine)
+    service.longest_round = LONGEST_ROUND
+    threading.Thread(target=_watch, args=(service, Path(halt)), daemon=True).start()
+    return service
+
+
+def _watch(service: Any, halt: Path) -> None:
+    while True:
+        time.sleep(0.1)
+        try:
+            halt.unlink()
+        except FileNotFoundError:
+            continue
+        service.engine.between_steps(threading.Event().wait)
+        return
