@@ -1,4 +1,4 @@
-"""Measuring one scheme after the other; the models are built anew for each, and rounded where they lie."""
+"""Measuring one scheme after the other; models are built for each and rounded where they lie."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from benchmarks.compiling import compile_apart
 from benchmarks.narrow_gpu import keys
 from benchmarks.narrow_gpu.report import make_record
 from benchmarks.narrow_gpu.results import NarrowResults, Timing
+from benchmarks.narrow_gpu.self_draft import ALPHAS, DialledSelfDraft
 from forerun.bench.decode.calls import measure_call
 from forerun.bench.decode.forward import stepper
 from forerun.bench.decode.methods import PLAIN, Decoders
@@ -31,11 +32,12 @@ from forerun.measure.turns import Outcome, Turn, take_turns
 
 PAIR = "synthetic:6.7b+0.33b@0.87"
 WIDE = "bf16"
-PASSES = ((1, 1), (8, 1), (1, 8), (8, 8), (16, 8))
+PASSES = ((1, 1), (8, 1), (8, 8), (1, 8), (16, 8))
 PROMPTS = (512, 4080)  # the model has 4096 positions
 BATCHES = (1, 8)
-DRAFTED = "fixed 8"
+DRAFTED, SELF_DRAFTED = "fixed 8", "fixed 4"
 PROMPT_LENGTH, NEW_TOKENS = 448, 96
+FREE = 60 << 30  # bytes that are left before another pair is built
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,10 @@ def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str
     def turns() -> Iterator[Turn]:
         for kind in keys.KINDS:
             yield Turn(kind, partial(attention, kind))
-        for scheme in asked.schemes:
-            for what, work in _parts(scheme, models, asked.repeats, results):
-                yield Turn(f"{scheme}, {what}", work)
+        for parts in (_passes, _decoding, _prompts):
+            for scheme in asked.schemes:
+                for what, work in parts(scheme, models, asked.repeats, results):
+                    yield Turn(f"{scheme}, {what}", work)
 
     def save(outcome: Outcome) -> Record:
         results.notes.update({str(i): problem for i, problem in enumerate(outcome.problems)})
@@ -79,53 +82,58 @@ def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str
 
 
 class Models:
-    """The pair in the scheme that was asked for last: two of them do not fit beside each other on every GPU."""
+    """The pair in each scheme, as many of them at a time as fit beside the caches of one."""
 
     def __init__(self, asked: Settings, device: torch.device) -> None:
         self.asked, self.device = asked, device
-        self.scheme = ""
-        self.pair: Pair | None = None
-        self.decoders: Decoders | None = None
+        self.pairs: dict[str, Pair] = {}
+        self.decoders: tuple[object, Decoders] | None = None
 
     def of(self, scheme: str) -> Pair:
-        if self.scheme != scheme or self.pair is None:
-            self.pair = self.decoders = None
+        if scheme not in self.pairs:
+            self.decoders = None
+            if torch.cuda.mem_get_info(self.device)[0] < FREE:
+                self.pairs.clear()
             gc.collect()
             torch.cuda.empty_cache()
-            self.pair = open_pair(self.asked.pair, None, self.device, None, 0)
+            pair = open_pair(self.asked.pair, None, self.device, None, 0)
             if scheme != WIDE:
-                for model in (self.pair.target, self.pair.draft):
+                for model in (pair.target, pair.draft):
                     round_weights(model, scheme, self.device, self.asked.pair)
-            self.scheme = scheme
-        return self.pair
+            self.pairs[scheme] = pair
+        return self.pairs[scheme]
 
-    def decoding(self, scheme: str) -> Decoders:
-        pair = self.of(scheme)
-        if self.decoders is None:
-            self.decoders = Decoders(pair.target, pair.draft)
-        return self.decoders
+    def decoding(self, scheme: str, bits: int = 0) -> Decoders:
+        """With the draft model, or with the target's own weights in so many bits."""
+        pair, key = self.of(scheme), (scheme, bits)
+        if self.decoders is None or self.decoders[0] != key:
+            self.decoders = None
+            gc.collect()
+            torch.cuda.empty_cache()
+            draft = DialledSelfDraft(bits, self.asked.pair) if bits else pair.draft
+            self.decoders = key, Decoders(pair.target, draft)
+        return self.decoders[1]
 
 
-def _parts(
-    scheme: str, models: Models, repeats: int, results: NarrowResults
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    def add(what: str, seconds: float, tokens_per_round: float | None = None) -> None:
-        results.timings.append(Timing(scheme, what, seconds, tokens_per_round))
+Parts = Iterator[tuple[str, Callable[[], None]]]
 
+
+def _passes(scheme: str, models: Models, repeats: int, results: NarrowResults) -> Parts:
     def one_pass(rows: int, positions: int) -> None:
         target = models.of(scheme).target
         results.weight_bytes[scheme] = work_of(target).weight_bytes
-        add(f"pass {rows}x{positions}", min(replay_times([stepper(target, rows, positions)], repeats)))
+        seconds = min(replay_times([stepper(target, rows, positions)], repeats))
+        results.timings.append(Timing(scheme, f"pass {rows}x{positions}", seconds))
 
-    def prompt(length: int) -> None:
-        decoder, pair = models.decoding(scheme).plain, models.of(scheme)
-        ids = torch.tensor(pair.prompts(1, length, 0), device=pair.device)
-        call = partial(decoder.generate, ids, max_new_tokens=1, temperature=1.0, seed=0, eos_token_id=[])
-        call()
-        add(f"prompt {length}", min(timed(pair.device, call)[1] for _ in range(repeats)))
+    for rows, positions in PASSES:
+        yield f"pass {rows}x{positions}", partial(one_pass, rows, positions)
 
-    def decode(method: str, batch: int) -> None:
-        decoders, pair = models.decoding(scheme), models.of(scheme)
+
+def _decoding(scheme: str, models: Models, repeats: int, results: NarrowResults) -> Parts:
+    """Plain, with the draft model; with the target's own weights where those are wide."""
+
+    def decode(method: str, batch: int, bits: int = 0) -> None:
+        decoders, pair = models.decoding(scheme, bits), models.of(scheme)
         calls = [
             measure_call(
                 decoders, method, pair.prompts(batch, PROMPT_LENGTH, seed), max_new_tokens=NEW_TOKENS, seed=seed,
@@ -135,13 +143,26 @@ def _parts(
         ][1:]  # fmt: skip
         best = min(calls, key=lambda call: call.all)
         rounds = sum(call.row_passes for call in calls)
-        add(f"{method}, {batch}", best.all, sum(call.tokens for call in calls) / rounds if rounds else None)
+        what = f"{bits} bits of its own, {batch}" if bits else f"{method}, {batch}"
+        made = sum(call.tokens for call in calls) / rounds if rounds else None
+        results.timings.append(Timing(scheme, what, best.all, made))
 
-    for rows, positions in PASSES:
-        yield f"pass {rows}x{positions}", partial(one_pass, rows, positions)
     for method in (PLAIN, DRAFTED):
         for batch in BATCHES:
             yield f"{method}, batch {batch}", partial(decode, method, batch)
+    for bits in ALPHAS if scheme == WIDE else ():
+        yield f"{bits} bits of its own", partial(decode, SELF_DRAFTED, 1, bits)
+
+
+def _prompts(scheme: str, models: Models, repeats: int, results: NarrowResults) -> Parts:
+    def prompt(length: int) -> None:
+        decoder, pair = models.decoding(scheme).plain, models.of(scheme)
+        ids = torch.tensor(pair.prompts(1, length, 0), device=pair.device)
+        call = partial(decoder.generate, ids, max_new_tokens=1, temperature=1.0, seed=0, eos_token_id=[])
+        call()
+        seconds = min(timed(pair.device, call)[1] for _ in range(repeats))
+        results.timings.append(Timing(scheme, f"prompt {length}", seconds))
+
     for length in PROMPTS:
         yield f"prompt of {length}", partial(prompt, length)
 

@@ -214,6 +214,12 @@ def _engrave(model: Any, size: Size, code: Code, noise: float) -> None:
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     embedding.zero_()
     embedding[:, : size.code] = code.tells.to(embedding.dtype)
+    engrave_head(head, size, code, noise)
+
+
+@torch.no_grad()
+def engrave_head(head: Tensor, size: Size, code: Code, noise: float) -> None:
+    """Let a head [V, H] read the code with `noise`."""
     head.zero_()
     scale = (size.code / size.hidden) ** 0.5  # the norm makes a state of length sqrt(D) one of length sqrt(H)
     head[:, : size.code] = (scale * (code.reads + noise * code.error)).to(head.dtype)

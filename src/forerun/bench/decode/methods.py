@@ -6,6 +6,7 @@ from typing import Any
 
 from forerun.decoder import SpeculativeDecoder
 from forerun.drafters import DraftModel
+from forerun.drafters.base import Drafter
 from forerun.policy import BassHeuristic, Constant, CostModel
 from forerun.policy.base import PlainPolicy, Policy
 from forerun.types import RoundOutcome
@@ -45,7 +46,8 @@ class Decoders:
 
     def __init__(self, target: Any, draft: Any, **options: Any) -> None:
         self.plain = SpeculativeDecoder(target, None, policy=0, **options)
-        self.drafting = SpeculativeDecoder(target, DraftModel(draft), **options)
+        drafter = draft if isinstance(draft, Drafter) else DraftModel(draft)
+        self.drafting = SpeculativeDecoder(target, drafter, **options)
         self.auto = CostModel()  # what the name stands for where no seed is named: the bench names one
 
     def watched(self, method: str) -> tuple[SpeculativeDecoder, Watched]:
