@@ -124,6 +124,7 @@ def product(
     else:
         kernel, stages = linear_device.tile_kernel, {"num_stages": plan.stages}
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
+        kinds["w_ptr"] = "*i16" if form is widen.INT8 else stored
     aligned = tuple(n for n in kernel.arg_names if n.endswith("_ptr") or n in ("N", "K", "chunk"))
     return compiled(kernel, constants, kinds, aligned, num_warps=plan.warps, **stages)
 

@@ -26,6 +26,8 @@ LARGEST_SIZE = 256  # of a head
 LARGEST_LATENT = 512
 # Of a latent: sixteen queries' sums are half of what registers hold, and half as many keys fit where a tile is.
 WIDE = Tuning(block_bytes=32768, most_queries=16)
+# Of rounded keys a tile is half as many bytes: half the warps, twice the programs, where few queries share a key.
+ROUNDED, ROUNDED_QUERIES = Tuning(warps=2, resident=4), 16
 MOST_MERGED = 8192  # numbers of pieces that a merging program holds at a time
 
 
@@ -40,7 +42,7 @@ def attend_ragged(
     tail: tuple[Tensor, Tensor] | None = None,  # [N, Hq, T], [R, Hk, C, T]
 ) -> Tensor:  # [N, Hq, Dv]
     """Each row's queries against that row's own keys; no waiting for the device, so a CUDA graph can hold it."""
-    tuning = tuning or (TUNING if tail is None else WIDE)
+    tuning = tuning or (_tuning(query, keys, reach) if tail is None else WIDE)
     if reason := why_not(query, keys, values, tail):
         raise InvalidArgument(f"the attention kernel cannot take this: {reason}; use forerun.ops.attend_ragged")
     check_bias(reach, scale)
@@ -71,6 +73,11 @@ def why_not(query: Tensor, keys: Tensor, values: Tensor, tail: tuple[Tensor, Ten
     if any(t.stride(-1) != 1 for t in (query, keys, values, *(tail or ()))):
         return "numbers of a head that do not lie side by side"
     return None
+
+
+def _tuning(query: Tensor, keys: Tensor, reach: Reach) -> Tuning:
+    is_few = reach.most_tokens * query.shape[1] <= ROUNDED_QUERIES * keys.shape[1]
+    return ROUNDED if is_few and isinstance(keys, ScaledKeys) else TUNING
 
 
 def _parts(query: Tensor, keys: Tensor, values: Tensor, reach: Reach, shape: Shape) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forerun.kernels.launching import early
 from forerun.kernels.linear.norms import scaled
-from forerun.kernels.linear.rounding import narrowed, scale_of
+from forerun.kernels.linear.rounding import inverse_of, narrowed, scale_of
 from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.math.skinny import Heads, Norm
 
@@ -191,7 +191,7 @@ def rounded(
     x = x.to(tl.float32)
     scale = scale_of(tl.max(tl.abs(x), 1), tl.max((x != x).to(tl.int32), 1), LARGEST)[:, None]
     store_scale(scale, scale_ptr, address, head, HEADS, CAPACITY)
-    return narrowed(x, scale, LARGEST, KIND, FAST)
+    return narrowed(x, scale, inverse_of(scale), LARGEST, KIND, FAST)
 
 
 @triton.jit
@@ -297,8 +297,9 @@ def _rotate_and_write_kernel(
             odd = tl.max(((low_half != low_half) | (high_half != high_half)).to(tl.int32), 1)
             scale = scale_of(peak, odd, LARGEST)[:, None]
             store_scale(scale, key_scale_ptr, address, head, KEY_HEADS, CAPACITY)
-            low_half = narrowed(low_half, scale, LARGEST, KIND, FAST)
-            high_half = narrowed(high_half, scale, LARGEST, KIND, FAST)
+            inverse = inverse_of(scale)
+            low_half = narrowed(low_half, scale, inverse, LARGEST, KIND, FAST)
+            high_half = narrowed(high_half, scale, inverse, LARGEST, KIND, FAST)
         tl.store(place + low, low_half, mask=there)
         tl.store(place + high, high_half, mask=there)
         unit = tl.load(order_ptr + HEADS + KEY_HEADS + head, mask=head < KEY_HEADS, other=0) if HAS_ORDER else head

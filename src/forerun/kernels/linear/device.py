@@ -13,8 +13,8 @@ import triton.language as tl
 
 from forerun.kernels.attention.cache_write import pair_of
 from forerun.kernels.linear.activation import activated
-from forerun.kernels.linear.rounding import narrowed_by, rounded_to, scale_of
-from forerun.kernels.linear.widen import INT4, INT8, ROUNDED, WIDE, lifted, lifted_nibbles, nibbles, widened
+from forerun.kernels.linear.rounding import inverse_of, narrowed, rounded_to, scale_of
+from forerun.kernels.linear.widen import INT4, INT8, ROUNDED, WIDE, lifted, lifted_nibbles, nibbles, pairs
 
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
@@ -98,7 +98,7 @@ def vector_kernel(
         total = tl.zeros([BLOCK_N, BLOCK_K // EACH], dtype=tl.float32)
         other_total = tl.zeros([BLOCK_N, BLOCK_K // EACH], dtype=tl.float32)
         square_sums = tl.zeros([BLOCK_K], dtype=tl.float32)
-        inverse = tl.minimum(tl.div_rn(row_scale * 0.0 + 1.0, row_scale), 1e38) if LARGEST > 0 else 1.0
+        inverse = inverse_of(row_scale) if LARGEST > 0 else 1.0
         for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             k = begin + tl.arange(0, BLOCK_K)
             there = k < K
@@ -106,7 +106,7 @@ def vector_kernel(
             w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
             if LARGEST > 0:
                 x = part_of_row(x_ptr, gain_ptr, k, there, shrink, offset, NORM_WIDE, HAS_NORM, FAST)
-                x = narrowed_by(x, row_scale, inverse, LARGEST, w_ptr.dtype.element_ty, FAST).to(tl.float32)
+                x = narrowed(x, row_scale, inverse, LARGEST, w_ptr.dtype.element_ty, FAST).to(tl.float32)
             else:
                 x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
                 if HAS_NORM:
@@ -215,16 +215,19 @@ def tile_kernel(
                 other_scales = others
         else:
             k = begin + tl.arange(0, BLOCK_K)
-            there = k < end
-            place = w_ptr + first_row[:, None] * K + k[None, :]
-            w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-            x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & there[None, :], other=0.0)
+            # Whole numbers that are widened come in pairs, low and high byte of sixteen bits: see `widen.pairs`.
+            EACH: tl.constexpr = 2 if FORM == INT8 else 1
+            i = begin // EACH + tl.arange(0, BLOCK_K // EACH)
+            is_weight = (i < end // EACH)[None, :]
+            place = w_ptr + first_row[:, None] * (K // EACH) + i[None, :]
+            w = tl.load(place, mask=is_weight, other=0.0, eviction_policy="evict_first")
+            x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & (k < end)[None, :], other=0.0)
             if UPCAST:
                 x = x.to(tl.float32)
             total = add_product(total, w, x, FORM, FAST)
             if END != PLAIN:
-                place = w_ptr + second_row[:, None] * K + k[None, :]
-                w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
+                place = w_ptr + second_row[:, None] * (K // EACH) + i[None, :]
+                w = tl.load(place, mask=is_weight, other=0.0, eviction_policy="evict_first")
                 other_total = add_product(other_total, w, x, FORM, FAST)
     first = tl.trans(total).to(tl.float32)  # [ROWS, BLOCK_N]
     second = tl.trans(other_total).to(tl.float32)
@@ -374,8 +377,11 @@ def add_tile(total, w, x, x_sums, EACH: tl.constexpr, FAST: tl.constexpr):
 def add_product(total, w, x, FORM: tl.constexpr, FAST: tl.constexpr):
     """total [BLOCK_N, ROWS] + w [BLOCK_N, BLOCK_K] @ x.T, whose rows may have become float32."""
     if FORM == INT8:
-        w = widened(w, x.dtype, FAST)
-    if FORM != ROUNDED:
+        even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+        low, high = pairs(w, x.dtype, False, FAST)
+        total = tl.dot(low, tl.trans(even), total, input_precision="ieee")
+        total = tl.dot(high, tl.trans(odd), total, input_precision="ieee")
+    elif FORM != ROUNDED:
         total = tl.dot(w.to(x.dtype), tl.trans(x), total, input_precision="ieee")
     elif x.dtype == tl.int8:
         total = tl.dot(w, tl.trans(x), total, out_dtype=tl.int32)

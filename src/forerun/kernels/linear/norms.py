@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forerun.kernels.launching import early
 from forerun.kernels.linear.activation import activated
-from forerun.kernels.linear.rounding import empty_rows, narrowed, scale_of
+from forerun.kernels.linear.rounding import empty_rows, inverse_of, narrowed, rounded_to, scale_of
 from forerun.math.scaled import RoundedRows, Scheme
 from forerun.math.skinny import Activation, LayerNorm, Norm
 
@@ -166,9 +166,9 @@ def norm_kernel(
         if HAS_BIAS:
             x += tl.load(bias_ptr + d, mask=there, other=0.0).to(tl.float32)
         if LARGEST > 0:
-            x = tl.where(there, x.to(KIND).to(tl.float32), 0.0)
+            x = tl.where(there, rounded_to(x, KIND, FAST), 0.0)
             scale = scale_of(tl.max(tl.abs(x), 0), tl.max((x != x).to(tl.int32), 0), LARGEST)
-            made = narrowed(x, scale, LARGEST, rounded_ptr.dtype.element_ty, FAST)
+            made = narrowed(x, scale, inverse_of(scale), LARGEST, rounded_ptr.dtype.element_ty, FAST)
             tl.store(rounded_ptr + token * SIZE + d, made, mask=there)
             tl.store(row_scale_ptr + token, scale)
         else:

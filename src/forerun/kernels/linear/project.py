@@ -62,19 +62,21 @@ MORE_ROWS_IN_ONE_WAVE = Plan(64, 128, 4, 3, 1)  # in pairs, where every multipro
 LONG_SUMS, LONG_SUMS_OUTPUTS = 8192, 3072
 RESIDENT, RESIDENT_CUT = 2, 1  # programs of MORE_ROWS, of MORE_ROWS_CUT that a multiprocessor has room for
 WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
-# Weights of 8 and 4 bits. Rows that are rounded go to tensor cores whatever their number: nothing is widened there.
-ONE_ROW_OF_BYTES = Plan(8, 2048, 4, 3)
-ONE_ROW_OF_BYTES_IN_PAIRS = Plan(4, 2048, 4, 3)
-ONE_ROW_OF_HALF_BYTES = Plan(8, 4096, 4, 3)
-ONE_ROW_OF_HALF_BYTES_IN_PAIRS = Plan(4, 4096, 4, 3)
-FEW_ROWS_OF_BYTES = Plan(32, 256, 2, 4, 1)
-FEW_ROWS_OF_BYTES_CUT = Plan(32, 256, 2, 4, 4)
+# Weights of 8 and 4 bits. One row is rounded by the kernel itself where outputs do not come in pairs; where they do,
+# that was measured slower than tensor cores behind a launch that norms and rounds.
+ONE_ROW_OF_BYTES = Plan(8, 1024, 2, 4)
+ONE_ROW_OF_BYTES_IN_PAIRS = Plan(8, 2048, 4, 2)
+ONE_ROW_OF_HALF_BYTES = Plan(8, 4096, 4, 2)
+ONE_ROUNDED_ROW = Plan(16, 2048, 4, 2)
+FEW_ROWS_OF_BYTES = Plan(64, 256, 4, 3, 1)
+FEW_ROWS_OF_BYTES_CUT = Plan(64, 256, 4, 3, 4)
+FEW_ROWS_OF_BYTES_IN_PAIRS = Plan(32, 128, 2, 4, 1)
 MORE_ROWS_OF_BYTES = Plan(64, 128, 4, 4, 1)
 MORE_ROWS_OF_BYTES_CUT = Plan(64, 128, 4, 4, 4)
 ROUNDED_ROWS = Plan(64, 256, 4, 4, 1)
 ROUNDED_ROWS_CUT = Plan(64, 128, 4, 6, 4)
 ROUNDED_ROWS_IN_PAIRS = Plan(16, 256, 1, 4, 1)
-MORE_ROUNDED_ROWS_IN_PAIRS = Plan(64, 128, 4, 4, 1)
+MORE_ROUNDED_ROWS_IN_PAIRS = Plan(64, 128, 4, 4, 1)  # or more outputs
 FEW_ROWS_OF_HALF_BYTES = Plan(32, 256, 2, 3, 1)
 FEW_ROWS_OF_HALF_BYTES_CUT = Plan(32, 256, 2, 3, 4)
 WITHOUT_TENSOR_CORES_IN_GROUPS = Plan(32, 128, 4, 3, 1)
@@ -150,6 +152,8 @@ def why_not(x: AnyRows, weight: Tensor, fused: bool = False, in_pairs: bool = Fa
     if x.dtype not in DTYPES or weight.dtype != x.dtype:
         return f"rows of {x.dtype}, a weight of {weight.dtype}"
     if isinstance(weight, RoundedWeight):
+        if weight.shape[1] % 2:
+            return f"{weight.shape[1]} inputs, which is odd"
         weight = weight.raw
     if not x.is_contiguous() or not weight.is_contiguous() or min(weight.shape) < 2:
         return "a weight or rows that are not contiguous"
@@ -188,20 +192,25 @@ def choose(
 
 def _choose_narrow(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, form: Any) -> Plan:
     is_cut = not in_pairs and outputs <= FEW_OUTPUTS
-    if rows == 1 and form is widen.INT4:
-        return ONE_ROW_OF_HALF_BYTES_IN_PAIRS if in_pairs else ONE_ROW_OF_HALF_BYTES
-    if rows == 1:
-        return ONE_ROW_OF_BYTES_IN_PAIRS if in_pairs else ONE_ROW_OF_BYTES
     if form is widen.ROUNDED:
         if in_pairs:
-            return ROUNDED_ROWS_IN_PAIRS if rows <= ROWS[1] else MORE_ROUNDED_ROWS_IN_PAIRS
+            is_few = rows <= ROWS[1] and outputs <= FEW_OUTPUTS
+            return ROUNDED_ROWS_IN_PAIRS if is_few else MORE_ROUNDED_ROWS_IN_PAIRS
+        if rows == 1:
+            return ONE_ROUNDED_ROW
         if rows > ROWS[1]:
             return MORE_ROWS_OF_BYTES_CUT if is_cut else MORE_ROWS_OF_BYTES
         return ROUNDED_ROWS_CUT if is_cut else ROUNDED_ROWS
+    if rows == 1 and form is widen.INT4:
+        return ONE_ROW_OF_HALF_BYTES
+    if rows == 1:
+        return ONE_ROW_OF_BYTES_IN_PAIRS if in_pairs else ONE_ROW_OF_BYTES
     if dtype is torch.float32:
         return WITHOUT_TENSOR_CORES if form is widen.INT8 else WITHOUT_TENSOR_CORES_IN_GROUPS
     if rows > ROWS[1]:
         return MORE_ROWS_OF_BYTES_CUT if is_cut else MORE_ROWS_OF_BYTES
+    if form is widen.INT8 and in_pairs:
+        return FEW_ROWS_OF_BYTES_IN_PAIRS
     if form is widen.INT8:
         return FEW_ROWS_OF_BYTES_CUT if is_cut else FEW_ROWS_OF_BYTES
     return FEW_ROWS_OF_HALF_BYTES_CUT if is_cut else FEW_ROWS_OF_HALF_BYTES
@@ -226,7 +235,7 @@ def _launch(
     if norm is not None and plan.splits:
         assert isinstance(x, Tensor), "rows are normed before they are rounded"
         x, norm = normed(x, norm), None  # tensor cores take what is normed and rounded
-    x, stored, form = _stored(x, weight, rounds=plan.splits > 0)
+    x, stored, form = _stored(x, weight, tiled=plan.splits > 0)
     order = None if heads is None else heads.order
     places = (x,) * 5 if heads is None else heads.tensors
     tensors = [out, x, *stored, _or(bias, x), _or(residual, x), *places, _or(order, x)]
@@ -271,19 +280,18 @@ def _largest(x: Tensor, weight: Tensor) -> float:
     return 0.0
 
 
-def _stored(
-    x: AnyRows, weight: Tensor, rounds: bool = True
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
+def _stored(x: AnyRows, weight: Tensor, tiled: bool) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
     """The rows as they are multiplied; the weight, its scales and those of the rows; how the weight is stored.
 
-    Without `rounds` rows that are not rounded yet are left to the kernel.
+    The kernel of one row, which is not `tiled`, rounds it by itself; tiles of weights that are widened come in pairs.
     """
     if not isinstance(weight, RoundedWeight):
         assert isinstance(x, Tensor)
         return x, (weight, x, x), {"FORM": widen.WIDE, "GROUP": 0, "FAST": False}
     flags = {"FORM": form_of(weight), "GROUP": weight.scheme.group, "FAST": weight.device.type != "cpu"}
-    if isinstance(x, Tensor) and not (weight.scheme.rounds_rows and rounds):
-        return x, (weight.raw, weight.scales, x), flags
+    if isinstance(x, Tensor) and not (weight.scheme.rounds_rows and tiled):
+        raw = weight.raw.view(torch.int16) if tiled and flags["FORM"] is widen.INT8 else weight.raw
+        return x, (raw, weight.scales, x), flags
     rows = round_rows(x, weight.scheme) if isinstance(x, Tensor) else x
     return rows.values, (weight.raw, weight.scales, rows.scales), flags
 

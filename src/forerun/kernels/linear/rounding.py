@@ -56,11 +56,12 @@ def round_kernel(
         peak = tl.maximum(peak, tl.max(tl.abs(more), 0))
         odd = tl.maximum(odd, tl.max((more != more).to(tl.int32), 0))
     scale = scale_of(peak, odd, largest)
+    inverse = inverse_of(scale)
     tl.store(scale_ptr + row, scale)
-    tl.store(out_ptr + row * K + k, narrowed(x, scale, largest, KIND, FAST), mask=k < K)
+    tl.store(out_ptr + row * K + k, narrowed(x, scale, inverse, largest, KIND, FAST), mask=k < K)
     for begin in range(BLOCK, K, BLOCK):
         more = tl.load(x_ptr + row * K + begin + k, mask=begin + k < K, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * K + begin + k, narrowed(more, scale, largest, KIND, FAST), mask=begin + k < K)
+        tl.store(out_ptr + row * K + begin + k, narrowed(more, scale, inverse, largest, KIND, FAST), mask=begin + k < K)
 
 
 @triton.jit
@@ -70,9 +71,20 @@ def scale_of(peak, odd, largest):
 
 
 @triton.jit
-def narrowed(x, scale, largest, KIND: tl.constexpr, FAST: tl.constexpr):
-    """x / scale, rounded to even, as KIND."""
-    return as_kind(tl.where(scale > 0.0, tl.div_rn(x, scale), 0.0), largest, KIND, FAST)
+def inverse_of(scale):
+    """What `narrowed` multiplies with first; of a scale that is next to nothing as much as a float holds."""
+    return tl.minimum(tl.div_rn(scale * 0.0 + 1.0, scale), 1e38)
+
+
+@triton.jit
+def narrowed(x, scale, inverse, largest, KIND: tl.constexpr, FAST: tl.constexpr):
+    """x / scale, rounded to even, as KIND: two corrections make a product with the inverse what a division gives."""
+    if FAST:
+        parts = x * inverse
+        parts = tl.fma(tl.fma(-parts, scale, x), inverse, parts)
+    else:  # the interpreter rounds between
+        parts = tl.where(scale > 0.0, tl.div_rn(x, scale), 0.0)
+    return as_kind(parts, largest, KIND, FAST)
 
 
 @triton.jit
@@ -84,18 +96,6 @@ def as_kind(parts, largest, KIND: tl.constexpr, FAST: tl.constexpr):
     elif not FAST:
         parts = rounded_to_e4m3(parts)  # the interpreter cuts off what a GPU rounds
     return parts.to(KIND)
-
-
-@triton.jit
-def narrowed_by(x, scale, inverse, largest, KIND: tl.constexpr, FAST: tl.constexpr):
-    """The same with 1 / scale at hand: two corrections make the product with it what a division gives."""
-    if FAST:
-        parts = x * inverse
-        parts = tl.fma(tl.fma(-parts, scale, x), inverse, parts)
-        parts = as_kind(parts, largest, KIND, FAST)
-    else:  # the interpreter rounds between
-        parts = narrowed(x, scale, largest, KIND, FAST)
-    return parts
 
 
 @triton.jit

@@ -17,68 +17,6 @@ INT4 = tl.constexpr(3)
 
 
 @triton.jit
-def widened(w, KIND: tl.constexpr, FAST: tl.constexpr):
-    """int8 -> KIND, exactly."""
-    if not FAST:
-        made = w.to(tl.float32).to(KIND)
-    elif tl.float32 == KIND:
-        made = tl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 u, a, b, c, d;
-                xor.b32 u, $4, 0x80808080;
-                prmt.b32 a, u, 0x4b000000, 0x7650;
-                prmt.b32 b, u, 0x4b000000, 0x7651;
-                prmt.b32 c, u, 0x4b000000, 0x7652;
-                prmt.b32 d, u, 0x4b000000, 0x7653;
-                sub.f32 $0, a, 0f4B000080;
-                sub.f32 $1, b, 0f4B000080;
-                sub.f32 $2, c, 0f4B000080;
-                sub.f32 $3, d, 0f4B000080;
-            }
-            """,
-            "=f,=f,=f,=f,r", [w], dtype=tl.float32, is_pure=True, pack=4,
-        )  # fmt: skip
-    elif tl.bfloat16 == KIND:
-        made = tl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 u, a, b, c, d;
-                .reg .f32 e, f, g, h;
-                xor.b32 u, $2, 0x80808080;
-                prmt.b32 a, u, 0x4b000000, 0x7650;
-                prmt.b32 b, u, 0x4b000000, 0x7651;
-                prmt.b32 c, u, 0x4b000000, 0x7652;
-                prmt.b32 d, u, 0x4b000000, 0x7653;
-                sub.f32 e, a, 0f4B000080;
-                sub.f32 f, b, 0f4B000080;
-                sub.f32 g, c, 0f4B000080;
-                sub.f32 h, d, 0f4B000080;
-                prmt.b32 $0, e, f, 0x7632;
-                prmt.b32 $1, g, h, 0x7632;
-            }
-            """,
-            "=r,=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=4,
-        )  # fmt: skip
-    else:
-        made = tl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 u, a, b;
-                xor.b32 u, $2, 0x80808080;
-                prmt.b32 a, u, 0x64646464, 0x4140;
-                prmt.b32 b, u, 0x64646464, 0x4342;
-                mov.b32 u, 0x64806480;
-                sub.f16x2 $0, a, u;
-                sub.f16x2 $1, b, u;
-            }
-            """,
-            "=r,=r,r", [w], dtype=tl.float16, is_pure=True, pack=4,
-        )  # fmt: skip
-    return made
-
-
-@triton.jit
 def lifted(w, FAST: tl.constexpr):
     """int8 -> (w + 128) * 2**-149: the last bits of a float, so that nothing has to be subtracted from each."""
     if FAST:

@@ -284,11 +284,8 @@ def _joined(
 def _joined_for(
     weight: Tensor | None, x: Tensor, change: Change | None, norm: AnyNorm | None
 ) -> tuple[Tensor, Tensor | RoundedRows, Norm | None]:
-    """The same for a product with this weight alone: rounded on the way, where it takes rounded rows.
-
-    One row is rounded by the product itself.
-    """
-    if norm is None or not isinstance(weight, ScaledWeight) or not weight.scheme.rounds_rows or len(x) == 1:
+    """The same for a product with this weight alone: rounded on the way, where it takes rounded rows."""
+    if norm is None or not isinstance(weight, ScaledWeight) or not weight.scheme.rounds_rows:
         return _joined(x, change, norm)
     if change is None:
         return x, ops.normed_and_rounded(x, norm, weight.scheme), None
