@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from forerun.cache.ragged import RaggedCache
@@ -33,6 +34,7 @@ DRAFTS = (3, 5, 4)  # tokens scored behind them
 KEPT = (2, 0, 4)  # of the drafts: cut in the middle, whole, and not at all
 STEPS = (4, 3, 5)  # tokens scored after the cut
 SOURCES = (6, 11, 8)  # encoder states that each row reads
+PLANLESS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # all but cuDNN's
 LARGEST = 0.5  # deviation that is ever put down to rounding: beyond it, nothing could be told from a mistake
 
 
@@ -272,6 +274,12 @@ class Oracle:
         return self._known[key]
 
     def _forward(self, source: int, text: tuple[int, ...]) -> Tensor:
+        """Not by cuDNN's attention, which plans every new shape first: for twenty short texts that takes most of a
+        second."""
+        with sdpa_kernel(PLANLESS):
+            return self._run(source, text)
+
+    def _run(self, source: int, text: tuple[int, ...]) -> Tensor:
         ids = torch.tensor([text], device=self.model.device)
         if self.texts.states:
             read = EncoderOutput(last_hidden_state=self.texts.states[source][None])

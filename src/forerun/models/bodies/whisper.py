@@ -33,15 +33,15 @@ Shape = tuple[int, ...]
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What keeps a model from being fused; None where nothing does."""
-    if reason := kernels.why_not_numba():
-        return reason
-    from forerun.kernels.cpu.widen import LANES
-
-    config = model.config
+    config = model.config  # first of all: every model is asked for, and importing Numba takes a third of a second
     if config.model_type != "whisper" or config.activation_function != "gelu" or config.scale_embedding:
         return f"a {config.model_type}, not a Whisper as published"
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return f"{model.dtype} on {model.device.type}, not float32 on the CPU".replace("torch.", "")
+    if reason := kernels.why_not_numba():
+        return reason
+    from forerun.kernels.cpu.widen import LANES
+
     size, rest = divmod(config.d_model, config.decoder_attention_heads)
     for what, number in (("heads", size), ("hidden states", config.d_model), ("MLP", config.decoder_ffn_dim)):
         if number % LANES or rest:
