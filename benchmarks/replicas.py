@@ -156,6 +156,7 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
         for server, more in SERVERS.items():
             reporter.start(f"starting: {server}")
             urls[server] = stack.enter_context(served([settings.model, *rows, *more]))
+            reporter.say(f"{server}: {urls[server]}")
         servers = Servers(urls, settings, without_folders(settings.model))
         reporter.start("warming up")
         servers.warm_up()

@@ -9,19 +9,23 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from forerun.cli import deployed
+from forerun.serve.replicas.names import MIDDLEWARES
 from forerun.serve.replicas.run import cluster, deploy, free_port, url
 from forerun.serve.settings import AddressSettings
 from serve.process import served
@@ -35,6 +39,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc"),
 ]
+RAY, SERVE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "serve"))
+DEPLOY = Path(__file__).resolve().parents[3] / "deploy/ray"
 LONG = {"prompt": "abc", "max_tokens": 1200, "temperature": 0, "ignore_eos": True}
 SHORT = LONG | {"max_tokens": 8}
 PATIENCE = 120.0  # seconds for replicas to come, on a machine that is busy with other things
@@ -73,6 +79,14 @@ class Cluster:
                     last, event = time.monotonic(), json.loads(line.removeprefix("data: "))
                     how = event["error"]["code"] if "error" in event else event["choices"][0]["finish_reason"] or how
         return how, max(gaps)
+
+    def name(self) -> str | None:
+        """Of the model that is served; None where none is yet."""
+        try:
+            answer = self.client.get("/v1/models")
+        except httpx.TransportError:
+            return None
+        return str(answer.json()["data"][0]["id"]) if answer.status_code == 200 else None
 
     def complete(self, **body: Any) -> httpx.Response:
         return self.client.post("/v1/completions", json=SHORT | body)
@@ -261,6 +275,44 @@ def test_a_start_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
         assert process.wait(PATIENCE) == 128 + signal.SIGTERM
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 10)
     assert {*Path("/tmp").glob("forerun-*"), *Path("/dev/shm").glob("*")} <= before
+
+
+@contextmanager
+def head_of_a_cluster(folder: Path, dashboard: int) -> Iterator[None]:
+    """As whoever runs a cluster starts it; all of it ends with the block."""
+    ports = ["--port", str(free_port("127.0.0.1")), "--dashboard-port", str(dashboard), "--dashboard-host", "127.0.0.1"]
+    command = [RAY, "start", "--head", "--block", *ports, "--num-cpus", "2", "--temp-dir", str(folder)]
+    with subprocess.Popen([*command, "--disable-usage-stats"], stdout=subprocess.DEVNULL) as head:
+        try:
+            yield
+        finally:
+            children = descendants(head.pid)
+            head.terminate()
+            head.wait(PATIENCE)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 20)
+
+
+def test_a_config_file_is_deployed_and_deployed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", MIDDLEWARES)
+    monkeypatch.setenv("FORERUN_KERNELS", "off")
+    dashboard, address = free_port("127.0.0.1"), AddressSettings(port=free_port("127.0.0.1"))
+    config = yaml.safe_load((DEPLOY / "serve.yaml").read_text(encoding="utf-8"))
+    config["http_options"] = {"host": address.host, "port": address.port}
+    (application,) = config["applications"]
+    application["deployments"][0]["ray_actor_options"] = {"num_cpus": 1}
+    with tempfile.TemporaryDirectory(prefix="ray-") as short, head_of_a_cluster(Path(short) / "r", dashboard):
+        tiny = tiny_model("llama", vocab=VOCAB, eos_token_id=0, max_position_embeddings=2048)
+        cluster = Cluster(address, save(Path(short) / "m", tiny))
+        for name in ("first", "second"):
+            told = {"model": cluster.folder, "device": "cpu", "draft": "lookup", "served_model_name": name}
+            application["args"] = {**told, "replicas": 1, "allow_anyone": True, "offline": True}
+            file = Path(short) / f"{name}.yaml"
+            file.write_text(yaml.safe_dump(config), encoding="utf-8")
+            command = [SERVE, "deploy", "--address", f"http://127.0.0.1:{dashboard}", str(file)]
+            wait_for(lambda command=command: subprocess.run(command, capture_output=True, check=False).returncode == 0)  # type: ignore[misc]
+            wait_for(lambda name=name: cluster.name() == name)  # type: ignore[misc]
+        assert cluster.stream()[0] == "length"
+        assert len(cluster.engines()) == 1, "the proxy has the middleware"
 
 
 def try_one(address: str) -> httpx.Response:
