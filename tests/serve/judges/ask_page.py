@@ -91,6 +91,10 @@ with sync_playwright() as playwright:
         page.on("pageerror", lambda error, heard=complaints: heard.append(str(error)))
         page.goto(URL)
         expect(page.locator("#model")).to_contain_text("tiny")
+        assert not page.is_visible("#key"), "nobody asks for a key here"
+        assert page.is_visible("#temperature") == (name != "phone"), "on a phone the prompt comes first"
+        if name == "phone":
+            page.click("#settings summary")
         completion_with_plain_beside_it(page)
         page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
         check_fits(page)
