@@ -227,8 +227,9 @@ class Engine:
         Drafts have up to `draft` tokens, by default 8 or the length that the policy is fixed to, and from now on the
         policy is offered no longer ones. Texts have up to `context`, by default the model's. Requests within these
         bounds record nothing any more, whatever their parameters; nor do their prompts, which are read in passes that
-        are not recorded, have a kernel compiled. `report` is told how many rounds have been recorded and how many there
-        are.
+        are not recorded, have a kernel compiled: prompts up to a few passes long are read for that. What a row does
+        within the last few hundred keys of a longer context may still compile one. `report` is told how many rounds
+        have been recorded and how many there are.
         """
         rows = integer("rows", rows, 1)
         draft, context = (

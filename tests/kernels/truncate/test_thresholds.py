@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning") if INTERPRETE
 SMALL = replace(
     TUNING, warps=1, groups=128, super=64, sample=256, collect_warps=1, scan=1024, listed=2048, listed_few=512
 )
-WAYS = {"as expected": SMALL, "in memory": replace(SMALL, hot=1, listed=16)}
+WAYS = {"as expected": SMALL, "by levels": replace(SMALL, few=16), "in memory": replace(SMALL, hot=1, listed=16)}
 CUTS = {
     "top-k": SamplingParams(temperature=1.0, top_k=40),
     "a large top-k": SamplingParams(temperature=1.0, top_k=700),

@@ -1,8 +1,9 @@
 """The threshold where a row may keep any number of tokens, last step: one program a row. Device code.
 
-`collect_kernel` left a list of the entries between two levels, and the mass above them. Comparing with eight levels at
-a time narrows down where in the list the threshold lies; from there the search goes value by value, in float64. If it
-does not lie in the list, or the list is full, the row is searched in memory.
+`collect_kernel` left a list of the entries between two levels, and the mass above them. If they are few, each is
+compared with each. Of more, comparing with eight levels at a time narrows down where in the list the threshold lies;
+from there the search goes value by value, in float64. If it does not lie in the list, or the list is full, the row is
+searched in memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from forerun.kernels.truncate.chunks import cuts_of, row_start, side_of
 from forerun.kernels.truncate.estimate import APART, DONE
 from forerun.kernels.truncate.levels import around, reached
 from forerun.kernels.truncate.search import cut_in_memory
-from forerun.kernels.truncate.select import held, limits_of
+from forerun.kernels.truncate.select import cut_few, held, limits_of
 
 ROUNDING = tl.constexpr(2e-6)  # more than a float32 sum of weights can be off, relatively
 TURNS = tl.constexpr(3)  # of eight levels each: thousands of values become one or two
@@ -31,8 +32,8 @@ def resolve_kernel(
     brackets, arrived, above, listed,
     out,  # Summaries of rows; the mass is the whole row's, and what is kept after this
     p_positions, p_index, q_positions, q_index, p_rows, num_chunks,
-    CHUNKS: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, FEW: tl.constexpr, SCAN: tl.constexpr,
-    THREADS: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    CHUNKS: tl.constexpr, SIZE: tl.constexpr, MOST: tl.constexpr, FEW: tl.constexpr, FEWEST: tl.constexpr,
+    SCAN: tl.constexpr, THREADS: tl.constexpr, HAS_DRAFT: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row; nothing to do where the row is done."""
     r = tl.program_id(0)
@@ -57,7 +58,11 @@ def resolve_kernel(
         threshold, kept, lies = limits.floor, over, (limits.counts == 0) & (limits.floor >= high)
         fits = (within <= MOST) & tl.where(limits.counts, within >= limits.k, over < need)
         if fits & (lies == 0):
-            if within <= FEW:
+            if within <= FEWEST:  # of a peaked row, whose values lie far apart: levels between them help little
+                own = listed + r * SIZE
+                threshold, kept = cut_few(own, within, base, mass, over, limits, FEWEST, FEWEST // 4)
+                lies = threshold > NEGATIVE
+            elif within <= FEW:
                 w = tl.where(place < within, few, NEGATIVE)
                 threshold, kept, lies = _cut(w, base, limits, need, low, high, over, THREADS)
             else:

@@ -146,11 +146,16 @@ def _ranked(values, num_values, w, base, OTHERS: tl.constexpr):
 
 
 @triton.jit
-def cut_few(values, num_values, base, mass, limits, FEW: tl.constexpr, OTHERS: tl.constexpr):
-    """Threshold and kept mass of few values in memory: each is compared with each, OTHERS at once."""
+def cut_few(values, num_values, base, mass, over, limits, FEW: tl.constexpr, OTHERS: tl.constexpr):
+    """Threshold and kept mass of few values in memory: each is compared with each, OTHERS at once.
+
+    Above all of them there is a mass `over`; the row's is `mass`. The threshold is -inf where not even all of them are
+    enough.
+    """
     place = tl.arange(0, FEW)
     w = tl.load(values + place, mask=place < num_values, other=NEGATIVE)
     rank, reached = _ranked(values, num_values, w, base, OTHERS)
+    reached += over
     threshold = tl.full((), NEGATIVE, tl.float32)
     if limits.counts:
         threshold, mass = _last_of(rank >= limits.k, w, reached)
@@ -158,5 +163,5 @@ def cut_few(values, num_values, base, mass, limits, FEW: tl.constexpr, OTHERS: t
         nucleus, least = _last_of(reached >= held(limits.p, base, mass), w, reached)
         threshold, mass = tl.maximum(threshold, nucleus), tl.minimum(mass, least)
     if limits.floor > threshold:
-        threshold, mass = limits.floor, tl.max(tl.where(w >= limits.floor, reached, 0.0), axis=0)
+        threshold, mass = limits.floor, tl.max(tl.where(w >= limits.floor, reached, over), axis=0)
     return threshold, mass

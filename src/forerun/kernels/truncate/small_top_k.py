@@ -74,9 +74,9 @@ def small_top_k_kernel(
                 _scatter(few, place, w, (w > NEGATIVE) & (place < FEW))
                 tl.debug_barrier()
             if num_values <= FEW // 2:
-                threshold, mass = cut_few(few, num_values, base, mass, limits, FEW // 2, FEW // 4)
+                threshold, mass = cut_few(few, num_values, base, mass, 0.0, limits, FEW // 2, FEW // 4)
             elif num_values <= FEW:
-                threshold, mass = cut_few(few, num_values, base, mass, limits, FEW, FEW // 4)
+                threshold, mass = cut_few(few, num_values, base, mass, 0.0, limits, FEW, FEW // 4)
             else:
                 threshold, mass = cut_in_memory(row, side.vocab, shift, divisor, base, mass, limits, SCAN, SCALED)
         tl.store(out.peak + r, peak)

@@ -172,8 +172,8 @@ class _Work:
         )  # fmt: skip
         resolve_kernel[(self.rows,)](
             *sides, *cuts, bracket, arrived, above, listed, rows, *counts, self.target_rows, chunks,
-            CHUNKS=triton.next_power_of_2(chunks), SIZE=size, MOST=tuning.listed, FEW=few, SCAN=tuning.scan,
-            THREADS=cutting, **shared, num_warps=tuning.resolve_warps,
+            CHUNKS=triton.next_power_of_2(chunks), SIZE=size, MOST=tuning.listed, FEW=few, FEWEST=tuning.few,
+            SCAN=tuning.scan, THREADS=cutting, **shared, num_warps=tuning.resolve_warps,
         )  # fmt: skip
 
     def _empty_rows(self, device: torch.device) -> Summaries:
