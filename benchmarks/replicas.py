@@ -1,13 +1,16 @@
 """`python -m benchmarks.replicas`: what Ray adds to a server, and two replicas beside one with all the threads.
 
-All servers run at once and are asked in turns. One that is not asked does next to nothing; what Ray does all the time
-is told apart, as cores that are busy while nobody asks.
+All servers run at once and are asked in turns; one that is not asked does next to nothing. Beside the times that a
+client sees stands the time of the cores that all processes of a server took: it holds on a machine that others use,
+too, where threads do not wait for each other (OMP_NUM_THREADS=1).
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -37,9 +40,11 @@ ALONE, ONE, TWO = "no Ray", "Ray, 1 replica", "Ray, 2 replicas"
 SERVERS = {ALONE: (), ONE: ("--replicas", "1"), TWO: ("--replicas", "2")}
 MOST_TOKEN, MOST_FIRST = 1.05, 0.010  # of Ray over none: a factor, and seconds
 LEAST_SPEED = 0.85  # of two replicas over one server with all the threads
+MOST_BUSY = 0.3  # cores: with more of them busy while nobody asks, times say little
 IDLE_SECONDS = 5.0
-STAT = Path("/proc/stat")
-HEADINGS = ("server", "streams", "requests", "first token ms", "token ms", "99 %", "tokens/s")
+PROC = Path("/proc")
+TICKS = 100  # a second, in Linux's books
+HEADINGS = ("server", "streams", "requests", "first token ms", "token ms", "99 %", "tokens/s", "cores' ms a token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,19 @@ class Settings:
     requests: int = 4  # of a stream that is alone, in a turn; of several one each
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One server under one load."""
+
+    seen: Measurement  # by the client
+    work: float  # seconds of cores a token
+
+
 class Servers:
     """Their addresses, and all that they answered, by server and load."""
 
-    def __init__(self, urls: dict[str, str], settings: Settings, model: str) -> None:
-        self.urls, self.settings = urls, settings
+    def __init__(self, urls: dict[str, str], pids: dict[str, int], settings: Settings, model: str) -> None:
+        self.urls, self.pids, self.settings = urls, pids, settings
         asked = ServeSettings(
             endpoint="completions", prompt_length=settings.prompt, max_new_tokens=settings.output, temperature=0.0
         )
@@ -67,6 +80,7 @@ class Servers:
             for server in urls
             if server != TWO or streams == max(settings.streams)  # one stream is one replica's
         }
+        self.worked = dict.fromkeys(self.levels, 0.0)  # seconds of cores
 
     def turns(self) -> Iterator[Turn]:
         for number in range(self.settings.turns):
@@ -83,12 +97,18 @@ class Servers:
     def measure(self, server: str, streams: int, number: int) -> None:
         level, every = Level(Load(concurrency=streams), None, []), self.levels[server, streams]
         requests = self.settings.requests if streams == 1 else streams
+        before = core_seconds(self.pids[server])
         asyncio.run(_run(ApiClient(self.urls[server]), self.bodies, level, requests, {}, first=1000 * number))
+        self.worked[server, streams] += core_seconds(self.pids[server]) - before
         every.samples += level.samples
         every.seconds += level.seconds
 
-    def measured(self) -> list[Measurement]:
-        return [summarize(server, level) for (server, _), level in self.levels.items() if level.samples]
+    def measured(self) -> list[Measured]:
+        found = []
+        for (server, streams), level in self.levels.items():
+            if tokens := sum(sample.tokens for sample in level.samples):
+                found.append(Measured(summarize(server, level), self.worked[server, streams] / tokens))
+        return found
 
 
 def len_of(level: Level) -> int:
@@ -107,33 +127,56 @@ async def _run(
         client.close()
 
 
-def idle_cores() -> float | None:
-    """How many cores are busy while nobody asks; None where nobody counts."""
-    if not STAT.exists():
-        return None
+def idle_cores() -> float:
+    """How many cores are busy while nobody asks: with what Ray does all the time, and with others' programs."""
     before = _busy_ticks()
     time.sleep(IDLE_SECONDS)
-    return (_busy_ticks() - before) / 100 / IDLE_SECONDS
+    return (_busy_ticks() - before) / TICKS / IDLE_SECONDS
 
 
 def _busy_ticks() -> int:
-    user, nice, system, _, _, *interrupts = map(int, STAT.read_text().split("\n")[0].split()[1:8])
+    user, nice, system, _, _, *interrupts = map(int, (PROC / "stat").read_text().split("\n")[0].split()[1:8])
     return user + nice + system + sum(interrupts)
 
 
-def goals(measured: Sequence[Measurement]) -> Iterator[str]:
-    """What was asked, and what came out."""
-    found = {(each.by, each.streams): each for each in measured}
+def core_seconds(root: int) -> float:
+    """Of a process and all that descend from it, since they were started."""
+    parents, ticks = dict[int, int](), dict[int, int]()
+    for stat in PROC.glob("[0-9]*/stat"):
+        try:
+            pid, fields = re.match(r"(\d+) \(.*\) (.*)", stat.read_text(), re.DOTALL).groups()  # type: ignore[union-attr]
+        except OSError:  # it has just ended
+            continue
+        words = fields.split()
+        parents[int(pid)], ticks[int(pid)] = int(words[1]), int(words[11]) + int(words[12])
+    total, new = 0, {root}
+    while new:
+        total += sum(ticks.get(pid, 0) for pid in new)
+        new = {pid for pid, parent in parents.items() if parent in new}
+    return total / TICKS
+
+
+def _children() -> set[int]:
+    return set(map(int, (PROC / f"self/task/{os.getpid()}/children").read_text().split()))
+
+
+def goals(measured: Sequence[Measured], idle: float) -> Iterator[str]:
+    """What was asked, and what came out; times are judged where nobody else used the machine."""
+    found = {(each.seen.by, each.seen.streams): each for each in measured}
     for (by, streams), each in found.items():
         alone = found.get((ALONE, streams))
         if by == ALONE or alone is None:
             continue
+        yield f"{streams} at a time, {by}: {each.work / alone.work:.3f} of the cores' time a token"
+        if idle > MOST_BUSY:
+            continue
         if by == TWO:
-            share = each.tokens_per_second / alone.tokens_per_second
+            share = each.seen.tokens_per_second / alone.seen.tokens_per_second
             verdict = _verdict(share >= LEAST_SPEED)
             yield f"{streams} at a time: two replicas {share:.2f} of one's tokens a second ({verdict}: {LEAST_SPEED})"
             continue
-        factor, later = each.token_median / alone.token_median, each.first_median - alone.first_median
+        factor = each.seen.token_median / alone.seen.token_median
+        later = each.seen.first_median - alone.seen.first_median
         yield f"{streams} at a time: a token takes {factor:.3f} with Ray ({_verdict(factor <= MOST_TOKEN)}: 1.05)"
         yield f"{streams} at a time: the first {1e3 * later:+.1f} ms ({_verdict(later <= MOST_FIRST)}: +10)"
 
@@ -142,22 +185,32 @@ def _verdict(reached: bool) -> str:
     return "reached" if reached else "missed"
 
 
-def _cells(each: Measurement) -> tuple[str, ...]:
-    times = (each.first_median, each.token_median, each.token_99)
-    numbers = (f"{1e3 * time:.2f}" for time in times)
-    return each.by, str(each.streams), str(each.requests), *numbers, f"{each.tokens_per_second:.1f}"
+def _cells(each: Measured) -> tuple[str, ...]:
+    seen = each.seen
+    times = (f"{1e3 * time:.2f}" for time in (seen.first_median, seen.token_median, seen.token_99))
+    return (
+        seen.by,
+        str(seen.streams),
+        str(seen.requests),
+        *times,
+        f"{seen.tokens_per_second:.1f}",
+        f"{1e3 * each.work:.2f}",
+    )
 
 
 def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
-    origin = provenance("cpu", command)
+    if not PROC.exists():
+        raise InvalidArgument("python -m benchmarks.replicas reads what processes did from /proc: run it on Linux")
+    origin, name = provenance("cpu", command), without_folders(settings.model)
     rows = ["--max-rows", str(max(settings.streams)), "--draft", "none", "--device", "cpu"]
     with ExitStack() as stack:
-        urls = {}
+        urls, pids = dict[str, str](), dict[str, int]()
         for server, more in SERVERS.items():
-            reporter.start(f"starting: {server}")
+            before = _children()
             urls[server] = stack.enter_context(served([settings.model, *rows, *more]))
+            (pids[server],) = _children() - before
             reporter.say(f"{server}: {urls[server]}")
-        servers = Servers(urls, settings, without_folders(settings.model))
+        servers = Servers(urls, pids, settings, name)
         reporter.start("warming up")
         servers.warm_up()
         idle = idle_cores()
@@ -165,20 +218,20 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
         def save(outcome: Outcome) -> Record:
             measured = servers.measured()
             table = Table("A server with Ray and without", HEADINGS, tuple(map(_cells, measured)))
-            busy = "" if idle is None else f"; while nobody asks, all of them keep {idle:.3f} cores busy"
             record = Record(
                 KIND,
                 origin,
-                settings=asdict(settings) | {"model": without_folders(settings.model)},
+                settings=asdict(settings) | {"model": name},
                 rows=[asdict(each) for each in measured],
                 details={"idle_cores": idle},
                 tables=(table,) if measured else (),
                 remarks=(
-                    f"{origin.machine.name}; {without_folders(settings.model)} without drafts, {settings.prompt} + "
-                    f"{settings.output} tokens, medians over requests; servers were asked in turns{busy}",
+                    f"{origin.machine.name}; {name} without drafts, {settings.prompt} + {settings.output} tokens, "
+                    f"medians over requests; servers were asked in turns; while nobody asked, {idle:.2f} cores were "
+                    "busy",
                     *outcome.problems,
                 ),
-                headline=tuple(goals(measured)),
+                headline=tuple(goals(measured, idle)),
                 complete=outcome.complete,
             )
             if measured:
