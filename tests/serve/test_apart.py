@@ -29,7 +29,7 @@ from forerun.serve.model import ServedModel
 from forerun.serve.settings import AddressSettings, ServiceSettings
 from forerun.types import Origin
 from serve.process import served
-from serve.serving import make_decoder
+from serve.serving import Server, make_decoder, running
 from support.folders import byte_tokenizer
 from support.processes import descendants
 
@@ -183,6 +183,20 @@ def test_requests_that_the_engine_refuses_are_told_why() -> None:
     with hosted() as (_, connection):
         connection.sendall(pack(Submit(0, Request(prompt=(5,) * 3000, max_new_tokens=9))))
         assert told(connection, 1)[0].status == 400
+
+
+def test_one_process_says_what_two_say(server: Server) -> None:
+    """As replicas do: texts, log-probabilities of a prompt, a grammar, a refusal, counts."""
+    asked = {"prompt": "the sea the sea", "max_tokens": 12, "seed": 3, "logprobs": 1}
+    bodies = [{**asked, "echo": True}, {**asked, "guided_regex": "[ab]{3,9}"}, {**asked, "max_tokens": 9999}]
+    with running(apart=False) as other:
+        for body in bodies:
+            one, two = other.post("/v1/completions", **body), server.post("/v1/completions", **body)
+            assert one.status_code == two.status_code
+            assert one.json().get("choices") == two.json().get("choices")
+            assert one.json().get("error") == two.json().get("error")
+        assert other.client.get("/health").status_code == 200
+        assert "vllm:num_preemptions_total" in other.client.get("/metrics").text
 
 
 @pytest.mark.slow
