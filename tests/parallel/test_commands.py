@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from support.folders import VOCAB, save
+from support.processes import descendants
 from support.tiny import tiny_model
 
 pytestmark = pytest.mark.slow  # processes of their own, each of which imports torch
@@ -91,10 +92,6 @@ def served(folder: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.wait()
 
 
-def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
@@ -103,29 +100,30 @@ def is_gone(pid: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
 def test_a_server_that_loses_a_rank(how: signal.Signals, tmp_path: Path) -> None:
     with served(tiny_folder(tmp_path)) as (process, url):
-        workers = children(process.pid)
-        assert len(workers) == 1
+        started_by_it = descendants(process.pid)
+        (worker,) = (pid for pid in started_by_it if "forerun.parallel" in Path(f"/proc/{pid}/cmdline").read_text())
+        assert len(started_by_it) == 2, "it, and the process that speaks HTTP"
         client = httpx.Client(base_url=url, timeout=60)
         with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as under_way:
             lines = under_way.iter_lines()
             assert next(lines).startswith("data: ")
-            os.kill(workers[0], how)
+            os.kill(worker, how)
             started = time.monotonic()
             rest = [line for line in lines if line]
         assert time.monotonic() - started < 30
         assert any("rank_lost" in line for line in rest), rest[-3:]
         assert process.wait(60) == 2
-        assert all(map(is_gone, workers))
+        assert all(map(is_gone, started_by_it))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are looked up in /proc")
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     with served(tiny_folder(tmp_path)) as (process, url):
-        workers = children(process.pid)
+        started_by_it = descendants(process.pid)
         assert httpx.post(f"{url}/v1/completions", json=BODY | {"max_tokens": 3}, timeout=60).status_code == 200
         process.kill()
         process.wait()
         end = time.monotonic() + 30
-        while not all(map(is_gone, workers)):
-            assert time.monotonic() < end, "workers outlive the server"
+        while not all(map(is_gone, started_by_it)):
+            assert time.monotonic() < end, "they outlive the server"
             time.sleep(0.1)
