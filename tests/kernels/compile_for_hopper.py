@@ -149,6 +149,7 @@ def narrow_products() -> list[Any]:
     return [
         *made,
         compiled(many_rows.unpack_kernel, unpacking, {"raw_ptr": "*u8"}),
+        compiled(many_rows.widen_kernel, {"BLOCK": 1024}, {"raw_ptr": "*i8"}),
         compiled(many_rows.scale_kernel, {"BLOCK": 1024, "HAS_BIAS": True},
                  {"sums_ptr": "*i32", "row_scale_ptr": "*fp32"}),
     ]  # fmt: skip

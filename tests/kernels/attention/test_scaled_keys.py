@@ -73,6 +73,13 @@ def test_control_scales_of_other_keys_are_noticed() -> None:
     assert not torch.allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
+def test_odd_heads_are_left_to_the_reference() -> None:
+    """Bytes are read in pairs."""
+    keys = rounded(torch.randn(2, 3, 8, 9, device=DEVICE), INT8)
+    reason = attend.why_not(torch.randn(2, 3, 9, device=DEVICE), keys, keys)
+    assert reason is not None and "odd heads" in reason
+
+
 def pools(scheme: Scheme) -> tuple[ScaledKeys, ScaledKeys]:
     key, value = (ScaledKeys.zeros((3, 8, 5, size), scheme, torch.float32, DEVICE) for size in (12, 10))
     return key.flat(), value.flat()

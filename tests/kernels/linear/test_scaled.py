@@ -146,6 +146,24 @@ def test_weights_are_unpacked_as_the_reference_unpacks_them() -> None:
     torch.testing.assert_close(many_rows.wide(weight), weight.dense(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_rows_that_two_launches_take(name: str) -> None:
+    """Of 65 to 128 rows the weight is read twice, of more a wide copy is made."""
+    weight, bias = weight_of(name), torch.randn(OUTPUTS, device=DEVICE)
+    for rows in (66, 130):
+        x = rows_of(rows)
+        check(many_rows.linear(x, weight, bias), reference_of(x, weight, bias))
+
+
+def test_odd_widths_are_left_to_others() -> None:
+    """Bytes are read in pairs."""
+    scheme = SCHEMES["int8"]
+    weight = ScaledWeight(*scaled.rounded_weight(torch.randn(8, 33, device=DEVICE), scheme, torch.float32), scheme)
+    x = torch.randn(3, 33, device=DEVICE)
+    assert "33 inputs" in str(kernel.why_not(x, weight))
+    check(F.linear(x, weight), reference_of(x, weight))
+
+
 def test_whole_sums_are_scaled() -> None:
     weight, x, bias = weight_of("w8a8"), rows_of(5), torch.randn(OUTPUTS, device=DEVICE)
     rows = round_rows(x, W8A8)

@@ -1,4 +1,4 @@
-"""Products of many rows with weights that are rounded, by torch's own; the reference is `math.scaled.linear`."""
+"""Products of more rows than a kernel of ours takes with weights that are rounded; `math.scaled.linear` refers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forerun.kernels.linear import project
 from forerun.kernels.linear.rounding import round_rows
 from forerun.kernels.linear.widen import nibbles
 from forerun.math import scaled
@@ -17,11 +18,17 @@ from forerun.math.scaled import RoundedRows, RoundedWeight
 
 ALIGNED = 16  # what both sizes of a weight must be a multiple of
 BLOCK = 1024  # numbers a program takes
+TWICE = 2 * project.ROWS[2]
 
 
 def linear(x: Tensor | RoundedRows, weight: RoundedWeight, bias: Tensor | None) -> Tensor:
-    """[R, K] -> [R, N]: 8-bit tensor cores where rows are rounded, else a product with a wide copy of the weight."""
+    """[R, K] -> [R, N]: 8-bit tensor cores where rows are rounded, else a product with a wide copy of the weight.
+
+    Making that copy takes longer than reading the weight twice.
+    """
     if isinstance(x, Tensor) and not weight.scheme.rounds_rows:
+        if len(x) <= TWICE and project.why_not(x[: project.ROWS[2]], weight) is None:
+            return torch.cat([project.project(some, weight, bias) for some in x.split(project.ROWS[2])])
         return F.linear(x, wide(weight), bias)
     if why_not_narrow(weight, weight.device):
         return scaled.linear(x, weight.raw, weight.scales, weight.scheme, bias)
@@ -50,19 +57,14 @@ def has_fp8(place: torch.device) -> bool:
 
 def wide(weight: RoundedWeight) -> Tensor:
     """A copy [N, K] of the model's type, one launch."""
-    if not weight.scheme.is_packed:
-        return (weight.raw * weight.scales).to(weight.dtype)
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    rows, half = weight.raw.shape
-    unpack_kernel[(rows, triton.cdiv(half, BLOCK))](
-        out,
-        weight.raw,
-        weight.scales,
-        half,
-        GROUP=weight.scheme.group,
-        FAST=weight.device.type != "cpu",
-        BLOCK=BLOCK,
-    )
+    rows, width = weight.raw.shape
+    grid = (rows, triton.cdiv(width, BLOCK))
+    if not weight.scheme.is_packed:
+        widen_kernel[grid](out, weight.raw, weight.scales, width, BLOCK=BLOCK)
+        return out
+    is_gpu = weight.device.type != "cpu"
+    unpack_kernel[grid](out, weight.raw, weight.scales, width, GROUP=weight.scheme.group, FAST=is_gpu, BLOCK=BLOCK)
     return out
 
 
@@ -74,6 +76,22 @@ def scaled_sums(sums: Tensor, row_scales: Tensor, scales: Tensor, bias: Tensor |
         out, sums, row_scales, scales, scales if bias is None else bias, outputs, HAS_BIAS=bias is not None, BLOCK=BLOCK
     )
     return out
+
+
+@triton.jit
+def widen_kernel(
+    out_ptr,  # [N, K]
+    raw_ptr,  # [N, K] int8
+    scale_ptr,  # [N]
+    width,
+    BLOCK: tl.constexpr,
+):
+    """One program per (weight row, block): torch's own product of two types takes several times as long."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    raw = tl.load(raw_ptr + row * width + k, mask=k < width, other=0).to(tl.float32)
+    made = raw * tl.load(scale_ptr + row).to(tl.float32)
+    tl.store(out_ptr + row * width + k, made.to(out_ptr.dtype.element_ty), mask=k < width)
 
 
 @triton.jit

@@ -1,9 +1,10 @@
 """Device code that widens stored weights in registers; the reference is `math.scaled.whole_numbers`.
 
 Converting bytes to floats is slow where a compiler does it number by number (16 a clock and multiprocessor, against
-128 multiplications), so bits are put in the places of a float's mantissa instead: 2**23 + n is exact in float32 for
-any byte n, and what is left is a subtraction. `FAST` is off where Triton's interpreter runs the kernels: it knows
-no assembly.
+128 multiplications), so bits are put in the places of a float instead: below a bfloat16's exponent, whose value is then
+subtracted, or in the last bits of a float32, which count as they are. Tiles for tensor cores come in pairs of bytes:
+shared memory has no way to turn tiles of single ones. `FAST` is off where Triton's interpreter runs the kernels: it
+knows no assembly.
 """
 
 import triton
