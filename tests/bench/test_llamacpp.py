@@ -77,7 +77,8 @@ def test_a_server_takes_turns_with_forerun(model: Path, tmp_path: Path) -> None:
     # another program's text is its own; the second method of a target is held to its first
     held = {row["method"] for row in record.rows if row["agreement"] is not None}
     assert held == {"forerun-int8"}
-    assert {each["tokens"] for each in record.details["prompt_times"]} == {6}
+    prompts = {(each["method"], each["tokens"]) for each in record.details["prompt_times"]}
+    assert prompts == {(name, 6) for name in ("llama.cpp", "forerun-plain", "forerun-int8-plain")}
     memory = {each["title"]: each["peak_bytes"] for each in record.details["memory"]}
     assert memory["Forerun plain"] == 3 << 20 and memory["Python and its libraries alone"] == 1 << 20
     if sys.platform == "linux":

@@ -13,18 +13,23 @@ from forerun.errors import InvalidArgument
 from forerun.measure.memory import peak_of_script
 from forerun.measure.turns import Turn
 
-PROMPT_TURNS = 5
+PROMPT_TURNS = 3
 ALONE = "Python and its libraries alone"
 
 
+def without_drafts(methods: Sequence[Method]) -> list[Method]:
+    """The baseline, and Forerun's plain methods: drafts change neither how a prompt is read nor what weights take."""
+    return [method for place, method in enumerate(methods) if place == 0 or method.name.endswith("-plain")]
+
+
 def prompt_turns(pools: Pools, lengths: Sequence[int], methods: Sequence[Method], results: Results) -> list[Turn]:
-    """Every method reads a prompt of each length and writes one token; each time it is another prompt."""
+    """Methods without drafts read a prompt of each length and write one token; each time it is another prompt."""
     text = tuple(chain.from_iterable(chain.from_iterable(pools.values())))
     return [
         Turn(f"a prompt of {length}, {method.title}", partial(_read, method, _cut(text, length, turn), results))
         for length in lengths
         for turn in range(PROMPT_TURNS + 1)  # the first is a warm-up: kernels and plans of that size are made
-        for method in methods
+        for method in without_drafts(methods)
     ]
 
 
@@ -34,7 +39,7 @@ def memory_turns(methods: Sequence[Method], results: Results) -> list[Turn]:
             results.memory.append(MemoryUse(title, peak))
 
     measured: dict[str, Callable[[], int | None]] = {ALONE: lambda: peak_of_script(LIBRARIES_ALONE)}
-    measured |= {method.title: method.memory for method in methods}
+    measured |= {method.title: method.memory for method in without_drafts(methods)}
     return [Turn(f"memory, {title}", partial(keep, title, measure)) for title, measure in measured.items()]
 
 

@@ -161,7 +161,10 @@ def _prompt_table(results: Results) -> Table:
         times = [each.seconds for each in results.prompt_times if each.method == method and each.tokens == length]
         return f"{length / median(times[1:]):.0f}" if len(times) > 1 else NOTHING
 
-    rows = [(title, *(cell(name, length) for length in lengths)) for name, title in results.titles.items() if lengths]
+    timed = {each.method for each in results.prompt_times}
+    rows = [
+        (results.titles[name], *(cell(name, length) for length in lengths)) for name in results.titles if name in timed
+    ]
     headings = ("method", *(f"{length} tokens" for length in lengths))
     return Table("Prompts: tokens a second, with the first new one", headings, tuple(rows))
 
