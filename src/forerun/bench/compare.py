@@ -34,7 +34,7 @@ from forerun.errors import InvalidArgument
 from forerun.loading.load import STORED
 from forerun.loading.source import resolve
 from forerun.measure.progress import Reporter
-from forerun.measure.provenance import provenance, without_folders
+from forerun.measure.provenance import busy_note, provenance, without_folders
 from forerun.measure.record import Record
 from forerun.measure.reference import Agreement, compare_texts
 from forerun.measure.repetition import repeated_share
@@ -179,7 +179,8 @@ def run(
             schedule = prepare(settings, bench, questions, methods, reporter)
         except KeyboardInterrupt:
             return make_record(results, complete=False)
-        results.notes = schedule.notes
+        busy = busy_note("began")  # the methods themselves wait for each other: who is at work is somebody else
+        results.notes = schedule.notes + ((busy,) if busy else ())
         results.settings["prompts_per_category"] = schedule.prompts_per_category
         results.settings["categories"] = list(dict.fromkeys(group.category for group in schedule.groups))
         results.settings["expected_seconds"] = round(schedule.total_seconds, 1)
