@@ -45,12 +45,12 @@ def pair() -> pairs.Pair:
     return pairs.open_pair(TINY)
 
 
-@pytest.mark.parametrize("name", ["chen", "leviathan", "bass", "verify"])
+@pytest.mark.parametrize("name", ["chen", "leviathan", "bass", "int8", "verify"])
 @pytest.mark.slow
 def test_a_record_becomes_a_table_and_a_picture(name: str, pair: pairs.Pair, tmp_path: Path) -> None:
-    from benchmarks.papers import bass, chen, leviathan
+    from benchmarks.papers import bass, chen, int8, leviathan
 
-    module: Any = {"chen": chen, "leviathan": leviathan, "bass": bass, "verify": verify}[name]
+    module: Any = {"chen": chen, "leviathan": leviathan, "bass": bass, "int8": int8, "verify": verify}[name]
     path = tmp_path / f"{name}.json"
     module.measure(TINY, path, pair)
     record = read(path)

@@ -60,7 +60,7 @@ def quantise(model: Any, scheme: str, name: str, without: nn.Module | None = Non
     The part `without` stays as it is.
     """
     asked = asked or f"quantize={scheme!r}"
-    ends = {id(end.weight) for end in (model.get_input_embeddings(), model.get_output_embeddings()) if end is not None}
+    ends = {id(getattr(end, "weight", None)) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
     made: dict[int, nn.Parameter] = {}
     held = []  # ids stay taken until all weights have been exchanged
     for module, weight in _holders(model, without):

@@ -1,0 +1,150 @@
+"""BASS (Qian et al.), the INT8 rows of Tables 1 to 3: quality and acceptance where target and draft are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.common import Setup, Steps, markdown, paper_figure, record_path, sentences, store
+from benchmarks.papers.pairs import Pair, open_pair
+from benchmarks.papers.scores import rouge2
+from forerun.drafters import DraftModel
+from forerun.drafters.base import Drafter
+from forerun.errors import InvalidArgument
+from forerun.eval.estimate import Estimate, compare
+from forerun.loading.quantise import INTEGERS, quantise
+from forerun.measure.plot import BLUE, RED, Figure, Panel, Series
+from forerun.measure.record import Record
+
+TITLE = "INT8 weights and activations of both models (BASS, Tables 1 to 3)"
+FLOAT, INT8 = "float32", "INT8"
+FORMS = (FLOAT, INT8)
+"""INT8 is the paper's form: 8-bit weights with a scale an output, 8-bit activations with a scale a token. Embedding and
+head have 8-bit weights in groups of 32 and float inputs. Keys and values stay float32; the paper's are rounded."""
+LENGTH = 4  # tokens drafted
+SUMMARIES, PROGRAMS = "xsum", "humaneval"
+TASKS: dict[str, dict[str, float]] = {SUMMARIES: {"temperature": 0.0}, PROGRAMS: {"temperature": 0.2, "top_p": 0.95}}
+"""Summaries are greedy, so that both forms can be compared article by article; programs are sampled as the paper's."""
+
+
+def measure(setup: Setup, path: Path | None = None, pair: Pair | None = None) -> Record:
+    forms = {FLOAT: pair or open_pair(setup)}
+    forms[INT8] = rounded(open_pair(setup))
+    count, tokens = setup.choose((16, 48), (2, 8))
+    tasks = {name: forms[FLOAT].task(name, count, setup.seed) for name in TASKS}
+    decoders = {name: each.decoder(each.main, LENGTH) for name, each in forms.items()}
+    steps, rows = Steps(count * len(FORMS) * len(TASKS)), []
+    for name, place, form in product(TASKS, range(count), FORMS):
+        steps.step(f"{name} {place + 1}, {form}")
+        item = tasks[name].items[place]
+        found = decoders[form].generate(
+            [list(item.tokens)], max_new_tokens=tokens, eos_token_id=[], seed=setup.seed + place, **TASKS[name]
+        )
+        answer, stats = found.new_tokens[0], found.stats
+        rows.append({
+            "task": name, "item": place, "form": form, "drafted": stats.num_draft_tokens,
+            "accepted": stats.num_accepted_tokens, "rounds": stats.rounds, "tokens": len(answer), "text": list(answer),
+            "rouge2": rouge2(forms[form].tokenizer, [answer], [item.reference]),
+        })  # fmt: skip
+    steps.end()
+    settings = {
+        "draft": forms[FLOAT].main, "draft length": LENGTH, "prompts": count, "new tokens": tokens,
+        "tasks": {name: task.source for name, task in tasks.items()}, **forms[FLOAT].about,
+    }  # fmt: skip
+    where = path or record_path("int8", forms[FLOAT].name)
+    return store("int8", setup, forms[FLOAT].device, settings, {"rows": rows}, where, timed=False)
+
+
+def rounded(pair: Pair) -> Pair:
+    """The same target and its main drafter in 8-bit integers; other drafters are left out."""
+    if pair.device.type != "cpu":
+        raise InvalidArgument("the INT8 rows are made on a CPU; leave --device out")
+    quantise(pair.target, INTEGERS, pair.title)
+    make = pair.drafters[pair.main]
+
+    def drafter() -> Drafter:
+        made: Any = make()
+        model = made.model if isinstance(made, DraftModel) else made.trunk.head.body
+        quantise(model, INTEGERS, pair.main)
+        return made
+
+    return replace(pair, drafters={pair.main: drafter})
+
+
+def rows_of(record: Record, task: str, form: str) -> list[dict[str, Any]]:
+    return [row for row in record.details["rows"] if (row["task"], row["form"]) == (task, form)]
+
+
+def shares(record: Record, task: str, key: str, of: str) -> tuple[Estimate, Estimate, Estimate]:
+    """`key` / `of` over all prompts in both forms, and INT8's less float32's; intervals over prompts."""
+    own = [rows_of(record, task, form) for form in FORMS]
+    values = [[row[key] / max(row[of], 1) for row in rows] for rows in own]
+    found = compare(*values)
+    return found.plain, found.speculative, found.difference
+
+
+def rouges(record: Record) -> tuple[Estimate, Estimate, Estimate] | None:
+    values = [[row["rouge2"] for row in rows_of(record, SUMMARIES, form)] for form in FORMS]
+    if any(value is None for side in values for value in side):
+        return None
+    found = compare(*values)
+    return found.plain, found.speculative, found.difference
+
+
+def agreement(record: Record) -> float:
+    """Mean share of a greedy summary that the rounded model writes before the two part."""
+    pairs = zip(*(rows_of(record, SUMMARIES, form) for form in FORMS), strict=True)
+    common = [_common(one["text"], two["text"]) / max(len(one["text"]), 1) for one, two in pairs]
+    return sum(common) / len(common)
+
+
+def _common(one: Sequence[int], two: Sequence[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+def figure(record: Record) -> Figure:
+    places = (0.0, 1.0)
+    series = []
+    for index, (form, colour) in enumerate(zip(FORMS, (BLUE, RED), strict=True)):
+        found = [shares(record, task, "accepted", "drafted")[index] for task in TASKS]
+        errors = tuple(0.0 if each.high is None else each.high - each.value for each in found)
+        values = tuple(each.value for each in found)
+        series.append(Series(form, places, values, "bars", colour, error=errors, values="%.2f"))
+    panel = Panel("drafts of four tokens; bars: 95 %", "", "accepted / drafted", tuple(series), places, tuple(TASKS))
+    return paper_figure("Target and draft in INT8", record, panel)
+
+
+def render(record: Record) -> list[str]:
+    rows = []
+    for task in TASKS:
+        lines = {"accepted / drafted": shares(record, task, "accepted", "drafted"),
+                 "tokens a round": shares(record, task, "tokens", "rounds")}  # fmt: skip
+        if task == SUMMARIES and (found := rouges(record)) is not None:
+            lines["ROUGE-2"] = found
+        rows += [(task, what, *map(_shown, figures)) for what, figures in lines.items()]
+    table = markdown(("task", "", *FORMS, "difference"), rows)
+    return ["Intervals of 95 % over prompts:", "", *table, "", *_verdict(record)]
+
+
+def _shown(found: Estimate) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:.3f}"
+    return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def _verdict(record: Record) -> list[str]:
+    quality = rouges(record)
+    _, _, change = shares(record, SUMMARIES, "accepted", "drafted")
+    told = {True: "cannot be told from float32's", False: "is another one than float32's", None: "is known of too few"}
+    return sentences(
+        f"**Quality.** ROUGE-2 in INT8 {told[quality[2].holds(0.0)]} here; the paper's INT8 rows are level with FP16's."
+        if quality is not None
+        else "",
+        f"**Acceptance.** On summaries it {told[change.holds(0.0)]}. Greedy summaries of the two have "
+        f"{agreement(record):.0%} of their tokens in common before they part.",
+        "**Speed.** What steps take in integers is measured by `python -m benchmarks.cpu_steps --narrow w8a8` "
+        "(quantised.md), not here. Pass rates are left out: a model of 135 M parameters solves next to no problem.",
+    )
