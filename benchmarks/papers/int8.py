@@ -11,7 +11,6 @@ from typing import Any
 from benchmarks.papers.common import Setup, Steps, markdown, paper_figure, record_path, sentences, store
 from benchmarks.papers.pairs import Pair, open_pair
 from benchmarks.papers.scores import rouge2
-from forerun.drafters import DraftModel
 from forerun.drafters.base import Drafter
 from forerun.errors import InvalidArgument
 from forerun.eval.estimate import Estimate, compare
@@ -64,14 +63,16 @@ def rounded(pair: Pair) -> Pair:
         raise InvalidArgument("the INT8 rows are made on a CPU; leave --device out")
     quantise(pair.target, INTEGERS, pair.title)
     make = pair.drafters[pair.main]
+    if pair.draft_model is not None:
+        quantise(pair.draft_model, INTEGERS, pair.main)
+        return replace(pair, drafters={pair.main: make})
 
-    def drafter() -> Drafter:
+    def rounded_head() -> Drafter:
         made: Any = make()
-        model = made.model if isinstance(made, DraftModel) else made.trunk.head.body
-        quantise(model, INTEGERS, pair.main)
+        quantise(made.trunk.head.body, INTEGERS, pair.main)
         return made
 
-    return replace(pair, drafters={pair.main: drafter})
+    return replace(pair, drafters={pair.main: rounded_head})
 
 
 def rows_of(record: Record, task: str, form: str) -> list[dict[str, Any]]:

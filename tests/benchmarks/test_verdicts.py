@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.papers import bass, chen, leviathan
+from benchmarks.papers import int8 as papers_int8
 from benchmarks.papers.common import paper_record, spread
 from forerun.math.theory import best_draft_length, walltime_factor
 from forerun.measure.record import Record
@@ -109,3 +110,26 @@ class TestLeviathan:
         alphas = {"feature head": 0.6, "bigram": bigram, "unigram": 0.05}
         cells = [{"alpha": {name: {"mean": value} for name, value in alphas.items()}}]
         assert leviathan._order(cells).startswith(f"**Drafters.** {word}: feature head 0.60")
+
+
+class TestInt8:
+    def record(self, int8: dict[str, Any]) -> Record:
+        float32 = {"drafted": 40, "accepted": 30, "rounds": 10, "tokens": 40, "text": [1, 2, 3, 4], "rouge2": 0.1}
+        rows = [
+            {"task": task, "item": item, "form": form, **float32, **(int8 if form == papers_int8.INT8 else {})}
+            for task in papers_int8.TASKS
+            for item in range(8)
+            for form in papers_int8.FORMS
+        ]
+        return paper_record(ORIGIN, "int8", {"draft": "head", "quick": False}, {"rows": rows})
+
+    def test_no_difference_is_told_from_a_difference(self) -> None:
+        same = "\n".join(papers_int8.render(self.record({})))
+        assert "cannot be told from float32's" in same and "100% of their tokens" in same
+        assert "another one" not in same
+        worse = "\n".join(papers_int8.render(self.record({"accepted": 20, "text": [1, 2, 9, 9], "rouge2": 0.05})))
+        assert worse.count("is another one than float32's") == 2 and "50% of their tokens" in worse
+        assert "-0.250" in worse and "-0.050" in worse
+
+    def test_without_scores_there_is_no_word_of_quality(self) -> None:
+        assert "Quality" not in "\n".join(papers_int8.render(self.record({"rouge2": None})))
