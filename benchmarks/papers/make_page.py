@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.papers import others
@@ -116,7 +116,6 @@ def places() -> dict[str, list[Place]]:
         "Qian et al., BASS: Batched Attention-optimized Speculative Sampling": [
             measured("bass", EMBEDDED),
             measured("bass", SYNTHETIC, gpu),
-            replace(measured("int8", EMBEDDED), is_extra=True),
             measured("service", EMBEDDED),
         ],
     }  # fmt: skip
