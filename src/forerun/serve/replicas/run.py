@@ -20,6 +20,7 @@ from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, log_level, lo
 from forerun.serve.settings import AddressSettings
 
 STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing large travels between its processes
+LOOP_SECONDS = "0.5"  # between two rounds of Ray's controller, which says 0.1 and then keeps a twentieth of a core busy
 LOOK_SECONDS = 2.0  # between two looks at the cluster
 LOST_SECONDS = 30.0  # that it may not answer
 POLL_SECONDS = 0.2
@@ -32,6 +33,7 @@ def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the user's home
     os.environ.setdefault("RAY_worker_niceness", "0")  # it says 15: any other program would come before the replicas
+    os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", LOOP_SECONDS)
     import ray
     from ray import serve
 
