@@ -56,9 +56,9 @@ def test_requests_under_way_are_told(how: signal.Signals, tmp_path: Path) -> Non
 
 def test_a_lost_rank_is_a_503() -> None:
     pytest.importorskip("llguidance")
-    from forerun.serve.service import _told
+    from forerun.serve.errors import told
 
-    error = _told(forerun.errors.RankLost("rank 1 has ended"))
+    error = told(forerun.errors.RankLost("rank 1 has ended"))
     assert (error.status, error.code) == (503, "rank_lost")
 
 
