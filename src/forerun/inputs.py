@@ -388,9 +388,10 @@ def unpadded(
     )
     prompts = []
     for row, (tokens, kept) in enumerate(zip(ids.tolist(), real.tolist(), strict=True)):
-        if "0" in "".join("01"[one] for one in kept).strip("0"):
+        is_padded = not all(kept)  # in a long prompt without padding nothing has to be looked for
+        if is_padded and "0" in "".join("01"[one] for one in kept).strip("0"):
             raise InvalidArgument(f"{mask_name} of row {row} has a hole in the middle; pad on the left or the right")
-        prompts.append([token for token, one in zip(tokens, kept, strict=True) if one])
+        prompts.append([token for token, one in zip(tokens, kept, strict=True) if one] if is_padded else tokens)
         _check_tokens(prompts[-1], row, name, vocab_size)
     return prompts
 

@@ -295,7 +295,8 @@ def _check_bans(request: Request, kwargs: Mapping[str, Any], vocab_size: int) ->
     names = [
         name for name in ("logit_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens") if name in kwargs
     ]
-    if len(forbidden(request) & set(range(vocab_size))) == vocab_size:
+    banned = forbidden(request)
+    if len(banned) >= vocab_size and len(banned & set(range(vocab_size))) == vocab_size:
         raise InvalidArgument(f"{' and '.join(names)}: all {vocab_size} tokens are forbidden; leave at least one")
 
 

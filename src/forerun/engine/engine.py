@@ -890,8 +890,9 @@ class Engine:
             # In one assignment, before anything that may fail: nobody's result is lost, or there twice.
             self._results, self._waiting, self._running = results, waiting, running
             self._is_blocked = False
+        is_forgotten = self._is_empty and not self.prefixes.limit
         for row in sorted(leaving, key=lambda row: -self.target.cache.slot(row.number)):
-            if row.error is None:
+            if row.error is None and not is_forgotten:
                 self._keep(row)
         if self.runner is not None and self.runner.has_pending and not self.runner.running:
             self.runner.discard_pending()
@@ -899,7 +900,7 @@ class Engine:
             self._let_go()
         if self._is_empty:
             self._go_on_training()
-            if not self.prefixes.limit:  # a model may change now, and nobody looks whether keys are still its weights'
+            if is_forgotten:  # a model may change now, and nobody looks whether keys are still its weights'
                 for cache in self._caches():
                     cache.forget()
 
