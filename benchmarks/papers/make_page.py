@@ -116,6 +116,7 @@ def places() -> dict[str, list[Place]]:
         "Qian et al., BASS: Batched Attention-optimized Speculative Sampling": [
             measured("bass", EMBEDDED),
             measured("bass", SYNTHETIC, gpu),
+            measured("int8", EMBEDDED),
             measured("service", EMBEDDED),
         ],
     }  # fmt: skip

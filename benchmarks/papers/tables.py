@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.papers import bass, chen, leviathan, service, sigmoid, theory, topk, verify
+from benchmarks.papers import bass, chen, int8, leviathan, service, sigmoid, theory, topk, verify
 from benchmarks.papers.common import Setup
 from benchmarks.papers.pairs import Pair
 from forerun.measure.plot import Figure
@@ -38,6 +38,7 @@ TABLES = {
         _table("chen", chen, 3.5),
         _table("leviathan", leviathan, 4),
         _table("bass", bass, 4),
+        _table("int8", int8, 4),
         _table("service", service, 2),
         _table("verify", verify, 1.5),
         _table("sigmoid", sigmoid, 6),
