@@ -30,6 +30,7 @@ UNDRAWN = {
     "families-prompts-h200.json",
     "narrow-cpu.json",
     "narrow-h200.json",
+    "replicas-cpu.json",
     "serving-h200.json",
 }
 
