@@ -65,7 +65,7 @@ test: lint  ## All checks, and a quick test of every promise: ten minutes on two
 	status=0; $(TESTS) -m "not slow" || status=$$?; \
 	wait $$types || status=1; cat $(VENV)/types.log; exit $$status
 
-test-slow: $(VENV)/.dev  ## What make test leaves out, half an hour: more rules, families, drafters, larger samples
+test-slow: $(VENV)/.dev  ## What make test leaves out, forty minutes: more rules, families, drafters, larger samples
 	$(TESTS) -m slow $(SLOW)
 
 test-all: test test-slow test-scale  ## All three, the whole suite
