@@ -88,6 +88,9 @@ class Kernels(StrEnum):
     OFF = "off"
 
 
+DraftSplit = Literal["auto", "on", "off"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """Which target is loaded, and where it runs."""
@@ -110,6 +113,9 @@ class ModelSettings:
     """The same for the draft model alone: the text stays the target's."""
     tensor_parallel: int = 1
     """Split the target over N processes of this machine, one a device; see docs/parallel.md."""
+    draft_split: DraftSplit = "auto"
+    """Of a split target: whether its draft model is split as well ('on') or runs on the first process alone ('off');
+    'auto' times a few steps of both while it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

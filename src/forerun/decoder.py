@@ -30,7 +30,8 @@ from forerun.models.cache_size import describe as describe_cache
 from forerun.models.families import check_model
 from forerun.models.self_check import self_check as examine_target
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
-from forerun.parallel import Coordinator, Worker, join
+from forerun.models.sharded import is_sharded, on_every_rank
+from forerun.parallel import Coordinator, Worker, join, load_draft
 from forerun.policy import as_policy
 from forerun.policy.base import Policy
 from forerun.result import GenerateResult
@@ -114,6 +115,7 @@ class SpeculativeDecoder:
             self.engine = self._new_engine(scorer, _drafter(drafter, target), self.policy)
         else:
             self.self_check = self.ranks.examine(target, self._new_scorer.keywords | {"form": form}, wanted)
+            self._split_drafts = _meet(drafter)  # which nobody else may hold on ranks that only repeat
             self.engine = self._engine_of_rank(self.ranks, drafter)
         self._call_engines: OrderedDict[Any, tuple[Any, Engine]] = OrderedDict()  # by name or identity of the drafter
 
@@ -125,7 +127,8 @@ class SpeculativeDecoder:
             made.append(self._new_engine(self._new_scorer(), _drafter(drafter, self.target), self.policy))
 
         ranks.call(make)
-        return made[0] if made else self._new_engine(self._new_scorer(), None, self.policy)
+        with on_every_rank(self.target):  # what it is asked needs no counterparts
+            return made[0] if made else self._new_engine(self._new_scorer(), None, self.policy)
 
     def __repr__(self) -> str:
         parts = (type(self.target).__name__, type(self.drafter).__name__ if self.drafter is not None else "no drafter")
@@ -165,6 +168,7 @@ class SpeculativeDecoder:
         """
         if self.ranks is None:
             return _finished(self.stream(input_ids, attention_mask, **keywords))
+        _meet(keywords.get("drafter"))
         result = self.ranks.call(lambda: _finished(self.stream(input_ids, attention_mask, **keywords)), _portable)
         tokenizer = self.tokenizer if keywords.get("tokenizer") is None else keywords["tokenizer"]
         return replace(result, tokenizer=tokenizer, sequences=result.sequences.to(self.target.device))
@@ -306,6 +310,14 @@ class SpeculativeDecoder:
         return call, like
 
 
+def _meet(drafter: Any) -> tuple[PreTrainedModel, ...]:
+    """Let draft models that are split over the target's processes run in step with it; all ranks come here."""
+    models = drafter.split_models if isinstance(drafter, Drafter) else ()
+    for model in models:
+        join(model)
+    return models
+
+
 def _portable(result: GenerateResult) -> GenerateResult:
     """A result for other processes: without what only this one can hold."""
     rows = tuple(replace(row, request=replace(row.request, biases=(), processors=())) for row in result.rows)
@@ -339,8 +351,11 @@ def _drafter(value: Drafter | str | Path | None, target: PreTrainedModel) -> Dra
 
 
 def _named(name: str, target: PreTrainedModel) -> Drafter | None:
+    loading: dict[str, Any] = {"device": target.device, "dtype": target.dtype}
+    if is_sharded(target):
+        loading["load_model"] = load_draft
     try:
-        return named_drafter(name, target, device=target.device, dtype=target.dtype)
+        return named_drafter(name, target, **loading)
     except ModelNotFound as error:
         raise InvalidArgument(
             f"drafter={shown(name)}: there is no such folder, file or model; give a drafter's folder, a model's name, "

@@ -33,7 +33,8 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
 
 def test_what_a_whisper_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forerun.cli.serve.is_whisper", lambda options: True)
-    for option in (("--quantize", "int8"), ("--draft-quantize", "int8"), ("--tensor-parallel", "2")):
+    options = {"--quantize": "int8", "--draft-quantize": "int8", "--tensor-parallel": "2", "--draft-split": "off"}
+    for option in options.items():
         refused = serve(*option)
         assert refused.exit_code == 2 and option[0] in refused.stderr and "leave it out" in refused.stderr
 

@@ -44,9 +44,14 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_torchrun_and_tensor_parallel_say_the_same(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path)
+    draft = save(tmp_path / "draft", tiny_model("llama", seed=1, layers=1, vocab=VOCAB))
     asked = (
         "--model",
         folder,
+        "--draft",
+        draft,
+        "--policy",
+        "3",
         "--no-chat",
         "--max-new-tokens",
         "12",
@@ -54,16 +59,25 @@ def test_torchrun_and_tensor_parallel_say_the_same(tmp_path: Path) -> None:
         "3",
         "--temperature",
         "0.8",
-        "-q",
         "abcabc",
     )
     whole = run("forerun", "generate", *asked)
     split = run("forerun", "generate", "--tensor-parallel", "2", *asked)
     torchrun = run(
-        "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "forerun", "generate", *asked
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "forerun",
+        "generate",
+        "--draft-split",
+        "on",
+        *asked,
     )
     assert whole.returncode == split.returncode == torchrun.returncode == 0, (whole, split, torchrun)
     assert whole.stdout and whole.stdout == split.stdout == torchrun.stdout
+    assert "a step took" in split.stderr and "draft model: split over 2 processes, as asked" in torchrun.stderr
 
 
 @contextmanager

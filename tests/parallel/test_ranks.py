@@ -9,7 +9,7 @@ import pytest
 
 from support import staged
 from support.interpreter import on_gpu_alone
-from support.ranks import VOCAB, Call, Case, decode_all, run_ranks
+from support.ranks import VOCAB, Call, Case, decode_all, run_ranks, save_pair
 from support.ties import check_greedy, deviation
 from support.tiny import tiny_model
 
@@ -25,16 +25,19 @@ PENALISED: Call = (
 CASES = {
     "lookup": Case("lookup", {"policy": 3}, (GREEDY, SAMPLED, PENALISED)),
     "draft": Case("draft", {"policy": 3, "rule": "block"}, (GREEDY, SAMPLED)),
+    "split draft": Case("split draft", {"policy": 3, "rule": "block", "keep_rows": 3}, (GREEDY, SAMPLED, PENALISED)),
     "preempted": Case("lookup", {"policy": 2, "cache_tokens": 90}, (SAMPLED, PENALISED)),
     "kept": Case("lookup", {"policy": 2, "keep_rows": 3}, (PENALISED, PENALISED)),
     "tree": Case("tree", {"policy": 3}, (GREEDY, SAMPLED)),
+    "split tree": Case("split tree", {"policy": 3}, (GREEDY, SAMPLED)),
+    "split kernels": Case("split draft", {"policy": 3, "kernels": "on", "cache_tokens": 120}, (GREEDY, PENALISED)),
     "kernels": Case("lookup", {"policy": 3, "kernels": "on"}, (GREEDY, SAMPLED, PENALISED)),
 }
 
 
 def check(model: Any, folder: Path, cases: list[Case], size: int, backend: str = "gloo") -> None:
     """Greedy text may differ at ties; a sampled one does where a random number falls between two roundings."""
-    model.save_pretrained(folder)
+    save_pair(model, folder)
     ranks = run_ranks(size, decode_all, str(folder), cases, backend=backend)
     assert all(rank == ranks[0] for rank in ranks), "ranks returned different results"
     assert isinstance(ranks[0], list), ranks[0]
@@ -49,7 +52,7 @@ def check(model: Any, folder: Path, cases: list[Case], size: int, backend: str =
 
 
 def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
-    check(tiny_model("llama", vocab=VOCAB), tmp_path, list(CASES.values()), 2)
+    check(tiny_model("llama", vocab=VOCAB), tmp_path, [case for name, case in CASES.items() if name != "split tree"], 2)
 
 
 @pytest.mark.slow
@@ -57,12 +60,13 @@ def test_two_ranks_say_what_one_process_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "phi3"])
 def test_families(family: str, size: int, tmp_path: Path) -> None:
     heads = {"num_key_value_heads": 4} if size == 4 and family != "gpt_neox" else {}
-    cases = [CASES[name] for name in ("lookup", "draft", "preempted", "kernels")]
+    names = ("lookup", "draft", "split draft", "split tree", "split kernels", "preempted", "kernels")
+    cases = [CASES[name] for name in names]
     check(tiny_model(family, vocab=VOCAB, **heads), tmp_path, cases, size)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, on_gpu_alone])])
 def test_two_ranks_on_one_device(device: str, tmp_path: Path) -> None:
-    cases = [CASES[name] for name in ("lookup", "preempted", "kernels")]
+    cases = [CASES[name] for name in ("lookup", "split draft", "preempted", "kernels")]
     check(tiny_model("llama", vocab=VOCAB).to(device), tmp_path, cases, 2, staged.NAME)

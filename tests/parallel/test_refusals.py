@@ -41,7 +41,9 @@ def test_heads_that_every_process_has() -> None:
 def refusals(folder: str) -> Any:
     target = load_shard(folder)
     early = raised(lambda: forerun.SpeculativeDecoder(target, forerun.EarlyExit(1)))
-    split = raised(lambda: forerun.SpeculativeDecoder(target, forerun.DraftModel(load_shard(folder))))
+    split = raised(
+        lambda: forerun.SpeculativeDecoder(tiny_model("llama", vocab=VOCAB), forerun.DraftModel(load_shard(folder)))
+    )
     decoder = forerun.SpeculativeDecoder(target, "auto", kernels="on")
     asked = raised(lambda: decoder.generate([[1, 2]], max_new_tokens=2, temperature=-1))
     streams = raised(lambda: decoder.stream([[1, 2]], max_new_tokens=2).close())
@@ -56,7 +58,7 @@ def test_what_runs_on_rank_0_alone(tmp_path: Path) -> None:
     assert all(isinstance(rank, tuple) for rank in ranks), ranks
     for early, split, asked, _, has_split_weights in ranks:
         assert "EarlyExit computes with the weights of its target" in early
-        assert "what drafts runs on rank 0 alone" in split
+        assert "the draft model of a target that is split over the same ones" in split
         assert asked.startswith("InvalidArgument: temperature")
         assert not has_split_weights, "weights that are split were given to kernels that take addresses"
     assert ranks[0][3] == "nothing was raised"
@@ -67,6 +69,16 @@ def test_commands(tmp_path: Path) -> None:
     folder = save(tmp_path, tiny_model("llama", vocab=VOCAB))
     heads = Command("generate")("--model", folder, "--tensor-parallel", "3", "abc")
     assert heads.exit_code == 2 and "do not divide by 3 processes; use 1 or 2" in heads.stderr
+    odd = save(
+        tmp_path / "odd", tiny_model("llama", vocab=VOCAB, hidden_size=48, num_attention_heads=3, num_key_value_heads=3)
+    )
+    on = ("--draft-split", "on")
+    draft = Command("generate")("--model", folder, "--tensor-parallel", "2", "--draft", odd, *on, "abc")
+    assert draft.exit_code == 2 and "3 of keys, which do not divide by 2 processes; use 1 or 3" in draft.stderr
+    nobody = Command("generate")("--model", folder, "--tensor-parallel", "2", "--draft", "lookup", *on, "abc")
+    assert nobody.exit_code == 2 and "--draft lookup names no model" in nobody.stderr
+    whole = Command("generate")("--model", folder, "--draft", odd, *on, "abc")
+    assert whole.exit_code == 2 and "--draft-split on: the target is not split" in whole.stderr
     torchrun = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
     several = Command("doctor")(**torchrun)
     assert several.exit_code == 2 and "`forerun doctor` runs in one" in several.stderr

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 import forerun
+from forerun.models.sharded import is_sharded
 from forerun.parallel import Coordinator
 from support import staged
 from support.tiny import tiny_model
@@ -107,7 +109,7 @@ class Case:
     calls: tuple[Call, ...]
 
     def decoder(self, target: Any) -> forerun.SpeculativeDecoder:
-        return forerun.SpeculativeDecoder(target, _drafter(self.drafter), **{"kernels": "off", **self.settings})
+        return forerun.SpeculativeDecoder(target, _drafter(self.drafter, target), **{"kernels": "off", **self.settings})
 
     def decode(self, target: Any) -> list[list[list[int]]]:
         """New tokens of each call."""
@@ -117,11 +119,23 @@ class Case:
         return [decoder.generate(prompts, **keywords).new_tokens for prompts, keywords in self.calls]
 
 
-def _drafter(name: str) -> Any:
+def _drafter(name: str, target: Any) -> Any:
+    """ "split draft" and "split tree" are split where the target is, and then lie in its folder (`save_pair`)."""
     if name == "lookup":
         return forerun.PromptLookup()
-    draft = forerun.DraftModel(tiny_model("llama", seed=1, layers=1, vocab=VOCAB))
-    return draft if name == "draft" else forerun.Tree(draft, nodes=5, width=2)
+    is_split = name.startswith("split") and is_sharded(target)
+    draft = forerun.DraftModel(load_shard(f"{target.name_or_path}/draft") if is_split else tiny_draft())
+    return forerun.Tree(draft, nodes=5, width=2) if name.endswith("tree") else draft
+
+
+def tiny_draft() -> Any:
+    return tiny_model("llama", seed=1, layers=1, vocab=VOCAB, num_key_value_heads=4)
+
+
+def save_pair(target: Any, folder: Path) -> None:
+    """A target for ranks to load, and beside it the draft model of `Case`."""
+    target.save_pretrained(folder)
+    tiny_draft().save_pretrained(folder / "draft")
 
 
 def decode_all(folder: str, cases: Sequence[Case]) -> list[list[list[list[int]]]]:

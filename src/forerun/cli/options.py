@@ -261,9 +261,9 @@ def place_options(group: str, keeps_stored: bool = False) -> Callable[[Function]
 
 
 def parallel_options(group: str) -> Callable[[Function], Function]:
-    """Over how many processes the target is split."""
+    """Over how many processes the target is split, and whether its draft model is."""
     return options_from(
-        ModelSettings, group, "tensor_parallel",
+        ModelSettings, group, "tensor_parallel", "draft_split",
         tensor_parallel={"type": click.IntRange(min=1), "metavar": "N"},
     )  # fmt: skip
 

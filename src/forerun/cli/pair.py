@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.console import busy, note
@@ -63,9 +64,11 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
         if is_split(size) and asked["quantize"] is not None:
             raise InvalidArgument(f"--quantize {asked['quantize']}: a model split over processes is not quantised")
         draft: dict[str, Any] = {"option": "--draft", "quantize": options.get("draft_quantize"), **place}
+        _check_draft_split(options, size)
         if is_split(size):  # first, because other ranks go no further than this
             model, tokenizer = load_split(options["model"], size, place)
-            drafter = named_drafter(options["draft"], model, **draft)
+            drafter = named_drafter(options["draft"], model, **draft, load_model=_draft_loader(options))
+            _tell_of_placement(console)
         elif options["draft"] == "auto":  # which one depends on the target
             model, tokenizer = load_model(options["model"], **asked, **place)
             drafter = named_drafter("auto", model, **draft)
@@ -74,6 +77,43 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
             drafter = named_drafter(options["draft"], **draft)
             model, tokenizer = load_model(options["model"], **asked, **place)
     return loaded_with(options, model, tokenizer, drafter)
+
+
+def _check_draft_split(options: dict[str, Any], size: int) -> None:
+    """Before anything is loaded: whether a draft model can be split if it must be."""
+    asked = options.get("draft_split", "auto")
+    if asked == "auto":
+        return
+    if not is_split(size):
+        raise InvalidArgument(f"--draft-split {asked}: the target is not split; leave it out, or say --tensor-parallel")
+    from forerun.drafters.named import draft_models
+    from forerun.parallel.draft import check_split_draft
+
+    names = draft_models(options["draft"])
+    if not names:
+        raise InvalidArgument(
+            f"--draft-split {asked}: --draft {options['draft']} names no model; leave one of them out"
+        )
+    if asked == "on":
+        for name in names:
+            check_split_draft(name, max(size, rank_and_size()[1]), options.get("draft_quantize"), options["offline"])
+
+
+def _draft_loader(options: dict[str, Any]) -> Any:
+    """Loads draft models of a split target where --draft-split says."""
+    from forerun.config import Kernels
+    from forerun.parallel import load_draft
+
+    use = None if options["kernels"] is None else Kernels(options["kernels"])
+    return partial(load_draft, split=options.get("draft_split", "auto"), use=use)
+
+
+def _tell_of_placement(console: Console) -> None:
+    from forerun.parallel.join import group
+
+    ranks: Any = group()
+    if ranks.draft_placement is not None:
+        note(console, f"draft model: {ranks.draft_placement}")
 
 
 def _tell_of_copy(model: PreTrainedModel, drafter: Drafter | None, console: Console) -> None:

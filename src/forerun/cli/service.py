@@ -65,8 +65,8 @@ def make_speech_service(
 
     if is_split(options["tensor_parallel"]):
         raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
-    for name in ("quantize", "draft_quantize"):
-        if options[name] is not None:
+    for name, default in (("quantize", None), ("draft_quantize", None), ("draft_split", "auto")):
+        if options[name] != default:
             option = f"--{name.replace('_', '-')} {options[name]}"
             raise InvalidArgument(f"{option}: a Whisper is served as it is stored; leave it out")
     loaded, processor = load_pair(options, console)

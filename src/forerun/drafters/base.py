@@ -15,6 +15,8 @@ from forerun.math.laws import PointMass
 from forerun.types import Draft, DraftContext, Source
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from forerun.cache.base import KeyValueCache
     from forerun.drafters.device import DeviceDrafter, DeviceLevels
     from forerun.models.scorer import Scorer
@@ -86,6 +88,11 @@ class Drafter(ABC):
     def caches(self) -> tuple[KeyValueCache, ...]:
         """Where it keeps keys of its own: no more rows run than fit there."""
         return tuple(cache for part in self.parts for cache in part.caches)
+
+    @property
+    def split_models(self) -> tuple[PreTrainedModel, ...]:
+        """Models it drafts with whose weights are split over processes: all of those have to run its passes."""
+        return tuple(model for part in self.parts for model in part.split_models)
 
     def copying_part(self) -> Drafter | None:
         """What drafts deterministically before anything is sampled: all of it, a part, or nothing."""

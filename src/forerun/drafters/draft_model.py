@@ -31,6 +31,7 @@ from forerun.models.adapters import unwrapped
 from forerun.models.families import check_model
 from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer, scorer_of
+from forerun.models.sharded import is_sharded
 from forerun.types import Draft, DraftContext, Source
 
 
@@ -41,7 +42,8 @@ class DraftModel(BranchingDrafter):
     taking in whatever the rows have gained since. For an encoder-decoder target it is a smaller model of the family,
     which reads the source with an encoder of its own, or a decoder that `shares_encoder` with the target, as
     Distil-Whisper's do: its own encoder is never run. It may be given to any number of decoders: each works with a
-    clone, which shares the model's weights.
+    clone, which shares the model's weights. A model that is split over processes drafts for a target that is split over
+    the same ones.
     """
 
     def __init__(
@@ -60,8 +62,13 @@ class DraftModel(BranchingDrafter):
         self.ids: Tensor | None = None  # [Vd] all it can say, where that is not everything
         self.score_last: ScoreLast | None = None  # lent by an engine that has its passes recorded
         self._folder = model if isinstance(model, ModelFolder) else None
+        self._split: PreTrainedModel | None = None  # over processes, which run in step once the target has met them
         if not isinstance(model, ModelFolder):
-            self._run_with(unwrapped(model))
+            model = unwrapped(model)
+            if is_sharded(model):
+                self._split = model
+            else:
+                self._run_with(model)
 
     @classmethod
     def load(
@@ -78,16 +85,19 @@ class DraftModel(BranchingDrafter):
         """The same model with rows of its own."""
         twin = copy.copy(self)
         twin.score_last = None
-        if self._folder is None:
+        if self._folder is None and self._split is None:
             twin._run_with(self.scorer.model, use=self.scorer.kernels)
-        else:  # its model is made of the target's parts
+        else:  # its model is made of the target's parts, or waits for the target's processes
             twin.ids = None
             twin.__dict__.pop("scorer", None)
         return twin
 
     def bind(self, target: Scorer, tokenizer: Any = None) -> None:
         """Refuse a target with another tokenizer; take from it what a trained draft shares with it."""
-        if self._folder is None:
+        if self._split is not None:
+            check_vocabularies(target.model, tokenizer, self._split, self.tokenizer)
+            self._run_with(self._split, target)
+        elif self._folder is None:
             check_vocabularies(target.model, tokenizer, self.scorer.model, self.tokenizer)
             check_encoders(target, self.scorer, self.shares_encoder)
             if self.shares_encoder:
@@ -118,6 +128,10 @@ class DraftModel(BranchingDrafter):
     @property
     def caches(self) -> tuple[KeyValueCache, ...]:
         return (self.scorer.cache,)
+
+    @property
+    def split_models(self) -> tuple[PreTrainedModel, ...]:
+        return () if self._split is None else (self._split,)
 
     def num_unread(self, row: int, length: int) -> int:
         return max(length - FIRST - self.scorer.length(row), 0)
@@ -175,9 +189,13 @@ class DraftModel(BranchingDrafter):
 
     def _run_with(self, model: PreTrainedModel, target: Scorer | None = None, use: Kernels | None = None) -> None:
         """With kernels and memory like the target's, once that is known."""
-        cache = None if target is None else target.cache.beside(model.device)
+        cache, tokens = None, None
+        if target is not None and model is self._split:  # other processes make a cache of the same size
+            tokens = target.cache.num_tokens
+        elif target is not None:
+            cache = target.cache.beside(model.device)
         use = use if target is None else target.kernels
-        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True)
+        self.scorer: Scorer = scorer_of(model, self.form, cache, use=use, is_draft=True, cache_tokens=tokens)
         self._count_embeddings(model)
 
     def _borrow_from(self, target: Scorer) -> None:
@@ -197,7 +215,8 @@ class DraftModel(BranchingDrafter):
         """A draft model may have a shorter context than the target or lack its last ids: such rows get no draft."""
         if not hasattr(self, "scorer"):
             raise InvalidArgument(
-                "a trained DraftModel was used before it knew its target; give it to SpeculativeDecoder or Engine"
+                "a DraftModel that is trained or split was used before it knew its target; give it to "
+                "SpeculativeDecoder or Engine"
             )
         room = tuple(
             max(0, min(most, self._room(row, history)))

@@ -31,6 +31,7 @@ NAMES = ("auto", "lookup", "off", "none", "random", "early:N", "self:BITS", "ngr
 
 # Makes a drafter of a model's name, and of whether it reads with the target's encoder.
 LoadDraftModel = Callable[[str, bool], Drafter]
+LoadModel = Callable[..., models.LoadedModel]  # as `loading.load_model`
 
 
 def named_drafter(
@@ -39,16 +40,17 @@ def named_drafter(
     load: LoadDraftModel | None = None,
     *,
     option: str = "drafter",
+    load_model: LoadModel = models.load_model,
     **loading: Any,
 ) -> Drafter | None:
     """The drafter that a name stands for; several with commas form a chain, "off" and "none" are no drafter.
 
-    "auto" needs the `target`. A model is loaded with `loading` (device, dtype, offline, quantize), or by `load`.
-    `option` is what error messages call the name.
+    "auto" needs the `target`. A model is loaded with `loading` (device, dtype, offline, quantize) by `load_model`, or
+    by `load`. `option` is what error messages call the name.
     """
     if loading.get("quantize") is None:
         loading.pop("quantize", None)
-    elif not any(map(_is_model, name.split(","))):
+    elif not draft_models(name):
         raise InvalidArgument(f"{option} {name!r}: only a draft model's weights can be quantised; leave that out")
     names = [part.strip() for part in name.split(",")]
     if len(names) == 1 and names[0] in OFF:
@@ -58,8 +60,13 @@ def named_drafter(
     for word in (*OFF, AUTO):
         if word in names:
             raise InvalidArgument(f"{option} {name!r}: {word!r} stands alone; leave it out of the list")
-    parts = [_single(part, load or partial(_load_text_model, **loading), option, loading) for part in names]
+    parts = [_single(part, load or partial(_load_text_model, load_model, **loading), option, loading) for part in names]
     return parts[0] if len(parts) == 1 else Chain(*parts)
+
+
+def draft_models(name: str) -> list[str]:
+    """Those of one or several names, with commas, that may be a model's."""
+    return [part.strip() for part in name.split(",") if _is_model(part)]
 
 
 def _is_model(name: str) -> bool:
@@ -69,8 +76,8 @@ def _is_model(name: str) -> bool:
     return kind not in known and not is_drafter_folder(name.strip())
 
 
-def _load_text_model(name: str, shares_encoder: bool, **loading: Any) -> Drafter:
-    model, tokenizer = models.load_model(name, encoder_decoder=True, **loading)
+def _load_text_model(load_model: LoadModel, name: str, shares_encoder: bool, **loading: Any) -> Drafter:
+    model, tokenizer = load_model(name, encoder_decoder=True, **loading)
     return DraftModel(model, tokenizer=tokenizer, shares_encoder=shares_encoder)
 
 

@@ -97,8 +97,9 @@ def ranks_of(model: nn.Module) -> Ranks | None:
         return None
     if model not in _ranks:
         raise UnsupportedModel(
-            f"{type(model).__name__} is split over processes, and what drafts runs on rank 0 alone, which would wait "
-            "for the others for ever; use a draft model that was loaded whole, or lookup"
+            f"{type(model).__name__} is split over processes that nobody has told to run in step, and would wait for "
+            "each other for ever: give it to SpeculativeDecoder on all ranks, as the target or as the draft model of a "
+            "target that is split over the same ones"
         )
     return _ranks[model]
 

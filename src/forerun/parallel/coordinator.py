@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch import nn
 
 from forerun.config import rank_timeout
 from forerun.errors import ForerunError, RankLost, UnsupportedModel, first_line
+from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.self_check import SelfCheck
 from forerun.models.sharded import PassCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop
+from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop, Unload
 from forerun.parallel.together import Models, examine, limited_waiting
 
 T = TypeVar("T")
@@ -34,6 +36,8 @@ class Coordinator:
 
     def __init__(self, link: Link, *, calls_are_shared: bool) -> None:
         self.link, self.calls_are_shared = link, calls_are_shared
+        self.size = dist.get_world_size()
+        self.draft_placement: str | None = None  # in words, where a draft model was loaded for the target
         self.check_every = 0  # passes after which the caches' states are compared; 0 for never
         self._models = Models()
         self._numbers, self._passes = itertools.count(), itertools.count(1)
@@ -94,7 +98,7 @@ class Coordinator:
         finally:
             self._is_inside = False
 
-    def load(self, load_shard: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    def load(self, name: str, options: dict[str, Any]) -> Any:
         """A model that all ranks load together."""
         with self._lock:
             self._send(Load(name, options))
@@ -104,6 +108,11 @@ class Coordinator:
         self.connect(model)
         model.register_forward_pre_hook(self._refuse_others)
         return model
+
+    def unload(self, model: nn.Module) -> None:
+        """Of those that were loaded together: the others need not keep their parts."""
+        with self._lock:
+            self._send(Unload(self._models.number(model)))
 
     def _refuse_others(self, model: nn.Module, inputs: Any) -> None:
         """Whoever calls the model itself would wait for ranks that do not know of it."""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.loading.shards import check_divides
 from forerun.models.sharded import is_sharded
 from forerun.parallel.coordinator import Coordinator
 from forerun.parallel.link import Link
@@ -20,6 +21,11 @@ def set_group(group: Coordinator | Worker) -> None:
     """For processes that were started to hold one target."""
     global _group  # noqa: PLW0603
     _group = group
+
+
+def group() -> Coordinator | Worker | None:
+    """This process's role, once it has one."""
+    return _group
 
 
 def join(model: Any) -> Coordinator | Worker | None:
@@ -46,6 +52,7 @@ def check_split(model: Any) -> None:
             f"{name} is split over {shards[0].device_mesh.size()} of {dist.get_world_size()} processes; start as many "
             f"as DistributedConfig(tp_size=...) says, and use no other kind of parallelism"
         )
+    check_divides(model.config, dist.get_world_size(), name)
     if shards[0].is_cuda and dist.get_backend(shards[0].device_mesh.get_group()) == "gloo":
         raise UnsupportedModel(
             f"{name} lies on GPUs and its processes talk by gloo, which was seen to end them by a segmentation fault; "

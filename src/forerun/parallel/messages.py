@@ -13,10 +13,17 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a model together; the arguments are those of `parallel.loading.load_shard`."""
+    """Load a model together; the arguments are those of `forerun.loading.load_shard`."""
 
     name: str
     options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    """A model that was loaded together is not wanted any more."""
+
+    model: int
 
 
 @dataclass(frozen=True, slots=True)

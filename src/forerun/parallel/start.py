@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from forerun.config import local_rank, rank_and_size
 from forerun.errors import InvalidArgument, RankLost
-from forerun.loading import check_shards, load_shard
+from forerun.loading import check_shards
 from forerun.loading.load import choose_device
 from forerun.parallel.coordinator import Coordinator
 from forerun.parallel.join import set_group
@@ -43,11 +43,11 @@ def sharded_target(name: str, size: int, options: dict[str, Any]) -> Any:
     else:
         _start_workers(size, device)
     if rank > 0:
-        Worker(Link.establish(), load_shard).serve(until_stop=True)
+        Worker(Link.establish()).serve(until_stop=True)
         sys.exit(0)
     coordinator = Coordinator(Link.establish(), calls_are_shared=False)
     set_group(coordinator)
-    return coordinator.load(load_shard, name, {"size": size, **options, "device": None})
+    return coordinator.load(name, {"size": size, **options, "device": None})
 
 
 def _check_device(device: str | None, size: int) -> torch.device:
@@ -129,4 +129,4 @@ def work(rank: int, size: int, port: int, device: torch.device) -> None:
     store = TCPStore("127.0.0.1", port, size, is_master=False)
     store.set(_present(rank), "")
     _init_group(device, store, rank, size)
-    Worker(Link.establish(), load_shard).serve(until_stop=True)
+    Worker(Link.establish()).serve(until_stop=True)

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 from torch import nn
 
 from forerun.errors import RankLost
+from forerun.loading import load_shard
 from forerun.models import sharded
 from forerun.models.scorer import Scorer
 from forerun.models.self_check import SelfCheck
 from forerun.models.sharded import PassCall
 from forerun.parallel.link import MEETING, Link
-from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop
+from forerun.parallel.messages import Close, Examine, Load, Meet, Open, Outcome, Stop, Unload
 from forerun.parallel.together import Models, examine, limited_waiting
 
 T = TypeVar("T")
@@ -22,10 +23,10 @@ T = TypeVar("T")
 class Worker:
     """Counterparts of rank 0's scorers, with caches in the same state."""
 
-    def __init__(self, link: Link, load_shard: Callable[..., Any] | None = None) -> None:
-        self.link, self._load_shard = link, load_shard
+    def __init__(self, link: Link) -> None:
+        self.link = link
         self._models = Models()
-        self._loaded: list[nn.Module] = []  # by order of rank 0, which nobody else holds
+        self._loaded: dict[int, nn.Module] = {}  # by order of rank 0, which nobody else holds
         self._scorers: dict[int, Scorer] = {}
 
     def connect(self, model: nn.Module) -> None:
@@ -79,10 +80,11 @@ class Worker:
                 case Meet():
                     self.link.send(None)
                 case Load():
-                    assert self._load_shard is not None
-                    model = self._load_shard(message.name, **message.options)
-                    self._loaded.append(model)
+                    model = load_shard(message.name, **message.options)
                     self.connect(model)
+                    self._loaded[self._models.number(model)] = model
+                case Unload():
+                    self._loaded.pop(message.model)
                 case Examine():
                     options = dict(message.options)
                     examine(self._models.model(message.model), options, options.pop("wanted"))
