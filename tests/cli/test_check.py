@@ -269,6 +269,7 @@ def test_the_command_passes_with_a_table(check: Command, target: str, draft: str
         assert words in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_command_fails_with_exit_code_1(
     check: Command, target: str, draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,7 @@ def test_runs_are_compared(place: Path, runs: dict[str, Path]) -> None:
     assert read_run(runs["causal"]).kind == "causal"
 
 
+@pytest.mark.slow
 def test_export(place: Path, runs: dict[str, Path]) -> None:
     refused = invoke("export", runs["feature"], place / "alone", "--target", place / "target", "--offline")
     assert refused.exit_code == 2 and "hidden states" in refused.stderr

@@ -90,6 +90,7 @@ def test_the_text_of_one_file_is_all_there_is_on_stdout(transcribe: Command, whi
     assert "tokens" in done.stderr and "a round" in done.stderr
 
 
+@pytest.mark.slow
 def test_several_texts_are_told_apart_and_keep_their_order(transcribe: Command, whisper: str, recordings: Path) -> None:
     paths = [str(recordings / name) for name in ("long.wav", "silence.wav", "short.wav")]
     done = transcribe("-m", whisper, "-q", *GREEDY, *paths)

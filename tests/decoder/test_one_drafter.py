@@ -88,7 +88,7 @@ def test_two_decoders_in_turns(name: str) -> None:
     check_two(tiny_model("llama"), CAUSAL[name])
 
 
-@pytest.mark.quick("borrowed encoder")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_two_decoders_that_read_sources(name: str) -> None:
     check_two(tiny_model("t5"), SEQ2SEQ[name])

@@ -98,7 +98,7 @@ def test_shortest_match_and_longest_draft_are_limits() -> None:
     orders=st.tuples(st.integers(1, 4), st.integers(1, 4)).map(sorted),
     newest=st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_incremental_index_agrees_with_brute_force(
     history: list[int], steps: list[int], orders: list[int], newest: bool
 ) -> None:

@@ -65,7 +65,7 @@ def test_same_tokens_where_rounds_without_a_copy_run_ahead(params: SamplingParam
 
 @pytest.mark.parametrize("rule", list(Rule))
 @pytest.mark.parametrize(("params", "number"), [(SAMPLED, 5), (CUT, 4), (GREEDY, 3)])
-@pytest.mark.quick("params2-3-token")
+@pytest.mark.slow
 def test_same_tokens_where_rows_that_copy_are_beside_rows_that_are_drawn_for(
     params: SamplingParams, number: int, rule: Rule
 ) -> None:

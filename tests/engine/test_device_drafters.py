@@ -48,7 +48,7 @@ def test_parameters_of_all_kinds_in_one_batch(drafter: str) -> None:
     assert got == texts(engine(False, drafter=drafter), requests(5, MIXED))
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.quick(every=4)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_greedy_text_is_that_of_generate(drafter: str) -> None:
     got = texts(engine(True, drafter=drafter), requests(3, GREEDY))
@@ -59,7 +59,7 @@ def test_greedy_text_is_that_of_generate(drafter: str) -> None:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("params", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
-@pytest.mark.quick("sampled-small tree")
+@pytest.mark.slow
 def test_lengths_that_change_while_rounds_run_ahead(drafter: str, params: SamplingParams) -> None:
     """Rounds without a draft, longer ones behind shorter ones: what a drafter missed is read up in time."""
     policy = Follows()
@@ -69,7 +69,7 @@ def test_lengths_that_change_while_rounds_run_ahead(drafter: str, params: Sampli
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.quick("exit")
+@pytest.mark.slow
 def test_rounds_of_both_kinds_take_turns(drafter: str) -> None:
     """A row with a processor of its own sends everybody step by step for a while."""
 
@@ -112,6 +112,7 @@ def test_control_features_that_nobody_writes_down(drafter: str, monkeypatch: pyt
     assert texts(engine(True, drafter=drafter), requests(3)) != want
 
 
+@pytest.mark.slow
 def test_somebody_else_who_listens_is_told_by_rounds_step_by_step() -> None:
     made = engine(True, drafter="feature")
     made.target.observers.append(Features())

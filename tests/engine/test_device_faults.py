@@ -102,6 +102,7 @@ def test_rows_begin_anew_after_a_round_that_only_reserved_their_memory() -> None
     assert made.first_fault is None
 
 
+@pytest.mark.slow
 def test_a_cache_that_grows_has_its_recordings_made_anew() -> None:
     made = engine(True)
     assert made.runner is not None

@@ -53,7 +53,7 @@ def test_one_row_of_four_calls_python(rule: Rule, monkeypatch: MonkeyPatch) -> N
     assert any(meanwhile for _, meanwhile in by_hand), "the others run ahead"
 
 
-@pytest.mark.quick("auto")
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [CostModel, lambda: HfHeuristic(start=2)], ids=["auto", "hf"])
 def test_policies_that_learn(policy: Any) -> None:
     asked = requests(4, GREEDY, new=50)
@@ -83,6 +83,7 @@ def test_only_the_row_near_a_prescribed_token_goes_step_by_step(monkeypatch: Mon
     assert sum(number > 1 for number, _ in by_hand) <= 1
 
 
+@pytest.mark.slow
 def test_a_row_joins_the_others_once_it_can(monkeypatch: MonkeyPatch) -> None:
     """What is forbidden at one later position is called in Python; behind it there is nothing to call."""
     asked = [replace(request, max_new_tokens=40) for request in requests(3)]

@@ -233,6 +233,7 @@ class ByTurns(Constant):
         return tuple(max(0, length - number % 2) for number, length in each)
 
 
+@pytest.mark.slow
 def test_a_drafter_reads_up_after_rounds_without_drafts() -> None:
     asked = [replace(request, prompt=(9, *request.prompt), max_new_tokens=40) for request in requests(3)]
     assert texts(engine(True, policy=ByTurns()), asked) == texts(engine(False, policy=ByTurns()), asked)
@@ -252,6 +253,7 @@ def test_abort_while_a_round_is_in_the_air() -> None:
     assert made.target.cache.rows == ()
 
 
+@pytest.mark.slow
 def test_a_row_that_has_finished_keeps_its_seat_and_stays_where_it_is() -> None:
     lengths = zip(requests(2), (5, 90), strict=True)
     short, long = (replace(request, prompt=(9, *request.prompt), max_new_tokens=n) for request, n in lengths)

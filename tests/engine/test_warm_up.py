@@ -179,6 +179,7 @@ def test_an_interrupted_one_leaves_no_row_behind(error: type[BaseException], mon
     assert len(texts(made, requests(1)[:3], 2)) == 3
 
 
+@pytest.mark.slow
 def test_copies_shorter_than_those_that_were_recorded_stay_on_the_device() -> None:
     """Tables for short copies are narrower than those of the long ones that the warm-up has recorded."""
     cache = PagedCache(4096, CPU, longest=200, block_size=16)

@@ -178,7 +178,7 @@ PROMPTS = [prompt + prompt[:4] for prompt in ragged_prompts(3, 97, seed=5, longe
 PLAN = CheckSettings(samples=100, max_new_tokens=8)
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Lenient(0.99), TopKImportance(5)], ids=lambda rule: rule.name)
 def test_check_fails_a_lossy_rule_even_where_samples_cannot_tell(rule: LossyRule) -> None:
     pair = Pair(tiny_model("llama"), DraftModel(draft_of(tiny_model("llama"), 0.05)), 3, rule)

@@ -61,6 +61,7 @@ def test_control_relaxed_penalties_are_noticed(case: str, monkeypatch: MonkeyPat
     assert verdict(sampled(case), law(CASES[case][1]))
 
 
+@pytest.mark.slow
 def test_control_no_bias_is_noticed() -> None:
     assert verdict(sampled("bias"), law(Definition(1)))
 
@@ -76,7 +77,7 @@ def ended(rule: Rule, at_least: int) -> list[list[int]]:
     return padded(samples, 4, END)
 
 
-@pytest.mark.quick("0-token")
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("at_least", [0, 3])
 def test_end_token(rule: Rule, at_least: int) -> None:

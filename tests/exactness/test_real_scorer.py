@@ -72,7 +72,7 @@ needs_kernels = pytest.mark.skipif(why_not_numba() is not None, reason="no compi
 SELF = pytest.param("self", "token", "auto", marks=needs_kernels)
 
 
-@pytest.mark.quick("exit-block-auto")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("drafter", "rule", "attention"),
     [
@@ -87,6 +87,7 @@ def test_joint_law(drafter: str, rule: str, attention: str) -> None:
     assert misfits(drafter, Rule(rule), attention) == ["", "", ""]
 
 
+@pytest.mark.slow
 def test_control_wrong_correction_is_noticed(monkeypatch: MonkeyPatch) -> None:
     controls.correct_from_target(monkeypatch)
     assert all(misfits("model", Rule.TOKEN, "pad"))

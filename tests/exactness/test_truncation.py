@@ -115,6 +115,7 @@ def check_budget(rule: Rule, number: int) -> None:
     assert not verdict(samples, law())
 
 
+@pytest.mark.slow
 def test_a_budget_cuts_the_draft_briefly() -> None:
     check_budget(Rule.BLOCK, FEWER)
 

@@ -235,6 +235,7 @@ def test_what_a_sampled_tree_says_follows_the_target(
     assert error(pair, trees, depth + 1) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_control_a_shape_that_looks_at_the_token_it_keeps(monkeypatch: MonkeyPatch) -> None:
     """Worth by the drawn token's own probability: unlikely draws are dropped once they are seen."""
     pair = MarkovPair.random(3, seed=1, concentration=1.0)

@@ -58,7 +58,7 @@ def test_all_families_are_here() -> None:
 
 
 @pytest.mark.parametrize("family", NAMES)
-@pytest.mark.quick("llama")
+@pytest.mark.slow
 def test_families(family: str) -> None:
     """Ragged prompts in two parts with a cut between them, several new tokens of two rows, then one row alone."""
     want = expected(copy.deepcopy(model_of(family)))
@@ -201,6 +201,7 @@ def test_a_merged_model_is_saved_whole(tmp_path: object) -> None:
     assert all(torch.equal(own, model.state_dict()[name]) for name, own in loaded.state_dict().items())
 
 
+@pytest.mark.slow
 def test_replaced_weights_are_seen() -> None:
     model = copy.deepcopy(model_of("llama"))
     scorer = scorer_of(model)

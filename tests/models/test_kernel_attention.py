@@ -114,7 +114,7 @@ def check_new(scorer: Scorer, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.quick("llama")
+@pytest.mark.slow
 def test_families(family: str, counted: dict[str, int]) -> None:
     scorer = scorer_of(family)
     prompt_writes = counted["write"] + counted["rotate_and_write"]

@@ -57,6 +57,7 @@ def test_a_row_that_is_alone_waits_for_its_own_rounds() -> None:
     assert waiting.each_token[0] == pytest.approx(1 / layout.row_tokens_per_second, rel=0.15)
 
 
+@pytest.mark.slow
 def test_more_requests_than_can_be_answered() -> None:
     busy = replace(SETTINGS, rate=2000.0, context=400, rows=1)
     assert simulate(SHAPE, busy, layouts(SHAPE, busy)[-1]).is_overloaded

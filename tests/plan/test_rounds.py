@@ -57,6 +57,7 @@ def test_rounds_left_early_leave_nothing_behind() -> None:
     assert runner.engine.is_idle
 
 
+@pytest.mark.slow
 def test_acceptance_of_greedy_text_does_not_depend_on_the_batch() -> None:
     """Traces are counted in one batch and put together into others."""
     alone, together = (

@@ -91,7 +91,7 @@ def learnt_rate(make: Callable[[], Policy], rows: int, **world: Any) -> tuple[fl
     return early[0] / early[1], late[0] / late[1]
 
 
-@pytest.mark.quick("cpu-judged-1-0.9")
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "alpha"), list(product((1, 4, 8), (0.3, 0.6, 0.9))))
 @pytest.mark.parametrize("judged", [False, True], ids=["sampled", "judged"])
 @pytest.mark.parametrize("name", MACHINES)

@@ -54,6 +54,7 @@ def windows(timestamps: bool = False) -> TranscribedWindows:
     return transcribe(model, sound(), timestamps=timestamps, batch_size=4, most_tokens=30)
 
 
+@pytest.mark.slow
 def test_transcripts_are_the_targets_own() -> None:
     """Token for token what its own `generate` says, the end included, whatever the batch."""
     found = windows()

@@ -64,7 +64,7 @@ def fuzzed() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "number"), ((0, 300), *(pytest.param(seed, 1400, marks=pytest.mark.slow) for seed in range(1, 8)))
+    ("seed", "number"), ((0, 150), *(pytest.param(seed, 1400, marks=pytest.mark.slow) for seed in range(1, 8)))
 )
 def test_no_body_fails_the_server(fuzzed: Server, seed: int, number: int) -> None:
     """The slow cases make it 10,100 bodies."""

@@ -307,6 +307,7 @@ def test_sampled_windows_follow_transformers_law() -> None:
     assert fit(counts, first_two(model, features, 1.0)).p_value < 1e-6  # the control
 
 
+@pytest.mark.slow
 def test_it_is_what_a_whispers_decoder_offers() -> None:
     model = tiny_whisper()
     decoder = forerun.SpeculativeDecoder(model, forerun.EarlyExit(1), policy=2)

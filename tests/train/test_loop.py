@@ -225,6 +225,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 def test_a_time_budget_ends_the_run_and_its_cosine(target: PreTrainedModel, data: Memory, tmp_path: Path) -> None:
     rates: list[float] = []
     options = small(steps=None, max_minutes=0.5, log_every=1, learning_rate=1e-3)

@@ -85,7 +85,7 @@ def check(case: Case, form: Form, tuning: Tuning = SMALL, is_shared: bool = Fals
     ],
     ids=lambda how: "-".join(how) or "plain",
 )
-@pytest.mark.quick("sinks-window-softcap-keys", "softcap-pad", "plain-pad")
+@pytest.mark.quick("sinks-window-softcap-keys", "plain-pad")
 def test_what_a_query_sees(form: Form, how: dict[str, Any]) -> None:
     check(make_case(**how), form)
 
@@ -217,7 +217,7 @@ def test_a_key_of_the_row_is_read(form: Form) -> None:
     assert got[3:].isfinite().all()
 
 
-@pytest.mark.quick("3")
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [1, 2, 3, 5, 8])
 def test_balanced_splits_wherever_rows_begin_and_end(places: int) -> None:
     """Shares that hold several rows, end with one, or are a piece of one; rows of one key and of whole blocks.

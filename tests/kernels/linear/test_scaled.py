@@ -54,6 +54,7 @@ def check(got: Tensor, want: Tensor) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("rows", "plan"), [(1, ONE), (1, SMALL), (3, SMALL), (3, CUT), (17, SMALL)])
+@pytest.mark.quick(every=3)
 def test_project(name: str, rows: int, plan: Plan) -> None:
     if name == "int4":
         plan = replace(plan, block_k=64)
@@ -171,7 +172,7 @@ def test_whole_sums_are_scaled() -> None:
     check(many_rows.scaled_sums(sums, rows.scales, weight.scales, bias, torch.float32), reference_of(x, weight, bias))
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", [W8A8, FP8], ids=["w8a8", "fp8"])
 def test_norms_round_as_a_launch_of_its_own_does(scheme: Scheme) -> None:
     x, change = rows_of(5), rows_of(5).flip(0)

@@ -73,7 +73,7 @@ def test_masses_are_as_good_as_sums_in_float64(tail: float) -> None:
     torch.testing.assert_close(mass, want, rtol=3e-8 if INTERPRETED else 2e-7, atol=0)
 
 
-@pytest.mark.quick("flat-as expected", "flat-few are left")
+@pytest.mark.quick("flat-few are left")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["flat", "peaked", "tied", "falling"])
 def test_the_same_tokens_are_kept(kind: str, way: str) -> None:

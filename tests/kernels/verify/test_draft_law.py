@@ -77,7 +77,7 @@ def test_a_sparse_law_below_zero_adds_no_mass(rule: Rule) -> None:
     assert refused.any() and not (got.next_token == forbidden)[refused].any()
 
 
-@pytest.mark.quick("token")
+@pytest.mark.slow
 @RULES
 def test_rows_that_copy_beside_rows_that_draw(rule: Rule) -> None:
     round_ = make(700, some=MIXTURE)
