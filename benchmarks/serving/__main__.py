@@ -25,6 +25,7 @@ def command(arguments: list[str]) -> int:
     parser.add_argument(
         "--stream-seconds", type=float, default=default.stream_seconds, help="of each number of streams"
     )
+    parser.add_argument("--ramp", type=float, default=default.ramp, help="seconds over which streams begin one by one")
     parser.add_argument("--prompt", type=int, default=default.prompt, help="tokens of a stream's prompt")
     parser.add_argument("--output-tokens", type=int, default=default.output, help="new tokens of a stream")
     parser.add_argument("--rates", nargs="*", type=float, default=list(default.rates), help="requests a second")
@@ -38,8 +39,8 @@ def command(arguments: list[str]) -> int:
     parser.set_defaults(plot=None)
     chosen = parser.parse_args(arguments)
     asked = Settings(
-        chosen.model, chosen.draft, tuple(chosen.streams), tuple(chosen.bare), chosen.stream_seconds, chosen.prompt,
-        chosen.output_tokens, tuple(chosen.rates), chosen.rate_seconds, max_rows=chosen.max_rows,
+        chosen.model, chosen.draft, tuple(chosen.streams), tuple(chosen.bare), chosen.stream_seconds, chosen.ramp,
+        chosen.prompt, chosen.output_tokens, tuple(chosen.rates), chosen.rate_seconds, max_rows=chosen.max_rows,
         max_draft=chosen.max_draft, cache_tokens=chosen.cache_tokens, seconds=chosen.seconds,
     )  # fmt: skip
     return run_command("serving", arguments, chosen, partial(run, asked, choose_device(chosen.device)))

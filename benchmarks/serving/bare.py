@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from bisect import bisect
 from collections.abc import Callable
 
 from forerun.bench.serve.load import Level
@@ -20,36 +21,77 @@ def run_bare(
     rng: random.Random,
 ) -> None:
     """Requests by number, at the times at which `run_level` sends them; samples are there as soon as begun."""
-    load, running, number, due = level.load, dict[int, Sample](), 0, 0.0
-    started = time.perf_counter()
-    while True:
-        now = time.perf_counter() - started
-        is_over = number == requests or now > seconds
-        while not is_over and (due <= now if load.concurrency is None else len(running) < load.concurrency):
-            sample = Sample(due if load.concurrency is None else time.perf_counter() - started)
-            level.samples.append(sample)
-            running[engine.add(request_of(number))] = sample
-            number += 1
-            due += 0.0 if load.rate is None else rng.expovariate(load.rate)
-            is_over = number == requests
-        if engine.is_idle:
-            if is_over:
+    alone = _Alone(engine, level, request_of, requests, seconds, rng)
+    engine.arrivals = alone.add_due  # whoever comes during a round is heard of as an AsyncEngine hears of it
+    try:
+        alone.run()
+    finally:
+        engine.arrivals = None
+
+
+class _Alone:
+    """One load: what was sent, and what of it is under way."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        level: Level,
+        request_of: Callable[[int], Request],
+        requests: int,
+        seconds: float,
+        rng: random.Random,
+    ) -> None:
+        self.engine, self.level, self._request_of = engine, level, request_of
+        self._requests, self._seconds, self._rng = requests, seconds, rng
+        self._running: dict[int, Sample] = {}  # by handle
+        self._number = 0  # of the next request
+        self._starts = level.load.starts
+        self._due = 0.0  # when the next comes, where arrivals are at random
+        self._started = time.perf_counter()
+
+    @property
+    def _now(self) -> float:
+        return time.perf_counter() - self._started
+
+    @property
+    def _is_over(self) -> bool:
+        return self._number == self._requests or self._now > self._seconds
+
+    def run(self) -> None:
+        while True:
+            self.add_due()
+            if not self.engine.is_idle:
+                self._step()
+                self.level.seconds = self._now
+            elif self._is_over:
                 return
-            time.sleep(max(due - now, 0.0))
-            continue
-        _step(engine, running, started)
-        level.seconds = time.perf_counter() - started
+            else:
+                time.sleep(max(self._due - self._now, 0.0))  # of a fixed number, one is always due here
 
+    def add_due(self) -> None:
+        """All that would have been sent by now."""
+        while not self._is_over and self._is_due():
+            sample = Sample(self._now if self._starts else self._due)
+            self.level.samples.append(sample)
+            self._running[self.engine.add(self._request_of(self._number))] = sample
+            self._number += 1
+            if self.level.load.rate is not None:
+                self._due += self._rng.expovariate(self.level.load.rate)
 
-def _step(engine: Engine, running: dict[int, Sample], started: float) -> None:
-    progress, now = engine.step(), time.perf_counter() - started
-    for gained in progress:
-        sample = running[gained.row]
-        sample.tokens += len(gained.tokens)
-        if sample.ttft is None and gained.tokens:
-            sample.ttft = now - sample.arrived
-        if gained.finish_reason is not None:
-            sample.e2e = now - sample.arrived
-    for handle, result in engine.take_results_by_handle().items():
-        stats = result.stats
-        running.pop(handle).counts = Counts(stats.num_draft_tokens, stats.num_accepted_tokens, stats.rounds)
+    def _is_due(self) -> bool:
+        if self._starts:
+            return len(self._running) < bisect(self._starts, self._now)
+        return self._due <= self._now
+
+    def _step(self) -> None:
+        progress, now = self.engine.step(), self._now
+        for gained in progress:
+            sample = self._running[gained.row]
+            sample.tokens += len(gained.tokens)
+            if sample.ttft is None and gained.tokens:
+                sample.ttft = now - sample.arrived
+            if gained.finish_reason is not None:
+                sample.e2e = now - sample.arrived
+        for handle, result in self.engine.take_results_by_handle().items():
+            stats = result.stats
+            self._running.pop(handle).counts = Counts(stats.num_draft_tokens, stats.num_accepted_tokens, stats.rounds)

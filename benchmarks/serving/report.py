@@ -85,8 +85,8 @@ def make_record(
     (shortest, longest), (least, most) = settings["rate_prompt"], settings["rate_output"]
     remarks = [
         f"{origin.machine.name}; {settings['model']}, temperature 1; streams: {settings['prompt']} + "
-        f"{settings['output']} tokens, a new request when one ends; arrivals at random: {shortest} to {longest} + "
-        f"{least} to {most} tokens",
+        f"{settings['output']} tokens, begun one by one within {settings['ramp']:g} s, a new request when one ends; "
+        f"arrivals at random: {shortest} to {longest} + {least} to {most} tokens",
         "HTTP: as `forerun bench serve` sees it from a process of its own; engine: the same requests at the same times "
         "without server; token ms: time per token after the first, of the median request",
         f"warm-up of {warmed.seconds:.1f} s, {warmed.num_rounds} rounds recorded, {warmed.num_compiled} kernels "

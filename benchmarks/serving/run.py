@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
 
@@ -42,6 +43,7 @@ class Settings:
     streams: tuple[int, ...] = (8, 64, 1, 128, 32)
     bare: tuple[int, ...] = (8, 64)  # of these, and of all rates, the engine alone as well
     stream_seconds: float = 4.0
+    ramp: float = 0.75  # seconds over which streams begin: about as long as a request of one in 64 takes
     prompt: int = 128
     output: int = 128
     rates: tuple[float, ...] = (8.0, 32.0)
@@ -101,11 +103,15 @@ def _run(
         servers.stop()
         bodies, level = Bodies(settings, (), NAME), Level(load, mode, [])
 
+        @cache
         def request_of(number: int) -> Request:
             body = bodies.body(number, mode)
             (request,) = completion_requests(CompletionBody(**body), [body["prompt"]], model)
             return request
 
+        for one in measured:  # what clients have sent is made before: that takes nothing of the server's engine either
+            if (one.by, one.load, one.drafts) == (HTTP, load.name, mode):
+                deque(map(request_of, range(one.requests + one.failed)), maxlen=0)
         rng = random.Random(settings.seed)
         run_bare(decoder.engine, level, request_of, settings.requests, settings.seconds, rng)
         keep(summarize(BARE, level))
@@ -130,14 +136,16 @@ def _run(
 def _groups(asked: Settings) -> Iterator[tuple[ServeSettings, list[Load], Sequence[str], bool]]:
     """Loads that one client brings one after the other, and whether the engine alone is given them, too."""
     base = ServeSettings(endpoint="completions", requests=asked.requests, temperature=1.0)
-    streams = replace(base, seconds=asked.stream_seconds, prompt_length=asked.prompt, max_new_tokens=asked.output)
+    streams = replace(
+        base, seconds=asked.stream_seconds, ramp=asked.ramp, prompt_length=asked.prompt, max_new_tokens=asked.output
+    )
     rates = replace(
         base, seconds=asked.rate_seconds, prompt_length=asked.rate_prompt[1], shortest_prompt=asked.rate_prompt[0],
         max_new_tokens=asked.rate_output[1], shortest_answer=asked.rate_output[0],
     )  # fmt: skip
     for are_bare in (True, False):
         if counts := [count for count in asked.streams if (count in asked.bare) == are_bare]:
-            yield streams, [Load(concurrency=count) for count in counts], MODES, are_bare
+            yield streams, [Load(concurrency=count, ramp=asked.ramp) for count in counts], MODES, are_bare
     if asked.rates:
         yield rates, [Load(rate=rate) for rate in asked.rates], MODES[:1], True
 
@@ -151,6 +159,6 @@ def _options(settings: ServeSettings, loads: Sequence[Load], modes: Sequence[str
         "temperature": settings.temperature, "prompt-length": settings.prompt_length,
         "shortest-prompt": settings.shortest_prompt, "max-new-tokens": settings.max_new_tokens,
         "shortest-answer": settings.shortest_answer, "speculation": ",".join(modes),
-        "concurrency": ",".join(counts) or None, "rates": ",".join(rates) or None,
+        "concurrency": ",".join(counts) or None, "ramp": settings.ramp, "rates": ",".join(rates) or None,
     }  # fmt: skip
     return [word for name, value in asked.items() if value is not None for word in (f"--{name}", str(value))]

@@ -65,7 +65,8 @@ def test_what_clients_see_is_what_is_told(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert len(record.rows) == 4 and {row["tokens"] for row in record.rows} == {5}
     for row in record.rows:
-        assert 0.05 <= row["ttft"] < 0.09 + row["longest_gap"] and row["ttft"] + 0.04 <= row["e2e"]
+        # A busy machine may read the first chunk late, and the second no sooner than it was sent.
+        assert 0.05 <= row["ttft"] < 0.09 + row["longest_gap"] and row["e2e"] >= 0.09
         assert row["tpot"] == pytest.approx((row["e2e"] - row["ttft"]) / 4)
     throughput, latency, drafts = record.tables
     assert throughput.rows[0][:4] == ("2 at a time", "4", "0", "0") and throughput.rows[0][-1] == "0.00"
@@ -81,6 +82,16 @@ def test_a_server_without_usage_is_read_from_its_metrics_or_not_at_all(tmp_path:
     plain = {"completion_tokens": 5}
     _, record = measured(Served(usage=plain, metrics=False), tmp_path, "--concurrency", "1")
     assert len(record.tables) == 2 and {row["tokens"] for row in record.rows} == {5}
+
+
+def test_streams_begin_one_by_one(tmp_path: Path) -> None:
+    _, record = measured(Served(), tmp_path, "--concurrency", "4", "--ramp", "0.2")
+    arrived = [row["arrived"] for row in record.rows]
+    assert arrived[1] >= 0.05 and arrived[2] >= 0.09, "the third may be the first stream's second"
+    result = bench("--ramp", "30", "http://127.0.0.1:9")
+    assert result.exit_code == 2 and "ramp" in result.output and "--seconds 30" in result.output
+    result = bench("--ramp", "1", "--rates", "3", "http://127.0.0.1:9")
+    assert result.exit_code == 2 and "--concurrency" in result.output
 
 
 def test_others_at_the_server_are_noticed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from forerun.measure.record import load
 from support.tiny import tiny_model
 
 
-@pytest.mark.parametrize("asked", (Load(concurrency=2), Load(rate=200.0)))
+@pytest.mark.parametrize("asked", (Load(concurrency=2), Load(concurrency=2, ramp=1200.0), Load(rate=200.0)))
 def test_the_engine_alone_gets_every_request_once(asked: Load) -> None:
     engine = SpeculativeDecoder(tiny_model("llama"), None).engine
     level, most = Level(asked, "on", []), list[int]()
@@ -30,8 +30,8 @@ def test_the_engine_alone_gets_every_request_once(asked: Load) -> None:
     run_bare(engine, level, request_of, 5, 60.0, random.Random(0))
     assert [sample.tokens for sample in level.samples] == [2, 3, 4, 5, 6] and engine.is_idle
     assert all(sample.is_good and sample.counts is not None for sample in level.samples)
-    assert asked.concurrency is None or max(most) <= asked.concurrency
-    assert summarize(BARE, level).tokens_per_round == 1.0
+    assert asked.concurrency is None or max(most) == (1 if asked.ramp else 2), "the second stream begins much later"
+    assert engine.arrivals is None and summarize(BARE, level).tokens_per_round == 1.0
 
 
 def test_made_up_words_are_told_apart() -> None:
@@ -65,6 +65,8 @@ def test_the_command_measures_both(tmp_path: Path, capsys: pytest.CaptureFixture
         "20",
         "--stream-seconds",
         "0.3",
+        "--ramp",
+        "0.1",
     ]
     asked += ["--rate-seconds", "0.3", "--prompt", "9", "--output-tokens", "8", "--device", "cpu", "--max-rows", "4"]
     assert command([*asked, "--output", str(output)]) == 0

@@ -98,6 +98,8 @@ class ServeSettings:
 
     concurrency: tuple[int, ...] | None = None
     """Requests under way at the same time: a new one is sent when one has ended."""
+    ramp: float = 0.0
+    """Let those of --concurrency begin one after the other over so many seconds, not all at once."""
     rates: tuple[float, ...] = ()
     """Requests a second, arriving at random (a Poisson process); inf sends all at once."""
     requests: int = 100
@@ -130,7 +132,12 @@ class ServeSettings:
         at_least(self, 1, "concurrency", "requests", "prompt_length", "max_new_tokens")
         at_least(self, 1, "shortest_prompt", "shortest_answer")
         at_least(self, 0, "temperature", remedy="0 is greedy")
+        at_least(self, 0, "ramp", remedy="0 sends the first of all streams at once")
         above(self, 0, "seconds")
+        if self.ramp and self.rates and self.concurrency is None:
+            refuse("ramp", self.ramp, "is of --concurrency, which is not asked for")
+        if self.ramp >= self.seconds:
+            refuse("ramp", self.ramp, f"must end before the last request is sent, after --seconds {self.seconds:g}")
         if self.shortest_prompt is not None and self.shortest_prompt > (self.prompt_length or 0):
             refuse("shortest_prompt", self.shortest_prompt, "--prompt-length must be given, and be no shorter")
         if self.shortest_answer is not None and self.shortest_answer > self.max_new_tokens:

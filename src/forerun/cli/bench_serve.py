@@ -23,7 +23,7 @@ ASKED = (
     "endpoint", "prompt_length", "shortest_prompt", "max_new_tokens", "shortest_answer", "ignore_eos", "temperature",
     "speculation", "seed",
 )  # fmt: skip
-LOAD = ("concurrency", "rates", "requests", "seconds", "goodput")
+LOAD = ("concurrency", "ramp", "rates", "requests", "seconds", "goodput")
 
 
 @click.command(cls=GroupedCommand)
@@ -31,6 +31,7 @@ LOAD = ("concurrency", "rates", "requests", "seconds", "goodput")
 @options_from(
     ServeSettings, "Load", *LOAD,
     concurrency={"show_default": "1,8 unless --rates is given"},
+    ramp={"metavar": "SECONDS", "show_default": "all at once"},
     rates={"show_default": "none"},
     seconds={"metavar": "SECONDS"},
     goodput={"metavar": "NAME:MS,...", "show_default": "not counted"},

@@ -21,6 +21,13 @@ class Load:
 
     concurrency: int | None = None
     rate: float | None = None  # a second
+    ramp: float = 0.0  # seconds over which a fixed number begin, one after the other; then none waits for all others
+
+    @property
+    def starts(self) -> list[float]:
+        """When each of a fixed number begins, in seconds."""
+        number = self.concurrency or 0
+        return [self.ramp * place / number for place in range(number)]
 
     @property
     def name(self) -> str:
@@ -56,14 +63,15 @@ async def run_level(level: Level, send: SendOne, requests: int, seconds: float, 
         finally:
             level.seconds = time.perf_counter() - started
 
-    async def worker() -> None:
+    async def worker(start: float) -> None:
+        await asyncio.sleep(max(0.0, started + start - time.perf_counter()))
         for number in numbers:
             await one(number)
 
     async with asyncio.TaskGroup() as tasks:
         if level.load.concurrency is not None:
-            for _ in range(level.load.concurrency):
-                tasks.create_task(worker())
+            for start in level.load.starts:
+                tasks.create_task(worker(start))
             return
         assert level.load.rate is not None
         due = started

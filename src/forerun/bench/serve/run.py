@@ -99,7 +99,8 @@ class ServeBench:
         """Those with and without drafts alternate, so that a machine that slows down slows both."""
         settings = self.settings
         counts = settings.concurrency if settings.concurrency is not None else () if settings.rates else CONCURRENCY
-        loads = [*(Load(concurrency=count) for count in counts), *(Load(rate=rate) for rate in settings.rates)]
+        loads = [Load(concurrency=count, ramp=settings.ramp) for count in counts]
+        loads += [Load(rate=rate) for rate in settings.rates]
         for load in loads:
             for mode in settings.speculation or (None,):
                 level = Level(load, mode, [])
