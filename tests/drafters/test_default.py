@@ -73,11 +73,23 @@ def test_a_copy_is_asked_only_where_times_are_measured(large: Any) -> None:
     sampled: dict[str, Any] = {"max_new_tokens": 24, "temperature": 1.0}
     first, again = (decoder.generate(prompt, seed=5, **sampled).sequences for _ in range(2))
     assert torch.equal(first, again) and not asked
-    chain = Chain(PromptLookup(min_ngram=2), RandomDraft())
+    chain = Chain(PromptLookup(), RandomDraft())
     chain.needs_clock = True
     assert torch.equal(first, SpeculativeDecoder(target, chain).generate(prompt, seed=5, **sampled).sequences)
     decoder.generate(prompt, seed=5, policy=2, **sampled)  # a length that was asked for is kept
     assert asked
+
+
+def test_a_seed_does_not_ask_for_free_memory(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether there is a copy depends on the memory that is free today; what a seed says does not."""
+    target, prompts = large(), torch.arange(40).remainder(9).reshape(4, 10).add(1)
+    decoders = [SpeculativeDecoder(target)]
+    monkeypatch.setattr(self_draft, "free_bytes", lambda: 0)
+    decoders.append(SpeculativeDecoder(target))
+    assert [isinstance(decoder.drafter, Chain) for decoder in decoders] == [True, False]
+    texts = [decoder.generate(prompts, max_new_tokens=24, temperature=0.5, seed=5) for decoder in decoders]
+    assert texts[0].stats.num_accepted_tokens > 0
+    assert texts[0].new_tokens == texts[1].new_tokens
 
 
 def test_free_memory_is_known_here() -> None:

@@ -45,8 +45,10 @@ def default_drafter(target: PreTrainedModel) -> Drafter:
         return PromptLookup()
     folder = drafts.for_target(target)
     if folder is None:
+        # With or without the copy the same texts are looked up: seeded calls draft by lookup alone, and whether there
+        # is a copy depends on the memory that is free.
         own = unasked(target)
-        return PromptLookup() if own is None else behind_lookup(own)
+        return PromptLookup() if own is None else Chain(PromptLookup(), own)
     trained = from_folder(folder)
     return trained if folder == drafts.WHISPER else behind_lookup(trained)
 
