@@ -17,6 +17,7 @@ from forerun.models.scorer import Scorer
 from forerun.policy import BassHeuristic, HfHeuristic
 from support.batches import padded
 from support.devices import draft_on, each_device, model_on, on_gpu
+from support.heads import head_of
 from support.pairwise import pairwise_cases
 from support.stories import Stories
 from support.tiny import draft_of, ragged_prompts, tiny_model
@@ -96,6 +97,18 @@ def test_a_fixed_length_makes_rows_independent(family: str, rule: str, drafter: 
     runs = [sample(decoder, PROMPTS, order) for order in ORDERS]
     agree(runs, shape_noise(model, PROMPTS))
     assert len({tuple(tokens) for tokens in runs[-1].values()}) == 6
+
+
+@pytest.mark.parametrize("policy", (3, "auto"))
+@pytest.mark.parametrize("drafter", (forerun.FeatureHead, forerun.ParallelHeads))
+@pytest.mark.quick("FeatureHead-auto")
+def test_features_are_there_whatever_the_neighbours_are(drafter: Any, policy: Any) -> None:
+    """Equal prompts are read before their first round, a single one could be read by it."""
+    model, blocks = tiny_model("llama"), 1 if drafter is forerun.FeatureHead else 3
+    decoder = forerun.SpeculativeDecoder(model, drafter(head_of(model, blocks, noise=0.03)), policy=policy)
+    twins = [PROMPTS[1], PROMPTS[1], PROMPTS[2]]
+    runs = [sample(decoder, twins, order) for order in ([0], [1], [2], [0, 1], [2, 1, 0])]
+    agree(runs, 0)
 
 
 @pytest.mark.slow

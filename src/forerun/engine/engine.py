@@ -829,7 +829,7 @@ class Engine:
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
                 self.target.begin(row.number, row.history[:-1])
             text, unread = (row.request.prompt, row.request.source), row.history[self.target.length(row.number) :]
-            if copies[text] == 1 and len(unread) <= join:
+            if copies[text] == 1 and len(unread) <= join and self._may_join(row):
                 join -= len(unread)
                 row.is_reading = False
             elif text in begun:
@@ -844,6 +844,10 @@ class Engine:
         for row, _ in fed:
             row.is_reading = self.target.length(row.number) < len(row.history) - 1
             self.target.remember(row.number, row.history)
+
+    def _may_join(self, row: Row) -> bool:
+        """Not where drafts begin once a prompt was read: its neighbours decide whether it is, and would decide draws."""
+        return not self.target.observers or row.request.params.is_greedy
 
     def _expire(self) -> None:
         now = self.clock()
