@@ -846,7 +846,7 @@ class Engine:
             self.target.remember(row.number, row.history)
 
     def _may_join(self, row: Row) -> bool:
-        """Not where drafts begin once a prompt was read: its neighbours decide whether it is, and would decide draws."""
+        """Not where drafts begin once a prompt was read: its neighbours would decide when, and so what is drawn."""
         return not self.target.observers or row.request.params.is_greedy
 
     def _expire(self) -> None:
