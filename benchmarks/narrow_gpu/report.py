@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from benchmarks.narrow_gpu.results import NarrowResults
+from forerun.measure.plot import GREY, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
 
@@ -20,6 +21,7 @@ def make_record(results: NarrowResults, wide: str, complete: bool) -> Record:
         details={"weight_bytes": results.weight_bytes, "notes": results.notes},
         tables=(*_tables(results, wide), *_keys(results)) if results.timings else (),
         remarks=_remarks(results, complete),
+        figure=_figure(results, wide),
         complete=complete,
     )
 
@@ -43,6 +45,29 @@ def _tables(results: NarrowResults, wide: str) -> tuple[Table, ...]:
         return (times,)
     shares = Table(f"The same as shares of {wide}", headings, tuple(row(s, True) for s in schemes if s != wide))
     return times, shares
+
+
+def _figure(results: NarrowResults, wide: str) -> Figure | None:
+    """Bars: the time of every pass, prompt and token as a share of the wide weights'; none where these are missing."""
+    others = [scheme for scheme in results.weight_bytes if scheme != wide]
+    kinds = [
+        what
+        for what in results.kinds
+        if results.seconds(wide, what) and any(results.seconds(scheme, what) for scheme in others)
+    ]
+    series = []
+    for scheme in others:
+        pairs = [(results.seconds(scheme, what), results.seconds(wide, what)) for what in kinds]
+        shares = {place: own / other for place, (own, other) in enumerate(pairs) if own and other}
+        if shares:
+            series.append(Series(scheme, tuple(map(float, shares)), tuple(shares.values()), kind="bars"))
+    if not series:
+        return None
+    level = Series(wide, (), (1.0,), kind="level", colour=GREY, dashes="--")
+    ticks = tuple(map(float, range(len(kinds))))
+    panel = Panel("", "", f"time, in {wide}'s", (*series, level), ticks, tuple(kinds))
+    title = f"Narrow weights, {results.provenance.machine.name}"
+    return Figure(title, (panel,), panel_size=(max(6.0, 0.9 * len(kinds)), 4.2))
 
 
 def _keys(results: NarrowResults) -> tuple[Table, ...]:

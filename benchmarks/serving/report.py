@@ -10,6 +10,7 @@ from typing import Any
 from forerun.bench.serve.load import Level
 from forerun.bench.serve.results import answered, percentile, tokens_per_second, told_counts, values
 from forerun.engine.device.warm_up import WarmUp
+from forerun.measure.plot import BLUE, GREY, RED, Figure, Panel, Series
 from forerun.measure.provenance import Provenance
 from forerun.measure.record import Record
 from forerun.measure.table import Table
@@ -104,8 +105,35 @@ def make_record(
         tables=(Table("The server and its engine", HEADINGS, tuple(map(_cells, measured))),) if measured else (),
         remarks=tuple(remarks),
         headline=tuple(goals(measured)),
+        figure=_figure(measured, origin),
         complete=outcome.complete,
     )
+
+
+def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure | None:
+    """Waits over the number of streams: through the server with drafts and without, and of the engine alone."""
+    lines = {
+        "HTTP": (HTTP, "on", RED, "-"),
+        "HTTP, no drafts": (HTTP, "off", GREY, "-"),
+        "engine alone": (BARE, "on", BLUE, "--"),
+    }
+    panels = []
+    for title, name in (("first token, median", "first_median"), ("each following token, median", "token_median")):
+        series = []
+        for label, (by, drafts, colour, dashes) in lines.items():
+            found = sorted(
+                (each.streams, 1e3 * getattr(each, name))
+                for each in measured
+                if each.streams is not None and (each.by, each.drafts) == (by, drafts)
+            )
+            if found:
+                x, y = zip(*found, strict=True)
+                series.append(Series(label, tuple(map(float, x)), y, colour=colour, dashes=dashes))
+        if not series:
+            return None
+        ticks = tuple(sorted({place for each in series for place in each.x}))
+        panels.append(Panel(title, "streams", "ms", tuple(series), x_ticks=ticks, x_scale="log"))
+    return Figure(f"The server and its engine, {origin.machine.name}", tuple(panels), columns=2, panel_size=(5.0, 3.8))
 
 
 def goals(measured: Sequence[Measurement]) -> Iterator[str]:

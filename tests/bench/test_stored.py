@@ -29,9 +29,7 @@ UNDRAWN = {
     "eval-sampled.json",
     "families-prompts-h200.json",
     "narrow-cpu.json",
-    "narrow-h200.json",
     "replicas-cpu.json",
-    "serving-h200.json",
 }
 
 
