@@ -216,6 +216,31 @@ def test_auto_takes_the_faster_body_and_its_threads(monkeypatch: pytest.MonkeyPa
     assert not Scorer(model, use=Kernels.AUTO).is_fused
 
 
+def test_auto_leaves_long_passes_to_the_modules_where_they_measured_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "measured", lambda model: {"1": 1.0, "modules": 3.0})
+    monkeypatch.setattr(choose, "longest_pass", lambda model, threads: 4)
+    model, by_modules = tiny_model("llama"), []
+    scorer = Scorer(model, use=Kernels.AUTO)
+    run = scorer.modules.run
+    monkeypatch.setattr(scorer.modules, "run", lambda call: by_modules.append(len(call.new)) or run(call))
+    exact = Scorer(model, use=Kernels.OFF)
+    for each in (scorer, exact):
+        each.admit(0)
+        each.feed([0], [TEXTS[0][:5]])
+    torch.testing.assert_close(scorer.score([0], [[3, 4, 5, 6]]), exact.score([0], [[3, 4, 5, 6]]))
+    assert by_modules == [5]
+    assert Scorer(model, use=Kernels.ON).body.longest_pass is None
+
+
+@pytest.mark.parametrize(("times", "longest"), [((1, 1), None), ((1, 9), 128), ((9, 1), 32)])
+def test_the_longest_pass_lies_between_two_timed_ones(
+    times: tuple[int, int], longest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [{"fused": float(time), "modules": 2.0} for time in times]
+    monkeypatch.setattr("forerun.kernels.cpu.measured.seconds", lambda steps, repeats: answers.pop(0))
+    assert choose._measure_longest_pass(tiny_model("llama", max_position_embeddings=512), 1) == longest
+
+
 def test_real_timing_names_every_candidate() -> None:
     found = choose._measure(tiny_model("llama"), 2)
     assert set(found) == {"1", "2", "modules"} and min(found.values()) > 0

@@ -152,6 +152,8 @@ def _of_model(name: str, model: PreTrainedModel) -> ModelKernels:
     scorer.feed([0], [[1] * old])
     scorer.score([0], [[1] * new])
     why = f"all layers in one call, {_count(scorer.body.num_threads, 'thread')}"
+    if scorer.body.longest_pass is not None:
+        why += f"; by its modules beyond {scorer.body.longest_pass} tokens a pass, where they measured faster"
     return ModelKernels(name, True, why, timed, 0, scorer.body.extra_bytes)
 
 

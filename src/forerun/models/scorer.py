@@ -335,7 +335,9 @@ class Scorer:
         before = [self.cache.length(row) for row in rows]
         try:
             places = self.cache.extend(rows, counts)
-            body = body or (self.body if trees is None else self.modules)
+            longest = self.body.longest_pass
+            by_modules = trees is not None or (longest is not None and len(new) > longest)
+            body = body or (self.modules if by_modules else self.body)
             call = ForwardPass(new, places, self.cache, trees, sources, wants_logits, keep, wants_hidden)
             with self._on_all_ranks(call, body):
                 out = body.run(call)

@@ -46,6 +46,8 @@ class PassOutput:
 class Body(ABC):
     """One way to run a model's passes."""
 
+    longest_pass: int | None = None  # new tokens; the modules were seen to be faster with more. None: never
+
     @abstractmethod
     def run(self, call: ForwardPass) -> PassOutput:
         """Run a pass. One that raises may leave keys behind, which the caller's lengths then do not count."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from math import isqrt
 from weakref import WeakSet
 
 import torch
@@ -24,6 +26,7 @@ from forerun.types import Source
 
 TIMED = (1, 4, 16)  # new tokens of a pass: plain decoding, a short draft, a batch
 PAST = 64  # keys behind them
+PROMPTS = (64, 256)  # new tokens of passes that a library's products may run faster, behind as many keys
 WHISPER_TIMED, WHISPER_PAST = (1, 4), 16  # windows are short
 
 
@@ -56,7 +59,11 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
         return CpuBody(model, most_threads(), use)
     times = measured(model)
     threads = min((name for name in times if name != "modules"), key=lambda name: times[name])
-    return CpuBody(model, int(threads), use) if _is_fastest(threads, times) else None
+    if not _is_fastest(threads, times):
+        return None
+    body = CpuBody(model, int(threads), use)
+    body.longest_pass = longest_pass(model, int(threads))
+    return body
 
 
 def choose_shard_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
@@ -119,6 +126,33 @@ def _measure(model: PreTrainedModel, most: int) -> dict[str, float]:
         for name, time in seconds({name: partial(step, tokens) for name, step in steps.items()}, 3).items():
             totals[name] += time
     return totals
+
+
+def longest_pass(model: PreTrainedModel, threads: int) -> int | None:
+    """New tokens of the longest pass that is the fused body's under `auto`; None: of any. Timed once a machine."""
+    from forerun.kernels.cpu.measured import remembered
+
+    found: int | None = remembered(
+        f"longest pass {_signature(model)} threads {threads}", lambda: _measure_longest_pass(model, threads)
+    )
+    return found
+
+
+def _measure_longest_pass(model: PreTrainedModel, threads: int) -> int | None:
+    """Halfway, in powers of two, between a pass where the fused body was faster and one where the modules were."""
+    from forerun.kernels.cpu.measured import seconds
+    from forerun.models.bodies.cpu import CpuBody
+
+    family = families.inspect(model, headless=True)
+    bodies: dict[str, Body] = {"fused": CpuBody(model, threads), "modules": ModulesBody(model, family)}
+    for shorter, tokens in pairwise((max(TIMED), *PROMPTS)):
+        if family.context_length is not None and 2 * tokens > family.context_length:
+            break
+        embeddings = torch.rand(tokens, model.config.get_text_config(decoder=True).hidden_size)
+        steps = {name: partial(_stepper(body, embeddings), tokens) for name, body in bodies.items()}
+        if not _is_fastest("fused", seconds(steps, 2)):
+            return isqrt(shorter * tokens)
+    return None
 
 
 def measured_whisper(model: PreTrainedModel) -> dict[str, float]:
