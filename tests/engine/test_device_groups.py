@@ -256,3 +256,19 @@ class TestShare:
             share.add_device_round(6.0)
             assert share.is_due
             share.add_host_round(1.0)
+
+
+@pytest.mark.parametrize("drafter", ["model", "feature"])
+def test_a_kept_row_that_is_taken_up_again_is_no_longer_the_devices(drafter: str) -> None:
+    """The row that ended is still in the device's table, and nobody there knows that its number has a new text."""
+    first, beside = (replace(one, max_new_tokens=new) for one, new in zip(requests(2, GREEDY), (3, 60), strict=True))
+    first = replace(first, prompt=tuple(range(1, 9)))
+    later = replace(first, prompt=(*first.prompt, *range(40, 70)), request_id=7, processors=(InPython(),))
+    made = engine(True, drafter=drafter, keep_rows=1)
+    for request in (first, beside):
+        made.add(request)
+    while not made.take_results():
+        made.step()
+    assert len(made._running) == 1
+    made.add(later)
+    assert finish(made)[7] == texts(engine(False, drafter=drafter), [later])[7]

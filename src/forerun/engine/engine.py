@@ -753,6 +753,8 @@ class Engine:
 
     def _take_in(self, row: Row) -> None:
         """A row number for a row: that of a kept prefix whose keys begin as its prompt does, or else a new one."""
+        if self.runner is not None and not self.runner.has_pending:
+            self.runner.release_table()  # entries without a row write where nobody was: the new row may be there now
         claim = self.prefixes.claim(row.request.prompt, row.request.source)
         if claim is not None:
             row.number, known = claim
@@ -762,8 +764,6 @@ class Engine:
             return
         row.number = next(number for number in itertools.count() if number not in self._held)
         self._held.add(row.number)
-        if self.runner is not None and not self.runner.has_pending:
-            self.runner.release_table()  # entries without a row write where nobody was: the new row may be there now
         self.target.admit(row.number)
         self.drafting.notify("admit", row.number, row.request.prompt)
         if row.request.source is not None:
