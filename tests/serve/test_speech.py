@@ -64,7 +64,7 @@ def test_a_transcript_and_its_usage(speech_server: Server) -> None:
 def test_segments_and_their_times(speech_server: Server) -> None:
     timed = expected(timestamps=True)
     whole = ask(speech_server, response_format="verbose_json", **{"timestamp_granularities[]": "segment"}).json()
-    assert whole["text"] == timed.text and whole["duration"] == SECONDS
+    assert whole["text"] == timed.text and whole["duration"] == SECONDS and whole["language"] == "english"
     assert [segment["end"] for segment in whole["segments"]] == [segment.end for segment in timed.segments]
 
 

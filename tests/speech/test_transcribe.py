@@ -112,6 +112,17 @@ def test_languages_are_checked_before_anything_is_read() -> None:
     assert made["german"] == made["de"] != made["english"]
 
 
+def test_the_language_that_was_heard_is_told_or_the_one_that_was_asked_for() -> None:
+    model, together = tiny_whisper(3, multilingual=True), clips(0.5, 0.55, 0.6)
+    made = transcriber(model).batch(together)
+    assert [each.language for each in made] == ["de", "en", "de"] and made[1].as_dict()["language"] == "en"
+    alone = [Transcriber(model, Processor(), None, GREEDY).batch([clip])[0].language for clip in together]
+    assert alone == ["de", "en", "de"], "each its own, whoever is transcribed beside it"
+    asked = transcriber(model, SpeechSettings(language="english", temperature=(0.0,))).batch(together[:1])
+    assert asked[0].language == "en", "nobody was to find out"
+    assert "detect_language" not in vars(model) and transcriber(tiny_whisper()).batch(together[:1])[0].language == "en"
+
+
 def test_other_models_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="load a Whisper"):
         Transcriber(tiny_model("llama"), Processor(), None)

@@ -17,6 +17,7 @@ from forerun.serve.call import unless_left
 from forerun.serve.errors import ApiError, from_validation, refused
 from forerun.serve.speech import SpeechService, read_clip
 from forerun.speech import Format, SpeechSettings, Transcript, render
+from forerun.speech.languages import language_name
 from forerun.speech.settings import TEMPERATURES
 
 TIMED = ("verbose_json", "srt", "vtt")
@@ -125,7 +126,7 @@ def _written(transcript: Transcript, form: TranscriptionForm) -> Response:
         return JSONResponse(
             {
                 "task": "transcribe",
-                "language": form.language,
+                "language": transcript.language and language_name(transcript.language),
                 "duration": round(transcript.seconds, 3),
                 "text": transcript.text,
                 "segments": segments,

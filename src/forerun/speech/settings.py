@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from forerun.errors import InvalidArgument
+from forerun.speech.languages import language_code
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """A window that goes wrong at one is tried again at the next, as in OpenAI's own program."""
@@ -65,14 +66,3 @@ class SpeechSettings:
             asked = f"language={self.language!r}" if self.task != "translate" else "task='translate'"
             raise InvalidArgument(f"{asked}: this model writes English speech in English; load a multilingual one")
         return {}
-
-
-def language_code(name: str, config: Any) -> str:
-    """The two letters of a language the model knows."""
-    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
-
-    code: str = TO_LANGUAGE_CODE.get(name.lower(), name.lower())
-    known = sorted(token.strip("<|>") for token in getattr(config, "lang_to_id", {}))
-    if code not in known:
-        raise InvalidArgument(f"language={name!r}: not one of this model's languages, which are {', '.join(known)}")
-    return code

@@ -15,6 +15,7 @@ from forerun.engine import Engine, Stats
 from forerun.errors import ForerunError, UnreadableAudio, UnsupportedModel
 from forerun.speech.audio import RATE, Clip, read
 from forerun.speech.encoder_monitor import EncoderMonitor
+from forerun.speech.languages import detections, spoken
 from forerun.speech.settings import SpeechSettings
 from forerun.speech.transcript import Segment, Transcript
 from forerun.speech.windows import Windows, is_whisper
@@ -133,15 +134,16 @@ class Transcriber:
         started, heard = time.perf_counter(), self.monitor.seconds
         features, mask = self._features(clips, is_long)
         ready = time.perf_counter()
-        with self.monitor.of(self.model), torch.inference_mode():
+        with self.monitor.of(self.model), detections(self.model) as found, torch.inference_mode():
             output = self.model.generate(
                 features, attention_mask=mask, return_segments=True, monitor_progress=progress, **keywords
             )
         self._account(clips, started, ready, heard)
         progress.finish()
+        languages = found or [spoken(self.settings.language, self.model.generation_config)] * len(clips)
         return [
-            Transcript(clip.path, clip.seconds, tuple(self._segment(clip, each) for each in segments), clip.note)
-            for clip, segments in zip(clips, output["segments"], strict=True)
+            Transcript(clip.path, clip.seconds, tuple(self._segment(clip, each) for each in segments), clip.note, said)
+            for clip, segments, said in zip(clips, output["segments"], languages, strict=True)
         ]
 
     def _survived(self, clips: Sequence[Clip], on_audio: OnAudio) -> Iterator[Outcome]:

@@ -25,6 +25,7 @@ class Transcript:
     seconds: float  # of sound
     segments: tuple[Segment, ...]
     note: str | None = None  # about the file, for the user
+    language: str | None = None  # its code: as asked for, or as the model found out; None where nobody speaks
 
     @property
     def text(self) -> str:
@@ -39,6 +40,7 @@ class Transcript:
         return {
             "file": str(self.path),
             "seconds": round(self.seconds, 3),
+            "language": self.language,
             "text": self.text,
             "segments": shown,
             "note": self.note,
