@@ -41,8 +41,11 @@ pytestmark = [
 ]
 RAY, SERVE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "serve"))
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy/ray"
-LONG = {"prompt": "abc", "max_tokens": 1200, "temperature": 0, "ignore_eos": True}
-SHORT = LONG | {"max_tokens": 8}
+SHORT = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+LONG = SHORT | {
+    "max_tokens": 800,
+    "temperature": 1,
+}  # greedily a small model repeats itself, and drafts end it in no time
 PATIENCE = 120.0  # seconds for replicas to come, on a machine that is busy with other things
 
 
@@ -166,47 +169,6 @@ def test_a_replica_that_is_killed_loses_its_own_streams_and_is_replaced(served_b
     assert served_by_ray.complete().status_code == 200
 
 
-def test_an_engine_that_is_stuck_is_replaced(
-    served_by_ray: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    halt = tmp_path / "halt"
-    monkeypatch.setattr(deployed, "maker", lambda options, limits: partial(faults.make, options, limits, str(halt)))
-    served_by_ray.deploy(keep_rows=4)
-    before = served_by_ray.engines().keys()
-    with ThreadPoolExecutor(8) as pool:
-        streams = [pool.submit(served_by_ray.stream, LONG | {"prompt": f"{at} begins otherwise"}) for at in range(8)]
-        wait_for(lambda: all(served_by_ray.engines().values()))
-        halt.touch()
-        outcomes = Counter(stream.result()[0] for stream in streams)
-    assert outcomes.keys() == {"replica_lost", "length"}, outcomes
-    wait_for(lambda: len(served_by_ray.engines()) == 2 and len(served_by_ray.engines().keys() - before) == 1)
-    assert served_by_ray.complete().status_code == 200
-
-
-def test_replicas_come_and_go_with_the_queue(served_by_ray: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UPSCALE_SECONDS", "DOWNSCALE_SECONDS"):
-        monkeypatch.setattr(f"forerun.serve.replicas.deployment.{name}", 1.0)
-    served_by_ray.deploy(replicas=1, max_replicas=2, max_rows=2)
-    is_over = threading.Event()
-
-    def ask() -> Counter[str]:
-        ends = Counter[str]()
-        while not is_over.is_set():
-            ends[served_by_ray.stream()[0]] += 1
-        return ends
-
-    with ThreadPoolExecutor(8) as pool:
-        asking = [pool.submit(ask) for _ in range(8)]
-        try:
-            wait_for(lambda: len(served_by_ray.engines()) == 2)
-        finally:
-            is_over.set()
-        ends = sum((one.result() for one in asking), Counter[str]())
-    assert ends.total() >= 8 and ends.keys() == {"length"}, ends
-    wait_for(lambda: len(served_by_ray.engines()) == 1)
-    assert served_by_ray.complete().status_code == 200
-
-
 def test_an_update_loses_nothing_and_neither_does_scaling_down(served_by_ray: Cluster) -> None:
     served_by_ray.deploy(keep_rows=4)
     answers: list[int] = []
@@ -240,6 +202,48 @@ def test_too_many_are_told_to_come_back(served_by_ray: Cluster) -> None:
     assert refused and {answer.status_code for answer in answers} == {200, 503}
     assert {answer.headers["retry-after"] for answer in refused} == {"1"}
     assert {answer.json()["error"]["code"] for answer in refused} == {"overloaded"}
+
+
+def test_replicas_come_and_go_with_the_queue(served_by_ray: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UPSCALE_SECONDS", "DOWNSCALE_SECONDS", "HEALTH_PERIOD"):
+        monkeypatch.setattr(f"forerun.serve.replicas.deployment.{name}", 1.0)
+    served_by_ray.deploy(replicas=1, max_replicas=2, max_rows=2)
+    is_over = threading.Event()
+
+    def ask() -> Counter[str]:
+        ends = Counter[str]()
+        while not is_over.is_set():
+            ends[served_by_ray.stream(LONG | {"max_tokens": 200})[0]] += 1
+        return ends
+
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(ask) for _ in range(8)]
+        try:
+            wait_for(lambda: len(served_by_ray.engines()) == 2)
+        finally:
+            is_over.set()
+        ends = sum((one.result() for one in asking), Counter[str]())
+    assert ends.total() >= 8 and ends.keys() == {"length"}, ends
+    wait_for(lambda: len(served_by_ray.engines()) == 1)
+    assert served_by_ray.complete().status_code == 200
+
+
+def test_an_engine_that_is_stuck_is_replaced(
+    served_by_ray: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halt = tmp_path / "halt"
+    monkeypatch.setattr("forerun.serve.replicas.deployment.HEALTH_PERIOD", 0.5)
+    monkeypatch.setattr(deployed, "maker", lambda options, limits: partial(faults.make, options, limits, str(halt)))
+    served_by_ray.deploy(keep_rows=4)
+    before = served_by_ray.engines().keys()
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(served_by_ray.stream, LONG | {"prompt": f"{at} begins otherwise"}) for at in range(8)]
+        wait_for(lambda: all(served_by_ray.engines().values()))
+        halt.touch()
+        outcomes = Counter(stream.result()[0] for stream in streams)
+    assert outcomes.keys() == {"replica_lost", "length"}, outcomes
+    wait_for(lambda: len(served_by_ray.engines()) == 2 and len(served_by_ray.engines().keys() - before) == 1)
+    assert served_by_ray.complete().status_code == 200
 
 
 def test_the_command_drains_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -20,7 +20,20 @@ from forerun.serve.replicas.names import APPLICATION, MIDDLEWARES, log_level, lo
 from forerun.serve.settings import AddressSettings
 
 STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing large travels between its processes
-LOOP_SECONDS = "0.5"  # between two rounds of Ray's controller, which says 0.1 and then keeps a twentieth of a core busy
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told of what is served
+    "RAY_worker_niceness": "0",  # Ray says 15: any other program would come before the replicas
+    # What Ray does all the time takes from the replicas' cores. Nobody reads its own metrics here.
+    "RAY_enable_metrics_collection": "0",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",  # else every 100 ms, in the proxy and in each replica
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of what processes use, for a dashboard that is not there
+    "RAY_task_events_report_interval_ms": "0",  # never
+    "RAY_event_stats": "0",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",  # rounds of the controller; else 0.1, a twentieth of a core
+    "RAY_raylet_report_resources_period_milliseconds": "1000",  # of one machine, whose shares are fixed; else 100
+    "RAY_memory_monitor_refresh_ms": "1000",  # else 250
+}
+"""What Ray finds in its environment, unless whoever starts us has said otherwise."""
 LOOK_SECONDS = 2.0  # between two looks at the cluster
 LOST_SECONDS = 30.0  # that it may not answer
 POLL_SECONDS = 0.2
@@ -30,10 +43,9 @@ POLL_SECONDS = 0.2
 def cluster(address: AddressSettings, cores: int) -> Iterator[None]:
     """Ray and its HTTP proxy. Its files are in a folder of their own, which goes with it."""
     os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = MIDDLEWARES
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of what is served
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # else Ray keeps one in the user's home
-    os.environ.setdefault("RAY_worker_niceness", "0")  # it says 15: any other program would come before the replicas
-    os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", LOOP_SECONDS)
     import ray
     from ray import serve
 
