@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ SAMPLED = {"max_new_tokens": 8, "temperature": 0.9, "seed": 3}
 def place(folder: str) -> Any:
     """By made-up times of a step, by real ones, and of a draft whose heads do not divide: how many models the drafter
     has split, in which words that is told, how many parts of models this rank was made to keep, and the text."""
+    os.environ["FORERUN_KERNELS"] = "off"
     target, told, stepper = load_shard(folder), [], draft._stepper
     for whole, parts, name in ((2e-3, 1e-3, "draft"), (1e-3, 2e-3, "draft"), (0, 0, "draft"), (0, 0, "odd")):
         times = iter([whole, parts])
@@ -53,6 +55,8 @@ def test_the_faster_place_is_taken(tmp_path: Path) -> None:
     assert "do not divide by 2 processes" in refused
     assert [kept for _, _, kept, _ in other[:2]] == [1, 1], "the part of the slower one is given back"
     for name, at in (("draft", (0, 1, 2)), ("odd", (3,))):
-        decoder = forerun.SpeculativeDecoder(tiny_model("llama", vocab=VOCAB), f"{folder}/{name}", policy=3)
+        decoder = forerun.SpeculativeDecoder(
+            tiny_model("llama", vocab=VOCAB), f"{folder}/{name}", policy=3, kernels="off"
+        )
         text = decoder.generate(PROMPTS, **SAMPLED).new_tokens
         assert all(rank[i][3] == text for rank in (first, other) for i in at)
