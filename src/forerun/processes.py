@@ -1,7 +1,8 @@
 """Processes of ours that must not outlive whoever started them.
 
 `python -m forerun.processes PARENT SIGNAL MODULE ...` runs a module as `python -m MODULE ...` does, in a process that
-gets the signal when its parent ends, even if that one was killed. On Linux only: elsewhere it lives on.
+gets the signal when its parent ends, even if that one was killed; `python -m forerun.processes PARENT SIGNAL --program
+PATH ...` becomes another program, which keeps that. On Linux only: elsewhere it lives on.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ import sys
 from collections.abc import Sequence
 
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+PROGRAM = "--program"
 
 
 def bound_command(signum: signal.Signals, module: str, arguments: Sequence[str]) -> list[str]:
     """The command for a child of this process that is to end with it. The thread that starts it must live as long."""
     return [sys.executable, "-m", "forerun.processes", str(os.getpid()), signum.name, module, *arguments]
+
+
+def bound_program(signum: signal.Signals, command: Sequence[str]) -> list[str]:
+    """The same for a program that is not ours."""
+    return bound_command(signum, PROGRAM, command)
 
 
 def bind(parent: int, signum: signal.Signals) -> None:
@@ -32,5 +39,7 @@ def bind(parent: int, signum: signal.Signals) -> None:
 if __name__ == "__main__":
     _, parent, name, module, *arguments = sys.argv
     bind(int(parent), signal.Signals[name])
+    if module == PROGRAM:
+        os.execv(arguments[0], arguments)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from forerun.measure.memory import peak_bytes, peak_of_script
 from forerun.measure.record import load
 from support.bench import WordTokenizer
 from support.llama_server import write_llama_server
+from support.processes import is_running, wait_for
 from support.tiny import draft_of, tiny_model
 
 SHORT = (
@@ -157,6 +159,48 @@ def settings_of(tmp_path: Path, **options: Any) -> server.ServerSettings:
 def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="failed to load model"), server.started(settings_of(tmp_path, fails=True)):
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process elsewhere outlives its parent")
+def test_a_program_does_not_outlive_who_started_it() -> None:
+    script = """
+import signal, subprocess, sys
+from forerun.processes import bound_program
+child = subprocess.Popen(bound_program(signal.SIGKILL, [sys.executable, "-S", "-c", "print(1, flush=True); input()"]),
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        assert is_running(pid)
+        starter.kill()
+    wait_for(lambda: not is_running(pid), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="a process elsewhere outlives its parent")
+def test_a_server_does_not_outlive_a_comparison_that_is_killed(tmp_path: Path) -> None:
+    write_llama_server(tmp_path)
+    script = f"""
+import time
+from pathlib import Path
+from forerun.bench.llamacpp import server
+folder = Path({str(tmp_path)!r})
+given = server.ServerSettings(folder / "llama-server", folder / "m.gguf", rows=1, context=9, threads=1, on_gpu=False)
+with server.started(given) as running:
+    print(running.process.pid, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as comparison:
+        assert comparison.stdout is not None
+        pid = comparison.stdout.readline().strip()
+        program = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        comparison.kill()
+    assert str(tmp_path / "llama-server").encode() in program and b"forerun.processes" not in program
+    wait_for(lambda: not is_running(int(pid)), 20)
 
 
 def test_a_text_that_is_too_short_is_no_measurement(tmp_path: Path) -> None:

@@ -13,6 +13,14 @@ def descendants(pid: int) -> list[int]:
     return [each for child in map(int, children) for each in (child, *descendants(child))]
 
 
+def is_running(pid: int) -> bool:
+    """Not one that has ended and that nobody has asked about yet; on Linux."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def wait_for(is_so: Callable[[], bool], seconds: float) -> None:
     """Fails where it takes longer."""
     end = time.monotonic() + seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import socket
 import subprocess
 import tempfile
@@ -18,6 +19,7 @@ from forerun.bench.methods import Prompts, Run
 from forerun.client import ApiClient
 from forerun.errors import ForerunError, ServerError
 from forerun.measure.memory import peak_bytes
+from forerun.processes import bound_program
 
 PLAIN = "none"
 COPIES = "ngram"
@@ -122,12 +124,11 @@ def modes_of(program: Path) -> tuple[str, ...]:
 
 @contextmanager
 def started(settings: ServerSettings, mode: str = PLAIN) -> Iterator[LlamaServer]:
-    """A server that has loaded its model; its process ends with the block."""
+    """A server that has loaded its model; its process ends with the block, or with ours."""
     port = _free_port()
     with tempfile.TemporaryFile() as told:
-        process = subprocess.Popen(
-            settings.command(mode, port), stdout=told, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        command = bound_program(signal.SIGKILL, settings.command(mode, port))
+        process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             server = LlamaServer(f"http://127.0.0.1:{port}", process)
             _wait_until_ready(server, lambda: _last_lines(told))
