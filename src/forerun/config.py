@@ -109,6 +109,9 @@ class ModelSettings:
     """Round the weights to 8 or 4 bits while they are loaded: less memory, faster, and ANOTHER MODEL, whose text
     follows the rounded weights. int8 and int4 round weights alone; w8a8 and, on a GPU, fp8 also what they are
     multiplied with."""
+    quantize_head: bool | None = None
+    """Whether --quantize rounds the head like the layers, on a CPU the embedding too. By default the head stays as it
+    is on a GPU, and both have 8 bits in groups of 32 on a CPU."""
     draft_quantize: Literal["int8", "int4", "fp8", "w8a8"] | None = None
     """The same for the draft model alone: the text stays the target's."""
     tensor_parallel: int = 1

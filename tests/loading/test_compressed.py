@@ -26,9 +26,9 @@ from support.tiny import tiny_model
 FORMATS = {"int8": "pack-quantized", "w8a8": "int-quantized", "fp8": "float-quantized", "int4": "pack-quantized"}
 
 
-def rounded(scheme: str) -> PreTrainedModel:
-    model = copy.deepcopy(tiny_model("llama", intermediate_size=64))
-    round_weights(model, scheme, torch.device("cpu"), "tiny")
+def rounded(scheme: str, with_head: bool = False, **config: Any) -> PreTrainedModel:
+    model = copy.deepcopy(tiny_model("llama", intermediate_size=64, **config))
+    round_weights(model, scheme, torch.device("cpu"), "tiny", with_head)
     return model
 
 
@@ -77,6 +77,18 @@ def test_there_and_back(scheme: str, tmp_path: Path) -> None:
         else:
             assert torch.equal(other, weight)
     assert torch.equal(logits(again), logits(model))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_rounded_head_there_and_back(is_tied: bool, tmp_path: Path) -> None:
+    model = rounded("w8a8", with_head=True, tie_word_embeddings=is_tied)
+    save_rounded(model, tmp_path)
+    says = json.loads((tmp_path / "config.json").read_text())
+    assert says["quantization_config"]["ignore"] == [] and not says["tie_word_embeddings"]
+    again = loaded(tmp_path)
+    assert isinstance(again.lm_head.weight, ScaledWeight) and torch.equal(logits(again), logits(model))
+    without = logits(rounded("w8a8", tie_word_embeddings=is_tied))
+    assert not torch.equal(without, logits(model))
 
 
 @pytest.mark.parametrize(("scheme", "bits"), [("int8", 8), ("int4", 4)])

@@ -20,9 +20,9 @@ from support.tiny import tiny_model
 CPU = torch.device("cpu")
 
 
-def rounded(scheme: str, family: str = "llama") -> PreTrainedModel:
+def rounded(scheme: str, family: str = "llama", **options: bool) -> PreTrainedModel:
     model = copy.deepcopy(tiny_model(family))
-    rounding.round_weights(model, scheme, CPU, "tiny")
+    rounding.round_weights(model, scheme, CPU, "tiny", **options)
     return model
 
 
@@ -50,6 +50,19 @@ def test_layers_are_rounded_and_the_rest_is_not(scheme: str, monkeypatch: pytest
             assert weight.shape == right.shape and weight.dtype == right.dtype and not weight.requires_grad
     error = float((logits(model) - logits(before)).norm() / logits(before).norm())
     assert 1e-5 < error < 0.2
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_head_is_rounded_by_choice(is_tied: bool) -> None:
+    """A head that is the embedding becomes a matrix of its own: look-ups stay as they were."""
+    model = copy.deepcopy(tiny_model("llama", tie_word_embeddings=is_tied))
+    wide = model.get_input_embeddings().weight
+    assert (model.lm_head.weight is wide) == is_tied
+    right = scaled.rounded_weight(model.lm_head.weight, SCHEMES["int8"], torch.float32)
+    rounding.round_weights(model, "int8", CPU, "tiny", with_head=True)
+    assert isinstance(model.lm_head.weight, ScaledWeight) and not model.config.tie_word_embeddings
+    assert torch.equal(model.lm_head.weight.raw, right[0]) and torch.equal(model.lm_head.weight.scales, right[1])
+    assert model.get_input_embeddings().weight is wide
 
 
 def test_a_rounded_weight_is_a_tensor_to_whoever_looks_at_it() -> None:

@@ -161,11 +161,19 @@ def test_what_is_not_quantised_is_told(tmp_path: Path) -> None:
     [
         ({"quantize": "int3"}, "there are 'int8', 'w8a8', 'int4'"),
         ({"quantize": "int8", "dtype": "bfloat16"}, "computes in float32"),
+        ({"quantize_head": True}, r"quantize_head=True.*add quantize="),
     ],
 )
-def test_what_cannot_be_quantised_is_refused(tmp_path: Path, wrong: dict[str, str], message: str) -> None:
+def test_what_cannot_be_quantised_is_refused(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         forerun.load(saved(tmp_path, torch.float32), device="cpu", **wrong)
+
+
+def test_the_head_by_choice(tmp_path: Path) -> None:
+    folder = saved(tmp_path, torch.bfloat16)
+    for with_head, kind in ((False, "BF16"), (True, "I8")):
+        model = forerun.load(folder, device="cpu", quantize="w8a8", quantize_head=with_head).model
+        assert {model.lm_head.weight.format.name, model.model.embed_tokens.weight.format.name} == {kind}
 
 
 @pytest.mark.skipif(WHEEL.find() is None, reason="the embedded model is not installed")

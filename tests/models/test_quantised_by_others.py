@@ -1,19 +1,25 @@
 """Targets that other libraries quantised, with the libraries themselves where they are installed.
 
-`pip install torchao compressed-tensors bitsandbytes optimum-quanto` for all of them; none is needed by Forerun.
+`pip install torchao compressed-tensors bitsandbytes optimum-quanto` for all of them; none is needed by Forerun. Folders
+in the layout of DeepSeek's 8-bit floats are written here: transformers reads them by itself.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from forerun import SpeculativeDecoder
 from forerun.drafters import PromptLookup
+from forerun.loading.load import LoadRequest
 from support.ties import check_greedy, deviation
 from support.tiny import tiny_model
 
@@ -101,3 +107,44 @@ def test_the_text_is_the_quantised_models(library: str) -> None:
         drafted += result.stats.num_draft_tokens
     assert drafted > 0
     assert not decoder.engine.target.is_fused  # its weights are not what fused layers would read
+
+
+BLOCK = 128  # rows and columns of a weight that share a scale
+
+
+def _in_fine_grained_floats(model: Any, folder: Path) -> dict[str, torch.Tensor]:
+    """Save a model in blocks of 8-bit floats; the values that its layers then have, by name."""
+    model.save_pretrained(folder)
+    stored, values = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in stored if ".layers." in name and name.endswith("proj.weight")]:
+        rows, columns = stored[name].shape
+        padded = torch.nn.functional.pad(stored[name], (0, -columns % BLOCK, 0, -rows % BLOCK))
+        blocks = padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK))  # [., 128, ., 128]
+        scales = blocks.abs().amax((1, 3), keepdim=True) / 448
+        numbers = (blocks / scales).to(torch.float8_e4m3fn)
+        values[name] = (numbers.float() * scales).flatten(2).flatten(0, 1)[:rows, :columns]
+        stored[name] = numbers.float().flatten(2).flatten(0, 1)[:rows, :columns].to(torch.float8_e4m3fn)
+        stored[f"{name}_scale_inv"] = scales[:, 0, :, 0].contiguous()
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    says = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": says}
+    (folder / "config.json").write_text(json.dumps(config))
+    return values
+
+
+def test_fine_grained_floats_become_plain_weights_on_a_cpu(tmp_path: Path) -> None:
+    """transformers has no products for them there: it widens them, to the type that it is asked for."""
+    plain = tiny_model("llama", **WIDE)
+    values = _in_fine_grained_floats(copy.deepcopy(plain), tmp_path)
+    request = LoadRequest.of(tmp_path, torch.float32, "cpu")
+    target = request.model("a causal model", lambda config: AutoModelForCausalLM)
+    state = target.state_dict()
+    assert values and all(torch.equal(state[name], right) for name, right in values.items())
+    assert not torch.equal(state[name := next(iter(values))], plain.state_dict()[name])
+    decoder = SpeculativeDecoder(target, PromptLookup(), policy=3, kernels="on")
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.inference_mode():
+        theirs = target.generate(ids, max_new_tokens=NUMBER, do_sample=False, eos_token_id=None, pad_token_id=0)
+    expected = theirs[0, ids.shape[1] :].tolist()
+    result = decoder.generate(ids, max_new_tokens=NUMBER, eos_token_id=[])
+    check_greedy(target, PROMPTS[0], result.new_tokens[0], expected, 1e-4)

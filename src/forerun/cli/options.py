@@ -247,7 +247,10 @@ def model_options(function: Function) -> Function:
 def quantize_options(group: str) -> Callable[[Function], Function]:
     """Whether weights of the target and of a draft model are rounded."""
     shown = {"show_default": "not at all"}
-    return options_from(ModelSettings, group, "quantize", "draft_quantize", quantize=shown, draft_quantize=shown)
+    return options_from(
+        ModelSettings, group, "quantize", "quantize_head", "draft_quantize", quantize=shown,
+        quantize_head={"show_default": "as the device has it"}, draft_quantize=shown,
+    )  # fmt: skip
 
 
 def place_options(group: str, keeps_stored: bool = False) -> Callable[[Function], Function]:

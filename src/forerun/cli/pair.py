@@ -60,7 +60,8 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
 
         size = options.get("tensor_parallel", 1)
         place = stored_place(options) if keeps_stored and not is_split(size) else place_of(options)
-        asked: dict[str, Any] = {"encoder_decoder": encoder_decoder, "quantize": options.get("quantize")}
+        rounding = {name: options.get(name) for name in ("quantize", "quantize_head")}
+        asked: dict[str, Any] = {"encoder_decoder": encoder_decoder, **rounding}
         if is_split(size) and asked["quantize"] is not None:
             raise InvalidArgument(f"--quantize {asked['quantize']}: a model split over processes is not quantised")
         draft: dict[str, Any] = {"option": "--draft", "quantize": options.get("draft_quantize"), **place}

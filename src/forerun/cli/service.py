@@ -65,7 +65,13 @@ def make_speech_service(
 
     if is_split(options["tensor_parallel"]):
         raise InvalidArgument("--tensor-parallel: a Whisper is served by one process; leave it out")
-    for name, default in (("quantize", None), ("draft_quantize", None), ("draft_split", "auto")):
+    unset: dict[str, str | None] = {
+        "quantize": None,
+        "quantize_head": None,
+        "draft_quantize": None,
+        "draft_split": "auto",
+    }
+    for name, default in unset.items():
         if options[name] != default:
             option = f"--{name.replace('_', '-')} {options[name]}"
             raise InvalidArgument(f"{option}: a Whisper is served as it is stored; leave it out")

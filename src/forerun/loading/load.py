@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from forerun.arguments import refuse
 from forerun.config import is_offline
 from forerun.errors import (
     ForerunError,
@@ -53,6 +54,7 @@ def load(
     offline: bool = False,
     revision: str | None = None,
     quantize: str | None = None,
+    quantize_head: bool | None = None,
 ) -> LoadedModel:
     """A text model and its tokenizer, as `forerun generate --model NAME` loads them.
 
@@ -62,7 +64,8 @@ def load(
     that is faster. "float32" makes them plain parameters, which can be trained. With `offline` nothing is fetched;
     `revision` is a branch, tag or commit on the Hub. `quantize` rounds the weights while they are loaded, which
     makes it another model: its text follows the rounded one. "int8" and "int4" round weights alone; "w8a8" and, on a
-    GPU, "fp8" also what they are multiplied with.
+    GPU, "fp8" also what they are multiplied with. `quantize_head` says whether the head is rounded like the layers;
+    left out, it stays as it is on a GPU and has 8 bits on a CPU.
     """
     return load_model(
         name_or_path,
@@ -71,6 +74,7 @@ def load(
         offline=offline,
         revision=revision,
         quantize=quantize,
+        quantize_head=quantize_head,
         encoder_decoder=True,
     )
 
@@ -83,10 +87,11 @@ def load_model(
     offline: bool = False,
     revision: str | None = None,
     quantize: str | None = None,
+    quantize_head: bool | None = None,
     encoder_decoder: bool = False,
 ) -> LoadedModel:
     """`load` for callers that need a causal model, unless they say that they take an `encoder_decoder` one."""
-    request = LoadRequest.of(name_or_path, dtype, device, offline, revision, quantize)
+    request = LoadRequest.of(name_or_path, dtype, device, offline, revision, quantize, quantize_head)
     what = "a text model" if encoder_decoder else "a causal model"
     model = request.model(what, lambda config: _text_class(config, request.source.name, encoder_decoder))
     return LoadedModel(model, _tokenizer_of(request))
@@ -204,6 +209,7 @@ class LoadRequest:
     options: dict[str, Any]  # of transformers' from_pretrained
     keeps_stored: bool = False  # weights stay as narrow as they are stored
     quantize: str | None = None  # a scheme of `loading.quantise`
+    quantize_head: bool | None = None  # whether the head is rounded like the layers; None: as the device has it
 
     @classmethod
     def of(
@@ -214,15 +220,20 @@ class LoadRequest:
         offline: bool = False,
         revision: str | None = None,
         quantize: str | None = None,
+        quantize_head: bool | None = None,
     ) -> LoadRequest:
         """Whatever can be seen to be wrong is refused here."""
         place = choose_device(device)
         kind = choose_dtype(dtype, place)
         check_scheme(quantize, place, kind)
+        if quantize_head is not None and quantize is None:
+            refuse(
+                "quantize_head", quantize_head, "says what quantize= does to the head; add quantize=, or leave it out"
+            )
         source = resolve(name_or_path)
         options = loading_options(source, offline or is_offline(), revision)
         keeps_stored = dtype == STORED and can_keep(place)
-        return cls(source, kind, place, options, keeps_stored=keeps_stored, quantize=quantize)
+        return cls(source, kind, place, options, keeps_stored, quantize, quantize_head)
 
     def model(self, what: str, class_for: Callable[[Any], Any], processes: int = 1) -> Any:
         """The model, every weight of it from the source: transformers fills gaps at random.
@@ -287,9 +298,9 @@ class LoadRequest:
             kind = getattr(method, "quant_method", None) or type(method).__name__
             raise InvalidArgument(_twice(str(self.quantize), name, str(kind)))
         if self.device.type == "cuda":
-            round_weights(model, str(self.quantize), self.device, name)
+            round_weights(model, str(self.quantize), self.device, name, with_head=bool(self.quantize_head))
         else:
-            quantise(model, str(self.quantize), name)
+            quantise(model, str(self.quantize), name, with_head=self.quantize_head)
 
     def _half_dtype(self, config: Any) -> torch.dtype | None:
         """The half precision that all weights are stored in and stay in; None where not all are, or nobody knows."""

@@ -2,7 +2,8 @@
 
 "int8" and "int4" round weights alone, in groups of 32 values; activations stay float32. With "w8a8" linear layers
 multiply integers: one scale an output for weights, one a token for what they are multiplied with. Embedding and head
-keep eight bits and float32 activations under every scheme, because every logit hangs on them.
+keep eight bits and float32 activations under every scheme, because every logit hangs on them, unless something else is
+asked for.
 """
 
 from __future__ import annotations
@@ -54,33 +55,46 @@ def check_scheme(scheme: str | None, device: torch.device, dtype: torch.dtype, a
 
 
 @torch.no_grad()
-def quantise(model: Any, scheme: str, name: str, without: nn.Module | None = None, asked: str | None = None) -> None:
+def quantise(
+    model: Any,
+    scheme: str,
+    name: str,
+    without: nn.Module | None = None,
+    asked: str | None = None,
+    with_head: bool | None = None,
+) -> None:
     """Exchange the matrices of a model for quantised ones; the float32 copy of one is held at a time.
 
-    The part `without` stays as it is.
+    The part `without` stays as it is. Embedding and head are rounded like the layers `with_head`, stay as they are
+    where that is False, and have eight bits in groups where nothing is said.
     """
     asked = asked or f"quantize={scheme!r}"
     ends = {id(getattr(end, "weight", None)) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
     made: dict[int, nn.Parameter] = {}
     held = []  # ids stay taken until all weights have been exchanged
     for module, weight in _holders(model, without):
+        if with_head is False and id(weight) in ends:
+            continue
         if id(weight) not in made:
             _refuse_blocks(weight, asked, name)
             held.append(weight)
-            made[id(weight)] = _quantised(weight, EIGHT_BITS if id(weight) in ends else scheme, asked)
+            is_eight = with_head is None and id(weight) in ends
+            made[id(weight)] = _quantised(weight, EIGHT_BITS if is_eight else scheme, asked)
         module._parameters["weight"] = made[id(weight)]
     if not made:
         raise InvalidArgument(f"{asked}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out")
     if without is None:
-        _tell_of_the_rest(model, asked, name)
+        _tell_of_the_rest(model, asked, name, ends if with_head is False else set())
 
 
-def _tell_of_the_rest(model: nn.Module, asked: str, name: str) -> None:
+def _tell_of_the_rest(model: nn.Module, asked: str, name: str, chosen: set[int]) -> None:
     """Experts, and layers like GPT-2's, hold their weights in another way: a model of little else hardly changes."""
     left: Counter[str] = Counter()
     for module in model.modules():
         for weight in module._parameters.values():
-            if weight is not None and weight.ndim > 1 and not isinstance(weight, NarrowWeight):
+            if weight is None or id(weight) in chosen:
+                continue
+            if weight.ndim > 1 and not isinstance(weight, NarrowWeight):
                 left[type(module).__name__] += weight.numel()
     share = left.total() / sum(weight.numel() for weight in model.parameters())
     if share > MOST_LEFT:

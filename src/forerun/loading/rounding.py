@@ -1,6 +1,7 @@
 """Round a model's linear layers while it goes to a GPU, one at a time: `load(..., quantize="fp8")`.
 
-The weights of all `nn.Linear` but the head are rounded; embeddings, the head, norms and experts stay as they are.
+The weights of all `nn.Linear` are rounded, that of the head by choice; embeddings, norms and experts stay as they are.
+A head that was the embedding is then a matrix of its own.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def why_not(scheme: str, device: torch.device) -> str | None:
 
 
 @torch.no_grad()
-def round_weights(model: Any, scheme: str, device: torch.device, name: str) -> None:
+def round_weights(model: Any, scheme: str, device: torch.device, name: str, with_head: bool = False) -> None:
     """Exchange the weights of linear layers for rounded ones on `device`, one layer at a time."""
-    found = list(_linear_layers(model))
+    found = list(_linear_layers(model, with_head))
     own = SCHEMES[scheme].fitted(*(layer.weight.shape[1] for _, layer in found))
     if own is None:
         path, odd = min(found, key=lambda each: each[1].weight.shape[1] % GROUPS[-1] == 0)
@@ -43,11 +44,14 @@ def round_weights(model: Any, scheme: str, device: torch.device, name: str) -> N
         layer._parameters["weight"] = nn.Parameter(_rounded(layer.weight, own, device, path), requires_grad=False)
     if not found:
         raise InvalidArgument(f"quantize={scheme!r}: {name!r} has no linear layer that can be rounded; leave it out")
+    if with_head:
+        for config in (model.config, model.config.get_text_config(decoder=True)):
+            config.tie_word_embeddings = False
 
 
-def _linear_layers(model: Any) -> Iterator[tuple[str, nn.Linear]]:
-    """Those that are torch's own, the head left out; routers of experts are no such layers."""
-    head = model.get_output_embeddings()
+def _linear_layers(model: Any, with_head: bool) -> Iterator[tuple[str, nn.Linear]]:
+    """Those that are torch's own; routers of experts are no such layers."""
+    head = None if with_head else model.get_output_embeddings()
     for path, module in model.named_modules():
         if type(module) is nn.Linear and module is not head:
             yield path, module

@@ -14,7 +14,7 @@ pytest.importorskip("numba")
 
 from forerun.config import Kernels
 from forerun.errors import InvalidArgument
-from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
+from forerun.kernels.cpu.narrow import NarrowWeight, held, narrow_parameter
 from forerun.loading.quantise import quantise
 from forerun.math.integer import NEGLIGIBLE, encode_rows, integer_linear, parts, row_format
 from forerun.models.scorer import Scorer
@@ -79,6 +79,21 @@ def test_a_module_holds_it_and_gradients_pass_straight_through() -> None:
     torch.testing.assert_close(layer.bias.grad, torch.full((5,), 6.0))
     with pytest.raises(InvalidArgument, match="take float32"):
         layer(torch.randn(1, 64).double())
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_embedding_and_head_by_choice(is_tied: bool) -> None:
+    """Eight bits in groups unless something is said; as they are; like the layers."""
+    plain = tiny_model("llama", tie_word_embeddings=is_tied)
+    kinds = []
+    for with_head in (None, False, True):
+        model = copy.deepcopy(plain)
+        quantise(model, "w8a8", "tiny", with_head=with_head)
+        ends = model.get_input_embeddings().weight, model.lm_head.weight
+        assert (ends[0] is ends[1]) == is_tied
+        kinds.append({held(weight)[0] for weight in ends})
+        assert {held(layer.mlp.up_proj.weight)[0] for layer in model.model.layers} == {"I8"}
+    assert kinds == [{"Q8_0"}, {"float32"}, {"I8"}]
 
 
 def test_fused_layers_and_modules_agree_on_integers() -> None:

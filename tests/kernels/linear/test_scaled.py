@@ -156,6 +156,22 @@ def test_rows_that_two_launches_take(name: str) -> None:
         check(many_rows.linear(x, weight, bias), reference_of(x, weight, bias))
 
 
+@pytest.mark.slow
+def test_many_rows_of_finer_types_are_rounded_like_few() -> None:
+    """torch writes products of 8-bit floats as bfloat16: a row's bits would hang on how many others there are."""
+    weight, bias, x = (
+        weight_of("fp8", 8, torch.float16),
+        torch.randn(8, device=DEVICE).half(),
+        rows_of(70).half(),
+    )
+    rows = round_rows(x, FP8)
+    few = torch.cat([kernel.project(part, weight, bias) for part in x.split(64)])
+    assert torch.equal(many_rows.linear(x, weight, bias), few) and torch.equal(
+        many_rows.linear(rows, weight, bias), few
+    )
+    assert not torch.equal(few.bfloat16().half(), few), "bfloat16 would not be noticed"
+
+
 def test_odd_widths_are_left_to_others() -> None:
     """Bytes are read in pairs."""
     scheme = SCHEMES["int8"]

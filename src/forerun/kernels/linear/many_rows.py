@@ -24,11 +24,17 @@ TWICE = 2 * project.ROWS[2]
 def linear(x: Tensor | RoundedRows, weight: RoundedWeight, bias: Tensor | None) -> Tensor:
     """[R, K] -> [R, N]: 8-bit tensor cores where rows are rounded, else a product with a wide copy of the weight.
 
-    Making that copy takes longer than reading the weight twice.
+    Making that copy takes longer than reading the weight twice. torch's product of 8-bit floats writes bfloat16 alone:
+    for models of a finer type it would round what passes of few rows do not, so they read the weight again and again.
     """
+    is_finer = weight.scheme.values is torch.float8_e4m3fn and weight.dtype is not torch.bfloat16
+    if is_finer or (isinstance(x, Tensor) and not weight.scheme.rounds_rows and len(x) <= TWICE):
+        parts = _parts(x, project.ROWS[2])
+        if project.why_not(parts[0], weight) is None:
+            return torch.cat([project.project(part, weight, bias) for part in parts])
+        if is_finer:
+            return scaled.linear(x, weight.raw, weight.scales, weight.scheme, bias)
     if isinstance(x, Tensor) and not weight.scheme.rounds_rows:
-        if len(x) <= TWICE and project.why_not(x[: project.ROWS[2]], weight) is None:
-            return torch.cat([project.project(some, weight, bias) for some in x.split(project.ROWS[2])])
         return F.linear(x, wide(weight), bias)
     if why_not_narrow(weight, weight.device):
         return scaled.linear(x, weight.raw, weight.scales, weight.scheme, bias)
@@ -38,6 +44,12 @@ def linear(x: Tensor | RoundedRows, weight: RoundedWeight, bias: Tensor | None) 
     scales = weight.scales.float().T
     made = torch._scaled_mm(rows.values, weight.raw.T, rows.scales.unsqueeze(1), scales, out_dtype=torch.bfloat16)
     return made.to(x.dtype) if bias is None else (made + bias).to(x.dtype)
+
+
+def _parts(x: Tensor | RoundedRows, count: int) -> list[Tensor] | list[RoundedRows]:
+    if isinstance(x, Tensor):
+        return list(x.split(count))
+    return [RoundedRows(*part, x.dtype) for part in zip(x.values.split(count), x.scales.split(count), strict=True)]
 
 
 def why_not_narrow(weight: RoundedWeight, place: torch.device) -> str | None:
