@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from benchmarks.families.results import FUSED, MODULES, PASS, PROMPT, THEIR_PROMPT, TRANSFORMERS, FamilyResults
+from benchmarks.families.results import (
+    DECODE,
+    FUSED,
+    GENERATE,
+    MODULES,
+    PASS,
+    PROMPT,
+    THEIR_PROMPT,
+    TRANSFORMERS,
+    FamilyResults,
+)
 from forerun.measure.plot import GREY, Figure, Panel, Series
 from forerun.measure.record import Record
 from forerun.measure.table import NOTHING, Table
@@ -16,7 +26,9 @@ GPU_HEADINGS = (
     "fused 1", "8", "modules 1", "8", "generate 1", "8",
 )  # fmt: skip
 PROMPT_HEADINGS = ("family", "tokens", "fused", "transformers", "ratio")
-CPU_HEADINGS = ("family", "fused 1", "4", "transformers 1", "4", "ratio 1", "4")
+CPU_HEADINGS = (
+    "family", "floor", "fused 1", "4", "transformers 1", "4", "ratio 1", "4", "floor's ratio", "decode", "generate",
+)  # fmt: skip
 STEPS = (PASS, FUSED, MODULES, TRANSFORMERS)
 PASSES = ((1, 1), (8, 1), (8, 8))
 
@@ -41,7 +53,7 @@ def tables(results: FamilyResults) -> Iterator[Table]:
         rows = tuple(_prompt_row(results, *prompt) for prompt in prompts)
         yield Table("A prompt and one token, ms", PROMPT_HEADINGS, rows)
     families = [f for f in results.families if any(s.family == f and s.method in STEPS for s in results.steps)]
-    if families and results.bandwidth is None:
+    if families and not results.on_gpu:
         rows = tuple(_cpu_row(results, family) for family in families)
         yield Table("A step of 1 and of 4 tokens, ms", CPU_HEADINGS, rows)
     elif families:
@@ -52,7 +64,7 @@ def tables(results: FamilyResults) -> Iterator[Table]:
 def figure(results: FamilyResults) -> Figure | None:
     """Bars a family: shares of the bandwidth on a GPU, times of transformers' on a CPU; none for prompts."""
     machine = results.provenance.machine.name
-    if results.bandwidth is None:
+    if not results.on_gpu:
         values = {"1 token": _ratios(results, 1), "4 tokens": _ratios(results, 4)}
         title, y_label, held_against = f"A step of fused layers, {machine}", "time", "transformers"
     else:
@@ -89,8 +101,7 @@ def _ratios(results: FamilyResults, tokens: int) -> dict[str, float]:
 
 def _prompt_row(results: FamilyResults, family: str, length: int) -> tuple[str, ...]:
     ours, theirs = (results.seconds(family, method, 1, length) for method in (PROMPT, THEIR_PROMPT))
-    ratio = None if ours is None or theirs is None else ours / theirs
-    return (family, str(length), _milliseconds(ours), _milliseconds(theirs), _share(ratio))
+    return (family, str(length), _milliseconds(ours), _milliseconds(theirs), _share(_ratio(ours, theirs)))
 
 
 def _gpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
@@ -108,8 +119,14 @@ def _cpu_row(results: FamilyResults, family: str) -> tuple[str, ...]:
     ours, theirs = (
         [results.seconds(family, method, 1, tokens) for tokens in (1, 4)] for method in (FUSED, TRANSFORMERS)
     )
-    ratios = (None if a is None or b is None else a / b for a, b in zip(ours, theirs, strict=True))
-    return (family, *map(_milliseconds, (*ours, *theirs)), *map(_share, ratios))
+    floor = results.floor(family)
+    ratios = (_ratio(a, b) for a, b in zip((*ours, floor), (*theirs, theirs[0]), strict=True))
+    calls = (results.seconds(family, method, 1) for method in (DECODE, GENERATE))
+    return (family, *map(_milliseconds, (floor, *ours, *theirs)), *map(_share, ratios), *map(_milliseconds, calls))
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    return None if ours is None or theirs is None else ours / theirs
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -122,8 +139,14 @@ def _share(value: float | None) -> str:
 
 def remarks(results: FamilyResults, complete: bool) -> tuple[str, ...]:
     lines = [f"{results.provenance.machine.name}; random weights, sizes as published"]
-    if results.bandwidth is None:
+    if not results.on_gpu:
         lines.append("fused, transformers: the best of several steps behind 256 keys, taken in turns")
+        if results.bandwidth:
+            lines.append(
+                f"floor: all weights that a step reads, once, at {results.bandwidth / 1e9:.1f} GB/s, the fastest that "
+                "they were read here; decode, generate: a token of plain decoding by SpeculativeDecoder with fused "
+                "layers, by model.generate; families that nobody has published so small have SmolLM2-135M's sizes"
+            )
     else:
         lines.append(
             f"copy bandwidth {results.bandwidth / 1e9:.0f} GB/s; rows x new positions of each; pass: one forward pass "

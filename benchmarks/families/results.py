@@ -8,6 +8,7 @@ from typing import Any
 from forerun.measure.provenance import Provenance
 
 PASS, FUSED, MODULES, TRANSFORMERS = "pass", "fused", "modules", "transformers"
+DECODE, GENERATE = "decode", "generate"  # on a CPU: a token of plain decoding by a call of ours, by model.generate
 PROMPT, THEIR_PROMPT = "prompt", "prompt by transformers"  # so many positions and one token behind them
 
 
@@ -20,7 +21,7 @@ class Step:
     rows: int
     positions: int  # new ones of each row
     seconds: float  # the best of several
-    num_bytes: int = 0  # of weights that a PASS must read: of experts those that somebody has chosen
+    num_bytes: int = 0  # of weights that a PASS, or a FUSED step on a CPU, must read: of experts the chosen ones
     key_bytes: int = 0  # of keys and values that it must read
 
 
@@ -30,9 +31,18 @@ class FamilyResults:
 
     provenance: Provenance
     settings: dict[str, Any]
-    bandwidth: float | None  # bytes a second of a copy; None on a CPU
+    bandwidth: float | None  # bytes a second of a copy; on a CPU of reading, as fast as anything has been seen to
     notes: dict[str, str]  # by family: why there are no fused layers, or what went wrong
     steps: tuple[Step, ...]
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.provenance.machine.gpu is not None
+
+    def floor(self, family: str) -> float | None:
+        """Seconds that reading the weights takes at least, on a CPU."""
+        found = self.step(family, FUSED, 1)
+        return None if found is None or not found.num_bytes or not self.bandwidth else found.num_bytes / self.bandwidth
 
     @property
     def families(self) -> list[str]:

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 from benchmarks.cpu_steps import steps as cpu_steps
 from benchmarks.families.report import KIND, PASSES, make_record
 from benchmarks.families.results import (
+    DECODE,
     FUSED,
+    GENERATE,
     MODULES,
     PASS,
     PROMPT,
@@ -28,7 +30,7 @@ from benchmarks.families.results import (
 from benchmarks.families.shapes import build
 from forerun import ops
 from forerun.bench.decode.forward import FILLED, stepper
-from forerun.bench.hardware import work_of
+from forerun.bench.hardware import measure_ceilings, work_of
 from forerun.config import Kernels
 from forerun.decoder import SpeculativeDecoder
 from forerun.measure.progress import Reporter
@@ -40,6 +42,7 @@ from forerun.models.bodies import choose
 
 ROWS = (1, 8)
 BEFORE, FEW, MANY = 64, 8, 40  # tokens; the difference of two calls leaves out prompt and recording
+CPU_FEW, CPU_MANY = 4, 20
 CACHE_TOKENS = 2048  # of all rows
 CONTEXT = 2048
 CPU_GRID = cpu_steps.Grid(batches=(1,), tokens=(1, 4), past=256)
@@ -58,7 +61,7 @@ class Settings:
 def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter, command: Sequence[str]) -> Record:
     """A family that fails leaves a note, and the others are measured."""
     on_gpu = device.type == "cuda"
-    bandwidth = copy_bandwidth(device) if on_gpu and not asked.compile_only else None
+    bandwidth = None if asked.compile_only else _bandwidth(device)
     origin = provenance(device, command)
     steps, notes = _kept(output, asked) if asked.adds else ([], {})
 
@@ -84,6 +87,10 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         return record
 
     return take_turns([Turn(family, partial(measure, family)) for family in asked.families], reporter, save)
+
+
+def _bandwidth(device: torch.device) -> float:
+    return copy_bandwidth(device) if device.type == "cuda" else measure_ceilings(device, torch.float32).linear
 
 
 def _kept(output: Path, asked: Settings) -> tuple[list[Step], dict[str, str]]:
@@ -151,7 +158,8 @@ def _on_gpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
 def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
     """Seconds of a call that reads a prompt and gives one token, by turns."""
     found = []
-    decoder = SpeculativeDecoder(model, None, kernels="on", cache_tokens=2 * max(asked.prompts))
+    use = "on" if model.device.type == "cuda" else "auto"  # on a CPU long prompts may be the modules', as for users
+    decoder = SpeculativeDecoder(model, None, kernels=use, cache_tokens=2 * max(asked.prompts))
     for length in asked.prompts:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(5, 30000, (1, length), generator=generator).to(model.device)
@@ -167,11 +175,18 @@ def _prompts(family: str, model: PreTrainedModel, asked: Settings, is_described:
 
 
 def _decoding(
-    family: str, method: str, generate: Callable[..., object], model: PreTrainedModel, asked: Settings
+    family: str,
+    method: str,
+    generate: Callable[..., object],
+    model: PreTrainedModel,
+    asked: Settings,
+    batches: tuple[int, ...] = ROWS,
+    few: int = FEW,
+    many: int = MANY,
 ) -> list[Step]:
     """Seconds a token of greedy plain decoding, for each number of rows."""
     found = []
-    for rows in ROWS:
+    for rows in batches:
         generator = torch.Generator().manual_seed(1)
         ids = torch.randint(5, 30000, (rows, BEFORE), generator=generator).to(model.device)
         mask = torch.ones_like(ids)
@@ -180,16 +195,16 @@ def _decoding(
             run = partial(generate, ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False)
             return timed(model.device, run)[1]
 
-        call(FEW)
+        call(few)
         if asked.compile_only:
             continue
-        best = [min(call(tokens) for _ in range(asked.repeats)) for tokens in (MANY, FEW)]
-        found.append(Step(family, method, rows, 1, (best[0] - best[1]) / (MANY - FEW)))
+        best = [min(call(tokens) for _ in range(asked.repeats)) for tokens in (many, few)]
+        found.append(Step(family, method, rows, 1, (best[0] - best[1]) / (many - few)))
     return found
 
 
 def _on_cpu(family: str, model: PreTrainedModel, asked: Settings, is_described: bool) -> list[Step]:
-    """Steps of 1 and 4 tokens of one row, transformers and ours in turns."""
+    """Steps of 1 and 4 tokens of one row, transformers and ours in turns; then decoding as users call it."""
     subject = cpu_steps.Subject(family, model)
     methods = cpu_steps.methods(subject, CPU_GRID, Kernels.ON if is_described else Kernels.OFF)
     methods.pop(cpu_steps.MODULES)
@@ -200,5 +215,9 @@ def _on_cpu(family: str, model: PreTrainedModel, asked: Settings, is_described: 
 
     for _ in range(1 if asked.compile_only else 2 * asked.repeats):
         cpu_steps.sweep(methods, CPU_GRID, keep)
-    names = {cpu_steps.KERNELS: FUSED, cpu_steps.TRANSFORMERS: TRANSFORMERS}
-    return [Step(family, names[method], 1, tokens, seconds) for (method, tokens), seconds in best.items()]
+    names, read = {cpu_steps.KERNELS: FUSED, cpu_steps.TRANSFORMERS: TRANSFORMERS}, work_of(model).weight_bytes
+    found = [Step(family, names[method], 1, tokens, seconds, read) for (method, tokens), seconds in best.items()]
+    own = SpeculativeDecoder(model, None, kernels="on" if is_described else "off").generate
+    for method, generate in ((DECODE, own), (GENERATE, model.generate)):
+        found += _decoding(family, method, generate, model, asked, (1,), CPU_FEW, CPU_MANY)
+    return found

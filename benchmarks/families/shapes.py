@@ -49,28 +49,33 @@ ON_GPU: dict[str, Settings] = {
                           n_group=8, topk_group=4),
 }  # fmt: skip
 
-# SmolLM 135M, Qwen2 0.5B, Qwen3 0.6B, Gemma 3 270M, OPT 125M, Pythia 410M, GPT-2, and their neighbours in size: real
-# small models where a family has one, otherwise its layers at such a width.
+
+def _small(key_heads: int = 3, **more: Any) -> Settings:
+    """SmolLM2-135M's sizes, for families that nobody has published at a width of 576 to 1024."""
+    return _shape(576, 1536, 9, key_heads, 49152, num_hidden_layers=30, head_dim=64, **more)
+
+
+# SmolLM2 135M, Qwen2 0.5B, Qwen3 0.6B, Gemma 3 270M, OPT 125M, GPT-2, Pythia 410M, CodeGen 350M: sizes as published.
 ON_CPU: dict[str, Settings] = {
-    "llama": _shape(576, 1536, 9, 3, 49152, num_hidden_layers=30),
-    "mistral": _shape(1024, 2816, 16, 4, 32000, num_hidden_layers=12),
-    "qwen2": _shape(896, 4864, 14, 2, 151936, num_hidden_layers=24),
-    "qwen3": _shape(1024, 3072, 16, 8, 151936, num_hidden_layers=28, head_dim=128),
-    "gemma3_text": _shape(640, 2048, 4, 1, 262144, num_hidden_layers=18, head_dim=256),
-    "gemma2": _shape(768, 3072, 8, 4, 256000, num_hidden_layers=12, head_dim=96),
+    "llama": _small(),
+    "mistral": _small(),
+    "smollm3": _small(),
+    "starcoder2": _small(),
+    "phi3": _small(9),
+    "stablelm": _small(9),
+    "olmo2": _small(9),
+    "granite": _small(),
+    "cohere2": _small(),
+    "gemma2": _small(),
+    "phi": _small(9),
     "opt": {"hidden_size": 768, "word_embed_proj_dim": 768, "ffn_dim": 3072, "num_attention_heads": 12,
             "num_hidden_layers": 12, "vocab_size": 50272},
     "gpt2": {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257},
-    "gpt_neox": _shape(1024, 4096, 16, 16, 50304, num_hidden_layers=24, rotary_pct=0.25),
+    "gemma3_text": _shape(640, 2048, 4, 1, 262144, num_hidden_layers=18, head_dim=256),
     "codegen": {"n_embd": 1024, "n_head": 16, "n_layer": 20, "rotary_dim": 32, "vocab_size": 51200},
-    "phi": _shape(1024, 4096, 16, 16, 51200, num_hidden_layers=20),
-    "phi3": _shape(768, 2048, 12, 12, 32064, num_hidden_layers=16),
-    "starcoder2": _shape(768, 3072, 12, 2, 49152, num_hidden_layers=16),
-    "stablelm": _shape(1024, 2816, 16, 16, 50304, num_hidden_layers=16),
-    "olmo2": _shape(1024, 4096, 16, 16, 100352, num_hidden_layers=16),
-    "granite": _shape(1024, 2560, 16, 4, 49155, num_hidden_layers=24),
-    "cohere2": _shape(1024, 3072, 16, 4, 64000, num_hidden_layers=16),
-    "smollm3": _shape(960, 2560, 15, 5, 49152, num_hidden_layers=24),
+    "gpt_neox": _shape(1024, 4096, 16, 16, 50304, num_hidden_layers=24, rotary_pct=0.25),
+    "qwen2": _shape(896, 4864, 14, 2, 151936, num_hidden_layers=24),
+    "qwen3": _shape(1024, 3072, 16, 8, 151936, num_hidden_layers=28, head_dim=128),
 }  # fmt: skip
 OWN_NAMES = {"codegen", "gptj", "gpt2"}  # configurations with names of their own for sizes
 

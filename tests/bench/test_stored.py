@@ -27,6 +27,7 @@ UNDRAWN = {
     "asr-cpu.json",
     "eval-greedy.json",
     "eval-sampled.json",
+    "families-prompts-cpu.json",
     "families-prompts-h200.json",
     "narrow-cpu.json",
     "replicas-cpu.json",

@@ -11,7 +11,17 @@ import torch
 
 from benchmarks.families import run
 from benchmarks.families.report import make_record, tables
-from benchmarks.families.results import FUSED, PASS, PROMPT, THEIR_PROMPT, TRANSFORMERS, FamilyResults, Step
+from benchmarks.families.results import (
+    DECODE,
+    FUSED,
+    GENERATE,
+    PASS,
+    PROMPT,
+    THEIR_PROMPT,
+    TRANSFORMERS,
+    FamilyResults,
+    Step,
+)
 from forerun import ops
 from forerun.bench.hardware import work_of
 from forerun.measure.provenance import provenance
@@ -30,9 +40,13 @@ def test_shares() -> None:
 
 
 def test_tables_of_steps_and_prompts() -> None:
-    on_cpu = results((Step("a", FUSED, 1, 1, 0.5), Step("a", TRANSFORMERS, 1, 1, 1.0)), bandwidth=None)
-    (table,) = tables(on_cpu)
-    assert table.rows == (("a", "500.00", "-", "1000.00", "-", "0.50", "-"),)
+    steps = Step("a", FUSED, 1, 1, 0.5, 400), Step("a", TRANSFORMERS, 1, 1, 1.0, 400)
+    calls = Step("a", DECODE, 1, 1, 0.6), Step("a", GENERATE, 1, 1, 1.1)
+    (table,) = tables(results((*steps, *calls)))
+    shown = ("a", "400.00", "500.00", "-", "1000.00", "-", "0.50", "-", "0.40", "600.00", "1100.00")
+    assert table.rows == (shown,) and len(table.headings) == len(shown)
+    (old,) = tables(results((*steps, *calls), bandwidth=None))
+    assert old.rows == ((*shown[:1], "-", *shown[2:8], "-", *shown[9:]),)
     prompts = results((Step("a", PROMPT, 1, 4096, 0.03), Step("a", THEIR_PROMPT, 1, 4096, 0.04)))
     (table,) = tables(prompts)
     assert table.rows == (("a", "4096", "30.00", "40.00", "0.75"),)
