@@ -21,6 +21,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "layer_types": None},
     "qwen3": {},
     "arcee": {"mlp_bias": True},
+    "axk1": {},
     "bloom": {},
     "codegen": {},
     "cohere": {"use_qk_norm": True},

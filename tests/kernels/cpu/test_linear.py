@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("numba")
 
 from forerun.kernels.cpu.linear import linear, why_not
+from forerun.kernels.cpu.product import BLOCK
 from forerun.kernels.cpu.widen import LANES
 
 
@@ -22,6 +23,14 @@ def test_agrees_with_float64(rows: int, count: int, threads: int) -> None:
     x, weight, bias = torch.randn(rows, 9 * LANES), torch.randn(count, 9 * LANES), torch.randn(count)
     want = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(linear(x, weight, bias, threads).double(), want, rtol=0, atol=2e-5)
+
+
+def test_several_blocks_of_rows_and_a_rest() -> None:
+    size = 4096
+    count = 2 * (BLOCK // (4 * size)) + 7
+    x, weight = torch.randn(7, size), torch.randn(count, size)
+    want = x.double() @ weight.double().T
+    torch.testing.assert_close(linear(x, weight, None, 1).double(), want, rtol=0, atol=5e-4)
 
 
 def test_a_row_has_the_same_bits_alone_and_in_company() -> None:

@@ -91,7 +91,7 @@ def gate_of(family: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("family", [
-    "mixtral", "qwen3_moe", "olmoe", "gpt_oss", "granitemoe", "glm4_moe", "deepseek_v2", "deepseek_v3",
+    "mixtral", "qwen3_moe", "olmoe", "gpt_oss", "granitemoe", "glm4_moe", "deepseek_v2", "deepseek_v3", "axk1",
 ])  # fmt: skip
 @torch.no_grad()
 def test_the_reference_is_transformers(family: str) -> None:

@@ -21,9 +21,9 @@ from forerun.kernels.cpu.widen import FLOAT32, FORMATS, I64, LANES, UNIT, WIDEST
 
 # With more tokens than this, narrow rows are widened once into the cache instead of in every tile; blocks take longer.
 IN_PLACE = tuple(MOST_TOKENS if stored.values == UNIT else min(4, MOST_TOKENS) for stored in FORMATS)
-BLOCK = (
-    96 << 10
-)  # bytes of weight rows, as float32, that meet all inputs before the next ones: they stay in the L2 cache
+# Bytes of weight rows, as float32, that meet all inputs before the next ones. They stay in the L2 cache; with few rows
+# (a block of 96 KiB has four of 4096 numbers) inputs would come from further away for every one of them.
+BLOCK = 384 << 10
 _ARGUMENTS = 9
 _RUNS = tuple(stored.run(1) for stored in FORMATS)
 _VALUES, _BYTES = tuple(values for values, _ in _RUNS), tuple(size for _, size in _RUNS)

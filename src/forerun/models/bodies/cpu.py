@@ -42,6 +42,7 @@ from forerun.models.bodies.description import (
 from forerun.models.bodies.merging import Product, by_outputs, expert_weights
 
 TOKENS_AT_ONCE = 128  # weights are read once for so many; a prompt's activations then still fit the caches
+LINE = 16  # floats of a cache line
 GRAIN = 256  # tables of angles grow by this many positions
 
 
@@ -162,6 +163,8 @@ class CpuBody(DescribedBody):
             pairs = torch.cat([self._product(inner, part) for part in layer.mlp.shared.first], dim=-1)
             other = self._product(gated(pairs, layer.mlp.shared.activation), layer.mlp.shared.second)
             made += other if layer.mlp.shared_gate is None else torch.sigmoid(layer.mlp.shared_gate(inner)) * other
+        if layer.after_mlp is not None:
+            norms.norms(made.numpy(), self._layers[index]["after_mlp"], made.numpy())
         x += layer.multiplier * made
 
     def _prepare(self, cache: KeyValueCache, longest: int, tokens: int) -> None:
@@ -178,7 +181,7 @@ class CpuBody(DescribedBody):
             int(self._layers["inner"].max()), longest, self.num_threads,
         )  # fmt: skip
         if need > len(self._scratch):
-            self._scratch = np.empty(need + need // 4, dtype=np.float32)
+            self._scratch = _aligned(need + need // 4)
 
     def _why_not(self) -> str | None:
         return why_not(self.model)
@@ -198,6 +201,12 @@ class CpuBody(DescribedBody):
         _fill_norm(self._norm, says.norm)
         sizes = says.head_size, says.value_size or says.head_size
         self._like = tuple(torch.empty(0, says.num_key_heads, size) for size in sizes)
+
+
+def _aligned(count: int) -> Floats:
+    """Room from the beginning of a cache line on: vectors that lie across two lines are read twice."""
+    room = np.empty(count + LINE, dtype=np.float32)
+    return room[-room.ctypes.data // 4 % LINE :]
 
 
 def _rows(starts: Ints) -> Iterator[slice]:

@@ -137,7 +137,7 @@ def read_router(module: Any) -> Router | None:
         bias = getattr(module, "bias", None)
         return Router(weight, None if bias is None else bias.detach(), most, Scoring.CHOSEN)
     num_groups, top_groups = int(getattr(module, "num_group", 1) or 1), int(getattr(module, "topk_group", 1) or 1)
-    if name in ("DeepseekV3TopkRouter", "Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter"):
+    if name in ("DeepseekV3TopkRouter", "Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter", "AXK1TopkRouter"):
         return Router(
             weight, None, most, Scoring.SIGMOID, bool(module.norm_topk_prob), float(module.routed_scaling_factor),
             module.e_score_correction_bias.detach(), num_groups, top_groups, is_wide=True,

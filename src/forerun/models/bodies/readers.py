@@ -239,7 +239,10 @@ def _latent(
         norms = read_norm(module.input_layernorm), read_norm(module.post_attention_layernorm)
         attention = _read_latent(module.self_attn, index, pairs, not is_complex)
         multiplier = float(getattr(module, "residual_scale", 1.0))
-        return DecoderLayer(attention, mlp(module.mlp), norms[0], before_mlp=norms[1], multiplier=multiplier)
+        behind = read_norm_behind(getattr(module.mlp, "post_mlp_layernorm", None))  # of A.X-K1's experts
+        return DecoderLayer(
+            attention, mlp(module.mlp), norms[0], before_mlp=norms[1], after_mlp=behind, multiplier=multiplier
+        )
 
     return decoder_of(
         config,
@@ -472,6 +475,7 @@ _up_and_down = partial(read_plain_mlp, first="up_proj", second="down_proj", acti
 
 FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "arcee": partial(_llama, mlp=_up_and_down),
+    "axk1": partial(_latent, mlp=_with_shared_experts),
     "bloom": _bloom,
     "codegen": _gptj,
     "cohere": _cohere,
