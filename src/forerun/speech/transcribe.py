@@ -140,7 +140,9 @@ class Transcriber:
             )
         self._account(clips, started, ready, heard)
         progress.finish()
-        languages = found or [spoken(self.settings.language, self.model.generation_config)] * len(clips)
+        languages: list[str | None] = [*found] or [spoken(self.settings.language, self.model.generation_config)] * len(
+            clips
+        )
         return [
             Transcript(clip.path, clip.seconds, tuple(self._segment(clip, each) for each in segments), clip.note, said)
             for clip, segments, said in zip(clips, output["segments"], languages, strict=True)
