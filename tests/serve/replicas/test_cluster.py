@@ -205,8 +205,9 @@ def test_too_many_are_told_to_come_back(served_by_ray: Cluster) -> None:
 
 
 def test_replicas_come_and_go_with_the_queue(served_by_ray: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("UPSCALE_SECONDS", "DOWNSCALE_SECONDS", "HEALTH_PERIOD"):
-        monkeypatch.setattr(f"forerun.serve.replicas.deployment.{name}", 1.0)
+    # Several reports of the queue fall into the time that is looked back at, also where processes wait for a core.
+    for name, seconds in (("UPSCALE_SECONDS", 3.0), ("DOWNSCALE_SECONDS", 1.0), ("HEALTH_PERIOD", 0.5)):
+        monkeypatch.setattr(f"forerun.serve.replicas.deployment.{name}", seconds)
     served_by_ray.deploy(replicas=1, max_replicas=2, max_rows=2)
     is_over = threading.Event()
 
