@@ -206,7 +206,8 @@ class CpuBody(DescribedBody):
 def _aligned(count: int) -> Floats:
     """Room from the beginning of a cache line on: vectors that lie across two lines are read twice."""
     room = np.empty(count + LINE, dtype=np.float32)
-    return room[-room.ctypes.data // 4 % LINE :]
+    first = -room.ctypes.data // 4 % LINE
+    return room[first : first + count]
 
 
 def _rows(starts: Ints) -> Iterator[slice]:
