@@ -28,7 +28,7 @@ BAD: tuple[tuple[dict[str, Any], str | None, str], ...] = (
     ({"prompt": "x", "n": True}, "n", "valid integer"),
     ({"prompt": "x", "top_p": 0}, "top_p", "greater than 0"),
     ({"prompt": "x", "stop": ""}, "stop", "at least 1"),
-    ({"prompt": "x", "stop": ["a", 3]}, "stop", "valid string"),
+    ({"prompt": "x", "stop": ["a", 3]}, "stop.1", "valid string"),
     ({"prompt": "x", "best_of": 2, "n": 3}, "best_of", "at least n"),
     ({"prompt": "x", "best_of": 2, "stream": True}, "best_of", "known at the end"),
     ({"prompt": "x", "stream_options": {}}, None, "needs stream"),
@@ -73,7 +73,12 @@ def test_paths_models_and_messages_that_are_not_there(server: Server) -> None:
     error = server.post("/v1/completions", prompt="x", model="other")
     assert error.status_code == 404 and error.json()["error"]["code"] == "model_not_found"
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    assert server.post("/v1/chat/completions", messages=image).status_code == 400
+    refused = server.post("/v1/chat/completions", messages=image)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "messages.0.content.0.type"
+    form = server.client.post(
+        "/v1/chat/completions", content=b'{"messages": []}', headers={"Content-Type": "text/plain"}
+    )
+    assert form.status_code == 400 and "application/json" in form.json()["error"]["message"]
     assert server.post("/v1/chat/completions", messages=[{"role": "wizard", "content": "x"}]).status_code == 400
 
 

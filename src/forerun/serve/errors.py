@@ -90,19 +90,26 @@ def refused(param: str, reason: str, code: str | None = None) -> ApiError:
 
 def from_validation(errors: Sequence[Any]) -> ApiError:
     """The first complaint of pydantic about a body. Values are not repeated: they may be prompts."""
-    error = errors[0]
-    # Of a union pydantic names the member that failed, too: those are not parts of the body.
-    names = [str(part) for part in error["loc"] if part != "body" and not _is_kind(str(part))]
+    place = _names(errors[0])
+    # Of a union every member complains. Whichever came furthest into the same place is the one that was meant.
+    error = max((each for each in errors if _names(each)[: len(place)] == place), key=lambda each: len(_names(each)))
+    names = _names(error)
     param, kind = ".".join(names), error["type"]
     if kind == "value_error":  # of a check of ours, which names the fields
         return ApiError(400, f"{error['msg'].removeprefix('Value error, ')}", param=param or None)
     if kind == "json_invalid" or not names or param.isdigit():  # the place in the text
-        return ApiError(400, f"the body must be a JSON object: {error['msg']}", code="invalid_json")
+        message = f"the body must be a JSON object, sent as Content-Type: application/json: {error['msg']}"
+        return ApiError(400, message, code="invalid_json")
     if names[0] in NOT_OFFERED and kind in ("extra_forbidden", "literal_error"):
         return ApiError(400, f"{param} is not offered: {NOT_OFFERED[names[0]]}", param=param, code="not_offered")
     if kind == "extra_forbidden":
         return ApiError(400, f"{param}: there is no such field here", param=param, code="unknown_field")
     return ApiError(400, f"{param}: {error['msg']}", param=param, code=kind)
+
+
+def _names(error: Any) -> list[str]:
+    """Where in a body. Of a union pydantic names the member that failed, too: those are not parts of the body."""
+    return [str(part) for part in error["loc"] if part != "body" and not _is_kind(str(part))]
 
 
 def _is_kind(part: str) -> bool:
