@@ -40,13 +40,13 @@ def named_drafter(
     load: LoadDraftModel | None = None,
     *,
     option: str = "drafter",
-    load_model: LoadModel = models.load_model,
+    load_model: LoadModel | None = None,
     **loading: Any,
 ) -> Drafter | None:
     """The drafter that a name stands for; several with commas form a chain, "off" and "none" are no drafter.
 
-    "auto" needs the `target`. A model is loaded with `loading` (device, dtype, offline, quantize) by `load_model`, or
-    by `load`. `option` is what error messages call the name.
+    "auto" needs the `target`. A model is loaded with `loading` (device, dtype, offline, quantize) by `load_model`
+    (`loading.load_model`), or by `load`. `option` is what error messages call the name.
     """
     if loading.get("quantize") is None:
         loading.pop("quantize", None)
@@ -60,7 +60,8 @@ def named_drafter(
     for word in (*OFF, AUTO):
         if word in names:
             raise InvalidArgument(f"{option} {name!r}: {word!r} stands alone; leave it out of the list")
-    parts = [_single(part, load or partial(_load_text_model, load_model, **loading), option, loading) for part in names]
+    load = load or partial(_load_text_model, load_model or models.load_model, **loading)
+    parts = [_single(part, load, option, loading) for part in names]
     return parts[0] if len(parts) == 1 else Chain(*parts)
 
 

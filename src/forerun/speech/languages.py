@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def language_code(name: str, config: Any) -> str:
