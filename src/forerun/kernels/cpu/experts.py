@@ -17,7 +17,7 @@ from forerun.kernels.cpu.activation import activate
 from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.exponential import exponential
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
-from forerun.kernels.cpu.product import rows_product
+from forerun.kernels.cpu.product import multiply, product_address
 from forerun.kernels.cpu.share import share
 from forerun.kernels.cpu.tile import ROWS
 from forerun.kernels.cpu.widen import FLOAT32, LANES
@@ -49,7 +49,7 @@ def run_experts(x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeight
     _run(
         sorted_x, np.append(starts, len(order)), experts.numpy()[starts], rows,
         shares.flatten().numpy()[order].astype(np.float32), weights.first.data_ptr(), weights.second.data_ptr(),
-        *biases, inner, activation, weights.in_turns, work, out.numpy(), num_threads,
+        *biases, product_address(FLOAT32), inner, activation, weights.in_turns, work, out.numpy(), num_threads,
     )  # fmt: skip
     return out
 
@@ -73,6 +73,7 @@ def _run(
     second: int,
     first_bias: int,
     second_bias: int,
+    product: int,  # address of float32's (see `product`)
     inner: int,
     activation: int,
     in_turns: bool,
@@ -91,8 +92,8 @@ def _run(
             for side in range(2):
                 low, high = (2 * begin, 2 * end) if in_turns else (side * inner + begin, side * inner + end)
                 if not in_turns or side == 0:
-                    rows_product(
-                        FLOAT32, weight, x.ctypes.data + a * hidden * 4, hidden, both.ctypes.data + a * width * 4,
+                    multiply(
+                        product, weight, x.ctypes.data + a * hidden * 4, hidden, both.ctypes.data + a * width * 4,
                         width, b - a, hidden, low, high,
                     )  # fmt: skip
             for n in range(a, b):
@@ -118,7 +119,7 @@ def _run(
             a, b = starts[g], starts[g + 1]
             weight = second + experts[g] * hidden * inner * 4
             source, place = made.ctypes.data + a * width * 4, both.ctypes.data + a * width * 4
-            rows_product(FLOAT32, weight, source, width, place, width, b - a, inner, begin, end)
+            multiply(product, weight, source, width, place, width, b - a, inner, begin, end)
             for n in range(a, b):
                 if second_bias:
                     more = carray(pointer(second_bias + experts[g] * hidden * 4), (hidden,), np.float32)

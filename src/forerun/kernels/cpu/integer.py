@@ -215,7 +215,7 @@ def _rounded_product(w: int, x: Any, scales: Floats, out: int, out_stride: int, 
 def _product(
     w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
 ) -> None:
-    """As `product.rows_product`, with inputs rounded for this call."""
+    """As those of `product`, with inputs rounded for this call."""
     numbers, scales = np.empty((tokens, size), ACTIVATION), np.empty(tokens, np.float32)
     for t in range(tokens):
         scales[t] = _round(carray(pointer(x + t * x_stride * 4), (size,), np.float32), numbers[t])

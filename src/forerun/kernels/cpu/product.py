@@ -29,17 +29,39 @@ _RUNS = tuple(stored.run(1) for stored in FORMATS)
 _VALUES, _BYTES = tuple(values for values, _ in _RUNS), tuple(size for _, size in _RUNS)
 
 
+# The functions below are compiled once for each constant they are given, with all branches: what a format never does
+# is no branch of its function.
+
+
+def _float_product(
+    w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
+) -> None:
+    """out[t, n] = sum over k of x[t, k] w[n, k] for n from `first` to `last`; w is dense, all are float32."""
+    if size % WIDEST == 0:
+        _rows(FLOAT32, WIDEST, w, size * 4, x, x_stride, out, out_stride, tokens, size, first, last)
+    else:
+        _rows(FLOAT32, LANES, w, size * 4, x, x_stride, out, out_stride, tokens, size, first, last)
+
+
 @njit(nogil=True, cache=True)
-def rows_product(
+def _narrow_product(
     stored: int, w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
 ) -> None:
-    """out[t, n] = sum over k of x[t, k] w[n, k] for n from `first` to `last`; w is dense, x and out are float32."""
+    """The same for a weight in another format, whose rows `narrow` has seen to be multiples of WIDEST."""
     kind = literally(stored)
     row = size // _VALUES[kind] * _BYTES[kind]
-    if kind != FLOAT32 or size % WIDEST == 0:  # `narrow` sees to it that narrow rows are
-        _rows(kind, WIDEST, w, row, x, x_stride, out, out_stride, tokens, size, first, last)
-    else:
-        _rows(kind, LANES, w, row, x, x_stride, out, out_stride, tokens, size, first, last)
+    n = first
+    if tokens > IN_PLACE[kind]:
+        block = _block(size)
+        dense = np.empty(block * size, np.float32)
+        n = _widened_rows(kind, dense, w, row, x, x_stride, out, out_stride, tokens, size, first, last, block)
+    _rows(kind, WIDEST, w, row, x, x_stride, out, out_stride, tokens, size, n, last)
+
+
+@njit(nogil=True, cache=True)
+def _block(size: int) -> int:
+    """Rows that meet all inputs before the next ones."""
+    return max(ROWS, BLOCK // (size * 4) // ROWS * ROWS)
 
 
 @njit(nogil=True, cache=True)
@@ -58,11 +80,7 @@ def _rows(
     last: int,
 ) -> None:
     kind, long = literally(stored), literally(lanes)
-    n = first
-    block = max(ROWS, BLOCK // (size * 4) // ROWS * ROWS)
-    if kind != FLOAT32 and tokens > IN_PLACE[kind]:
-        dense = np.empty(block * size, np.float32)
-        n = _widened_rows(kind, long, dense, w, row, x, x_stride, out, out_stride, tokens, size, first, last, block)
+    n, block = first, _block(size)
     while n + ROWS <= last:
         rows = min(block, (last - n) // ROWS * ROWS)
         wide(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size, rows)
@@ -75,7 +93,6 @@ def _rows(
 @njit(nogil=True, cache=True)
 def _widened_rows(
     stored: int,
-    lanes: int,
     dense: Floats,  # room for `block` of them
     w: int,
     row: int,
@@ -94,13 +111,13 @@ def _widened_rows(
     A function of its own because its caller holds `dense`: Numba frees an array behind the last line that names it,
     and an address names nothing.
     """
-    kind, long = literally(stored), literally(lanes)
+    kind = literally(stored)
     at, n = dense.ctypes.data, first
     while n + ROWS <= last:
         rows = min(block, (last - n) // ROWS * ROWS)
         for i in range(rows):
-            widen_row(kind, long, w + (n + i) * row, at + i * size * 4, size)
-        wide(FLOAT32, long, at, size * 4, x, x_stride, out + n * 4, out_stride, tokens, size, rows)
+            widen_row(kind, WIDEST, w + (n + i) * row, at + i * size * 4, size)
+        wide(FLOAT32, WIDEST, at, size * 4, x, x_stride, out + n * 4, out_stride, tokens, size, rows)
         n += rows
     return n
 
@@ -109,9 +126,9 @@ def _product_of(stored: int) -> Callable[..., None]:
     def product(
         w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
     ) -> None:
-        rows_product(stored, w, x, x_stride, out, out_stride, tokens, size, first, last)
+        _narrow_product(stored, w, x, x_stride, out, out_stride, tokens, size, first, last)
 
-    return product
+    return product if stored != FLOAT32 else _float_product
 
 
 @cache
@@ -130,7 +147,7 @@ def multiply(
     typing: Any, product: Any, w: Any, x: Any, x_stride: Any, out: Any, out_stride: Any, tokens: Any, size: Any,
     first: Any, last: Any,
 ) -> Any:  # fmt: skip
-    """`rows_product` by its address, for the format that it was compiled for."""
+    """A product by its address, for the format that it was compiled for."""
 
     def codegen(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [I64] * _ARGUMENTS)
