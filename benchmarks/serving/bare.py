@@ -12,25 +12,8 @@ from forerun.bench.serve.samples import Counts, Sample
 from forerun.engine import Engine, Request
 
 
-def run_bare(
-    engine: Engine,
-    level: Level,
-    request_of: Callable[[int], Request],
-    requests: int,
-    seconds: float,
-    rng: random.Random,
-) -> None:
+class BareLoad:
     """Requests by number, at the times at which `run_level` sends them; samples are there as soon as begun."""
-    alone = _Alone(engine, level, request_of, requests, seconds, rng)
-    engine.arrivals = alone.add_due  # whoever comes during a round is heard of as an AsyncEngine hears of it
-    try:
-        alone.run()
-    finally:
-        engine.arrivals = None
-
-
-class _Alone:
-    """One load: what was sent, and what of it is under way."""
 
     def __init__(
         self,
@@ -47,7 +30,7 @@ class _Alone:
         self._number = 0  # of the next request
         self._starts = level.load.starts
         self._due = 0.0  # when the next comes, where arrivals are at random
-        self._started = time.perf_counter()
+        self._started = 0.0
 
     @property
     def _now(self) -> float:
@@ -58,17 +41,20 @@ class _Alone:
         return self._number == self._requests or self._now > self._seconds
 
     def run(self) -> None:
-        while True:
-            self.add_due()
-            if not self.engine.is_idle:
-                self._step()
-                self.level.seconds = self._now
-            elif self._is_over:
-                return
-            else:
-                time.sleep(max(self._due - self._now, 0.0))  # of a fixed number, one is always due here
+        self._started = time.perf_counter()
+        self.engine.arrivals = self._add_due  # whoever comes during a round is heard of as an AsyncEngine hears of it
+        try:
+            while not (self._is_over and self.engine.is_idle):
+                self._add_due()
+                if not self.engine.is_idle:
+                    self._step()
+                    self.level.seconds = self._now
+                elif not self._is_over:
+                    time.sleep(max(self._due - self._now, 0.0))  # of a fixed number, one is always due here
+        finally:
+            self.engine.arrivals = None
 
-    def add_due(self) -> None:
+    def _add_due(self) -> None:
         """All that would have been sent by now."""
         while not self._is_over and self._is_due():
             sample = Sample(self._now if self._starts else self._due)

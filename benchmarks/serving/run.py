@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from benchmarks.serving.bare import run_bare
+from benchmarks.serving.bare import BareLoad
 from benchmarks.serving.http import Servers, ask, levels_of
 from benchmarks.serving.report import BARE, HTTP, Measurement, make_record, summarize
 from benchmarks.serving.tokens import made_up_tokenizer
@@ -113,7 +113,7 @@ def _run(
             if (one.by, one.load, one.drafts) == (HTTP, load.name, mode):
                 deque(map(request_of, range(one.requests + one.failed)), maxlen=0)
         rng = random.Random(settings.seed)
-        run_bare(decoder.engine, level, request_of, settings.requests, settings.seconds, rng)
+        BareLoad(decoder.engine, level, request_of, settings.requests, settings.seconds, rng).run()
         keep(summarize(BARE, level))
 
     def save(outcome: Outcome) -> Record:

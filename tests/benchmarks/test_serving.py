@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving.__main__ import command
-from benchmarks.serving.bare import run_bare
+from benchmarks.serving.bare import BareLoad
 from benchmarks.serving.report import BARE, HTTP, Measurement, goals, summarize
 from benchmarks.serving.tokens import made_up_tokenizer
 from forerun import SpeculativeDecoder
@@ -27,7 +27,7 @@ def test_the_engine_alone_gets_every_request_once(asked: Load) -> None:
         most.append(sum(sample.e2e is None for sample in level.samples))
         return Request(prompt=(1, 2, 3), max_new_tokens=2 + number, request_id=number)
 
-    run_bare(engine, level, request_of, 5, 60.0, random.Random(0))
+    BareLoad(engine, level, request_of, 5, 60.0, random.Random(0)).run()
     assert [sample.tokens for sample in level.samples] == [2, 3, 4, 5, 6] and engine.is_idle
     assert all(sample.is_good and sample.counts is not None for sample in level.samples)
     assert asked.concurrency is None or max(most) == (1 if asked.ramp else 2), "the second stream begins much later"
