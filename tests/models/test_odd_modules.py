@@ -133,10 +133,9 @@ def said(decoder: SpeculativeDecoder) -> list[int]:
 @pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
 def test_the_text_is_the_models_own(make: Callable[[Any], None]) -> None:
     model = copy.deepcopy(tiny_model("llama"))
-    try:
-        make(model)
-    except (AttributeError, NotImplementedError, RuntimeError) as error:
-        pytest.skip(f"this torch cannot: {error}")
+    if make is _dynamic and torch.backends.quantized.engine == "none":
+        pytest.skip("this build of torch has no engine for dynamic quantisation")
+    make(model)
     want = plain_greedy(model, PROMPT, NUMBER)
     # Dynamic quantisation scales activations over all that is computed at once, so packed rows differ from single ones.
     checked = make is not _dynamic
