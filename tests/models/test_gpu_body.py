@@ -124,6 +124,35 @@ def test_a_misread_field_is_caught(family: str, wrong: Any, monkeypatch: pytest.
         tried(scorer)
 
 
+def _each_layer(decoder: Any, **changes: Any) -> Any:
+    return replace(decoder, layers=tuple(replace(layer, **changes) for layer in decoder.layers))
+
+
+def _in_attention(decoder: Any, change: Any) -> Any:
+    layers = (replace(layer, attention=change(layer.attention)) for layer in decoder.layers)
+    return replace(decoder, layers=tuple(layers))
+
+
+@pytest.mark.parametrize(("family", "wrong"), [
+    ("falcon-grouped", lambda d: _in_attention(d, lambda own: replace(own, head_order=None))),
+    ("falcon-grouped", lambda d: _each_layer(d, before_mlp=None)),
+    ("longcat_flash", lambda d: _each_layer(d, late_experts=None)),
+    ("longcat_flash", lambda d: replace(d, layers=tuple(
+        replace(layer, late_experts=other.late_experts) for layer, other in zip(d.layers, d.layers[::-1], strict=True)
+    ))),
+    ("longcat_flash", lambda d: _in_attention(d, lambda own: replace(own, heads=replace(own.heads, multiplier=1.0)))),
+    ("gpt_neo", lambda d: _in_attention(d, lambda own: replace(own, window=0))),
+    ("hyperclovax", lambda d: replace(d, logit_multiplier=1 / d.logit_multiplier)),
+], ids=["heads", "norm", "experts", "experts elsewhere", "latents", "window", "logits"])  # fmt: skip
+def test_a_misread_part_is_caught(family: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of what these families alone have."""
+    model = copy.deepcopy(model_of(family))
+    right = readers.describe
+    monkeypatch.setattr(readers, "describe", lambda model: wrong(right(model)))
+    with pytest.raises(UnsupportedModel, match="differ from the model's own"):
+        tried(_by_the_references(model, monkeypatch))
+
+
 def _wide(norm: Any) -> dict[str, bool]:
     return {"wide": True} if isinstance(norm, Norm) else {}
 
@@ -228,7 +257,7 @@ def test_parts_with_and_without_bias() -> None:
 
 
 def test_what_is_refused() -> None:
-    assert "mpt is none of" in str(gpu.why_not(build(Recipe("mpt", "MptForCausalLM", {})).float().to(DEVICE)))
+    assert "xglm is none of" in str(gpu.why_not(build(Recipe("xglm", "XGLMForCausalLM", {})).float().to(DEVICE)))
     post_norm = build(Recipe("opt", "OPTForCausalLM", {"do_layer_norm_before": False})).float().to(DEVICE)
     assert "no norm behind the last layer" in str(gpu.why_not(post_norm))
     model = copy.deepcopy(model_of("llama"))

@@ -159,3 +159,13 @@ def test_twins_are_copied_in_padded_rows() -> None:
     logits = scorer.score(range(3), [[4], [5], [6]])
     for row, text in enumerate(([*TEXTS[1], 4], [*TEXTS[2], 5], [*TEXTS[1], 6])):
         check(logits[row], recomputed(scorer.model, text)[-1])
+
+
+def test_keys_that_are_the_same_for_several_heads_are_kept_once() -> None:
+    """Falcon's second architecture caches a key once for every query head; its text is tested with all families'."""
+    model = tiny_model("falcon_rotary")
+    scorer = Scorer(model)
+    assert scorer.family.key_copies == model.config.num_attention_heads // model.config.num_kv_heads > 1
+    scorer.admit(0)
+    check(scorer.score([0], [TEXTS[0]]), recomputed(model, TEXTS[0]))
+    assert scorer.cache.layers[0].keys.shape[2] == model.config.num_kv_heads

@@ -42,6 +42,14 @@ def run_experts(
     return out.to(x.dtype)
 
 
+def without_identities(shares: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of experts [N, k] from number `count` on, which give back what they are given: what those of a row count together
+    [N, 1]. In their places stands the first expert, which counts nothing there."""
+    is_identity = chosen >= count
+    own = shares.masked_fill(~is_identity, 0).sum(-1, keepdim=True)
+    return shares.masked_fill(is_identity, 0), chosen.masked_fill(is_identity, 0), own
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tensor:
     return torch.nn.functional.linear(x, weight, None if bias is None else bias[expert])
 

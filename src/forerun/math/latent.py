@@ -34,6 +34,7 @@ class LatentHeads:
     value: int  # V
     interleaved: bool = False  # which dimensions turn together: see `math.cache_write.rotated`
     in_halves: bool = False  # whether such pairs, once turned, are taken apart: first all lows, then all highs
+    multiplier: float = 1.0  # of a latent behind its norm
 
 
 def turned(states: Tensor, cos: Tensor, sin: Tensor, heads: LatentHeads) -> Tensor:
@@ -58,7 +59,8 @@ def write_latents(
     """Latents, normed, and shared keys, rotated, into the cache; the first part, normed where there is a norm."""
     size, turning = latents.shape[-1], heads.turning
     query, latent, key = made.split([made.shape[1] - size - turning, size, turning], dim=-1)
-    write(normed(latent, latent_norm)[:, None], turned(key[:, None], cos, sin, heads), addresses, latents, shared_keys)
+    latent = normed(latent, latent_norm) * heads.multiplier
+    write(latent[:, None], turned(key[:, None], cos, sin, heads), addresses, latents, shared_keys)
     return query if query_norm is None else normed(query, query_norm)
 
 

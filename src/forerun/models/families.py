@@ -78,6 +78,7 @@ class Family:
     alibi_in_scores: bool  # the family adds ALiBi to its scores itself and must not find a 4-D mask to fold it into
     shares_keys: bool = False  # layers attend to what earlier ones have cached
     by_place: bool = False  # a key's place in the cache is its position, as ALiBi has it: no trees, no positions told
+    key_copies: int = 1  # heads that the model caches one after the other though they are the same: one is kept
 
 
 def check_model(name: str, value: Any) -> None:
@@ -114,7 +115,8 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     alibi = config.model_type == "falcon" and config.alibi
     by_place = alibi or config.model_type in BY_PLACE
     shares_keys = bool(getattr(config, "num_kv_shared_layers", 0))
-    return Family(_layout(model, config), _context_length(config), vocab_size, alibi, shares_keys, by_place)
+    copies = _key_copies(config)
+    return Family(_layout(model, config), _context_length(config), vocab_size, alibi, shares_keys, by_place, copies)
 
 
 def inspect_seq2seq(model: PreTrainedModel) -> Family:
@@ -192,6 +194,13 @@ def _layout(model: PreTrainedModel, config: Any) -> Layout:
         f"{type(model).__name__} ({config.model_type}) does not call attention through transformers' attention "
         f"interface, and is none of {', '.join(sorted(OWN_ATTENTION))}; use model.generate for it"
     )
+
+
+def _key_copies(config: Any) -> int:
+    """Falcon's second architecture hands its cache each key once for every query head that reads it."""
+    if config.model_type != "falcon" or not config.new_decoder_architecture:
+        return 1
+    return int(config.num_attention_heads) // int(config.num_kv_heads)
 
 
 def _context_length(config: Any) -> int | None:

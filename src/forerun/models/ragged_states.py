@@ -86,7 +86,7 @@ class RaggedStates(Cache):
         self.alibi_in_scores = family.alibi_in_scores
         self.current: Layer | None = None
         self.returned: tuple[Tensor, Tensor] | None = None  # what the model was given for the keys of `current`
-        self.shares_keys = family.shares_keys
+        self.shares_keys, self.key_copies = family.shares_keys, family.key_copies
         self._earlier: dict[int, tuple[Tensor, Tensor, Layer]] = {}  # by the id of the keys a layer was given
         self.is_unread = False  # whether `attention` is yet to be called for `current`
         self.cross: CrossStates | None = None  # of an encoder-decoder model
@@ -133,9 +133,12 @@ class RaggedStates(Cache):
 
     def _update_padded(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         assert self.padded is not None
-        keys, values = (self.padded.packed(new.transpose(1, 2)) for new in (key_states, value_states))
+        kept = (new[:, :: self.key_copies].transpose(1, 2) for new in (key_states, value_states))
+        keys, values = map(self.padded.packed, kept)
         layer = self.cache.write(layer_idx, self.addresses, keys, values, self.use)
         keys, values = (self.padded.rows_of(pool) for pool in layer.by_head)
+        if self.key_copies > 1:
+            keys, values = (each.repeat_interleave(self.key_copies, dim=1) for each in (keys, values))
         return keys, values
 
     def remember_mask(self, mask: Tensor | None) -> Tensor | None:

@@ -29,6 +29,7 @@ KINDS = {
     "halves": LatentHeads(3, 24, 8, 20),
     "pairs": LatentHeads(3, 24, 8, 20, interleaved=True),
     "pairs to halves": LatentHeads(3, 24, 8, 20, interleaved=True, in_halves=True),
+    "multiplied": LatentHeads(3, 24, 8, 20, multiplier=1.7),
 }
 
 
@@ -38,7 +39,7 @@ def rand(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("has_norm", [True, False])
-@pytest.mark.quick("True-pairs to halves", "False-halves")
+@pytest.mark.quick("True-pairs to halves", "False-multiplied")
 def test_write_latents(kind: str, has_norm: bool) -> None:
     torch.manual_seed(0)
     heads, made, cos, sin = KINDS[kind], rand(3, 30 + LATENT + 8), rand(3, 8), rand(3, 8)

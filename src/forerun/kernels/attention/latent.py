@@ -38,6 +38,7 @@ def write_latents(
     write_kernel[(len(made),)](
         query, made, own.weight, latent_norm.weight, cos, sin, addresses, latents, shared_keys,
         made.stride(0), cos.stride(0), latents.stride(0), shared_keys.stride(0), own.epsilon, latent_norm.epsilon,
+        heads.multiplier,
         FIRST=first, BLOCK_FIRST=triton.next_power_of_2(first), SIZE=size, BLOCK_SIZE=triton.next_power_of_2(size),
         TURNING=heads.turning, BLOCK_HALF=triton.next_power_of_2(heads.turning // 2), INTERLEAVED=heads.interleaved,
         IN_HALVES=heads.in_halves, HAS_NORM=query_norm is not None, num_warps=4,
@@ -110,6 +111,7 @@ def write_kernel(
     key_place,
     query_epsilon,
     latent_epsilon,
+    latent_multiplier,
     FIRST: tl.constexpr,
     BLOCK_FIRST: tl.constexpr,
     SIZE: tl.constexpr,
@@ -125,8 +127,11 @@ def write_kernel(
     source = made_ptr + token * made_token
     address = tl.load(addresses_ptr + token)
     if HAS_NORM:
-        norm(source, query_gain_ptr, query_ptr + token * FIRST, query_epsilon, FIRST, BLOCK_FIRST)
-    norm(source + FIRST, latent_gain_ptr, latents_ptr + address * latent_place, latent_epsilon, SIZE, BLOCK_SIZE)
+        norm(source, query_gain_ptr, query_ptr + token * FIRST, query_epsilon, 1.0, FIRST, BLOCK_FIRST)
+    norm(
+        source + FIRST, latent_gain_ptr, latents_ptr + address * latent_place, latent_epsilon, latent_multiplier, SIZE,
+        BLOCK_SIZE,
+    )  # fmt: skip
     i = tl.arange(0, BLOCK_HALF)
     turn(
         source + FIRST + SIZE, shared_keys_ptr + address * key_place, cos_ptr + token * cos_token,
@@ -218,14 +223,15 @@ def expand_kernel(
 
 
 @triton.jit
-def norm(source, gain_ptr, target, epsilon, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Of one row: rounded before the gain, as transformers does."""
+def norm(source, gain_ptr, target, epsilon, multiplier, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Of one row: rounded before the gain and before the multiplier, as transformers does."""
     KIND: tl.constexpr = target.dtype.element_ty
     i = tl.arange(0, BLOCK)
     x = tl.load(source + i, mask=i < SIZE, other=0.0).to(tl.float32)
     x = (x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + epsilon))).to(KIND)
     gain = tl.load(gain_ptr + i, mask=i < SIZE, other=0.0)
-    tl.store(target + i, (x.to(tl.float32) * gain.to(tl.float32)).to(KIND), mask=i < SIZE)
+    x = (x.to(tl.float32) * gain.to(tl.float32)).to(KIND)
+    tl.store(target + i, (x.to(tl.float32) * multiplier).to(KIND), mask=i < SIZE)
 
 
 @triton.jit

@@ -48,7 +48,7 @@ def choose_body(model: PreTrainedModel, use: Kernels) -> FusedBody | None:
     if kernels.why_not_triton(model.device.type) is None:
         from forerun.models.bodies import gpu
 
-        wanted = use is Kernels.ON or model.config.model_type in gpu.TIMED
+        wanted = use is Kernels.ON or model.config.get_text_config(decoder=True).model_type in gpu.TIMED
         return gpu.GpuBody(model) if wanted and gpu.why_not(model) is None else None
     if why_not(model) is not None:
         return None

@@ -26,6 +26,7 @@ from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.widen import LANES
 from forerun.kernels.scaled import ScaledWeight
 from forerun.math import latent
+from forerun.math.experts import without_identities
 from forerun.math.skinny import LayerNorm, gated
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
@@ -65,8 +66,8 @@ def _odd_sizes(decoder: Decoder) -> Iterator[str]:
             yield "latents that go through a weight stored narrow"
         mlp = layer.mlp.shared if isinstance(layer.mlp, Experts) else layer.mlp
         sizes |= {} if mlp is None else {"MLP": readers.shape_of(mlp.second)[1]}
-        if isinstance(layer.mlp, Experts):
-            sizes |= {"experts": min(layer.mlp.module.down_proj.shape[1:])}
+        if (own := layer.experts) is not None:
+            sizes |= {"experts": min(own.module.down_proj.shape[1:])}
         for what, number in sizes.items():
             if number % LANES:
                 yield f"{what} of size {number}, no multiple of {LANES}"
@@ -110,14 +111,17 @@ class CpuBody(DescribedBody):
 
     def _run(self, x: Tensor, positions: Ints, starts: Ints) -> None:
         """All layers, in place; what latent attention and experts do, between two of the compiled calls."""
-        begin = 0
+        begin, late = 0, None
         for end in self._pauses:
             if self.decoder.value_size is not None:
                 self._add_latents(x, begin, positions, starts)
+            says = self.decoder.layers[begin].late_experts
+            made = None if says is None else self._from_experts(x, begin, says)
             self._run_layers(x.numpy(), positions, starts, begin, end)
-            if end in self._experts:
-                self._add_experts(x, end - 1)
-            begin = end
+            self._add_experts(x, end - 1)
+            if late is not None:
+                x += late
+            begin, late = end, made
 
     def _run_layers(
         self, x: Floats, positions: Ints, starts: Ints, begin: int, end: int, only: int = stack.WHOLE
@@ -153,19 +157,31 @@ class CpuBody(DescribedBody):
         return ops.linear(x, by_outputs(product), product.bias, self.use)
 
     def _add_experts(self, x: Tensor, index: int) -> None:
-        """x += what the experts of a layer make of its norm."""
-        layer, inner = self.decoder.layers[index], torch.empty_like(x)
-        assert isinstance(layer.mlp, Experts)
-        norms.norms(x.numpy(), self._layers[index]["before_mlp"], inner.numpy())
-        _, shares, chosen = layer.mlp.route(inner)
-        made = experts.run_experts(inner, chosen, shares, self._experts[index + 1], self.num_threads)
-        if layer.mlp.shared is not None:
-            pairs = torch.cat([self._product(inner, part) for part in layer.mlp.shared.first], dim=-1)
-            other = self._product(gated(pairs, layer.mlp.shared.activation), layer.mlp.shared.second)
-            made += other if layer.mlp.shared_gate is None else torch.sigmoid(layer.mlp.shared_gate(inner)) * other
+        """x += what a layer's experts make of its norm, where it has some in the place of an MLP."""
+        layer = self.decoder.layers[index]
+        if not isinstance(layer.mlp, Experts):
+            return
+        made = self._from_experts(x, index, layer.mlp)
         if layer.after_mlp is not None:
             norms.norms(made.numpy(), self._layers[index]["after_mlp"], made.numpy())
         x += layer.multiplier * made
+
+    def _from_experts(self, x: Tensor, index: int, says: Experts) -> Tensor:
+        """What experts make of the norm before a layer's MLP."""
+        inner, weights = torch.empty_like(x), self._experts[index]
+        norms.norms(x.numpy(), self._layers[index]["before_mlp"], inner.numpy())
+        _, shares, chosen = says.route(inner)
+        own = None
+        if says.has_identities:
+            shares, chosen, own = without_identities(shares, chosen, len(weights.second))
+        made = experts.run_experts(inner, chosen, shares, weights, self.num_threads)
+        if own is not None:
+            made += own * inner
+        if says.shared is not None:
+            pairs = torch.cat([self._product(inner, part) for part in says.shared.first], dim=-1)
+            other = self._product(gated(pairs, says.shared.activation), says.shared.second)
+            made += other if says.shared_gate is None else torch.sigmoid(says.shared_gate(inner)) * other
+        return made
 
     def _prepare(self, cache: KeyValueCache, longest: int, tokens: int) -> None:
         """Addresses of the cache as they are now, and room to work."""
@@ -193,10 +209,14 @@ class CpuBody(DescribedBody):
         self._heads = np.stack([_heads(layer.attention, says) for layer in says.layers])
         for entry, layer in zip(self._layers, says.layers, strict=True):
             _fill(entry, layer, says)
-        mixtures = {i + 1: layer.mlp for i, layer in enumerate(says.layers) if isinstance(layer.mlp, Experts)}
-        self._experts = {i: expert_weights(own.module, own.activation) for i, own in mixtures.items()}
+        self._experts = {
+            index: expert_weights(own.module, own.activation)
+            for index, layer in enumerate(says.layers)
+            if (own := layer.experts) is not None
+        }
         everywhere = range(1, len(says.layers) + 1)
-        self._pauses = everywhere if says.value_size is not None else sorted({*mixtures, len(says.layers)})
+        behind = {index + 1 for index in self._experts}
+        self._pauses = everywhere if says.value_size is not None else sorted({*behind, len(says.layers)})
         self._norm = np.zeros(1, dtype=norms.NORM)[0]
         _fill_norm(self._norm, says.norm)
         sizes = says.head_size, says.value_size or says.head_size

@@ -11,6 +11,7 @@ from forerun import ops
 from forerun.models import plain
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import FusedBody
+from forerun.models.bodies.untouched import text_model
 
 
 class DescribedBody(FusedBody):
@@ -24,7 +25,7 @@ class DescribedBody(FusedBody):
         """Take the description, and the weights where they lie now."""
         self.decoder = readers.describe(self.model)
         self._take_weights()
-        self._parameters = list(self.model.base_model.parameters())
+        self._parameters = list(text_model(self.model).parameters())
         self._places = self._where()
 
     @abstractmethod

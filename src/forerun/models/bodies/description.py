@@ -78,6 +78,7 @@ class Experts:
     activation: Activation | None  # see `math.experts.ExpertWeights`
     shared: Mlp | None = None
     shared_gate: Product | None = None  # its sigmoid is what the shared one counts
+    has_identities: bool = False  # numbers past the last expert stand for experts that give back what they are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,12 @@ class DecoderLayer:
     after_mlp: Norm | None = None
     is_parallel: bool = False  # both read the same hidden states; otherwise the MLP reads what attention left
     multiplier: float = 1.0  # of what each adds to the hidden states
+    late_experts: Experts | None = None  # read what the MLP reads, and are added behind the next layer; latents alone
+
+    @property
+    def experts(self) -> Experts | None:
+        """In the place of the MLP, or late ones."""
+        return self.mlp if isinstance(self.mlp, Experts) else self.late_experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from forerun.cache.base import KeyValueCache, ranges
 from forerun.cache.base import Layer as CacheLayer
 from forerun.kernels.scaled import ScaledWeight
 from forerun.math import latent
-from forerun.math.experts import ExpertWeights
+from forerun.math.experts import ExpertWeights, without_identities
 from forerun.math.ragged_attention import Reach, attend_prompts, reach_of, why_not_prompts
 from forerun.math.scaled import RoundedRows
 from forerun.math.skinny import Heads, Norm
@@ -153,6 +153,7 @@ class GpuBody(DescribedBody):
         x = self._embedded(new, positions)
         angles = [table[positions].chunk(2, dim=-1) for table in self._tables]
         change: Change | None = None
+        late: Tensor | None = None  # of the last layer's experts, where they are added behind this one
         for index, layer in enumerate(self.layers):
             attention = layer.says.attention
             pool = cache.layer(index, *self._like)
@@ -166,7 +167,8 @@ class GpuBody(DescribedBody):
                 assert isinstance(inner, Tensor)
                 x, change = _parallel(x, inner, norm, mixed, layer)
             else:
-                x, change = _sequential(x, mixed, layer)
+                x, change, made = _sequential(x, mixed, layer)
+                x, late = x if late is None else x + late, made
         return _joined(x, change, self.decoder.norm, alone=True)[1]
 
     def hidden(self, call: ForwardPass) -> Tensor:
@@ -293,28 +295,46 @@ def _joined_for(
     return x, inner, None
 
 
-def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
-    """The MLP reads what attention left."""
+def _sequential(x: Tensor, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None, Tensor | None]:
+    """The MLP reads what attention left, and so do late experts, whose part comes third."""
     says = layer.says
     x, change = _add(x, mixed, layer.out, says.after_attention, says.multiplier)
     if isinstance(says.mlp, Experts):
         x, states, _ = _joined(x, change, says.before_mlp, alone=True)
-        return x, Change(_from_experts(states, says.mlp, layer), says.after_mlp, says.multiplier)
+        return x, Change(_from_experts(states, says.mlp, layer), says.after_mlp, says.multiplier), None
     assert layer.mlp is not None
-    x, inner, norm = _joined_for(layer.mlp.first.weight, x, change, says.before_mlp)
-    return _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, says.after_mlp, says.multiplier)
+    inner: Tensor | RoundedRows
+    if says.late_experts is None:
+        x, inner, norm = _joined_for(layer.mlp.first.weight, x, change, says.before_mlp)
+        late = None
+    else:
+        x, states, norm = _joined(x, change, says.before_mlp, alone=True)
+        inner, late = states, _from_experts(states, says.late_experts, layer)
+    x, change = _add(x, _activated(inner, norm, layer.mlp), layer.mlp.second, says.after_mlp, says.multiplier)
+    return x, change, late
 
 
 def _from_experts(inner: Tensor, says: Experts, layer: Layer) -> Tensor:
     """What the experts of each row make of it."""
     assert layer.experts is not None
+    if says.has_identities:
+        return _with_identities(inner, says, layer.experts)
     made = ops.run_experts(inner, says.router, says.route, layer.experts, says.module)
-    if layer.mlp is None:
+    if says.shared is None:
         return made
+    assert layer.mlp is not None
     other = ops.project(_activated(inner, None, layer.mlp), layer.mlp.second.weight, layer.mlp.second.bias)
     if says.shared_gate is not None:
         other = torch.sigmoid(says.shared_gate(inner)) * other
     return made + other
+
+
+def _with_identities(inner: Tensor, says: Experts, weights: ExpertWeights) -> Tensor:
+    """The same where some of a row's experts give back what they are given."""
+    scores, shares, chosen = says.route(inner)
+    shares, chosen, own = without_identities(shares, chosen, len(weights.second))
+    made = ops.run_experts(inner, None, lambda _: (scores, shares, chosen), weights, says.module)
+    return made + (own * inner).to(inner.dtype)
 
 
 def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
@@ -366,7 +386,7 @@ def _head_normed(states: Tensor, norm: AnyNorm | None) -> Tensor:
 
 
 def _with_weights(says: DecoderLayer, device: torch.device, group: ProcessGroup | None) -> Layer:
-    attention, experts = says.attention, says.mlp if isinstance(says.mlp, Experts) else None
+    attention, experts = says.attention, says.experts
     first, order, query_up, up = _first_weights(attention)
     return Layer(
         says,

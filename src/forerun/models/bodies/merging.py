@@ -47,20 +47,22 @@ def by_outputs(part: Product) -> Tensor:
 @torch.inference_mode(False)
 @torch.no_grad()
 def expert_weights(experts: Any, activation: Activation | None) -> ExpertWeights:
-    """The weights of transformers' module of experts, [E, outputs, inputs]; gpt-oss says [E, inputs, outputs]."""
+    """The weights of transformers' module of experts, [E, outputs, inputs]; gpt-oss says [E, inputs, outputs].
+    LongCat's has rows for its identities, too, which nobody reads."""
     first, second = experts.gate_up_proj, experts.down_proj
-    if experts.is_transposed:
+    has_bias, is_transposed = getattr(experts, "has_bias", False), getattr(experts, "is_transposed", False)
+    if is_transposed:
         for weight in (first, second):
             if not weight.mT.is_contiguous():
                 weight.data = weight.detach().mT.contiguous().mT
         first, second = first.mT, second.mT
     return ExpertWeights(
-        first.detach(),
+        first.detach()[: len(second)],
         second.detach(),
         activation,
-        first_bias=experts.gate_up_proj_bias.detach() if experts.has_bias else None,
-        second_bias=experts.down_proj_bias.detach() if experts.has_bias else None,
-        in_turns=not experts.is_concatenated,
+        first_bias=experts.gate_up_proj_bias.detach() if has_bias else None,
+        second_bias=experts.down_proj_bias.detach() if has_bias else None,
+        in_turns=not getattr(experts, "is_concatenated", True),
     )
 
 

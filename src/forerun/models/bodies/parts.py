@@ -35,7 +35,13 @@ ACTIVATIONS = {
     "ReLUSquaredActivation": Activation.RELU_SQUARED,
 }
 LESS_ONE = frozenset({"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"})  # gains are stored so
-WIDE = frozenset({"Olmo2RMSNorm", "Olmo3RMSNorm", "HeliumRMSNorm"})  # gains are applied in float32
+WIDE = frozenset({"Olmo2RMSNorm", "Olmo3RMSNorm", "FlexOlmoRMSNorm", "HeliumRMSNorm"})  # gains are applied in float32
+
+
+DEEPSEEK_ROUTERS = frozenset({
+    "DeepseekV3TopkRouter", "Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter", "AXK1TopkRouter", "Dots1TopkRouter",
+    "SolarOpenTopkRouter",
+})  # fmt: skip
 
 
 class NotDescribed(Exception):
@@ -101,43 +107,58 @@ def read_mlp_or_experts(block: Any, shared: str = "", shared_gate: str = "") -> 
     """A block of experts; a plain gated MLP where a layer has none."""
     if not hasattr(block, "experts"):
         return read_gated_mlp(block)
-    own, route = block.experts, block.router if hasattr(block, "router") else block.gate
+    own, gate = block.experts, block.router if hasattr(block, "router") else block.gate
+    correction = getattr(block, "e_score_correction_bias", None)  # MiniMax-M2's router is told
+    route = gate if correction is None else partial(gate, e_score_correction_bias=correction)
     is_odd = not getattr(own, "has_gate", True) or getattr(own, "has_post_expert_norm", False)
     if is_odd or own.is_concatenated == own.is_transposed:
         raise NotDescribed("experts without a gate, with norms, or of another layout than is known")
-    _check_router(route)
+    _check_router(route, gate.weight)
+    beside = getattr(block, shared) if shared else None
     return Experts(
         route,
-        read_router(route),
+        read_router(gate, correction),
         own,
         _read_expert_activation(own),
-        shared=read_gated_mlp(getattr(block, shared)) if shared else None,
+        shared=None if beside is None else read_gated_mlp(beside),
         shared_gate=read_product(getattr(block, shared_gate)) if shared_gate else None,
     )
 
 
-def _check_router(route: Any) -> None:
+def read_experts_and_identities(block: Any) -> Experts:
+    """LongCat's: behind its experts stand some that give back what they are given, and cost nothing."""
+    _check_router(block.router, block.router.classifier.weight)
+    own, first, second = block.experts, block.experts.gate_up_proj, block.experts.down_proj
+    if first.shape[1:] != (2 * second.shape[2], second.shape[1]) or len(second) != own.num_routed_experts:
+        raise NotDescribed("experts of another layout than is known")
+    return Experts(block.router, None, own, read_activation(own.act_fn), has_identities=True)
+
+
+def _check_router(route: Any, weight: Tensor) -> None:
     """Routers of one family have answered in other orders in other versions of transformers."""
-    weight = route.weight
     with torch.no_grad():
         found = route(torch.zeros(1, weight.shape[-1], dtype=weight.dtype, device=weight.device))
     kinds = [each.is_floating_point() for each in found] if isinstance(found, tuple) else []
     if kinds != [True, True, False]:  # logits, shares, chosen experts
-        raise NotDescribed(f"{type(route).__name__} does not answer with logits, shares and chosen experts")
+        raise NotDescribed(
+            f"{type(getattr(route, 'func', route)).__name__} does not answer with logits, shares and chosen experts"
+        )
 
 
-def read_router(module: Any) -> Router | None:
+def read_router(module: Any, correction: Tensor | None = None) -> Router | None:
     """By the name of its class; None for one that there are no words for, which is run as it is."""
     name, weight, most = type(module).__name__, module.weight.detach(), int(module.top_k)
-    if name in ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter"):
+    if name in ("Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "OlmoeTopKRouter", "FlexOlmoTopKRouter"):
         return Router(weight, None, most, Scoring.SOFTMAX, bool(module.norm_topk_prob))
+    if name == "MiniMaxM2TopKRouter" and correction is not None:
+        return Router(weight, None, most, Scoring.SIGMOID, True, correction=correction.detach(), keeps_wide=True)
     if name == "MixtralTopKRouter":
         return Router(weight, None, most, Scoring.SOFTMAX, True, keeps_wide=True)
     if name in ("GptOssTopKRouter", "GraniteMoeTopKRouter"):
         bias = getattr(module, "bias", None)
         return Router(weight, None if bias is None else bias.detach(), most, Scoring.CHOSEN)
     num_groups, top_groups = int(getattr(module, "num_group", 1) or 1), int(getattr(module, "topk_group", 1) or 1)
-    if name in ("DeepseekV3TopkRouter", "Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter", "AXK1TopkRouter"):
+    if name in DEEPSEEK_ROUTERS:
         return Router(
             weight, None, most, Scoring.SIGMOID, bool(module.norm_topk_prob), float(module.routed_scaling_factor),
             module.e_score_correction_bias.detach(), num_groups, top_groups, is_wide=True,

@@ -31,6 +31,7 @@ from forerun.models.bodies.parts import (
     angle_tables,
     check_attention,
     decoder_of,
+    read_experts_and_identities,
     read_fused_mlp,
     read_gated_mlp,
     read_head_norms,
@@ -50,7 +51,7 @@ def describe(model: PreTrainedModel) -> Decoder:
     """The decoder below (and the scaling behind) a model's head, or `NotDescribed`."""
     config = model.config.get_text_config(decoder=True)
     try:
-        made = FAMILIES[config.model_type](model.base_model, config)
+        made = FAMILIES[config.model_type](untouched.text_model(model), config)
     except (AttributeError, KeyError, TypeError, ValueError) as odd:
         raise NotDescribed(f"{type(model).__name__} is not built as its family is: {kind_and_line(odd)}") from odd
     _check_shapes(made)
@@ -77,7 +78,7 @@ def _check_shapes(decoder: Decoder) -> None:
     for index, layer in enumerate(decoder.layers):
         attention = layer.attention
         fits = _latent_fits if isinstance(attention, LatentAttention) else _heads_fit
-        if not fits(attention, decoder, width) or not _fits(layer.mlp, width):
+        if not (fits(attention, decoder, width) and _fits(layer.mlp, width) and _fits(layer.late_experts, width)):
             raise NotDescribed(f"layer {index} has weights of other shapes than its heads and widths ask for")
         if layer.is_parallel and (layer.after_attention or layer.after_mlp):
             raise NotDescribed("norms behind attention and MLP that stand side by side")
@@ -132,10 +133,13 @@ def shape_of(part: Product) -> tuple[int, int]:
 def _with_head(decoder: Decoder, model: Any, config: Any) -> Decoder:
     """What the model's own forward does to the head's logits."""
     scaling = getattr(config, "logits_scaling", None)
+    if scaling and config.model_type != "hyperclovax":  # which multiplies by it
+        scaling = 1 / scaling
+    is_with_images = type(model).__name__ in untouched.WITH_IMAGES  # such a model leaves soft caps out
     return replace(
         decoder,
-        logit_multiplier=1 / scaling if scaling else float(getattr(model, "logit_scale", 1.0)),
-        logit_softcap=getattr(config, "final_logit_softcapping", None),
+        logit_multiplier=float(scaling if scaling else getattr(model, "logit_scale", 1.0)),
+        logit_softcap=None if is_with_images else getattr(config, "final_logit_softcapping", None),
     )
 
 
@@ -260,8 +264,9 @@ def _read_latent(own: Any, index: int, in_pairs: bool, in_halves: bool) -> Laten
     if not hasattr(own, "expand_kv"):
         raise NotDescribed("a version of transformers that keeps keys of all heads in the place of latents")
     heads = LatentHeads(
-        int(own.num_heads), own.qk_nope_head_dim, own.qk_rope_head_dim, own.v_head_dim, in_pairs, in_halves
-    )
+        int(own.num_heads), own.qk_nope_head_dim, own.qk_rope_head_dim, own.v_head_dim, in_pairs, in_halves,
+        float(getattr(own, "mla_scale_kv_lora", 1.0)),
+    )  # fmt: skip
     has_up = own.q_lora_rank is not None
     latent_norm, query_norm = read_norm(own.kv_a_layernorm), read_norm(own.q_a_layernorm) if has_up else None
     if any(isinstance(norm, LayerNorm) or (norm and (norm.wide or norm.offset)) for norm in (latent_norm, query_norm)):
@@ -271,10 +276,35 @@ def _read_latent(own: Any, index: int, in_pairs: bool, in_halves: bool) -> Laten
         cast(Norm, latent_norm),
         read_product(own.kv_b_proj),
         read_product(own.o_proj),
-        Scale(float(own.scaling)),
+        Scale(float(own.scaling) * float(getattr(own, "mla_scale_q_lora", 1.0))),  # LongCat's, of whole queries
         heads,
         cast(Norm | None, query_norm),
         read_product(own.q_b_proj) if has_up else None,
+    )
+
+
+def _longcat(base: Any, config: Any) -> Decoder:
+    """Layers of two attentions and two MLPs; experts read what the first MLP reads, and are added behind the second."""
+
+    def half(index: int, module: Any) -> DecoderLayer:
+        second = index % 2
+        norms = read_norm(module.input_layernorm[second]), read_norm(module.post_attention_layernorm[second])
+        return DecoderLayer(
+            _read_latent(module.self_attn[second], index, True, True),
+            read_gated_mlp(module.mlps[second]),
+            norms[0],
+            before_mlp=norms[1],
+            late_experts=None if second else read_experts_and_identities(module.mlp),
+        )
+
+    return decoder_of(
+        config,
+        [half(2 * index + second, module) for index, module in enumerate(base.layers) for second in range(2)],
+        base.norm,
+        int(config.kv_lora_rank),
+        num_key_heads=1,
+        value_size=int(config.qk_rope_head_dim),
+        tables=angle_tables(base, config),
     )
 
 
@@ -289,7 +319,7 @@ def _gpt_neox(base: Any, config: Any) -> Decoder:
             (read_product(own.query_key_value),),
             read_product(own.dense),
             Scale(float(own.scaling)),
-            head_order=_one_head_after_the_other(heads),
+            head_order=_in_groups(heads, heads),
             angles=0,
         )
         norms = read_norm(module.input_layernorm), read_norm(module.post_attention_layernorm)
@@ -316,7 +346,7 @@ def _bloom(base: Any, config: Any) -> Decoder:
         own = module.self_attention
         check_attention(own, index)
         scale = Scale(float(own.inv_norm_factor), by_distance=by_distance)
-        order, qkv = _one_head_after_the_other(heads), (read_product(own.query_key_value),)
+        order, qkv = _in_groups(heads, heads), (read_product(own.query_key_value),)
         norms = read_norm(module.input_layernorm), read_norm(module.post_attention_layernorm)
         attention = Attention(qkv, read_product(own.dense), scale, head_order=order)
         return DecoderLayer(attention, mlp(module.mlp), norms[0], before_mlp=norms[1])
@@ -325,17 +355,27 @@ def _bloom(base: Any, config: Any) -> Decoder:
     return decoder_of(config, layers, base.ln_f, base.h[0].self_attention.head_dim, embedding_norm=norm)
 
 
-def _one_head_after_the_other(heads: int) -> tuple[int, ...]:
-    """Where query, key and value of a head lie side by side."""
-    return tuple(3 * head + part for part in range(3) for head in range(heads))
+def _in_groups(heads: int, key_heads: int) -> tuple[int, ...]:
+    """Where the queries that read one key lie side by side, then the key, then the value; then the next group."""
+    each, groups = heads // key_heads, range(key_heads)
+    queries = [group * (each + 2) + head for group in groups for head in range(each)]
+    return *queries, *(group * (each + 2) + each + part for part in range(2) for group in groups)
 
 
 def _falcon(base: Any, config: Any) -> Decoder:
-    """The first architecture: one key head for all, or one for each."""
-    if config.alibi or config.new_decoder_architecture:
-        raise NotDescribed("ALiBi, or keys that the cache holds once for every query head")
-    heads, own = config.num_attention_heads, base.h[0].self_attention
-    order = None if config.multi_query else _one_head_after_the_other(heads)
+    """The first architecture, with one key head for all or one for each; and the second, with a few, whose layers may
+    have a norm before attention and another before the MLP."""
+    if config.alibi:
+        raise NotDescribed("ALiBi that is rounded to bfloat16 before distances are taken")
+    heads, own, is_second = config.num_attention_heads, base.h[0].self_attention, bool(config.new_decoder_architecture)
+    is_parallel, order = is_second or bool(config.parallel_attn), None
+    if is_second or not config.multi_query:
+        order = _in_groups(heads, own.num_kv_heads)
+    if not is_parallel:
+        before, before_mlp = "input_layernorm", "post_attention_layernorm"
+    else:
+        has_two = is_second and config.num_ln_in_parallel_attn == 2
+        before, before_mlp = ("ln_attn", "ln_mlp") if has_two else ("input_layernorm", "")
 
     def layer(index: int, module: Any) -> DecoderLayer:
         own = module.self_attention
@@ -345,9 +385,9 @@ def _falcon(base: Any, config: Any) -> Decoder:
         return DecoderLayer(
             Attention(qkv, read_product(own.dense), scale, head_order=order, angles=0),
             read_plain_mlp(module.mlp, "dense_h_to_4h", "dense_4h_to_h", "act"),
-            before_attention=read_norm(module.input_layernorm),
-            before_mlp=None if config.parallel_attn else read_norm(module.post_attention_layernorm),
-            is_parallel=bool(config.parallel_attn),
+            before_attention=read_norm(getattr(module, before)),
+            before_mlp=read_norm(getattr(module, before_mlp)) if before_mlp else None,
+            is_parallel=is_parallel,
         )
 
     layers, tables = [layer(*pair) for pair in enumerate(base.h)], angle_tables(base, config)
@@ -391,6 +431,66 @@ def _gpt2(base: Any, config: Any) -> Decoder:
 
     layers = [layer(*pair) for pair in enumerate(base.h)]
     return decoder_of(config, layers, base.ln_f, base.h[0].attn.head_dim, positions=base.wpe.weight.detach())
+
+
+def _gpt_bigcode(base: Any, config: Any) -> Decoder:
+    """StarCoder and SantaCoder: one key head for all, or one for each."""
+    order = None if config.multi_query else _in_groups(config.num_attention_heads, config.num_attention_heads)
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.attn
+        check_attention(own, index)
+        if hasattr(module, "crossattention"):
+            raise NotDescribed("cross-attention")
+        qkv, scale = (read_product(own.c_attn),), Scale(float(own.scaling))
+        attention = Attention(qkv, read_product(own.c_proj), scale, head_order=order)
+        mlp = read_plain_mlp(module.mlp, "c_fc", "c_proj", "act")
+        return DecoderLayer(attention, mlp, read_norm(module.ln_1), before_mlp=read_norm(module.ln_2))
+
+    layers, own = [layer(*pair) for pair in enumerate(base.h)], base.h[0].attn
+    table = base.wpe.weight.detach()
+    return decoder_of(config, layers, base.ln_f, own.head_dim, num_key_heads=own.kv_heads, positions=table)
+
+
+def _gpt_neo(base: Any, config: Any) -> Decoder:
+    """Scores are not scaled; every other layer sees a window."""
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.attn.attention
+        if own.layer_id != index:
+            raise NotDescribed(f"layer {index} writes the keys of layer {own.layer_id}")
+        qkv = read_product(own.q_proj), read_product(own.k_proj), read_product(own.v_proj)
+        window = int(config.window_size) if own.attention_type == "local" else 0
+        attention = Attention(qkv, read_product(own.out_proj), Scale(1.0), window=window)
+        mlp = read_plain_mlp(module.mlp, "c_fc", "c_proj", "act")
+        return DecoderLayer(attention, mlp, read_norm(module.ln_1), before_mlp=read_norm(module.ln_2))
+
+    layers, size = [layer(*pair) for pair in enumerate(base.h)], base.h[0].attn.attention.head_dim
+    return decoder_of(config, layers, base.ln_f, size, positions=base.wpe.weight.detach())
+
+
+def _mpt(base: Any, config: Any) -> Decoder:
+    slopes = -base.build_mpt_alibi_tensor(int(config.n_heads), 2, device=base.device)[:, 0, 0]
+    by_distance = -slopes[:, None] * torch.arange(ALIBI_DISTANCES, device=base.device)
+
+    def layer(index: int, module: Any) -> DecoderLayer:
+        own = module.attn
+        check_attention(own, index)
+        if own.clip_qkv:
+            raise NotDescribed(f"queries, keys and values that are clipped at {own.clip_qkv}")
+        scale = Scale(float(own.softmax_scale), by_distance=by_distance)
+        attention = Attention((read_product(own.Wqkv),), read_product(own.out_proj), scale)
+        mlp = read_plain_mlp(module.ffn, "up_proj", "down_proj", "act")
+        return DecoderLayer(attention, mlp, read_norm(module.norm_1), before_mlp=read_norm(module.norm_2))
+
+    layers = [layer(*pair) for pair in enumerate(base.blocks)]
+    return decoder_of(config, layers, base.norm_f, base.blocks[0].attn.head_dim)
+
+
+def _hyperclovax(base: Any, config: Any) -> Decoder:
+    """Granite's layers, some with norms behind attention and MLP."""
+    after, after_mlp = ("post_norm1", "post_norm2") if config.use_post_norm else ("", "")
+    return _llama(base, config, norms=("input_layernorm", after, "post_attention_layernorm", after_mlp))
 
 
 def _cohere(base: Any, config: Any, window: Window = _no_window) -> Decoder:
@@ -482,10 +582,13 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "cohere2": partial(_cohere, window=_typed_window),
     "cwm": partial(_llama, window=_typed_window),
     "ernie4_5": partial(_llama, is_interleaved=True),
+    "ernie4_5_moe": partial(_llama, mlp=_with_shared_experts, is_interleaved=True),
     "deepseek_v2": partial(_latent, mlp=_with_shared_experts, is_complex=True, in_pairs=True),
     "deepseek_v3": partial(_latent, mlp=_with_shared_experts),
+    "dots1": partial(_llama, window=_typed_window, mlp=_with_shared_experts, head_norms=HEAD_NORMS),
     "exaone4": partial(_llama, window=_typed_window, norms=BEHIND, head_norms=HEAD_NORMS),
     "falcon": _falcon,
+    "flex_olmo": partial(_llama, mlp=read_mlp_or_experts, norms=BEHIND, head_norms=HEAD_NORMS),
     "gemma": _llama,
     "gemma2": partial(_llama, window=_typed_window, norms=SANDWICH),
     "gemma3_text": partial(_llama, window=_typed_window, norms=SANDWICH, head_norms=HEAD_NORMS),
@@ -497,18 +600,24 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "gpt2": _gpt2,
     "glm4_moe": _glm4_moe,
     "glm4_moe_lite": partial(_latent, mlp=_with_shared_experts),
+    "gpt_bigcode": _gpt_bigcode,
+    "gpt_neo": _gpt_neo,
     "gpt_neox": _gpt_neox,
     "gpt_oss": partial(_llama, window=_typed_window, mlp=read_mlp_or_experts, halved=True),
     "gptj": _gptj,
     "granite": _llama,
     "granitemoe": partial(_llama, mlp=read_mlp_or_experts, mlp_name="block_sparse_moe"),
     "helium": partial(_llama, is_interleaved=True),
+    "hyperclovax": _hyperclovax,
     "jais2": partial(_llama, mlp=_up_and_down),
     "llama": _llama,
+    "longcat_flash": _longcat,
     "minicpm3": partial(_latent, in_pairs=False),
+    "minimax_m2": partial(_llama, mlp=read_mlp_or_experts, head_norms=HEAD_NORMS),
     "ministral": partial(_llama, window=_typed_window),
     "mistral": partial(_llama, window=_one_window),
     "mixtral": partial(_llama, window=_one_window, mlp=read_mlp_or_experts),
+    "mpt": _mpt,
     "nemotron": partial(_llama, mlp=_up_and_down),
     "olmo": _olmo,
     "olmo2": partial(_llama, norms=BEHIND, head_norms=HEAD_NORMS),
@@ -526,6 +635,7 @@ FAMILIES: dict[str, Callable[[Any, Any], Decoder]] = {
     "qwen3_moe": partial(_llama, window=_one_window, mlp=read_mlp_or_experts, head_norms=HEAD_NORMS),
     "seed_oss": _llama,
     "smollm3": partial(_llama, window=_typed_window),
+    "solar_open": partial(_llama, mlp=_with_shared_experts),
     "stablelm": _stablelm,
     "starcoder2": partial(
         _llama, window=_one_window, mlp=partial(read_plain_mlp, first="c_fc", second="c_proj", activation="act")

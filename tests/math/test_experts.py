@@ -1,0 +1,24 @@
+"""Experts that give back what they are given, against a sum written out."""
+
+from __future__ import annotations
+
+import torch
+
+from forerun.math.experts import ExpertWeights, run_experts, without_identities
+from forerun.math.skinny import Activation
+
+
+def test_identities_are_what_a_row_counts_itself() -> None:
+    torch.manual_seed(0)
+    x, weights = torch.randn(3, 8), ExpertWeights(torch.randn(2, 12, 8), torch.randn(2, 8, 6), Activation.SILU)
+    chosen, shares = torch.tensor([[0, 3, 1], [2, 3, 4], [1, 0, 2]]), torch.rand(3, 3)
+    own_shares, own_chosen, counted = without_identities(shares, chosen, 2)
+    assert own_chosen.max() < 2 and counted.shape == (3, 1)
+    got = run_experts(x, own_chosen, own_shares, weights) + counted * x
+    for row in range(3):
+        want = torch.zeros(8)
+        for place, expert in enumerate(chosen[row].tolist()):
+            alone = torch.tensor([[expert]]), torch.ones(1, 1)
+            made = x[row] if expert >= 2 else run_experts(x[row][None], *alone, weights)[0]
+            want += shares[row, place] * made
+        torch.testing.assert_close(got[row], want)
