@@ -19,8 +19,10 @@ from forerun.kernels.cpu.memory import Floats
 from forerun.kernels.cpu.tile import MOST_TOKENS, ROWS, thin, wide, widen_row
 from forerun.kernels.cpu.widen import FLOAT32, FORMATS, I64, LANES, UNIT, WIDEST
 
-# With more tokens than this, narrow rows are widened once into the cache instead of in every tile; blocks take longer.
-IN_PLACE = tuple(MOST_TOKENS if stored.values == UNIT else min(4, MOST_TOKENS) for stored in FORMATS)
+# Tokens of a tile: scales and numbers of a block need registers beside the sums.
+TILE = tuple(MOST_TOKENS if stored.values == UNIT else min(4, MOST_TOKENS) for stored in FORMATS)
+# With more tokens than this, narrow rows are widened once into the cache instead of in every tile.
+IN_PLACE = tuple(tile if stored.values == UNIT else 2 * tile for stored, tile in zip(FORMATS, TILE, strict=True))
 # Bytes of weight rows, as float32, that meet all inputs before the next ones. They stay in the L2 cache; with few rows
 # (a block of 96 KiB has four of 4096 numbers) inputs would come from further away for every one of them.
 BLOCK = 384 << 10
@@ -83,7 +85,7 @@ def _rows(
     n, block = first, _block(size)
     while n + ROWS <= last:
         rows = min(block, (last - n) // ROWS * ROWS)
-        wide(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size, rows)
+        wide(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size, rows, TILE[kind])
         n += rows
     while n < last:
         thin(kind, long, w + n * row, row, x, x_stride, out + n * 4, out_stride, tokens, size)

@@ -255,13 +255,14 @@ def wide(
     tokens: int,
     size: int,
     rows: int = ROWS,  # a multiple of it
+    most: int = MOST_TOKENS,  # tokens of a tile
 ) -> None:
     """`rows` weight rows against `tokens` inputs, in as few tiles as will do, of nearly equal width.
 
     The inputs of a tile stay in the nearest cache while all rows go by: give no more rows than the next one holds.
     """
     kind, long = literally(stored), literally(lanes)
-    tiles = (tokens + MOST_TOKENS - 1) // MOST_TOKENS
+    tiles = (tokens + most - 1) // most
     done = 0
     for i in range(tiles):
         width = (tokens * (i + 1)) // tiles - done
