@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from forerun.errors import InvalidArgument
 from forerun.kernels.scaled import ScaledWeight
+from forerun.loading.tensor_files import all_tensors, read_tensor
 from forerun.math.scaled import FP8, GROUPS, INT4, INT8, W8A8, Scheme, packed, unpacked
 
 METHOD = "compressed-tensors"
@@ -143,7 +143,7 @@ class RoundedFolder:
 
     def __init__(self, folder: Path, scheme: Scheme) -> None:
         self.scheme = scheme
-        self._files = {name: path for path in sorted(folder.glob("*.safetensors")) for name in _names(path)}
+        self._files = all_tensors(folder)
         self.modules = sorted(n.removesuffix(".weight_scale") for n in self._files if n.endswith(".weight_scale"))
 
     def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -180,11 +180,4 @@ class RoundedFolder:
         return tuple(self._read(f"{module}.weight").shape)
 
     def _read(self, name: str) -> Tensor:
-        with safe_open(self._files[name], framework="pt") as file:
-            found: Tensor = file.get_tensor(name)
-        return found
-
-
-def _names(path: Path) -> list[str]:
-    with safe_open(path, framework="pt") as file:
-        return list(file.keys())
+        return read_tensor(self._files[name], name)

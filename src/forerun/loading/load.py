@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +34,9 @@ from forerun.loading.sizes import check_layer_counts, check_size, stored_values
 from forerun.loading.source import EMBEDDED, WHISPER, Source, resolve, wheel_of
 from forerun.loading.stored import can_keep, half_dtype, keep_blocks, keep_halves
 from forerun.math.scaled import Scheme
+
+if TYPE_CHECKING:
+    from forerun.loading.piecewise import PiecewiseFolder
 
 STORED = "stored"
 """The `dtype` of a model whose weights stay as narrow as they are stored; arithmetic is float32."""
@@ -246,8 +249,9 @@ class LoadRequest:
             loader = class_for(config)
             if (scheme := self._stored_scheme(config, processes)) is not None:
                 return self._rounded(loader, config, scheme)
-            if config is not None:
-                self._check_size(loader, config)
+            sketch = None if config is None else self._sketch(loader, config)
+            if (pieces := self._pieces(sketch, config, processes)) is not None:
+                return self._quantised_in_pieces(type(sketch), config, pieces)
             half = self._half_dtype(config)
             model, report = loader.from_pretrained(
                 self.source.location,
@@ -282,14 +286,44 @@ class LoadRequest:
         folder = compressed.RoundedFolder(Path(self.source.location), scheme)
         config = copy.deepcopy(config)
         del config.quantization_config  # from here on it is a model with weights of ours
-        kind = loader._model_mapping[type(config)]
-        state = folder.state(self.dtype)
+        model = self._from_state(loader._model_mapping[type(config)], config, folder.state(self.dtype))
+        folder.fill(model, self.dtype, self.device)
+        return model.to(self.device).eval()
+
+    def _pieces(self, sketch: Any, config: Any, processes: int) -> PiecewiseFolder | None:
+        """How to read a local folder so that its weights are quantised meanwhile; None where it is loaded first.
+
+        Blocks that stay as they are stored are refused by whoever quantises.
+        """
+        is_plain = self.quantize is not None and getattr(config, "quantization_config", None) is None
+        keeps_blocks = self.keeps_stored and self.source.blocks is not None
+        if sketch is None or not is_plain or keeps_blocks or not self.source.is_local or processes > 1:
+            return None
+        if self.device.type != "cpu":
+            return None
+        from forerun.loading.piecewise import PiecewiseFolder
+
+        return PiecewiseFolder.of(Path(self.source.location), sketch, self.dtype)
+
+    def _quantised_in_pieces(self, kind: Any, config: Any, pieces: PiecewiseFolder) -> Any:
+        model = self._from_state(kind, config, pieces.state())
+        pieces.take(model)
+        scheme, name = str(self.quantize), self.source.name
+        quantise(model, scheme, name, with_head=self.quantize_head, rows_of=pieces.rows)
+        pieces.fill(model, keeps_halves=self._half_dtype(config) is not None)
+        return model.eval()
+
+    def _from_state(self, kind: Any, config: Any, state: dict[str, torch.Tensor]) -> Any:
+        """A model of this class with these tensors, as transformers loads it from a folder."""
+        from transformers import GenerationConfig
+
         model, report = kind.from_pretrained(
             None, config=config, state_dict=state, dtype=self.dtype, output_loading_info=True
         )
         _check_report(report, kind.__name__, self.source.name)
-        folder.fill(model, self.dtype, self.device)
-        return model.to(self.device).eval()
+        if (Path(self.source.location) / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(self.source.location)
+        return model
 
     def _quantise(self, model: Any) -> None:
         """Before the model goes to its device: there it never lies whole and wide."""
@@ -319,20 +353,22 @@ class LoadRequest:
         check_layer_counts(contents, self.source.name)
         return AutoConfig.from_pretrained(self.source.location, **self.options)
 
-    def _check_size(self, loader: Any, config: Any) -> None:
-        """A configuration may ask for terabytes: that is found out before they are taken.
+    def _sketch(self, loader: Any, config: Any) -> Any:
+        """The model without its weights, where it lies in a local folder and can be made.
 
-        Of a model on the Hub nothing is known before it is fetched.
+        A configuration may ask for terabytes: that is found out before they are taken. Of a model on the Hub nothing is
+        known before it is fetched.
         """
         stored = stored_values(Path(self.source.location)) if self.source.is_local else None
         if stored is None:
-            return
+            return None
         try:
             with torch.device("meta"):
                 sketch = loader.from_config(config, trust_remote_code=False)
         except Exception:  # transformers will say the same, and better, when it loads the model
-            return
+            return None
         check_size(sketch, stored, self.source.name)
+        return sketch
 
 
 def _twice(scheme: str, name: str, method: str) -> str:

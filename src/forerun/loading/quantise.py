@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from forerun.math.blocks import BlockFormat, format_named
 from forerun.math.integer import encode_rows, row_format
 from forerun.math.quantise import GROUP, encode_q4_1, encode_q8_0
 
+AT_ONCE = 1 << 21  # numbers of a weight that are float32 at a time
 MOST_LEFT = 0.25  # of a model's weights that may stay as they are without a word
 EIGHT_BITS, INTEGERS, FOUR_BITS = "int8", "w8a8", "int4"
 SCHEMES = (EIGHT_BITS, INTEGERS, FOUR_BITS)
@@ -62,11 +63,13 @@ def quantise(
     without: nn.Module | None = None,
     asked: str | None = None,
     with_head: bool | None = None,
+    rows_of: Callable[[Tensor], Iterator[Tensor]] | None = None,
 ) -> None:
-    """Exchange the matrices of a model for quantised ones; the float32 copy of one is held at a time.
+    """Exchange the matrices of a model for quantised ones; some rows of one are float32 at a time.
 
     The part `without` stays as it is. Embedding and head are rounded like the layers `with_head`, stay as they are
-    where that is False, and have eight bits in groups where nothing is said.
+    where that is False, and have eight bits in groups where nothing is said. `rows_of` reads a weight that the model
+    does not hold itself.
     """
     asked = asked or f"quantize={scheme!r}"
     ends = {id(getattr(end, "weight", None)) for end in (model.get_input_embeddings(), model.get_output_embeddings())}
@@ -79,7 +82,7 @@ def quantise(
             _refuse_blocks(weight, asked, name)
             held.append(weight)
             is_eight = with_head is None and id(weight) in ends
-            made[id(weight)] = _quantised(weight, EIGHT_BITS if is_eight else scheme, asked)
+            made[id(weight)] = _quantised(weight, EIGHT_BITS if is_eight else scheme, asked, rows_of or _own_rows)
         module._parameters["weight"] = made[id(weight)]
     if not made:
         raise InvalidArgument(f"{asked}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out")
@@ -113,16 +116,42 @@ def _holders(model: nn.Module, without: nn.Module | None) -> list[tuple[nn.Modul
     return [
         (module, weight)
         for module, weight in found
-        if type(module) in (nn.Linear, nn.Embedding) and weight is not None and weight.shape[1] % GROUP == 0
+        if is_matrix(module) and weight is not None and weight.shape[1] % GROUP == 0
     ]
 
 
-def _quantised(weight: Tensor, scheme: str, asked: str) -> nn.Parameter:
+def is_matrix(module: nn.Module) -> bool:
+    """Whether a module's weight is one that may be quantised."""
+    return type(module) in (nn.Linear, nn.Embedding)
+
+
+def rows_at_once(size: int) -> int:
+    """Rows of so many inputs that are float32 at a time."""
+    return max(1, AT_ONCE // size)
+
+
+def _own_rows(weight: Tensor) -> Iterator[Tensor]:
+    for some in (weight.raw if isinstance(weight, NarrowWeight) else weight.detach()).split(
+        rows_at_once(weight.shape[1])
+    ):
+        if isinstance(weight, NarrowWeight):
+            yield weight.format.decode(some.reshape(-1)).view(-1, weight.shape[1])
+        else:
+            yield some
+
+
+def _quantised(weight: Tensor, scheme: str, asked: str, rows_of: Callable[[Tensor], Iterator[Tensor]]) -> nn.Parameter:
     format_for, encode = _ENCODERS[scheme]
-    dense = weight.dense() if isinstance(weight, NarrowWeight) else weight.detach().float()
-    if not dense.isfinite().all():
-        raise InvalidArgument(f"{asked}: a weight is infinite or not a number; check the model's files")
-    return narrow_parameter(encode(dense), format_for(dense.shape[1]))
+    stored, done = format_for(weight.shape[1]), 0
+    raw = torch.empty(weight.shape[0], weight.shape[1] // stored.values * stored.size, dtype=torch.uint8)
+    for some in rows_of(weight):
+        dense = some.float()
+        if not dense.isfinite().all():
+            raise InvalidArgument(f"{asked}: a weight is infinite or not a number; check the model's files")
+        raw[done : done + len(dense)] = encode(dense)
+        done += len(dense)
+    assert done == len(raw)
+    return narrow_parameter(raw, stored)
 
 
 def _refuse_blocks(weight: Tensor, asked: str, name: str) -> None:

@@ -51,7 +51,7 @@ def keep_halves(model: nn.Module) -> None:
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None and id(weight) not in kept:
-                kept[id(weight)] = _kept_half(module, name, weight)
+                kept[id(weight)] = kept_half(module, name, weight)
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
@@ -63,7 +63,8 @@ def keep_halves(model: nn.Module) -> None:
             config.dtype = torch.float32
 
 
-def _kept_half(module: nn.Module, name: str, weight: nn.Parameter) -> nn.Parameter:
+def kept_half(module: nn.Module, name: str, weight: nn.Parameter) -> nn.Parameter:
+    """A parameter of a module: its halves where they can be multiplied as they are, else float32."""
     if not _is_matrix(module, name) or weight.dtype not in _HALVES.values() or not _fits(weight.shape[1]):
         return nn.Parameter(weight.detach().float(), requires_grad=weight.requires_grad)
     kind = next(kind for kind, dtype in _HALVES.items() if dtype == weight.dtype)

@@ -1,0 +1,54 @@
+"""The tensors of a local folder's safetensors files, read one by one: nothing of a file stays mapped behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from forerun.files import parse_json
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def all_tensors(folder: Path) -> dict[str, Path]:
+    """By name, the file of every tensor in any safetensors file of a folder."""
+    return {name: path for path in sorted(folder.glob("*.safetensors")) for name in _names(path)}
+
+
+def model_tensors(folder: Path) -> dict[str, Path] | None:
+    """The same of those files alone that transformers loads a model from; None where it has its weights elsewhere."""
+    if (folder / WHOLE).is_file():
+        return dict.fromkeys(_names(folder / WHOLE), folder / WHOLE)
+    if not (folder / INDEX).is_file():
+        return None
+    places = parse_json((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    return {name: folder / file for name, file in places.items()}
+
+
+def shape_of(path: Path, name: str) -> tuple[int, ...]:
+    with safe_open(path, framework="pt") as file:
+        return tuple(file.get_slice(name).get_shape())
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """One tensor, which may lie in the file's own memory."""
+    with safe_open(path, framework="pt") as file:
+        found: Tensor = file.get_tensor(name)
+    return found
+
+
+def read_rows(path: Path, name: str, count: int) -> Iterator[Tensor]:
+    """`count` rows of a matrix at a time, copied: a view would keep all that was read before in memory."""
+    rows = shape_of(path, name)[0]
+    for first in range(0, rows, count):
+        with safe_open(path, framework="pt") as file:
+            part: Tensor = file.get_slice(name)[first : min(first + count, rows)].clone()
+        yield part
+
+
+def _names(path: Path) -> list[str]:
+    with safe_open(path, framework="pt") as file:
+        return list(file.keys())
