@@ -7,7 +7,7 @@ chance that a token drafted by the quantised copy is kept by the float32 target 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from forerun.files import read_text
 from forerun.kernels.cpu.narrow import held
 from forerun.loading import load_model
 from forerun.loading.quantise import SCHEMES, matrices
+from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance, without_folders
 from forerun.measure.record import Record
@@ -85,23 +86,71 @@ class Forms:
         return list(totals.values())
 
 
-def summary(readings: Sequence[Reading], sizes: dict[str, int]) -> Table:
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One form beside float32."""
+
+    perplexity: Estimate
+    difference: Estimate  # of perplexities
+    change: Estimate  # the same in percent of float32's
+    agreement: Estimate
+    alpha: Estimate
+
+
+def compared(readings: Sequence[Reading], forms: Iterable[str]) -> dict[str, Compared]:
     """Intervals of 95 %, by a bootstrap over windows; the change of perplexity is paired, window by window."""
-    rows = []
+    found = {}
     wide = [reading for reading in readings if reading.form == FLOAT32]
-    for form, size in sizes.items():
+    for form in forms:
         own = [reading for reading in readings if reading.form == form]
         if not own or len(own) != len(wide):
             continue
         losses = [[r.minus_log_probability / r.positions for r in side] for side in (wide, own)]
-        found = compare(*losses, weights=[r.positions for r in own], exponential=True)
-        change = f"{100 * (found.speculative.value / found.plain.value - 1):+.2f} %"
-        agreement = mean([r.agreements / r.positions for r in own])
-        alpha = mean([r.overlap / r.positions for r in own])
-        cells = (_shown(found.speculative, 2), change, _shown(found.difference, 3))
-        rows.append((form, f"{size / 2**20:.0f}", *cells, _shown(agreement, 3), _shown(alpha, 3)))
+        both = compare(*losses, weights=[r.positions for r in own], exponential=True)
+        percent = 100 / both.plain.value
+        ends = (None if end is None else percent * end for end in (both.difference.low, both.difference.high))
+        found[form] = Compared(
+            both.speculative,
+            both.difference,
+            Estimate(percent * both.difference.value, *ends),
+            mean([r.agreements / r.positions for r in own]),
+            mean([r.overlap / r.positions for r in own]),
+        )
+    return found
+
+
+def summary(readings: Sequence[Reading], sizes: dict[str, int]) -> Table:
+    rows = []
+    for form, found in compared(readings, sizes).items():
+        cells = (_shown(found.perplexity, 2), f"{found.change.value:+.2f} %", _shown(found.difference, 3))
+        shares = (_shown(found.agreement, 3), _shown(found.alpha, 3))
+        rows.append((form, f"{sizes[form] / 2**20:.0f}", *cells, *shares))
     headings = ("", "MiB", "perplexity", "change", "difference", "same likeliest token", "alpha")
     return Table("Quantised on load, beside float32", headings, tuple(rows))
+
+
+def figure(readings: Sequence[Reading], sizes: dict[str, int], machine: str) -> Figure | None:
+    """Bars a scheme: perplexity beside float32's, with intervals of 95 %, and how like float32's its laws are."""
+    found = compared(readings, sizes)
+    schemes = tuple(form for form in found if form != FLOAT32)
+    if not schemes:
+        return None
+    ticks = tuple(map(float, range(len(schemes))))
+    changes = [found[form].change for form in schemes]
+    error = tuple(0.0 if e.low is None or e.high is None else (e.high - e.low) / 2 for e in changes)
+    change = Series("", ticks, tuple(e.value for e in changes), kind="bars", error=error)
+    shares = {  # their intervals are lopsided, the more the nearer to 1: the table has them
+        "likeliest token unchanged": [found[form].agreement.value for form in schemes],
+        "alpha as a draft": [found[form].alpha.value for form in schemes],
+    }
+    panels = (
+        Panel("", "", "perplexity beside float32's, %", (change,), ticks, schemes, y_from=None),
+        *(
+            Panel("", "", what, (Series("", ticks, tuple(values), kind="bars", values="%.3f"),), ticks, schemes)
+            for what, values in shares.items()
+        ),
+    )
+    return Figure(f"Quantised on load, {machine}", panels, columns=3, panel_size=(3.8, 3.4))
 
 
 def _shown(found: Estimate, digits: int) -> str:
@@ -136,6 +185,7 @@ def run(
             rows=[asdict(reading) for reading in readings],
             details={"bytes": forms.sizes},
             tables=(summary(readings, forms.sizes),) if readings else (),
+            figure=figure(readings, forms.sizes, origin.machine.name),
             remarks=(f"{count} windows of {size} tokens, of which the second half is scored; intervals of 95 %",),
             complete=outcome.complete,
         )
@@ -157,7 +207,7 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--window", type=int, default=256, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=24)
     parser.add_argument("--kernels", choices=[each.value for each in Kernels], default=Kernels.ON.value)
-    add_outputs(parser, plot="nothing: there is no picture")
+    add_outputs(parser, plot="perplexity and likeness of each scheme")
     chosen = parser.parse_args(arguments)
     use = Kernels(chosen.kernels)
     parts = (chosen.model, chosen.text, chosen.schemes, chosen.window, chosen.windows, use)

@@ -13,13 +13,13 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.command import make_parser, run_command
+from benchmarks.command import add_outputs, make_parser, run_command
 from benchmarks.serving.report import Measurement, summarize
 from forerun.bench.serve.bodies import Bodies
 from forerun.bench.serve.load import Level, Load, run_level
@@ -28,6 +28,7 @@ from forerun.bench.serve.samples import Sample, send
 from forerun.bench.settings import ServeSettings
 from forerun.client import ApiClient
 from forerun.errors import InvalidArgument
+from forerun.measure.plot import Figure, Panel, Series
 from forerun.measure.progress import Reporter
 from forerun.measure.provenance import provenance, without_folders
 from forerun.measure.record import Record
@@ -181,6 +182,29 @@ def goals(measured: Sequence[Measured], idle: float) -> Iterator[str]:
         yield f"{streams} at a time: the first {1e3 * later:+.1f} ms ({_verdict(later <= MOST_FIRST)}: +10)"
 
 
+def figure(measured: Sequence[Measured], idle: float, machine: str) -> Figure | None:
+    """Bars a server: the cores' time of a token, and what a client saw where nobody else used the machine."""
+    if not measured:
+        return None
+    shown: dict[str, Callable[[Measured], float]] = {"cores' time of a token, ms": lambda each: 1e3 * each.work}
+    if idle <= MOST_BUSY:
+        shown |= {
+            "first token, ms": lambda each: 1e3 * each.seen.first_median,
+            "each following token, ms": lambda each: 1e3 * each.seen.token_median,
+            "tokens a second": lambda each: each.seen.tokens_per_second,
+        }
+    streams = sorted({each.seen.streams for each in measured})
+    panels = []
+    for what, value in shown.items():
+        series = []
+        for server in dict.fromkeys(each.seen.by for each in measured):
+            values = {streams.index(each.seen.streams): value(each) for each in measured if each.seen.by == server}
+            series.append(Series(server, tuple(values), tuple(values.values()), kind="bars", values="%.1f"))
+        ticks, names = tuple(map(float, range(len(streams)))), tuple(map(str, streams))
+        panels.append(Panel("", "streams at a time", what, tuple(series), ticks, names))
+    return Figure(f"A server with Ray and without, {machine}", tuple(panels), columns=2, panel_size=(5.0, 3.6))
+
+
 def _verdict(reached: bool) -> str:
     return "reached" if reached else "missed"
 
@@ -232,6 +256,7 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
                     *outcome.problems,
                 ),
                 headline=tuple(goals(measured, idle)),
+                figure=figure(measured, idle, origin.machine.name),
                 complete=outcome.complete,
             )
             if measured:
@@ -250,8 +275,7 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--prompt", type=int, default=default.prompt, help="tokens of a prompt")
     parser.add_argument("--output-tokens", type=int, default=default.output, help="new tokens of a request")
     parser.add_argument("--requests", type=int, default=default.requests, help="of one stream, a turn")
-    parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
-    parser.set_defaults(plot=None)
+    add_outputs(parser, plot="the cores' time of a token, and on a quiet machine the waits")
     chosen = parser.parse_args(arguments)
     asked = Settings(
         chosen.model, tuple(chosen.streams), chosen.turns, chosen.prompt, chosen.output_tokens, chosen.requests

@@ -16,6 +16,7 @@ from forerun.measure.turns import Outcome
 
 KIND = "arrivals"
 Columns = Mapping[str, Callable[[Measurement], str]]
+Waits = Callable[[Measurement], tuple[float, float]]  # median and 99 %, in seconds
 WHAT = "what, requests a second"
 WAITS: Columns = {
     "first ms": lambda each: f"{1e3 * each.first_median:.0f}",
@@ -52,15 +53,23 @@ def make_record(
         details={"warm_up": {method: asdict(each) for method, each in (warmed or {}).items()}},
         tables=_tables(measured) if measured else (),
         remarks=(*_remarks(origin, settings, measured, outcome), *_warm_ups(warmed or {})),
-        figure=_figure(measured, origin),
+        figure=figure(measured, origin),
         complete=outcome.complete,
     )
 
 
 def _name(each: Measurement) -> str:
-    more = [f"{each.penalised:.0%} with a penalty"] if each.penalised else []
-    more += [f"{each.shared} shared tokens"] if each.shared else []
-    return ", ".join([each.method, f"{each.rate:g}", *more])
+    return ", ".join([each.method, f"{each.rate:g}", *_oddities(each)])
+
+
+def _kind(each: Measurement) -> str:
+    """What was sent by which method, whatever the rate."""
+    return ", ".join([each.method, *_oddities(each)])
+
+
+def _oddities(each: Measurement) -> list[str]:
+    penalised = [f"{each.penalised:.0%} with a penalty"] if each.penalised else []
+    return [*penalised, f"{each.shared} shared tokens"] if each.shared else penalised
 
 
 def _tables(measured: Sequence[Measurement]) -> tuple[Table, ...]:
@@ -106,26 +115,41 @@ def _warm_ups(warmed: Mapping[str, WarmUp]) -> list[str]:
     ]
 
 
-def _figure(measured: Sequence[Measurement], origin: Provenance) -> Figure | None:
-    """Waits over the rate, a line a method; none where only odd requests were sent, which have no line."""
-    measured = [each for each in measured if not each.penalised and not each.shared]
+def figure(measured: Sequence[Measurement], origin: Provenance) -> Figure | None:
+    """Waits over the rate, a line a method, or bars where there is one rate alone.
+
+    Odd requests are shown where no others were sent.
+    """
+    measured = [each for each in measured if not each.penalised and not each.shared] or measured
     if not measured:
         return None
-    methods = dict.fromkeys(each.method for each in measured)
     panels = []
     for title, value in (
         ("first token", lambda each: (each.first_median, each.first_99)),
         ("each following token", lambda each: (each.token_median, each.token_99)),
     ):
-        series = []
-        for method in methods:
-            ours = [each for each in measured if each.method == method]
-            rates = tuple(each.rate for each in ours)
-            for place, (what, dashes) in enumerate((("median", "-"), ("99 %", ":"))):
-                times = tuple(1e3 * value(each)[place] for each in ours)
-                series.append(Series(f"{method}, {what}", rates, times, dashes=dashes))
-        ticks = tuple(sorted({each.rate for each in measured}))
-        panels.append(
-            Panel(title, "requests a second", "ms", tuple(series), x_ticks=ticks, x_scale="log", y_scale="log10")
-        )
+        draw = _bars if len({each.rate for each in measured}) == 1 else _lines
+        panels.append(draw(title, measured, value))
     return Figure(f"Requests that come and go, {origin.machine.name}", tuple(panels), columns=2)
+
+
+def _lines(title: str, measured: Sequence[Measurement], value: Waits) -> Panel:
+    series = []
+    for kind in dict.fromkeys(map(_kind, measured)):
+        ours = [each for each in measured if _kind(each) == kind]
+        rates = tuple(each.rate for each in ours)
+        for place, (what, dashes) in enumerate((("median", "-"), ("99 %", ":"))):
+            times = tuple(1e3 * value(each)[place] for each in ours)
+            series.append(Series(f"{kind}, {what}", rates, times, dashes=dashes))
+    ticks = tuple(sorted({each.rate for each in measured}))
+    return Panel(title, "requests a second", "ms", tuple(series), x_ticks=ticks, x_scale="log", y_scale="log10")
+
+
+def _bars(title: str, measured: Sequence[Measurement], value: Waits) -> Panel:
+    places = tuple(map(float, range(len(measured))))
+    series = tuple(
+        Series(what, places, tuple(1e3 * value(each)[place] for each in measured), kind="bars", values="%.1f")
+        for place, what in enumerate(("median", "99 %"))
+    )
+    kinds = tuple(map(_kind, measured))
+    return Panel(title, f"{measured[0].rate:g} requests a second", "ms", series, x_ticks=places, x_names=kinds)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
+from functools import partial
 
+from benchmarks.command import add_device, add_outputs, make_parser, run_command
 from benchmarks.families.page import write
 from benchmarks.families.run import Settings, run
 from benchmarks.families.shapes import ON_CPU, ON_GPU
 from forerun.loading.load import choose_device
-from forerun.measure.show import main, measure
+from forerun.measure.show import main
 
 
 def command(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
+    parser = make_parser("families", __doc__)
     parser.add_argument("families", nargs="*", help="of these alone [default: all that are listed for the device]")
     parser.add_argument("--repeats", type=int, default=3, help="the best counts")
     parser.add_argument(
@@ -22,8 +22,8 @@ def command(arguments: list[str]) -> int:
     )
     parser.add_argument("--prompts", type=int, nargs="*", default=[], help="time prompts of so many tokens, not steps")
     parser.add_argument("--compile-only", action="store_true", help="run each once and time nothing")
-    parser.add_argument("--device", help="cpu, cuda ...; a GPU where there is one")
-    parser.add_argument("--output", type=Path, help="the record [default: a new file in benchmarks/results]")
+    add_device(parser)
+    add_outputs(parser, plot="steps and prompts beside what they are held against")
     parser.add_argument("--add", action="store_true", help="keep what OUTPUT has of other families")
     parser.add_argument("--page", action="store_true", help="measure nothing; write the records into docs/models.md")
     chosen = parser.parse_args(arguments)
@@ -36,8 +36,7 @@ def command(arguments: list[str]) -> int:
         parser.error("--add: give the record that is to be added to by --output")
     asked = Settings(tuple(families), max(chosen.repeats, 1), tuple(chosen.methods), chosen.compile_only,
                      tuple(chosen.prompts), chosen.add)  # fmt: skip
-    words = ["python", "-m", "benchmarks.families", *arguments]
-    return measure("families", chosen.output, None, lambda path, reporter: run(asked, device, path, reporter, words))
+    return run_command("families", arguments, chosen, partial(run, asked, device))
 
 
 if __name__ == "__main__":

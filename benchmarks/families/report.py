@@ -62,17 +62,29 @@ def tables(results: FamilyResults) -> Iterator[Table]:
 
 
 def figure(results: FamilyResults) -> Figure | None:
-    """Bars a family: shares of the bandwidth on a GPU, times of transformers' on a CPU; none for prompts."""
+    """Bars a family: shares of the bandwidth on a GPU, times of transformers' on a CPU; prompts by their length."""
     machine = results.provenance.machine.name
     if not results.on_gpu:
-        values = {"1 token": _ratios(results, 1), "4 tokens": _ratios(results, 4)}
-        title, y_label, held_against = f"A step of fused layers, {machine}", "time", "transformers"
+        steps = {
+            "1 token": _ratios(results, FUSED, TRANSFORMERS, 1),
+            "4 tokens": _ratios(results, FUSED, TRANSFORMERS, 4),
+        }
+        panel = _bars("A step of fused layers", "time", steps, "transformers")
     else:
         named = zip(("1 row, 1 token", "8 rows, 1 token each", "8 rows, 8 tokens each"), PASSES, strict=True)
-        values = {label: _shares(results, *shape) for label, shape in named}
-        title, y_label = f"A pass of 8 fused layers and the head, {machine}", "bandwidth, weights and keys counted"
-        held_against = "a copy in memory"
-    names = [name for name in results.families if any(name in by_family for by_family in values.values())]
+        steps = {label: _shares(results, *shape) for label, shape in named}
+        title = "A pass of 8 fused layers and the head"
+        panel = _bars(title, "bandwidth, weights and keys counted", steps, "a copy in memory")
+    drawn = [each for each in (panel, _prompts(results)) if each is not None]
+    if not drawn:
+        return None
+    widest = max(len(each.x_ticks) for each in drawn)
+    return Figure(machine, tuple(drawn), panel_size=(max(6.0, 0.85 * widest), 4.0))
+
+
+def _bars(title: str, y_label: str, values: dict[str, dict[str, float]], held_against: str) -> Panel | None:
+    """`values` by label and family, beside a level of 1 that is what they are `held_against`."""
+    names = list(dict.fromkeys(name for by_family in values.values() for name in by_family))
     if not names:
         return None
     series = [
@@ -80,9 +92,28 @@ def figure(results: FamilyResults) -> Figure | None:
         for label, by_family in values.items()
         if by_family
     ]
-    level = Series(held_against, (), (1.0,), kind="level", colour=GREY, dashes="--")
-    panel = Panel("", "", y_label, (*series, level), tuple(map(float, range(len(names)))), tuple(names))
-    return Figure(title, (panel,), panel_size=(max(6.0, 0.85 * len(names)), 4.0))
+    return Panel(
+        title, "", y_label, (*series, _level(held_against)), tuple(map(float, range(len(names)))), tuple(names)
+    )
+
+
+def _prompts(results: FamilyResults) -> Panel | None:
+    """Time over the length of a prompt, a line a family."""
+    lengths = sorted({step.positions for step in results.steps if step.method == PROMPT})
+    ratios = {length: _ratios(results, PROMPT, THEIR_PROMPT, length) for length in lengths}
+    series = []
+    for name in dict.fromkeys(name for by_family in ratios.values() for name in by_family):
+        own = {float(length): by_family[name] for length, by_family in ratios.items() if name in by_family}
+        series.append(Series(name, tuple(own), tuple(own.values()), values="%.2f"))
+    if not series:
+        return None
+    ticks = tuple(map(float, lengths))
+    series.append(_level("transformers"))
+    return Panel("A prompt and one token", "tokens of the prompt", "time", tuple(series), ticks, x_scale="log")
+
+
+def _level(held_against: str) -> Series:
+    return Series(held_against, (), (1.0,), kind="level", colour=GREY, dashes="--")
 
 
 def _shares(results: FamilyResults, rows: int, new: int) -> dict[str, float]:
@@ -90,12 +121,13 @@ def _shares(results: FamilyResults, rows: int, new: int) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def _ratios(results: FamilyResults, tokens: int) -> dict[str, float]:
+def _ratios(results: FamilyResults, ours: str, theirs: str, tokens: int) -> dict[str, float]:
+    """Seconds of one method over another's, by family."""
     ratios = {}
     for name in results.families:
-        ours, theirs = (results.seconds(name, method, 1, tokens) for method in (FUSED, TRANSFORMERS))
-        if ours is not None and theirs is not None:
-            ratios[name] = ours / theirs
+        found = _ratio(*(results.seconds(name, method, 1, tokens) for method in (ours, theirs)))
+        if found is not None:
+            ratios[name] = found
     return ratios
 
 

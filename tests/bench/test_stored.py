@@ -22,16 +22,7 @@ ELSEWHERE = {
     **{name: "python -m benchmarks.papers page" for name in RECORDS if name.startswith("papers/")},
 }
 del ELSEWHERE["papers/kernels.json"]
-UNDRAWN = {
-    "arrivals-shared-h200.json",
-    "asr-cpu.json",
-    "eval-greedy.json",
-    "eval-sampled.json",
-    "families-prompts-cpu.json",
-    "families-prompts-h200.json",
-    "narrow-cpu.json",
-    "replicas-cpu.json",
-}
+UNDRAWN = {"asr-cpu.json", "eval-greedy.json", "eval-sampled.json"}
 
 
 def show(*arguments: str) -> Any:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.arrivals.__main__ import command
+from benchmarks.arrivals.report import figure
 from benchmarks.arrivals.results import percentile, summarize
 from benchmarks.arrivals.serve import Outcome, Served, serve
 from benchmarks.arrivals.traffic import Load, arrivals
 from forerun import SpeculativeDecoder
 from forerun.measure.record import load
+from support.bench import ORIGIN
 from support.tiny import tiny_model
 
 LOAD = Load(rate=200, seconds=0.1, prompt=(2, 9), output=(1, 6), penalised=0.3, shared=3)
@@ -74,3 +76,16 @@ def test_a_run_leaves_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str
     record = load(output)
     assert record.complete and [row["method"] for row in record.rows] == ["plain", "draft model"]
     assert "50% with a penalty" in capsys.readouterr().out
+
+
+def test_one_rate_is_drawn_as_bars_and_odd_requests_where_there_are_no_others() -> None:
+    outcome = Outcome([Served(0.0, 2, [(0.5, 1), (0.6, 1)])], seconds=1.0)
+    shared, other = (summarize("a", 32, 0.0, tokens, outcome) for tokens in (2000, 0))
+    for measured, names in (([shared], ("a, 2000 shared tokens",)), ([shared, other], ("a",))):
+        drawn = figure(measured, ORIGIN)
+        assert drawn is not None
+        for panel in drawn.panels:
+            assert panel.x_names == names
+            assert [(one.label, one.kind) for one in panel.series] == [("median", "bars"), ("99 %", "bars")]
+        assert drawn.panels[0].series[0].y == (500.0,)
+    assert figure([], ORIGIN) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.families import run
-from benchmarks.families.report import make_record, tables
+from benchmarks.families.report import figure, make_record, tables
 from benchmarks.families.results import (
     DECODE,
     FUSED,
@@ -51,6 +51,19 @@ def test_tables_of_steps_and_prompts() -> None:
     (table,) = tables(prompts)
     assert table.rows == (("a", "4096", "30.00", "40.00", "0.75"),)
     assert not list(tables(results(())))
+
+
+def test_steps_and_prompts_are_drawn_as_shares_of_transformers() -> None:
+    steps = Step("a", FUSED, 1, 1, 0.5), Step("a", TRANSFORMERS, 1, 1, 1.0), Step("b", FUSED, 1, 1, 0.5)
+    prompts = Step("a", PROMPT, 1, 4096, 0.03), Step("a", THEIR_PROMPT, 1, 4096, 0.04), Step("a", PROMPT, 1, 8192, 0.1)
+    drawn = figure(results((*steps, *prompts)))
+    assert drawn is not None
+    for panel in drawn.panels:
+        _, level = panel.series
+        assert level.y == (1.0,) and level.label == "transformers"
+    assert [panel.series[0].y for panel in drawn.panels] == [(0.5,), (0.75,)]
+    assert drawn.panels[0].x_names == ("a",) and drawn.panels[1].series[0].x == (4096,)
+    assert figure(results(())) is None
 
 
 def test_a_record_is_added_to(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.replicas import ALONE, ONE, TWO, Measured, core_seconds, goals
+from benchmarks.replicas import ALONE, ONE, TWO, Measured, core_seconds, figure, goals
 from benchmarks.serving.report import Measurement
 from support.processes import wait_for
 
@@ -36,6 +36,15 @@ def test_goals_are_judged_both_ways_and_not_on_a_busy_machine() -> None:
     said = list(goals(bad, 1.5))
     assert len(said) == 2 and not any("missed" in line for line in said)
     assert "1.060 of the cores' time" in said[0]
+
+
+def test_what_clients_saw_is_not_drawn_of_a_busy_machine() -> None:
+    servers = [measured(ALONE, 0.010, 0.1, 100.0), measured(ONE, 0.012, 0.1, 95.0)]
+    quiet, busy = figure(servers, 0.1, "m"), figure(servers, 1.5, "m")
+    assert quiet is not None and busy is not None
+    assert len(quiet.panels) == 4 and busy.panels == quiet.panels[:1]
+    assert [(one.label, one.y) for one in busy.panels[0].series] == [(ALONE, (10.0,)), (ONE, (12.0,))]
+    assert figure([], 0.1, "m") is None
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="work is read from /proc")
