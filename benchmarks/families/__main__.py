@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.command import add_device, add_outputs, make_parser, run_command
 from benchmarks.families.page import write
-from benchmarks.families.run import Settings, run
+from benchmarks.families.run import Settings, missing, run
 from benchmarks.families.shapes import ON_CPU, ON_GPU
 from forerun.loading.load import choose_device
 from forerun.measure.show import main
@@ -24,16 +24,23 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--compile-only", action="store_true", help="run each once and time nothing")
     add_device(parser)
     add_outputs(parser, plot="steps and prompts beside what they are held against")
-    parser.add_argument("--add", action="store_true", help="keep what OUTPUT has of other families")
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep what OUTPUT has of other families; without names, measure those that it lacks",
+    )
     parser.add_argument("--page", action="store_true", help="measure nothing; write the records into docs/models.md")
     chosen = parser.parse_args(arguments)
     if chosen.page:
         write()
         return 0
     device = choose_device(chosen.device)
-    families = chosen.families or (ON_GPU if device.type == "cuda" else ON_CPU)
     if chosen.add and not chosen.output:
         parser.error("--add: give the record that is to be added to by --output")
+    listed = ON_GPU if device.type == "cuda" else ON_CPU
+    families = chosen.families or missing(listed, chosen.output if chosen.add else None, chosen.prompts)
+    if not families:
+        parser.error(f"--add: {chosen.output} has all families; name those that are to be measured anew")
     asked = Settings(tuple(families), max(chosen.repeats, 1), tuple(chosen.methods), chosen.compile_only,
                      tuple(chosen.prompts), chosen.add)  # fmt: skip
     return run_command("families", arguments, chosen, partial(run, asked, device))

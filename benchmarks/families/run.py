@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,9 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     on_gpu = device.type == "cuda"
     bandwidth = None if asked.compile_only else _bandwidth(device)
     origin = provenance(device, command)
-    steps, notes = _kept(output, asked) if asked.adds else ([], {})
+    steps, notes, known = _kept(output, asked) if asked.adds and output.exists() else ([], {}, None)
+    if bandwidth is not None and known is not None and not on_gpu:
+        bandwidth = max(bandwidth, known)
 
     def measure(family: str) -> None:
         model = build(family, device, max((CONTEXT, *(length + 64 for length in asked.prompts))))
@@ -80,7 +82,8 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
             torch.cuda.empty_cache()
 
     def save(outcome: Outcome) -> Record:
-        results = FamilyResults(origin, {"repeats": asked.repeats}, bandwidth, notes, tuple(steps))
+        read = bandwidth if on_gpu else fastest_read(bandwidth, steps)
+        results = FamilyResults(origin, {"repeats": asked.repeats}, read, notes, tuple(steps))
         record = make_record(results, outcome.complete)
         if steps:
             record.save(output)
@@ -93,13 +96,30 @@ def _bandwidth(device: torch.device) -> float:
     return copy_bandwidth(device) if device.type == "cuda" else measure_ceilings(device, torch.float32).linear
 
 
-def _kept(output: Path, asked: Settings) -> tuple[list[Step], dict[str, str]]:
-    """Of the record that is there: what is not measured anew."""
+def fastest_read(bandwidth: float | None, steps: Sequence[Step]) -> float | None:
+    """Bytes a second: a plain read may be timed in a busy moment, and no floor lies above a step that was seen."""
+    if bandwidth is None:
+        return None
+    return max((bandwidth, *(step.num_bytes / step.seconds for step in steps if step.method == FUSED)))
+
+
+def missing(listed: Iterable[str], output: Path | None, prompts: Sequence[int] = ()) -> list[str]:
+    """Families that a record lacks: a run that was interrupted goes on there."""
+    if output is None or not output.exists():
+        return list(listed)
+    old = load(output, KIND)
+    there = {(row["family"], row["positions"]) for row in old.rows if not prompts or row["method"] == THEIR_PROMPT}
+    return [family for family in listed if any((family, asked) not in there for asked in prompts or (1,))]
+
+
+def _kept(output: Path, asked: Settings) -> tuple[list[Step], dict[str, str], float | None]:
+    """Of the record that is there: what is not measured anew, and how fast memory was read."""
     old = load(output, KIND)
     steps = [Step(**row) for row in old.rows]
     return (
         [step for step in steps if step.family not in asked.families],
         {family: note for family, note in old.details["notes"].items() if family not in asked.families},
+        old.details["bandwidth"],
     )
 
 

@@ -55,7 +55,8 @@ def _small(key_heads: int = 3, **more: Any) -> Settings:
     return _shape(576, 1536, 9, key_heads, 49152, num_hidden_layers=30, head_dim=64, **more)
 
 
-# SmolLM2 135M, Qwen2 0.5B, Qwen3 0.6B, Gemma 3 270M, OPT 125M, GPT-2, Pythia 410M, CodeGen 350M: sizes as published.
+# SmolLM2 135M, OPT 125M, GPT-2, GPT-Neo 125M, Tiny StarCoder, Gemma 3 270M, CodeGen 350M, Pythia 410M, ERNIE 4.5 0.3B,
+# Qwen2 0.5B, Qwen3 0.6B: sizes as published.
 ON_CPU: dict[str, Settings] = {
     "llama": _small(),
     "mistral": _small(),
@@ -68,16 +69,28 @@ ON_CPU: dict[str, Settings] = {
     "cohere2": _small(),
     "gemma2": _small(),
     "phi": _small(9),
+    "gemma": _small(),
+    "glm4": _small(),
+    "olmo3": _small(9),
+    "exaone4": _small(),
+    "helium": _small(),
+    "arcee": _small(),
+    "seed_oss": _small(),
+    "ministral": _small(),
     "opt": {"hidden_size": 768, "word_embed_proj_dim": 768, "ffn_dim": 3072, "num_attention_heads": 12,
             "num_hidden_layers": 12, "vocab_size": 50272},
     "gpt2": {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257},
+    "gpt_neo": {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "vocab_size": 50257,
+                "attention_types": [[["global", "local"], 6]]},
+    "gpt_bigcode": {"n_embd": 768, "n_head": 12, "n_layer": 20, "n_inner": 3072, "vocab_size": 49152},
     "gemma3_text": _shape(640, 2048, 4, 1, 262144, num_hidden_layers=18, head_dim=256),
     "codegen": {"n_embd": 1024, "n_head": 16, "n_layer": 20, "rotary_dim": 32, "vocab_size": 51200},
     "gpt_neox": _shape(1024, 4096, 16, 16, 50304, num_hidden_layers=24, rotary_pct=0.25),
+    "ernie4_5": _shape(1024, 3072, 16, 2, 103424, num_hidden_layers=18, head_dim=128),
     "qwen2": _shape(896, 4864, 14, 2, 151936, num_hidden_layers=24),
     "qwen3": _shape(1024, 3072, 16, 8, 151936, num_hidden_layers=28, head_dim=128),
 }  # fmt: skip
-OWN_NAMES = {"codegen", "gptj", "gpt2"}  # configurations with names of their own for sizes
+OWN_NAMES = {"codegen", "gptj", "gpt2", "gpt_bigcode"}  # configurations with names of their own for sizes
 
 
 def build(kind: str, device: torch.device, context: int = 2048) -> PreTrainedModel:

@@ -69,8 +69,24 @@ def test_steps_and_prompts_are_drawn_as_shares_of_transformers() -> None:
 def test_a_record_is_added_to(tmp_path: Path) -> None:
     path = tmp_path / "families.json"
     make_record(results((Step("a", PASS, 1, 1, 2.0, 1000), Step("b", PASS, 1, 1, 3.0, 900))), True).save(path)
-    steps, notes = run._kept(path, run.Settings(("b",), adds=True))
-    assert [step.family for step in steps] == ["a"] and not notes
+    steps, notes, bandwidth = run._kept(path, run.Settings(("b",), adds=True))
+    assert [step.family for step in steps] == ["a"] and not notes and bandwidth == 1000.0
+
+
+def test_an_interrupted_record_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "families.json"
+    assert run.missing("ab", path) == ["a", "b"] == run.missing("ab", None)
+    make_record(results((Step("b", FUSED, 1, 1, 3.0, 900),)), False).save(path)
+    assert run.missing("abc", path) == ["a", "c"]
+    prompts = Step("a", THEIR_PROMPT, 1, 100, 1.0), Step("b", THEIR_PROMPT, 1, 100, 1.0)
+    make_record(results((*prompts, Step("b", THEIR_PROMPT, 1, 500, 1.0))), False).save(path)
+    assert run.missing("abc", path, (100, 500)) == ["a", "c"] and run.missing("abc", path, (100,)) == ["c"]
+
+
+def test_no_floor_lies_above_a_step() -> None:
+    steps = (Step("a", FUSED, 1, 1, 0.5, 1000), Step("a", TRANSFORMERS, 1, 1, 0.1, 1000))
+    assert run.fastest_read(1500.0, steps) == 2000.0 and run.fastest_read(2500.0, steps) == 2500.0
+    assert run.fastest_read(None, steps) is None
 
 
 def test_idle_experts_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

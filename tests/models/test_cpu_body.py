@@ -62,8 +62,9 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.quick(
-    "gemma2", "gpt_neox", "gpt2", "olmo2", "bloom", "cohere2", "qwen2_moe", "gpt_oss", "longcat_flash", "falcon-grouped"
-)
+    "gemma2", "gpt_neox", "gpt2", "olmo2", "bloom", "cohere2", "qwen2_moe", "gpt_oss", "longcat_flash",
+    "falcon-grouped", "gemma3-with-images",
+)  # fmt: skip
 def test_families(family: str) -> None:
     """Ragged prompts in two parts with a cut between them, several new tokens of two rows, then one row alone."""
     model = described_model(family)
