@@ -67,16 +67,18 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     if bandwidth is not None and known is not None and not on_gpu:
         bandwidth = max(bandwidth, known)
 
-    def measure(family: str) -> None:
+    def measured(family: str) -> list[Step]:
         model = build(family, device, max((CONTEXT, *(length + 64 for length in asked.prompts))))
         if reason := _why_not(model):
             notes[family] = f"no fused layers: {reason}"
         how = _prompts if asked.prompts else _on_gpu if on_gpu else _on_cpu
+        return how(family, model, asked, reason is None)
+
+    def measure(family: str) -> None:
         try:
-            steps.extend(how(family, model, asked, reason is None))
+            steps.extend(measured(family))
         except Exception as error:
             notes[family] = f"{type(error).__name__}: {error}"[:400]
-        del model
         gc.collect()
         if on_gpu:
             torch.cuda.empty_cache()

@@ -80,7 +80,7 @@ ON_CPU: dict[str, Settings] = {
     "opt": {"hidden_size": 768, "word_embed_proj_dim": 768, "ffn_dim": 3072, "num_attention_heads": 12,
             "num_hidden_layers": 12, "vocab_size": 50272},
     "gpt2": {"n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257},
-    "gpt_neo": {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "vocab_size": 50257,
+    "gpt_neo": {"hidden_size": 768, "num_heads": 12, "num_hidden_layers": 12, "vocab_size": 50257,
                 "attention_types": [[["global", "local"], 6]]},
     "gpt_bigcode": {"n_embd": 768, "n_head": 12, "n_layer": 20, "n_inner": 3072, "vocab_size": 49152},
     "gemma3_text": _shape(640, 2048, 4, 1, 262144, num_hidden_layers=18, head_dim=256),

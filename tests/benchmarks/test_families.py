@@ -22,8 +22,10 @@ from benchmarks.families.results import (
     FamilyResults,
     Step,
 )
+from benchmarks.families.shapes import ON_CPU, build
 from forerun import ops
 from forerun.bench.hardware import work_of
+from forerun.measure.progress import Silent
 from forerun.measure.provenance import provenance
 from support.described import described_model
 
@@ -81,6 +83,22 @@ def test_an_interrupted_record_is_gone_on_with(tmp_path: Path) -> None:
     prompts = Step("a", THEIR_PROMPT, 1, 100, 1.0), Step("b", THEIR_PROMPT, 1, 100, 1.0)
     make_record(results((*prompts, Step("b", THEIR_PROMPT, 1, 500, 1.0))), False).save(path)
     assert run.missing("abc", path, (100, 500)) == ["a", "c"] and run.missing("abc", path, (100,)) == ["c"]
+
+
+@pytest.mark.parametrize("family", ON_CPU)
+def test_families_can_be_built(family: str) -> None:
+    """Without memory for their weights."""
+    model = build(family, torch.device("meta"))
+    assert model.config.num_hidden_layers >= 12, "of the model that was published, not of the table's GPU part"
+
+
+def test_a_family_that_cannot_be_built_leaves_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (Step("b", FUSED, 1, 1, 1.0, 10),)
+    monkeypatch.setattr(run, "build", lambda family, *a: {"b": described_model("llama")}[family])
+    monkeypatch.setattr(run, "_on_cpu", lambda *a: list(found))
+    asked = run.Settings(("a", "b"), compile_only=True)
+    record = run.run(asked, torch.device("cpu"), tmp_path / "families.json", Silent(), ["x"])
+    assert "KeyError" in record.details["notes"]["a"] and [row["family"] for row in record.rows] == ["b"]
 
 
 def test_no_floor_lies_above_a_step() -> None:
