@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from forerun.errors import InvalidArgument
 from forerun.kernels import why_not_triton
 from forerun.math import scaled
-from forerun.math.scaled import RoundedRows, RoundedWeight, Scheme
+from forerun.math.scaled import RoundedRows, RoundedWeight
 
 REMEDY = "load the model without quantize= for that"
-MOST_WIDE = 1 << 26  # numbers of a weight that are widened at once for many rows
 _TRAINING = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _KEPT = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
@@ -61,11 +60,6 @@ class ScaledWeight(RoundedWeight):
             raise InvalidArgument(f"quantised weights cannot be changed in place; {REMEDY}")
         args, kwargs = tree_map_only(ScaledWeight, ScaledWeight.dense, (args, kwargs))
         return func(*args, **kwargs)
-
-
-def scaled_parameter(weight: Tensor, scheme: Scheme) -> nn.Parameter:
-    """A weight rounded by the scheme, for a module, in place of the parameter it has."""
-    return nn.Parameter(ScaledWeight(*scaled.rounded_weight(weight, scheme, weight.dtype), scheme), requires_grad=False)
 
 
 def _set_data(weight: Tensor, value: Tensor) -> None:

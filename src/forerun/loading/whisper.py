@@ -20,8 +20,8 @@ from forerun.files import parse_json
 from forerun.loading.converted import WheelModel, understood
 from forerun.loading.ctranslate import CtranslateFile, read_ctranslate
 
-END, START, BEFORE, NO_SPEECH, NO_TIMESTAMPS = 50256, 50257, 50360, 50361, 50362
-"""Tokens of the English models: end of text, start of a transcript, earlier text, silence, no timestamps."""
+END, START, BEFORE, NO_TIMESTAMPS = 50256, 50257, 50360, 50362
+"""Tokens of the English models: end of text, start of a transcript, earlier text, no timestamps."""
 HEAD_SIZE = 64  # of every Whisper
 
 

@@ -30,7 +30,6 @@ _SUMS = RUN // _TOGETHER
 _ACTIVATION = I16 if IS_X86 else I8
 ACTIVATION = np.int16 if IS_X86 else np.int8
 ACTIVATION_BYTES = _ACTIVATION.width // 8
-MULTIPLE = 32  # sizes are multiples of this on every machine, so that a model is quantised alike on all
 
 _BYTES = I8.as_pointer()
 _TO_ROUND = np.float32(3 << 22)  # added and taken away again: leaves the nearest whole number, ties to even
