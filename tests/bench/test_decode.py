@@ -206,7 +206,7 @@ class TestReport:
         shown = CliRunner().invoke(cli, ["bench", "show", str(path)])
         assert shown.exit_code == 0 and "3.38x" in shown.output
 
-    @pytest.mark.quick(every=2)
+    @pytest.mark.slow
     @pytest.mark.parametrize("results", [made(), made(memory=(), ceilings=None, forward=None)], ids=["gpu", "cpu"])
     def test_the_picture(self, results: DecodeResults, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")

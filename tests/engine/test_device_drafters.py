@@ -41,7 +41,7 @@ def test_same_tokens_as_step_by_step(case: str, drafter: str) -> None:
     assert len(rounds) > 3 and max(rounds) == 3
 
 
-@pytest.mark.quick("parallel")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_parameters_of_all_kinds_in_one_batch(drafter: str) -> None:
     got = texts(rehearsing(engine(True, drafter=drafter)), requests(5, MIXED))

@@ -96,7 +96,7 @@ def test_a_row_joins_the_others_once_it_can(monkeypatch: MonkeyPatch) -> None:
     assert rounds.index(2) < rounds.index(3) and {number for number, _ in by_hand} == {1}
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["device", "host"])
 def test_one_group_ends_before_the_other(which: str) -> None:
     asked = requests(4, new=6)
@@ -108,7 +108,7 @@ def test_one_group_ends_before_the_other(which: str) -> None:
     assert made.runner is not None and not made.runner.has_pending
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 def test_abort_of_a_row_of_either_group(which: int) -> None:
     asked = requests(3, new=30)
@@ -173,6 +173,7 @@ def test_the_devices_last_row_leaves_while_its_round_is_under_way() -> None:
     assert got[1] == want[1] and got[2] == want[2]
 
 
+@pytest.mark.slow
 def test_rows_that_come_later() -> None:
     def found(on_device: bool) -> Any:
         made, asked = engine(on_device), requests(6)
@@ -258,6 +259,7 @@ class TestShare:
             share.add_host_round(1.0)
 
 
+@pytest.mark.quick("model")
 @pytest.mark.parametrize("drafter", ["model", "feature"])
 def test_a_kept_row_that_is_taken_up_again_is_no_longer_the_devices(drafter: str) -> None:
     """The row that ended is still in the device's table, and nobody there knows that its number has a new text."""

@@ -160,6 +160,7 @@ def test_why_a_row_failed_is_told_as_on_the_host() -> None:
     assert got[1].error == want[1].error and "logit_bias" in (got[1].error or "")
 
 
+@pytest.mark.slow
 def test_through_the_kernels(monkeypatch: MonkeyPatch) -> None:
     """Interpreted; every option in one batch of two rows."""
     pytest.importorskip("support.triton_cpu")

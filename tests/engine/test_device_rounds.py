@@ -128,6 +128,7 @@ def test_parameters_of_all_kinds_in_one_batch() -> None:
     assert texts(engine(True), requests(5, mixed)) == texts(engine(False), requests(5, mixed))
 
 
+@pytest.mark.slow
 def test_rows_that_come_later() -> None:
     def found(on_device: bool) -> Texts:
         made, asked = engine(on_device), requests(6)

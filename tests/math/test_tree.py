@@ -252,6 +252,7 @@ def test_control_a_shape_that_looks_at_the_token_it_keeps(monkeypatch: MonkeyPat
     assert error(pair, all_trees(pair, monkeypatch, 2, 2, 3), 3) > 1e-3
 
 
+@pytest.mark.slow
 def test_control_a_wrong_residual(monkeypatch: MonkeyPatch) -> None:
     pair = MarkovPair.random(3, seed=1, concentration=1.0)
     trees = all_trees(pair, monkeypatch, 2, 2, 4)

@@ -78,8 +78,8 @@ def test_the_joint_law_rejects_a_broken_round(kind: str):
     assert not fits(counts_of(broken_rounds(pair, kind), 4), pair.joint(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.quick(every=3)
 def test_each_token_follows_the_target_given_what_came_before(rule: Rule):
     pair = MarkovPair.random(4, seed=2)
     tokens, verdict = one_round(pair, rule, 3)
@@ -96,6 +96,7 @@ def test_each_token_follows_the_target_given_what_came_before(rule: Rule):
             assert fits(torch.bincount(emitted[cell, i], minlength=4), law)
 
 
+@pytest.mark.slow
 def test_corrections_follow_the_residual_and_bonuses_the_target():
     pair = MarkovPair.random(4, seed=3)
     tokens, verdict = one_round(pair, Rule.TOKEN, 2)
@@ -114,6 +115,7 @@ def test_corrections_follow_the_residual_and_bonuses_the_target():
     assert checked > 10
 
 
+@pytest.mark.slow
 def test_a_reached_token_is_kept_as_often_as_the_laws_overlap():
     pair = MarkovPair.random(4, seed=3)
     tokens, verdict = one_round(pair, Rule.TOKEN, 3)
@@ -294,7 +296,7 @@ def test_half_precision_logits_follow_the_law_of_the_rounded_values(dtype: torch
 # Laws of draft and target that are shaped differently
 
 
-@pytest.mark.quick(every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("honest", [True, False])
 def test_a_draft_may_be_truncated_otherwise_but_has_to_say_so(honest: bool):
     generator = torch.Generator().manual_seed(6)
@@ -312,7 +314,7 @@ def test_a_draft_may_be_truncated_otherwise_but_has_to_say_so(honest: bool):
     assert fits(torch.bincount(first, minlength=9), law) == honest
 
 
-@pytest.mark.quick("token-True")
+@pytest.mark.slow
 @pytest.mark.parametrize("advanced", [True, False])
 @pytest.mark.parametrize("rule", SINGLE)
 def test_penalties_move_along_the_draft_as_in_plain_decoding(rule: Rule, advanced: bool):
