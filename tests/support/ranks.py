@@ -124,7 +124,9 @@ def _drafter(name: str, target: Any) -> Any:
     if name == "lookup":
         return forerun.PromptLookup()
     is_split = name.startswith("split") and is_sharded(target)
-    draft = forerun.DraftModel(load_shard(f"{target.name_or_path}/draft") if is_split else tiny_draft())
+    draft = forerun.DraftModel(
+        load_shard(f"{target.name_or_path}/draft") if is_split else tiny_draft().to(target.device)
+    )
     return forerun.Tree(draft, nodes=5, width=2) if name.endswith("tree") else draft
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -27,23 +24,13 @@ def starts_early(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-_overlap: ContextVar[bool] = ContextVar("overlap", default=False)
-
-
-@contextmanager
-def overlapping(wanted: bool) -> Iterator[None]:
-    """Whether kernels that may begin early do. In whole passes they were measured slower: docs/log.md."""
-    before = _overlap.set(wanted)
-    try:
-        yield
-    finally:
-        _overlap.reset(before)
-
-
 def early(device: torch.device) -> dict[str, Any]:
-    """Options of a kernel that may begin before those ahead of it have ended, and then waits for them itself."""
-    is_wanted = _overlap.get() and starts_early(device)
-    return {"EARLY": True, "launch_pdl": True} if is_wanted else {"EARLY": False}
+    """Options of a kernel that may be launched before those ahead of it have ended, and then waits for them itself.
+
+    It touches nothing before it has waited: asking for weights meanwhile was measured slower (docs/log.md). Large
+    kernels let the next one come when their sums are made, since its programs would take the place of their own.
+    """
+    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 
 
 def needs_upcast(tensor: Tensor) -> bool:

@@ -147,3 +147,16 @@ def test_only_ties_are_searched_in_memory(monkeypatch: pytest.MonkeyPatch) -> No
         assert (cooled >= found.threshold.unsqueeze(-1)).sum(-1).tolist() == [128, 50, 1]
     with pytest.raises(Exception, match="NoneType"):
         summarise(Logits(torch.zeros_like(logits), index, params), nothing, None, TUNING)
+
+
+def test_a_likely_token_beside_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sample then finds less mass than may be cut off at every level, above the largest entry as well."""
+    if INTERPRETED:  # a compiled kernel cannot be taken apart
+        monkeypatch.setattr(resolve, "cut_in_memory", None)
+    logits, sampled = rows("flat"), set(sampled_places().tolist())
+    logits[:, next(i for i in range(VOCAB) if i not in sampled)] = 20.0
+    for params in ({"temperature": 1.0}, {"temperature": 0.7}):
+        stacked = LawParams.stack([SamplingParams(top_p=0.9, **params)] * 2, DEVICE)
+        kept, _ = kept_by_kernels(logits, stacked, "as expected")
+        assert kept.sum(-1).tolist() == [1, 1]
+        assert torch.equal(kept, warp(logits, stacked) > -torch.inf)

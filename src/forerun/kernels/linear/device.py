@@ -19,13 +19,11 @@ from forerun.kernels.linear.widen import INT4, INT8, ROUNDED, WIDE, lifted, lift
 PLAIN = tl.constexpr(0)
 GATED = tl.constexpr(1)
 ROTATED = tl.constexpr(2)
-LINE = tl.constexpr(128)  # bytes of a cache's line
 BYTES = tl.constexpr(16)  # that a thread reads at once
 MOST_AT_ONCE = tl.constexpr(4096)  # numbers of a row that a program reads to find its scale
 # A whole number n in the last bits of a float is n * 2**-149: nothing has to be converted. The row it is multiplied by
 # is enlarged, the sum as well; what made all numbers positive is taken off as a multiple of the row's sum.
 MORE, LESS = tl.constexpr(2.0**90), tl.constexpr(2.0**59)
-AHEAD = tl.constexpr(2)  # tiles of weights that are asked for before the kernels before have ended
 # What changes from pass to pass must not have a kernel compiled anew.
 UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 
@@ -81,7 +79,44 @@ def vector_kernel(
     p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
     if EARLY:
-        begin_early(w_ptr, first_row, second_row, 0, K, K, FORM, END, BLOCK_N, BLOCK_K)
+        tl.extra.cuda.gdc_wait()
+    first, second = row_sums(
+        x_ptr, w_ptr, scale_ptr, row_scale_ptr, gain_ptr, first_row, second_row, K, epsilon, offset, FORM, GROUP, FAST,
+        END, BLOCK_N, BLOCK_K, STAGES, HAS_NORM, NORM_WIDE, LARGEST,
+    )  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    finish(
+        first[None, :], second[None, :], first_row, second_row, tl.arange(0, 1), p, 1, N, cos_row, multiplier, out_ptr,
+        bias_ptr, residual_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS,
+        KEY_HEADS, SIZE, TURNING, INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
+    )  # fmt: skip
+
+
+@triton.jit
+def row_sums(
+    x_ptr,
+    w_ptr,
+    scale_ptr,
+    row_scale_ptr,
+    gain_ptr,
+    first_row,
+    second_row,
+    K,
+    epsilon,
+    offset,
+    FORM: tl.constexpr,
+    GROUP: tl.constexpr,
+    FAST: tl.constexpr,
+    END: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    NORM_WIDE: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """One row's products [BLOCK_N] with weight rows `first_row` and, unless END is PLAIN, `second_row`."""
     shrink = 1.0
     row_scale = 1.0
     if LARGEST > 0:
@@ -126,17 +161,11 @@ def vector_kernel(
             first *= tl.load(scale_ptr + first_row).to(tl.float32) * row_scale
             if END != PLAIN:
                 second *= tl.load(scale_ptr + second_row).to(tl.float32) * row_scale
-    first = first[None, :]
-    second = second[None, :]
     if HAS_NORM and LARGEST == 0:
         shrink = 1.0 / tl.sqrt(squares / K + epsilon)
         first *= shrink
         second *= shrink
-    finish(
-        first, second, first_row, second_row, tl.arange(0, 1), p, 1, N, cos_row, multiplier, out_ptr, bias_ptr,
-        residual_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS, KEY_HEADS,
-        SIZE, TURNING, INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
-    )  # fmt: skip
+    return first, second
 
 
 @triton.jit(do_not_specialize=("R",), do_not_specialize_on_alignment=UNALIGNED)
@@ -191,7 +220,7 @@ def tile_kernel(
     end = tl.minimum(start + chunk, K)
     first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
     if EARLY:
-        begin_early(w_ptr, first_row, second_row, start, end, K, FORM, END, BLOCK_N, BLOCK_K)
+        tl.extra.cuda.gdc_wait()
     SUMS: tl.constexpr = tl.int32 if FORM == ROUNDED and x_ptr.dtype.element_ty == tl.int8 else tl.float32
     total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
     other_total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
@@ -229,6 +258,8 @@ def tile_kernel(
                 place = w_ptr + second_row[:, None] * (K // EACH) + i[None, :]
                 w = tl.load(place, mask=is_weight, other=0.0, eviction_policy="evict_first")
                 other_total = add_product(other_total, w, x, FORM, FAST)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     first = tl.trans(total).to(tl.float32)  # [ROWS, BLOCK_N]
     second = tl.trans(other_total).to(tl.float32)
     if SPLITS > 1:
@@ -256,48 +287,6 @@ def tile_kernel(
         sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS, KEY_HEADS, SIZE, TURNING,
         INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
     )  # fmt: skip
-
-
-@triton.jit
-def begin_early(
-    w_ptr,
-    first_row,
-    second_row,
-    start,
-    end,
-    K,
-    FORM: tl.constexpr,
-    END: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """Weights are nobody's result: ask for the first ones, then wait for the kernels before this one."""
-    tl.extra.cuda.gdc_launch_dependents()
-    BITS: tl.constexpr = 4 if FORM == INT4 else w_ptr.dtype.element_ty.primitive_bitwidth
-    EACH: tl.constexpr = LINE * 8 // BITS  # weights of a line
-    COUNT: tl.constexpr = BLOCK_K // EACH if BLOCK_K > EACH else 1
-    PACKED: tl.constexpr = 2 if FORM == INT4 else 1
-    for tile in tl.static_range(AHEAD):
-        k = start + tile * BLOCK_K + tl.arange(0, COUNT) * EACH
-        place = first_row[:, None] * (K // PACKED) + (tl.minimum(k, end - 1) // PACKED)[None, :]
-        prefetch(w_ptr + place)
-        if END != PLAIN:
-            place = second_row[:, None] * (K // PACKED) + (tl.minimum(k, end - 1) // PACKED)[None, :]
-            prefetch(w_ptr + place)
-    tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch(place):
-    """Into the second cache."""
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l",
-        [place.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit

@@ -64,21 +64,23 @@ RESIDENT, RESIDENT_CUT = 2, 1  # programs of MORE_ROWS, of MORE_ROWS_CUT that a 
 WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
 # Weights of 8 and 4 bits. One row is rounded by the kernel itself where outputs do not come in pairs; where they do,
 # that was measured slower than tensor cores behind a launch that norms and rounds.
-ONE_ROW_OF_BYTES = Plan(8, 1024, 2, 4)
-ONE_ROW_OF_BYTES_IN_PAIRS = Plan(8, 2048, 4, 2)
-ONE_ROW_OF_HALF_BYTES = Plan(8, 4096, 4, 2)
+ONE_ROW_OF_BYTES = Plan(8, 512, 2, 4)
+ONE_ROW_OF_BYTES_IN_PAIRS = Plan(8, 512, 2, 3)
+ONE_ROW_OF_BYTES_IN_MORE_PAIRS = Plan(16, 512, 2, 2)
+ONE_ROW_OF_HALF_BYTES = Plan(8, 1024, 2, 3)
 ONE_ROUNDED_ROW = Plan(16, 2048, 4, 2)
 FEW_ROWS_OF_BYTES = Plan(64, 256, 4, 3, 1)
-FEW_ROWS_OF_BYTES_CUT = Plan(64, 256, 4, 3, 4)
-FEW_ROWS_OF_BYTES_IN_PAIRS = Plan(32, 128, 2, 4, 1)
+FEW_ROWS_OF_BYTES_CUT = Plan(32, 128, 2, 4, 4)
+FEW_ROWS_OF_BYTES_IN_PAIRS = Plan(16, 256, 1, 4, 1)
+MORE_OUTPUTS_OF_BYTES_IN_PAIRS = Plan(32, 128, 2, 4, 1)
 MORE_ROWS_OF_BYTES = Plan(64, 128, 4, 4, 1)
 MORE_ROWS_OF_BYTES_CUT = Plan(64, 128, 4, 4, 4)
 ROUNDED_ROWS = Plan(64, 256, 4, 4, 1)
 ROUNDED_ROWS_CUT = Plan(64, 128, 4, 6, 4)
 ROUNDED_ROWS_IN_PAIRS = Plan(16, 256, 1, 4, 1)
 MORE_ROUNDED_ROWS_IN_PAIRS = Plan(64, 128, 4, 4, 1)  # or more outputs
-FEW_ROWS_OF_HALF_BYTES = Plan(32, 256, 2, 3, 1)
-FEW_ROWS_OF_HALF_BYTES_CUT = Plan(32, 256, 2, 3, 4)
+FEW_ROWS_OF_HALF_BYTES = Plan(32, 256, 2, 4, 1)
+FEW_ROWS_OF_HALF_BYTES_CUT = Plan(64, 256, 2, 4, 4)
 WITHOUT_TENSOR_CORES_IN_GROUPS = Plan(32, 128, 4, 3, 1)
 
 
@@ -203,14 +205,16 @@ def _choose_narrow(rows: int, outputs: int, in_pairs: bool, dtype: torch.dtype, 
         return ROUNDED_ROWS_CUT if is_cut else ROUNDED_ROWS
     if rows == 1 and form is widen.INT4:
         return ONE_ROW_OF_HALF_BYTES
+    if rows == 1 and in_pairs:
+        return ONE_ROW_OF_BYTES_IN_PAIRS if outputs <= FEW_OUTPUTS else ONE_ROW_OF_BYTES_IN_MORE_PAIRS
     if rows == 1:
-        return ONE_ROW_OF_BYTES_IN_PAIRS if in_pairs else ONE_ROW_OF_BYTES
+        return ONE_ROW_OF_BYTES
     if dtype is torch.float32:
         return WITHOUT_TENSOR_CORES if form is widen.INT8 else WITHOUT_TENSOR_CORES_IN_GROUPS
     if rows > ROWS[1]:
         return MORE_ROWS_OF_BYTES_CUT if is_cut else MORE_ROWS_OF_BYTES
     if form is widen.INT8 and in_pairs:
-        return FEW_ROWS_OF_BYTES_IN_PAIRS
+        return FEW_ROWS_OF_BYTES_IN_PAIRS if outputs <= FEW_OUTPUTS else MORE_OUTPUTS_OF_BYTES_IN_PAIRS
     if form is widen.INT8:
         return FEW_ROWS_OF_BYTES_CUT if is_cut else FEW_ROWS_OF_BYTES
     return FEW_ROWS_OF_HALF_BYTES_CUT if is_cut else FEW_ROWS_OF_HALF_BYTES
@@ -246,7 +250,7 @@ def _launch(
         "TURNING": heads.cos.shape[1] if heads else 2, "INTERLEAVED": heads is not None and heads.interleaved,
         "HAS_ORDER": order is not None, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "num_warps": plan.warps,
-        **early(x.device),
+        **(early(x.device) if _may_begin_early(plan, form) else {"EARLY": False}),
     }  # fmt: skip
     grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:
@@ -262,6 +266,11 @@ def _launch(
         ROWS=max(16, triton.next_power_of_2(rows)), SPLITS=plan.splits, UPCAST=needs_upcast(x),
         num_stages=plan.stages, **flags,
     )  # fmt: skip
+
+
+def _may_begin_early(plan: Plan, form: dict[str, Any]) -> bool:
+    """Tiles that are widened are slower for it, by up to 7 %: they have few registers to share."""
+    return not plan.splits or form["FORM"] in (widen.WIDE, widen.ROUNDED)
 
 
 def form_of(weight: Tensor) -> Any:

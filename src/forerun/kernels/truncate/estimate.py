@@ -17,6 +17,7 @@ from forerun.kernels.truncate.levels import reached, spaced
 from forerun.kernels.truncate.select import floor_of
 
 DONE = tl.constexpr(float("inf"))  # both levels of a row in which nothing is looked for
+BESIDE = tl.constexpr(0.01)  # the bracket reaches at least so far below the largest entry
 SURE = tl.constexpr(3.0)  # standard deviations of an estimate, at least
 APART = tl.constexpr(32)  # between rows' counters, or programs of different rows would wait for each other
 
@@ -81,7 +82,8 @@ def estimate_kernel(
                     sums = reached(below, weights, levels)
                     near, deep = _narrowed(near, deep, depths, sums, factor, left, counts, cuts.top_k, all_of_it, each)
                 seen = all_of_it > 0  # or the whole row is looked through: only few entries of it can be there
-                low = tl.where(seen, top - deep - goal + base, base - 104.0)
+                # A sample without the likely tokens finds too little everywhere; the largest is kept all the same.
+                low = tl.where(seen, tl.minimum(top - deep - goal + base, base - BESIDE), base - 104.0)
                 high = tl.where(seen & (counts == 0), top - near - goal + base, base + 1.0)
                 if not counts:
                     low, high = tl.where(floor >= high, floor, low), tl.maximum(high, floor)
