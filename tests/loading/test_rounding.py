@@ -100,7 +100,9 @@ def test_bad_input() -> None:
     with pytest.raises(InvalidArgument, match="no linear layer"):
         rounded("int8", "gpt2")
     assert "there are 'int8', 'w8a8', 'fp8', 'int4'" in str(rounding.why_not("int3", CPU))
-    with pytest.raises(InvalidArgument, match="'fp8' is for a GPU; on a CPU there are 'int8', 'w8a8', 'int4'"):
+    with pytest.raises(
+        InvalidArgument, match="'fp8' is for a GPU; on a CPU there are 'int8', 'w8a8', 'w8a8-g32', 'int4'"
+    ):
         check_scheme("fp8", CPU, torch.float32)
     with pytest.raises(InvalidArgument, match="'int3' is unknown; there are"):
         check_scheme("int3", CPU, torch.float32)

@@ -127,7 +127,8 @@ def test_the_embedded_model_keeps_its_blocks(embedded: Any) -> None:
 
 @pytest.mark.quick(every=3)
 @pytest.mark.parametrize(
-    ("scheme", "layers", "ends"), [("int8", "Q8_0", "Q8_0"), ("w8a8", "I8", "Q8_0"), ("int4", "Q4_1", "Q8_0")]
+    ("scheme", "layers", "ends"),
+    [("int8", "Q8_0", "Q8_0"), ("w8a8", "I8", "Q8_0"), ("w8a8-g32", "I8_32", "Q8_0"), ("int4", "Q4_1", "Q8_0")],
 )
 def test_quantised_on_load(tmp_path: Path, scheme: str, layers: str, ends: str) -> None:
     folder = saved(tmp_path, torch.bfloat16)
@@ -159,7 +160,7 @@ def test_what_is_not_quantised_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"quantize": "int3"}, "there are 'int8', 'w8a8', 'int4'"),
+        ({"quantize": "int3"}, "there are 'int8', 'w8a8', 'w8a8-g32', 'int4'"),
         ({"quantize": "int8", "dtype": "bfloat16"}, "computes in float32"),
         ({"quantize_head": True}, r"quantize_head=True.*add quantize="),
     ],

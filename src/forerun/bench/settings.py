@@ -40,7 +40,8 @@ class CompareSettings:
     kernels: Kernels = field(default_factory=kernels)
     """Compiled products on a CPU, Triton kernels on a GPU: 'auto', 'on' or 'off'."""
     quantize: tuple[str, ...] = ()
-    """Also Forerun with weights rounded while they are loaded: int8, w8a8, int4 or fp8. They are other models."""
+    """Also Forerun with weights rounded while they are loaded: int8, w8a8, w8a8-g32, int4 or fp8. They are other
+    models."""
     prompt_lengths: tuple[int, ...] = ()
     """Also time prompts of so many tokens, with one new token."""
     peer: Literal["llama.cpp"] | None = None

@@ -67,8 +67,8 @@ def load(
     that is faster. "float32" makes them plain parameters, which can be trained. With `offline` nothing is fetched;
     `revision` is a branch, tag or commit on the Hub. `quantize` rounds the weights while they are loaded, which
     makes it another model: its text follows the rounded one. "int8" and "int4" round weights alone; "w8a8" and, on a
-    GPU, "fp8" also what they are multiplied with. `quantize_head` says whether the head is rounded like the layers;
-    left out, it stays as it is on a GPU and has 8 bits on a CPU.
+    GPU, "fp8" also what they are multiplied with, and so does "w8a8-g32" on a CPU, in groups of 32. `quantize_head`
+    says whether the head is rounded like the layers; left out, it stays as it is on a GPU and has 8 bits on a CPU.
     """
     return load_model(
         name_or_path,

@@ -1,9 +1,10 @@
 """Quantise a model's weights while it is loaded on a CPU, one matrix at a time: `load(..., quantize="int8")`.
 
 "int8" and "int4" round weights alone, in groups of 32 values; activations stay float32. With "w8a8" linear layers
-multiply integers: one scale an output for weights, one a token for what they are multiplied with. Embedding and head
-keep eight bits and float32 activations under every scheme, because every logit hangs on them, unless something else is
-asked for.
+multiply integers: one scale an output for weights, one a token for what they are multiplied with; with "w8a8-g32" one
+for 32 numbers of a token, and a matrix whose outputs are no multiple of 16 has float32 activations. Embedding and head
+keep eight bits and float32 activations under the other schemes, because every logit hangs on them, unless something
+else is asked for; groups of 32 do no harm there.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.loading import rounding
 from forerun.math.blocks import BlockFormat, format_named
 from forerun.math.integer import encode_rows, row_format
+from forerun.math.panels import PANEL, encode_panels, panel_format
 from forerun.math.quantise import GROUP, encode_q4_1, encode_q8_0
 
 AT_ONCE = 1 << 21  # numbers of a weight that are float32 at a time
 MOST_LEFT = 0.25  # of a model's weights that may stay as they are without a word
-EIGHT_BITS, INTEGERS, FOUR_BITS = "int8", "w8a8", "int4"
-SCHEMES = (EIGHT_BITS, INTEGERS, FOUR_BITS)
+EIGHT_BITS, INTEGERS, INTEGER_GROUPS, FOUR_BITS = "int8", "w8a8", "w8a8-g32", "int4"
+SCHEMES = (EIGHT_BITS, INTEGERS, INTEGER_GROUPS, FOUR_BITS)
 _ENCODERS: dict[str, tuple[Callable[[int], BlockFormat], Callable[[Tensor], Tensor]]] = {
     EIGHT_BITS: (lambda size: format_named("Q8_0"), encode_q8_0),
     INTEGERS: (row_format, encode_rows),
+    INTEGER_GROUPS: (panel_format, encode_panels),
     FOUR_BITS: (lambda size: format_named("Q4_1"), encode_q4_1),
 }
 
@@ -68,7 +71,7 @@ def quantise(
     """Exchange the matrices of a model for quantised ones; some rows of one are float32 at a time.
 
     The part `without` stays as it is. Embedding and head are rounded like the layers `with_head`, stay as they are
-    where that is False, and have eight bits in groups where nothing is said. `rows_of` reads a weight that the model
+    where that is False, and have what their scheme says where nothing is asked. `rows_of` reads a weight that the model
     does not hold itself.
     """
     asked = asked or f"quantize={scheme!r}"
@@ -81,7 +84,7 @@ def quantise(
         if id(weight) not in made:
             _refuse_blocks(weight, asked, name)
             held.append(weight)
-            is_eight = with_head is None and id(weight) in ends
+            is_eight = with_head is None and scheme != INTEGER_GROUPS and id(weight) in ends
             made[id(weight)] = _quantised(weight, EIGHT_BITS if is_eight else scheme, asked, rows_of or _own_rows)
         module._parameters["weight"] = made[id(weight)]
     if not made:
@@ -126,8 +129,8 @@ def is_matrix(module: nn.Module) -> bool:
 
 
 def rows_at_once(size: int) -> int:
-    """Rows of so many inputs that are float32 at a time."""
-    return max(1, AT_ONCE // size)
+    """Rows of so many inputs that are float32 at a time: whole panels."""
+    return max(1, AT_ONCE // size // PANEL) * PANEL
 
 
 def _own_rows(weight: Tensor) -> Iterator[Tensor]:
@@ -141,7 +144,8 @@ def _own_rows(weight: Tensor) -> Iterator[Tensor]:
 
 
 def _quantised(weight: Tensor, scheme: str, asked: str, rows_of: Callable[[Tensor], Iterator[Tensor]]) -> nn.Parameter:
-    format_for, encode = _ENCODERS[scheme]
+    is_odd = scheme == INTEGER_GROUPS and weight.shape[0] % PANEL
+    format_for, encode = _ENCODERS[EIGHT_BITS if is_odd else scheme]
     stored, done = format_for(weight.shape[1]), 0
     raw = torch.empty(weight.shape[0], weight.shape[1] // stored.values * stored.size, dtype=torch.uint8)
     for some in rows_of(weight):

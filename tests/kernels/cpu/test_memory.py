@@ -34,10 +34,14 @@ import torch
 
 from forerun.kernels.cpu.narrow import NarrowWeight, address, product_of
 from forerun.math.integer import encode_rows, row_format
+from forerun.math.panels import encode_panels, panel_format
 from support.stored import stored_rows
 
 SIZE, COUNT, ROWS, TURNS = 576, 64, 33, 200
-KINDS = {"integers": lambda seed: (encode_rows(torch.randn(COUNT, SIZE)), row_format(SIZE))}
+KINDS = {
+    "integers": lambda seed: (encode_rows(torch.randn(COUNT, SIZE)), row_format(SIZE)),
+    "panels": lambda seed: (encode_panels(torch.randn(COUNT, SIZE)), panel_format(SIZE)),
+}
 made = KINDS.get(sys.argv[1], lambda seed: stored_rows(sys.argv[1], COUNT, SIZE, seed))
 
 def differing(seed):
@@ -97,7 +101,7 @@ def test_control_such_an_address_is_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Q4_1", "BF16", "integers"])
+@pytest.mark.parametrize("kind", ["Q4_1", "BF16", "integers", "panels"])
 def test_products_at_once_do_not_share_room(kind: str) -> None:
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])

@@ -16,8 +16,7 @@ from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.norms import centred_norm
 from forerun.kernels.cpu.product import multiply
-from forerun.kernels.cpu.share import share
-from forerun.kernels.cpu.tile import ROWS
+from forerun.kernels.cpu.share import GRAIN, share
 
 # Columns of `weights`: where each lies, and the address of its product (`product`), which norms and biases do not have.
 # Whisper's keys have no bias.
@@ -150,7 +149,7 @@ def run_decoder(
                     scores[part].ctypes.data,
                 )  # fmt: skip
         for part in prange(threads):
-            first, last = share(hidden, part, threads, ROWS)
+            first, last = share(hidden, part, threads, GRAIN)
             _add_product(x, w[OUT], w[OUT_BIAS, 0], mixed, delta, first, last)
         for part in prange(threads):
             norms(x, w[CROSS_NORM, 0], w[CROSS_NORM_BIAS, 0], normed[part], epsilon)
@@ -159,11 +158,11 @@ def run_decoder(
                     head, w, normed[part], work[part], mixed, sources[layer], runs, scale, scores[part].ctypes.data
                 )
         for part in prange(threads):
-            first, last = share(hidden, part, threads, ROWS)
+            first, last = share(hidden, part, threads, GRAIN)
             _add_product(x, w[CROSS_OUT], w[CROSS_OUT_BIAS, 0], mixed, delta, first, last)
         for part in prange(threads):
             norms(x, w[MLP_NORM, 0], w[MLP_NORM_BIAS, 0], normed[part], epsilon)
-            first, last = share(intermediate, part, threads, ROWS)
+            first, last = share(intermediate, part, threads, GRAIN)
             multiply(
                 w[UP, 1],
                 w[UP, 0],
@@ -180,5 +179,5 @@ def run_decoder(
                 _add(middle[n, first:last], w[UP_BIAS, 0] + first * 4)
                 gelus(middle[n, first:last])
         for part in prange(threads):
-            first, last = share(hidden, part, threads, ROWS)
+            first, last = share(hidden, part, threads, GRAIN)
             _add_product(x, w[DOWN], w[DOWN_BIAS, 0], middle, delta, first, last)

@@ -18,8 +18,7 @@ from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.exponential import exponential
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.product import multiply, product_address
-from forerun.kernels.cpu.share import share
-from forerun.kernels.cpu.tile import ROWS
+from forerun.kernels.cpu.share import GRAIN, share
 from forerun.kernels.cpu.widen import FLOAT32, LANES
 from forerun.math.experts import SWIGLU_LIMIT, SWIGLU_SLOPE, ExpertWeights
 
@@ -85,7 +84,7 @@ def _run(
     both, made, parts = work[0], work[1], work[2]
     width = both.shape[1]
     for part in prange(num_threads):
-        begin, end = share(inner, part, num_threads, ROWS)
+        begin, end = share(inner, part, num_threads, GRAIN)
         for g in range(experts.shape[0]):
             a, b = starts[g], starts[g + 1]
             weight = first + experts[g] * 2 * inner * hidden * 4
@@ -114,7 +113,7 @@ def _run(
                     for i in range(gate.shape[0]):
                         gate[i] *= up[i]
     for part in prange(num_threads):
-        begin, end = share(hidden, part, num_threads, ROWS)
+        begin, end = share(hidden, part, num_threads, GRAIN)
         for g in range(experts.shape[0]):
             a, b = starts[g], starts[g + 1]
             weight = second + experts[g] * hidden * inner * 4

@@ -32,7 +32,7 @@ ACTIVATION = np.int16 if IS_X86 else np.int8
 ACTIVATION_BYTES = _ACTIVATION.width // 8
 
 _BYTES = I8.as_pointer()
-_TO_ROUND = np.float32(3 << 22)  # added and taken away again: leaves the nearest whole number, ties to even
+TO_ROUND = np.float32(3 << 22)  # added and taken away again: leaves the nearest whole number, ties to even
 _INFINITE = 0x7F800000  # the bits of infinity: those of NaN are larger
 _SIGN = 0x7FFFFFFF  # all bits but the sign
 
@@ -51,7 +51,7 @@ def _round(x: Any, numbers: Any) -> np.float32:
     inverse = np.float32(STEPS) / size if size >= np.float32(NEGLIGIBLE) else np.float32(0)
     for i in range(x.shape[0]):
         steps = x[i] * inverse
-        numbers[i] = ACTIVATION((steps + _TO_ROUND) - _TO_ROUND)
+        numbers[i] = ACTIVATION((steps + TO_ROUND) - TO_ROUND)
     return np.float32(size / np.float32(STEPS))
 
 

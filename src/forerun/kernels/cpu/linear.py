@@ -7,9 +7,8 @@ from numba import njit, prange
 from torch import Tensor, nn
 
 from forerun.kernels.cpu.product import multiply, product_address
-from forerun.kernels.cpu.share import share
+from forerun.kernels.cpu.share import GRAIN, share
 from forerun.kernels.cpu.threads import turn
-from forerun.kernels.cpu.tile import ROWS
 from forerun.kernels.cpu.widen import FLOAT32, LANES
 
 ROWS_AT_ONCE = 128  # inputs beyond this are taken in turns, so that they stay in a cache beside the weights
@@ -18,7 +17,7 @@ ROWS_AT_ONCE = 128  # inputs beyond this are taken in turns, so that they stay i
 @njit(nogil=True, parallel=True, cache=True)
 def _linear(product: int, w: int, x: int, out: int, tokens: int, count: int, size: int, num_threads: int) -> None:
     for part in prange(num_threads):
-        first, last = share(count, part, num_threads, ROWS)
+        first, last = share(count, part, num_threads, GRAIN)
         multiply(product, w, x, size, out, count, tokens, size, first, last)
 
 

@@ -3,8 +3,8 @@
 A `NarrowWeight` is the parameter of an ordinary `nn.Linear` or `nn.Embedding`. Products and look-ups read the stored
 bytes and widen them in registers; anything else torch is asked to do works on a float32 copy made for the moment. So
 modules, adapters, `model.generate` and checks of ours see the weight they know, with the values its float32 copy has.
-Rows of integers (`math.integer`) are the exception: a linear layer multiplies integers with them, for any number of
-inputs. It cannot be written: an operation that would change it is refused.
+Integers (`math.integer`, `math.panels`) are the exception: a linear layer multiplies integers with them, for any number
+of inputs. It cannot be written: an operation that would change it is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from forerun.errors import InvalidArgument
-from forerun.math import integer
+from forerun.errors import InvalidArgument, UnsupportedModel
+from forerun.math import integer, panels
 from forerun.math.blocks import BlockFormat
 
 FEW_ROWS = 64  # inputs up to which the stored bytes are multiplied; for more, widening them once costs little beside
@@ -47,7 +47,7 @@ class NarrowWeight(Tensor):
     @property
     def multiplies_integers(self) -> bool:
         """Whether what it is multiplied with is rounded as well."""
-        return self.format.name == integer.NAME
+        return self.format.name in (integer.NAME, panels.NAME)
 
     def dense(self) -> Tensor:
         """The float32 copy."""
@@ -139,6 +139,8 @@ def _set_data(weight: Tensor, value: Tensor) -> None:
 
 def _embedding(ids: Tensor, weight: NarrowWeight) -> Tensor:
     """The rows of these ids alone are widened. What `nn.Embedding` may do besides, it does in training only."""
+    if is_in_panels(weight):
+        return panels.look_up(weight.raw, ids.reshape(-1)).view(*ids.shape, weight.shape[1])
     rows = weight.raw.index_select(0, ids.reshape(-1))  # which refuses negative ids, as torch's own does
     return weight.format.decode(rows.reshape(-1)).view(*ids.shape, weight.shape[1])
 
@@ -146,6 +148,11 @@ def _embedding(ids: Tensor, weight: NarrowWeight) -> Tensor:
 def is_narrow(weight: Any) -> bool:
     """Whether a weight is one of these; parameters of modules are."""
     return isinstance(weight, NarrowWeight)
+
+
+def is_in_panels(weight: Any) -> bool:
+    """Whether a weight's outputs lie in panels, which are multiplied whole."""
+    return isinstance(weight, NarrowWeight) and weight.format.name == panels.NAME
 
 
 def held(weight: Tensor) -> tuple[str, int]:
@@ -166,6 +173,8 @@ def row_address(weight: Tensor | None, row: int) -> int:
     """Where a row of a weight, or an entry of a bias, lies."""
     if weight is None:
         return 0
+    if is_in_panels(weight) and row % panels.PANEL:
+        raise UnsupportedModel(f"row {row} is within a panel of {panels.PANEL} outputs, and no product begins there")
     return weight.raw[row].data_ptr() if isinstance(weight, NarrowWeight) else weight[row].data_ptr()
 
 
@@ -174,9 +183,12 @@ def product_of(weight: Tensor | None) -> int:
     if weight is None or weight.ndim != 2:
         return 0
     from forerun.kernels.cpu import integer as integer_product
+    from forerun.kernels.cpu import panels as panel_product
     from forerun.kernels.cpu.product import product_address
     from forerun.kernels.cpu.widen import FLOAT32, number_of
 
+    if is_in_panels(weight):
+        return panel_product.product_address()
     if isinstance(weight, NarrowWeight) and weight.multiplies_integers:
         return integer_product.product_address()
     return product_address(number_of(weight.format.name) if isinstance(weight, NarrowWeight) else FLOAT32)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from numba import njit
 
+from forerun.math.panels import PANEL
+
+GRAIN = PANEL  # rows of a weight that no two threads split: tiles take four, panels lie in sixteens
+
 
 @njit(nogil=True, cache=True)
 def share(count: int, part: int, parts: int, grain: int) -> tuple[int, int]:

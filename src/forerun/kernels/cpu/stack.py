@@ -19,8 +19,7 @@ from forerun.kernels.cpu.compiled import compiled
 from forerun.kernels.cpu.memory import Floats, Ints, pointer
 from forerun.kernels.cpu.norms import NONE, NORM, norm, norms
 from forerun.kernels.cpu.product import multiply
-from forerun.kernels.cpu.share import share
-from forerun.kernels.cpu.tile import ROWS
+from forerun.kernels.cpu.share import GRAIN, share
 
 WHOLE, ATTENTION, MLP = range(3)  # layers, or a half of each
 SHARED_GAINS, OWN_GAINS, ALL_AS_ONE = range(3)  # norms of queries and keys: one gain for all heads, one for each, ...
@@ -305,11 +304,11 @@ def run_stack(
                     mine = at_normed + part * tokens * hidden
                     normed = scratch[mine : mine + tokens * hidden].reshape(tokens, hidden)
                     norms(x, layers[index].before_mlp, normed)
-                    first, last = share(width, part, num_threads, ROWS)
+                    first, last = share(width, part, num_threads, GRAIN)
                     _inner_part(layers[index], normed, gate, up, first, last)
             if step == 0 and attends:
                 for part in prange(num_threads):
-                    first, last = share(hidden, part, num_threads, ROWS)
+                    first, last = share(hidden, part, num_threads, GRAIN)
                     layer = layers[index]
                     _add_product(
                         x, layer.out, layer.out_product, layer.out_bias, mixed, delta, first, last, layer.multiplier,
@@ -320,7 +319,7 @@ def run_stack(
         if not width or only == ATTENTION:
             continue
         for part in prange(num_threads):
-            first, last = share(hidden, part, num_threads, ROWS)
+            first, last = share(hidden, part, num_threads, GRAIN)
             layer = layers[index]
             _add_product(
                 x, layer.down, layer.down_product, layer.down_bias, gate, delta, first, last, layer.multiplier,

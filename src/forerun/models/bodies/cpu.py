@@ -21,12 +21,13 @@ from forerun.cache.base import KeyValueCache
 from forerun.config import Kernels
 from forerun.kernels.cpu import experts, norms, stack
 from forerun.kernels.cpu.memory import Floats, Ints
-from forerun.kernels.cpu.narrow import address, is_narrow, product_of, row_address
+from forerun.kernels.cpu.narrow import address, is_in_panels, is_narrow, product_of, row_address
 from forerun.kernels.cpu.threads import turn
 from forerun.kernels.cpu.widen import LANES
 from forerun.kernels.scaled import ScaledWeight
 from forerun.math import latent
 from forerun.math.experts import without_identities
+from forerun.math.panels import PANEL
 from forerun.math.skinny import LayerNorm, gated
 from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass
@@ -68,9 +69,17 @@ def _odd_sizes(decoder: Decoder) -> Iterator[str]:
         sizes |= {} if mlp is None else {"MLP": readers.shape_of(mlp.second)[1]}
         if (own := layer.experts) is not None:
             sizes |= {"experts": min(own.module.down_proj.shape[1:])}
+        whole = PANEL if any(map(is_in_panels, _divided(layer))) else LANES
         for what, number in sizes.items():
-            if number % LANES:
-                yield f"{what} of size {number}, no multiple of {LANES}"
+            if number % whole:
+                yield f"{what} of size {number}, no multiple of {whole}"
+
+
+def _divided(layer: DecoderLayer) -> Iterator[Tensor]:
+    """Weights of which some rows are multiplied by themselves: one head's, gate's or up's."""
+    products = layer.attention.qkv if isinstance(layer.attention, Attention) else ()
+    inner = layer.mlp.first if isinstance(layer.mlp, Mlp) else ()
+    return (product.weight for product in (*products, *inner))
 
 
 class CpuBody(DescribedBody):
