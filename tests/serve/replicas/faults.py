@@ -10,13 +10,12 @@ from typing import Any
 from forerun.cli.replicas import maker
 from forerun.serve.settings import ServiceSettings
 
-LONGEST_ROUND = 2.0
+LONGEST_ROUND = 2.0  # seconds, of the engine that is brought to a halt; others are given what they have in use
 
 
 def make(options: dict[str, Any], limits: ServiceSettings, halt: str, engine: str) -> Any:
     """As `maker` does; the first replica that finds a file at `halt` takes it away, and stays in its next round."""
     service = maker(options, limits)(engine)
-    service.longest_round = LONGEST_ROUND
     threading.Thread(target=_watch, args=(service, Path(halt)), daemon=True).start()
     return service
 
@@ -28,5 +27,6 @@ def _watch(service: Any, halt: Path) -> None:
             halt.unlink()
         except FileNotFoundError:
             continue
+        service.longest_round = LONGEST_ROUND
         service.engine.between_steps(threading.Event().wait)
         return

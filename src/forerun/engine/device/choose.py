@@ -51,7 +51,7 @@ def why_nothing(target: Scorer) -> str | None:
     """What keeps all of a target's work from being recorded, in words; None where nothing does."""
     if target.device.type != "cuda":
         return f"{target.device.type} has no CUDA graphs"
-    if is_sharded(target.model):  # what their collectives do in a graph has not been tried
+    if is_sharded(target.model):  # other ranks hear of tokens from the host, which a recording leaves out
         return "the target is split over processes"
     if target.kernels is Kernels.OFF:  # torch's own draws and judgements wait for the host
         return "kernels='off' leaves drawing and judging to torch"
