@@ -74,7 +74,7 @@ $(VENV)/.scale: requirements/scale.txt $(VENV)/.dev
 	$(PIP) install -r requirements/scale.txt
 	@touch $@
 
-test-scale: $(VENV)/.scale  ## Replicas on a cluster of Ray, with faults: four minutes
+test-scale: $(VENV)/.scale  ## Replicas on a cluster of Ray, with faults: five minutes
 	$(TESTS) -n 0 tests/serve/replicas
 
 # Most of the time goes into compiling kernels, which several processes do side by side. Each begins with a stretch of
