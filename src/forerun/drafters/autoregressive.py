@@ -12,7 +12,8 @@ from torch import Tensor
 from forerun import ops
 from forerun.arguments import number
 from forerun.drafters.base import empty_draft
-from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, working
+from forerun.math.laws import LogitLaw, PointMass, ReducedLaw
+from forerun.math.precision import working
 from forerun.models.scorer import Scorer
 from forerun.types import Adjuster, Draft, DraftContext, Law
 

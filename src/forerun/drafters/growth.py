@@ -21,7 +21,8 @@ from torch import Tensor
 from forerun import ops
 from forerun.drafters.autoregressive import adjusted_row, rectangle
 from forerun.drafters.base import Steps, empty_draft
-from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, warp, working
+from forerun.math.laws import LogitLaw, PointMass, ReducedLaw, warp
+from forerun.math.precision import working
 from forerun.types import Draft, DraftContext, Law, LawParams, Siblings, TreeShape
 
 

@@ -17,7 +17,7 @@ from forerun.config import Kernels, SamplingParams
 from forerun.engine.bans import without_banned
 from forerun.engine.request import LogitsProcessor, Request
 from forerun.errors import InvalidArgument
-from forerun.math.laws import working
+from forerun.math.precision import working
 from forerun.types import Adjuster
 
 # (logits [n, V], tokens before the first position, tokens between the positions) -> logits [n, V]

@@ -14,6 +14,7 @@ from forerun.engine.given import Guess
 from forerun.engine.request import FinishReason
 from forerun.engine.row import Progress, Row, TokenLogprob
 from forerun.engine.stats import Seconds
+from forerun.math.precision import working
 from forerun.types import Origin, Verdict
 
 
@@ -130,7 +131,7 @@ def _fail(row: Row, depth: int, drafted: list[int], logits: Tensor | None, is_pr
 
 def _logprobs(scores: Tensor, places: list[int], tokens: list[int], alternatives: int) -> list[TokenLogprob]:
     """Under the model's distribution before any sampling setting, so that they compare across settings."""
-    laws = torch.log_softmax(scores[places].float(), dim=-1)
+    laws = torch.log_softmax(working(scores[places]), dim=-1)
     values = laws[torch.arange(len(tokens)), torch.tensor(tokens, device=laws.device)].tolist()
     if not alternatives:
         return [TokenLogprob(token, value) for token, value in zip(tokens, values, strict=True)]

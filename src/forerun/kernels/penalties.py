@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from forerun.config import SamplingParams
-from forerun.math.laws import working
 from forerun.math.penalties import check_bias
+from forerun.math.precision import working
 from forerun.math.row_options import NEVER, NOT_EARLY, NOT_FIRST, RowOptions
 
 BLOCK = 256  # ids a program

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from forerun.math.precision import working
 from forerun.math.row_options import count_emitted
 from forerun.types import Verdict
 
@@ -72,7 +73,7 @@ def emitted_logprobs(logits: Tensor, block: Tensor, verdict: Verdict, alternativ
     number = logits.shape[1] - 1
     kept, last = verdict.num_accepted.unsqueeze(-1), verdict.next_token.unsqueeze(-1).clamp(0, logits.shape[-1] - 1)
     tokens = torch.cat([block[:, 2 : 2 + number], last], dim=1).scatter(1, kept, last)
-    weights = logits.float()
+    weights = working(logits)
     log_mass = weights.logsumexp(-1, keepdim=True)
     of_tokens = weights.gather(-1, tokens.unsqueeze(-1)) - log_mass
     if not alternatives:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forerun.math.precision import working
 from forerun.types import RaggedRows
 
 
@@ -213,8 +214,8 @@ def attend_by_hand(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor | N
     if seen is not None:
         scores = scores + seen if seen.is_floating_point() else scores.masked_fill(~seen, -torch.inf)
     if scale.sinks is None:
-        return torch.softmax(scores.float(), dim=-1).to(values.dtype) @ values
+        return torch.softmax(working(scores), dim=-1).to(values.dtype) @ values
     batch, heads, rows, _ = scores.shape  # where heads are folded, `rows` holds a whole group of them
     sink = scale.sinks.view(1, heads, -1, 1).expand(batch, heads, -1, rows * heads // scale.sinks.numel())
     scores = torch.cat([scores, sink.reshape(batch, heads, rows, 1)], dim=-1)
-    return torch.softmax(scores.float(), dim=-1)[..., :-1].to(values.dtype) @ values
+    return torch.softmax(working(scores), dim=-1)[..., :-1].to(values.dtype) @ values

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from forerun.math.capturing import may_ask
+from forerun.math.precision import working
 from forerun.types import Law, LawParams
 
 TILE = 1024
@@ -44,11 +45,6 @@ def warp(logits: Tensor, params: LawParams) -> Tensor:
     if params.any_greedy:
         weights = torch.where(sampled.unsqueeze(-1), weights, one_hot_log(working(logits).argmax(dim=-1), weights))
     return weights
-
-
-def working(logits: Tensor) -> Tensor:
-    """The dtype the mathematics is done in."""
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def one_hot_log(index: Tensor, like: Tensor) -> Tensor:

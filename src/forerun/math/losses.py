@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.errors import InvalidArgument
+from forerun.math.precision import working
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,13 @@ class TeacherLaw:
     @classmethod
     def from_logits(cls, logits: Tensor, log_mass: Tensor) -> TeacherLaw:
         """From the target's logits on the draft's tokens [N, V] and their logsumexp over *all* tokens [N]."""
-        log_p = _precise(logits) - log_mass.unsqueeze(-1)
+        log_p = working(logits) - log_mass.unsqueeze(-1)
         return cls(log_p, (1 - log_p.exp().sum(dim=-1)).clamp(min=0))
 
     @classmethod
     def from_top(cls, ids: Tensor, log_p: Tensor, vocab_size: int, tokens: Tensor | None = None) -> TeacherLaw:
         """From the K likeliest tokens [N, K]; the mass left over is spread evenly, `tokens` [V] are the draft's."""
-        log_p = _precise(log_p)
+        log_p = working(log_p)
         rest = (1 - log_p.exp().sum(dim=-1, keepdim=True)).clamp(min=torch.finfo(log_p.dtype).tiny)
         even = rest.log() - torch.tensor(max(vocab_size - ids.shape[-1], 1), dtype=log_p.dtype).log()
         full = even.expand(-1, vocab_size).scatter(-1, ids.long(), log_p)
@@ -52,7 +53,7 @@ class Estimate:
 
 def log_law(logits: Tensor) -> Tensor:
     """log q in float32 at least, whatever the logits came in."""
-    return torch.log_softmax(_precise(logits), dim=-1)
+    return torch.log_softmax(working(logits), dim=-1)
 
 
 def overlap(law: TeacherLaw, logits: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def smooth_l1(case: Estimate) -> Tensor:
             f"the loss smooth_l1 compares hidden states of one width, and the draft's is {case.hidden.shape[-1]}, the "
             f"target's {case.feature.shape[-1]}; use tv or kl, or a draft as wide as the target"
         )
-    distance = F.smooth_l1_loss(_precise(case.hidden), _precise(case.feature), reduction="none")
+    distance = F.smooth_l1_loss(working(case.hidden), working(case.feature), reduction="none")
     return distance.mean(dim=-1)
 
 
@@ -124,10 +125,6 @@ CLOSED_FORM = frozenset({"kl", "tv"})
 def _weighed(weight: Tensor, value: Tensor) -> Tensor:
     """Sum of weight * value, in which a weight of 0 makes the term 0 whatever the value."""
     return torch.where(weight > 0, weight * value, torch.zeros_like(weight)).sum(dim=-1)
-
-
-def _precise(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
 
 
 Loss = Callable[[Estimate], Tensor]

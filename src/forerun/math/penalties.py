@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forerun.config import SamplingParams
 from forerun.errors import InvalidArgument
-from forerun.math.laws import working
+from forerun.math.precision import working
 
 
 def adjust(

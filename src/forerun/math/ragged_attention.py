@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forerun.errors import InvalidArgument
 from forerun.math.attention import Form, Scale, attend_by_hand
+from forerun.math.precision import working
 from forerun.math.prompt_attention import attend_prompt
 from forerun.types import RaggedRows
 
@@ -91,7 +92,7 @@ def attend_ragged(
     starts = reach.starts.tolist()
     for row, (slot, length) in enumerate(zip(reach.slots.tolist(), reach.lengths.tolist(), strict=True)):
         tokens = slice(starts[row], starts[row + 1])
-        k, v = (row_of(pool, slot, length, reach.table).float() for pool in (keys, values))
+        k, v = (working(row_of(pool, slot, length, reach.table)) for pool in (keys, values))
         tree = None if reach.tree is None else reach.tree[tokens]
         count = tokens.stop - tokens.start
         if reach.across:
@@ -99,7 +100,7 @@ def attend_ragged(
         else:
             seen = visible(length, count, reach.window, tree, query.device)
         bias = _bias(scale.by_distance, length, count, tree) if scale.by_distance is not None else None
-        out[tokens] = _attend_row(query[tokens].float(), k, v, seen, scale, bias).to(out.dtype)
+        out[tokens] = _attend_row(working(query[tokens]), k, v, seen, scale, bias).to(out.dtype)
     return out
 
 
@@ -200,7 +201,7 @@ def _bias(by_distance: Tensor, length: int, count: int, tree: Tensor | None) -> 
 
 
 def _attend_row(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: Scale, bias: Tensor | None) -> Tensor:
-    """[T, Hq, D] over [Hk, S, D], in float32."""
+    """[T, Hq, D] over [Hk, S, D], in float32 or float64."""
     group = query.shape[1] // keys.shape[0]
     keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
     mask = seen if bias is None else bias.masked_fill(~seen, -torch.inf)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forerun.math.laws import working
+from forerun.math.precision import working
 
 # Bits of `RowOptions.bans`.
 NEVER, NOT_FIRST, NOT_EARLY = 1, 2, 4

@@ -1,0 +1,14 @@
+"""What references compute in: float32 whatever comes in, except that float64 stays what it is.
+
+A model in float64 is how two ways of running it are told apart from two roundings: nothing may round it to float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def working(values: Tensor) -> Tensor:
+    """The same in the dtype that the mathematics is done in."""
+    return values if values.dtype == torch.float64 else values.float()
