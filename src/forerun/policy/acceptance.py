@@ -99,6 +99,11 @@ class Acceptance:
         known = self._classes.get(_clamp(evidence)) or Rate()
         return (known.hits + self._guess()) / (known.trials + 1)
 
+    def trials(self, evidence: int) -> float:
+        """Tokens of this class that were tried, old ones fading."""
+        known = self._classes.get(_clamp(evidence))
+        return known.trials if known else 0.0
+
     def observe(self, request: int, evidence: int, drafted: int, accepted: int, ended: bool) -> None:
         """Count one verified draft. What a row that ended left unkept was cut off, not rejected."""
         known = self._classes.setdefault(_clamp(evidence), EvidenceClass(self._places))

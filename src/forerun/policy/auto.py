@@ -11,10 +11,11 @@ from forerun.policy.acceptance import Acceptance
 from forerun.policy.base import Policy
 from forerun.policy.cost import ALONG, DraftCost, ReadCost, Samples, ScoreCost
 from forerun.policy.heuristics import OwnAcceptance
-from forerun.policy.plan import MARGIN, RoundPrices, best_copies, best_lengths, best_size, token_weights
+from forerun.policy.plan import MARGIN, RoundPrices, best_copies, best_lengths, best_size
 from forerun.policy.rest import Rest
 from forerun.policy.starts import CopyStarts
 from forerun.policy.trust import Trial, Trust
+from forerun.policy.worth import Worth
 from forerun.types import BatchView, Draft, RoundOutcome
 
 TRIAL_LENGTH = 4
@@ -30,8 +31,9 @@ COPY_MARGIN = 1.04
 # drafters of one kind are even enough.
 STRAGGLERS = 0.006
 LONG_ODDS = 0.05  # that a drafter pays which did not before: so much of what it then saves may go into reading
-FIRST_READING = 12.0  # plain rounds that the first draft of all may read for
+FIRST_READING = 12.0  # plain rounds that the first draft of all may read for; of several rows so much less
 READ_MARGIN = 2.0  # times what reading costs, that drafts must promise to save: it is spent at once, and they may not
+FEW_TRIALS = 16.0  # tokens tried: until then, reading must promise twice as much and more
 HORIZON = 128  # tokens after which a text may have ended: within them drafts must pay for what was read for them
 ASK_MEMORY = 32.0
 UNSEEN = 255  # an evidence class nothing was seen of
@@ -45,6 +47,7 @@ class Ask:
     lengths: dict[int, int] = field(default_factory=dict)  # by row
     unread: dict[int, int] = field(default_factory=dict)  # by row
     trial: Trial | None = None
+    worth: Worth = field(default_factory=Worth)  # of tokens that the round gains
     proposed: int = 0  # longest draft shown to `trim`
     is_rest: bool = False  # nobody was asked
     is_known: bool = False  # what a plain round takes was known, so that drafts could be compared with it
@@ -100,6 +103,7 @@ class CostModel(Policy):
         self._mixed = view.is_mixed
         self._ask = self._asks[view.round_number] = Ask(unread=dict(zip(view.rows, view.unread, strict=False)))
         self._ask.is_known, self._ask.is_first = self._score.knows_plain(), not self._draft.is_known
+        self._ask.worth = self._worth(view)
         self._ask.is_rest = not view.sizes and self._rest.holds(view.request_ids)
         if self._ask.is_rest:
             return (0,) * len(view.rows)
@@ -137,16 +141,18 @@ class CostModel(Policy):
         if len(score) <= rows:  # beyond what has been measured: one step further at a time
             return tuple(min(1, most) for most in room)
         prices = RoundPrices(score, self._draft.table(_number(drawn) or rows, self.max_length), view.sizes)
-        return best_copies(copies, drawn, others, prices, self._margin(view, True))
+        return best_copies(copies, drawn, others, prices, self._margin(view, True), self._ask.worth)
 
     def _survival(self, view: BatchView, evidence: Sequence[int], room: Sequence[int]) -> list[list[float]]:
-        """Chances that tokens 1, 2, ... of each row's draft are all kept, times what a token of that row is worth."""
+        """Chances that tokens 1, 2, ... of each row's draft are all kept."""
         rows = zip(view.request_ids, evidence, room, strict=True)
-        chances = [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
-        if len(chances) == 1 or not view.tokens_left:
-            return chances
-        weights = token_weights(view.tokens_left, self._score.plain_up_to(len(chances)))
-        return [[weight * chance for chance in own] for weight, own in zip(weights, chances, strict=True)]
+        return [self._acceptance.survival(request, kind, most) for request, kind, most in rows]
+
+    def _worth(self, view: BatchView) -> Worth:
+        rows = len(view.rows)
+        if rows < 2 or not view.tokens_left or not self._score.knows_plain():
+            return Worth()
+        return Worth(view.tokens_left, self._score.fixed(rows) / self._score.plain(rows))
 
     def _margin(self, view: BatchView, copies: bool) -> float:
         """By how much drafting must beat plain decoding."""
@@ -222,14 +228,14 @@ class CostModel(Policy):
         reading = self._reading_seconds(view)
         if any(reading):
             first = _one_of(first, reading)
-        loss = FIRST_LOSS + self._trial_reading(reading, first) / self._score.plain(len(room))
+        loss = FIRST_LOSS + READ_MARGIN * self._trial_reading(reading, first) / self._score.plain(len(room))
         return tuple(first) if self._begin_trial(loss, 0) else (0,) * len(room)
 
     def _reading_seconds(self, view: BatchView) -> list[float]:
         """What each row's unread text costs a drafter that is asked for it now."""
         if not view.unread:
             return [0.0] * len(view.rows)
-        alone = self._score.plain_up_to(len(view.rows))[1]
+        alone = self._score.plain_alone(len(view.rows))
         return [self._reading.seconds(unread, alone) for unread in view.unread]
 
     def _worth_asking(self, rows: int) -> bool:
@@ -257,13 +263,19 @@ class CostModel(Policy):
         if view.sizes:
             lengths = best_size(survival, score, draft, view.sizes, margin)
         else:
-            lengths = best_lengths(survival, score, draft, spoken, margin)
+            lengths = best_lengths(survival, score, draft, spoken, margin, self._ask.worth)
         reading = [0.0] * len(room) if copies else self._reading_seconds(view)
-        spent = READ_MARGIN * _of_drafted(reading, lengths)
+        spent = self._reading_margin(evidence) * _of_drafted(reading, lengths)
         if spent and spent > self._saved(lengths, survival, score, draft, min(max(view.max_lengths), HORIZON)):
             known = [[] if seconds else chances for seconds, chances in zip(reading, survival, strict=True)]
-            lengths = best_lengths(known, score, draft, spoken, margin)
+            lengths = best_lengths(known, score, draft, spoken, margin, self._ask.worth)
         return lengths if any(lengths) else self._try(view, room, evidence, score, draft, reading)
+
+    def _reading_margin(self, evidence: Sequence[int]) -> float:
+        """Few drafts that were kept by luck do not pay for reading several rows."""
+        if len(evidence) == 1:
+            return READ_MARGIN
+        return READ_MARGIN * (1 + FEW_TRIALS / (1 + self._acceptance.trials(evidence[0])))
 
     def _saved(
         self,
@@ -274,9 +286,9 @@ class CostModel(Policy):
         tokens: int,
     ) -> float:
         """Seconds that such drafts save while each row gains `tokens`."""
-        kept = sum(sum(chances[:length]) for chances, length in zip(survival, lengths, strict=True)) / len(lengths)
+        kept = self._ask.worth.expected([sum(own[:length]) for own, length in zip(survival, lengths, strict=True)])
         taken = score[min(sum(lengths), len(score) - 1)] + draft[max(lengths)]
-        return tokens * (score[0] - taken / (1 + kept))
+        return tokens * (score[0] - taken / (1 + kept / len(lengths)))
 
     def _try(
         self,
@@ -299,12 +311,13 @@ class CostModel(Policy):
             lengths = tuple(min(1, most) for most in hopeful)
         run = len(room) * max(lengths) if view.sizes else sum(lengths)
         hoped_for = LONG_ODDS * self._saved(lengths, hopes, score, draft, min(max(view.max_lengths), HORIZON))
-        spent = draft[max(lengths)] + max(self._trial_reading(reading, lengths) - max(hoped_for, 0.0), 0.0)
+        unpaid = max(self._trial_reading(reading, lengths) - max(hoped_for, 0.0), 0.0)
+        spent = draft[max(lengths)] + unpaid * (self._reading_margin(evidence) if len(room) > 1 else 1.0)
         if view.sizes and self._catching_up.values and not self._drafting.issuperset(view.request_ids):
             spent += self._catching_up.seconds
         worst = (score[min(run, len(score) - 1)] - score[0] + spent) / score[0]
-        kept = sum(rate**i for rate, length in zip(rates, lengths, strict=True) for i in range(1, length + 1))
-        loss = max(worst - kept / len(room), worst / 4)
+        expected = [sum(rate**i for i in range(1, length + 1)) for rate, length in zip(rates, lengths, strict=True)]
+        loss = max(worst - self._ask.worth.expected(expected) / len(room), worst / 4)
         tried = max(range(len(room)), key=lambda place: (bool(lengths[place]), rates[place]))
         if not self._begin_trial(loss, evidence[tried]):
             return (0,) * len(room)
@@ -316,8 +329,8 @@ class CostModel(Policy):
 
     def _trial_reading(self, reading: Sequence[float], lengths: Sequence[int]) -> float:
         """Seconds of a trial that go into reading; the first of all may read for a while."""
-        seconds = _of_drafted(reading, lengths)
-        return seconds if self._draft.is_known or seconds > FIRST_READING * self._score.plain(len(lengths)) else 0.0
+        seconds, free = _of_drafted(reading, lengths), FIRST_READING / len(lengths) * self._score.plain(len(lengths))
+        return seconds if self._draft.is_known or seconds > free else 0.0
 
     def _begin_trial(self, loss: float, evidence: int) -> bool:
         trial = self._trust.trial(loss, evidence)
@@ -367,7 +380,7 @@ class CostModel(Policy):
         if outcome.steps is not None and self._draft.is_known and not requests <= self._drafting:
             self._catching_up.add(0.0, max(outcome.draft_seconds - drafting, 0.0))
         if unread > ALONG and self._score.knows_plain():
-            self._reading.add(unread, outcome.draft_seconds - drafting, self._score.plain_up_to(len(outcome.rows))[1])
+            self._reading.add(unread, outcome.draft_seconds - drafting, self._score.plain_alone(len(outcome.rows)))
         self._draft.add(rows, longest, outcome.draft_seconds, requests <= self._drafting, plain)
 
     def _learn_acceptance(self, outcome: RoundOutcome) -> None:
@@ -389,7 +402,7 @@ class CostModel(Policy):
         """Compare the round with the plain rounds it replaced."""
         rows, drafted = len(outcome.rows), sum(outcome.drafted)
         plain = self._score.plain(rows)
-        won = sum(outcome.accepted) / rows - self._extra(outcome, plain)
+        won = self._gain(outcome, ask) - self._extra(outcome, plain)
         draft = outcome.draft_seconds / plain
         if not asked <= self._drafting and (ask.is_first or not ask.unread):
             draft = min(draft, 0.6)  # reading that nobody had counted on: it should not end a drafter's chance
@@ -407,6 +420,11 @@ class CostModel(Policy):
             self._trust.conclude(ask.trial, won - draft, kept)
         elapsed = (outcome.draft_seconds + outcome.score_seconds + outcome.verify_seconds) / plain
         self._trust.pass_time(min(elapsed, 4.0), 0.0 if drafted or draft > CHEAP else draft)
+
+    def _gain(self, outcome: RoundOutcome, ask: Ask) -> float:
+        """Plain rounds that what was kept saves the call; rows may have left since the round was asked for."""
+        is_whole = len(ask.worth.tokens_left) == len(outcome.rows)
+        return (ask.worth if is_whole else Worth()).of(outcome.accepted) / len(outcome.rows)
 
     def _extra(self, outcome: RoundOutcome, plain: float) -> float:
         """Plain rounds that scoring the drafts cost, without what only a warm-up or a hiccup explains."""

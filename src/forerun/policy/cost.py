@@ -64,19 +64,22 @@ class ScoreCost:
         """Seconds of a round without drafts."""
         return self.table(rows, 0)[0]
 
-    def plain_up_to(self, rows: int) -> list[float]:
-        """Seconds of rounds of 0, 1, ..., `rows` rows without drafts: a line, by the fewest rows that were measured.
+    def fixed(self, rows: int) -> float:
+        """What of a plain round takes as long for fewer rows: by a line through the fewest that were measured.
 
         Differences of neighbouring numbers of rows are smaller than what contexts and hiccups change them by.
         """
         whole = self.plain(rows)
         known = (number for number, table in self._tables.items() if 0 in table and table[0].trusted)
         fewest = min(known, default=rows)
-        fixed = FIXED * whole
-        if fewest < rows:
-            fixed = whole - (whole - min(self.plain(fewest), whole)) * rows / (rows - fewest)
-        fixed = max(fixed, 0.0)
-        return [0.0, *(fixed + (whole - fixed) * number / rows for number in range(1, rows + 1))]
+        if fewest >= rows:
+            return FIXED * whole
+        return max(whole - (whole - min(self.plain(fewest), whole)) * rows / (rows - fewest), 0.0)
+
+    def plain_alone(self, rows: int) -> float:
+        """Seconds of a plain round of one row, by the same line."""
+        fixed = self.fixed(rows)
+        return fixed + (self.plain(rows) - fixed) / rows
 
     def knows_plain(self) -> bool:
         return any(0 in table and table[0].trusted for table in self._tables.values())
@@ -92,7 +95,7 @@ class ScoreCost:
             points = self.points(rows)
             reach = 3 * points[-1][0] if points else 1.0  # three times what is known, so lengths grow by steps
             furthest = min(extra, int((reach - 1) * rows))
-            self._cache[key] = _read(points, [1 + m / rows for m in range(furthest + 1)])
+            self._cache[key] = _read(points, [1 + m / rows for m in range(furthest + 1)], is_batch=rows > 1)
         return self._cache[key]
 
     def points(self, rows: int) -> Points:
@@ -188,11 +191,11 @@ def _line(points: Points, longest: int) -> list[float]:
     return out
 
 
-def _read(points: Points, xs: list[float]) -> list[float]:
+def _read(points: Points, xs: list[float], is_batch: bool) -> list[float]:
     """Seconds at each of `xs`, which increase: one walk along the points."""
     if not points:
         return [0.0 for _ in xs]
-    (last_x, last), slope, index = points[-1], _last_slope(points), 0
+    (last_x, last), slope, index = points[-1], _last_slope(points, is_batch), 0
     out = []
     for x in xs:
         while index < len(points) and points[index][0] < x:
@@ -211,7 +214,14 @@ def _segment(points: Points, index: int, x: float) -> float:
     return y0 + (y1 - y0) * ((1 + share) / 2 if x0 == 1.0 else share)
 
 
-def _last_slope(points: Points) -> float:
+def _last_slope(points: Points, is_batch: bool) -> float:
+    """Of several rows at least half of what positions have cost so far: a plain round of theirs has its jump behind it,
+    and where many positions are more work than reading the weights, each costs about as much as the one before."""
+    slope, (first_x, first), (last_x, last) = _slope_of_neighbours(points), points[0], points[-1]
+    return max(slope, (last - first) / (last_x - first_x) / 2) if is_batch and last_x > first_x else slope
+
+
+def _slope_of_neighbours(points: Points) -> float:
     last_x, last = points[-1]
     earlier = [point for point in points if 1.0 < point[0] <= last_x / 1.4]  # neighbours are too close for a slope
     if earlier:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-WORTH = 0.01  # chances smaller than this never pay and only take time to consider
+from forerun.policy.worth import Worth
+
+SMALLEST = 0.01  # chances smaller than this never pay and only take time to consider
 MARGIN = 1.02  # drafting must beat plain decoding by this factor: estimates are noisy, and plain decoding is safe
+EVEN = Worth()
+Token = tuple[float, int, int]  # its chance, negative; place in the draft; row
 LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)  # longest drafts that are compared; between them the rate is nearly flat
-
-
-def token_weights(tokens_left: Sequence[int], plain: Sequence[float]) -> list[float]:
-    """What a token is worth to each row, 1 on average, where the last row that ends ends the call.
-
-    `plain[k]` are the seconds of a round of k rows. Decoded plainly, the row that is the k-th last to end saves
-    `plain[k] - plain[k - 1]` with each token that it need not wait for: rounds with one row less. Only the last one
-    saves whole rounds. Rows that will end together share what they save together.
-    """
-    rows, order = len(tokens_left), sorted(tokens_left, reverse=True)
-    worth = {}
-    for tokens in set(tokens_left):
-        first, number = order.index(tokens), order.count(tokens)
-        worth[tokens] = (plain[first + number] - plain[first]) / number
-    return [worth[tokens] * rows / plain[rows] for tokens in tokens_left]
 
 
 def best_lengths(
@@ -33,26 +21,31 @@ def best_lengths(
     draft: Sequence[float],  # seconds to draft with a longest draft of 0, 1, ... tokens
     spoken: float = 1.0,  # how often the drafter has anything to say when asked
     margin: float = MARGIN,
+    worth: Worth = EVEN,
 ) -> tuple[int, ...]:
     """Lengths that maximise expected tokens per second, all 0 where plain decoding is best.
 
     A token further down a draft is never likelier to survive than the one before. So for a given longest draft the best
-    `m` tokens of the batch are the first `m` in order of survival, and only `m` has to be searched.
+    `m` tokens of the batch are the first `m` in order of survival, and only `m` has to be searched. Where tokens of
+    some rows are worth more, their order is that of both together.
     """
     rows, plain = len(survival), score[0]
+    weights = worth.weights(rows)
     order = sorted(
-        (-chance, place, row)
+        (-chance * weights[row], place, row)
         for row, chances in enumerate(survival)
         for place, chance in enumerate(chances)
-        if chance > WORTH
+        if chance * weights[row] > SMALLEST
     )
-    best: list[tuple[float, int, int]] = []
+    best: Sequence[Token] = []
     best_rate = margin * rows / plain
     for longest in _longest_worth_trying(order, draft):
         within = [token for token in order if token[1] < longest]
         fixed = draft[longest] + (1 - spoken) * plain
-        gained = accumulate(spoken * -token[0] for token in within)
-        rates = [(rows + more) / (fixed + spoken * took) for more, took in zip(gained, score[1:], strict=False)]
+        gained = _gained(within, survival, worth)
+        rates = [
+            (rows + spoken * more) / (fixed + spoken * took) for more, took in zip(gained, score[1:], strict=False)
+        ]
         if rates and max(rates) > best_rate:
             best_rate = max(rates)
             best = within[: rates.index(best_rate) + 1]
@@ -60,6 +53,14 @@ def best_lengths(
     for _, _, row in best:
         lengths[row] += 1
     return tuple(lengths)
+
+
+def _gained(tokens: Sequence[Token], survival: Sequence[Sequence[float]], worth: Worth) -> Iterator[float]:
+    """What the first 1, 2, ... of these tokens are worth together."""
+    kept = [0.0] * len(survival)
+    for _, place, row in tokens:
+        kept[row] += survival[row][place]
+        yield worth.expected(kept)
 
 
 def best_size(
@@ -105,27 +106,35 @@ def best_copies(
     others: Sequence[float],  # [B] how much of that is expected to be kept
     prices: RoundPrices,
     margin: float = MARGIN,
+    worth: Worth = EVEN,
 ) -> tuple[int, ...]:
     """How much of each copy to verify for the most tokens per second; 0 for rows that are better off without it."""
     rows = len(copies)
     best = (0,) * rows
-    best_rate = margin * (rows + sum(others)) / prices.of(drawn, max(drawn))
+    best_rate = margin * (rows + worth.expected(others)) / prices.of(drawn, max(drawn))
     for size in prices.sizes or LADDER:
-        lengths, left, gained = [0] * rows, list(drawn), 0.0
-        for row, chances in enumerate(copies):
-            kept = sum(chances[:size])
-            if kept > others[row]:
-                lengths[row], left[row] = min(size, len(chances)), 0
-            gained += max(kept, others[row])
-        rate = (rows + gained) / prices.of([max(pair) for pair in zip(lengths, left, strict=True)], max(left))
-        if any(lengths) and rate > best_rate:
-            best, best_rate = tuple(lengths), rate
+        for takers in _takers(copies, worth):
+            lengths, left, kept = [0] * rows, list(drawn), list(others)
+            for row in takers:
+                own = sum(copies[row][:size])
+                if own > others[row]:
+                    lengths[row], left[row], kept[row] = min(size, len(copies[row])), 0, own
+            rate = (rows + worth.expected(kept)) / prices.of(list(map(max, lengths, left)), max(left))
+            if any(lengths) and rate > best_rate:
+                best, best_rate = tuple(lengths), rate
         if size >= max(map(len, copies)):
             break
     return best
 
 
-def _longest_worth_trying(order: Sequence[tuple[float, int, int]], draft: Sequence[float]) -> Sequence[int]:
+def _takers(copies: Sequence[Sequence[float]], worth: Worth) -> list[list[int]]:
+    """Rows that may copy: all; where rows end at different times, also the slowest alone, with the next slowest, ..."""
+    rows = [row for row, chances in enumerate(copies) if chances]
+    ends = sorted({worth.tokens_left[row] for row in rows}, reverse=True) if worth.tokens_left else [0]
+    return [[row for row in rows if not worth.tokens_left or worth.tokens_left[row] >= end] for end in ends]
+
+
+def _longest_worth_trying(order: Sequence[Token], draft: Sequence[float]) -> Sequence[int]:
     """Every length up to 6 and a few beyond; the deepest alone where drafting is free."""
     deepest = max((place for _, place, _ in order), default=-1) + 1
     if draft[deepest] == 0:
