@@ -2,8 +2,9 @@
 
 What a row says alone is said by rounds step by step. The engine that is tried runs its rounds on the device (here the
 work itself stands in for its recording), with any drafter, rule and options, over any cache, in any order of events.
-In float64: in float32 a draw of a row among others now and then falls on the other side of the border between two
-tokens.
+Prompts are equal, begin alike, or go on where an earlier row has ended, so that keys are shared, kept and taken up
+again. In float64: in float32 a draw of a row among others now and then falls on the other side of the border between
+two tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from forerun.engine import Engine, FinishReason, Request, RowResult
 from forerun.types import Rule
 
 FAILING = ("feed", "score", "release")  # of the target: what may run out of memory
+CUT_SHORT = (FinishReason.ABORT, FinishReason.TIME)
 MOST_STEPS = 400
+LONGEST = 100  # tokens of a prompt: with what is said and drafted behind it, they fit the smallest cache
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Traffic:
     fails: bool
     results: dict[int, RowResult] = field(default_factory=dict)  # by handle
     gained: dict[int, list[int]] = field(default_factory=dict)
+    now: float = 0.0  # by the engine's clock, which moves with every step
 
     @classmethod
     def drawn(cls, seed: int) -> Traffic:
@@ -49,21 +53,32 @@ class Traffic:
             "ahead": rng.random() < 0.8,
             "keep_rows": rng.choice((0, 0, 2)),
         }
-        asked = []
+        traffic = cls(settings, [], rng, rng.choice((None, 160, 400)), rng.random() < 0.5)
         for plain in requests(rng.randint(3, 7), new=rng.randint(1, 14)):
             request = replace(plain, params=rng.choice((SAMPLED, GREEDY, CUT)), seed=seed)
+            request = replace(request, prompt=traffic.prompt(request.prompt))
             for name in rng.sample(sorted(OPTIONS), rng.choice((0, 0, 1, 3))):
                 request = OPTIONS[name](request)
             if rng.random() < 0.1:
                 request = replace(request, processors=(*request.processors, InPython()))
-            if rng.random() < 0.2:
-                request = replace(request, prompt=request.prompt * 4)
-            asked.append(request)
-        return cls(settings, asked, rng, rng.choice((None, 160, 400)), rng.random() < 0.5)
+            if rng.random() < 0.1:
+                request = replace(request, deadline=rng.uniform(0, 30))
+            traffic.asked.append(request)
+        return traffic
+
+    def prompt(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """One's own, a long one, or one that has something in common with that of an earlier request."""
+        ways = [own] * 4 + [own * 4]
+        if self.asked:
+            other = self.rng.choice(self.asked)
+            half = self.rng.randint(1, len(other.prompt))
+            ways += [other.prompt, other.prompt[:half] + own, other.prompt + own]
+            ways += [other.prompt + self.alone(other).tokens + own] if self.rng.random() < 0.3 else []
+        return self.rng.choice(ways)[:LONGEST]
 
     def alone(self, request: Request) -> RowResult:
         made = engine(False, double=True, **self.settings)
-        made.add(request)
+        made.add(replace(request, deadline=None))
         while not made.is_idle:
             made.step()
         return made.take_results()[0]
@@ -72,7 +87,7 @@ class Traffic:
         """Every request, its result, and what it was seen to gain."""
         cache = None if self.room is None else PagedCache(self.room, torch.device("cpu"), block_size=8)
         made = engine(True, cache=cache, double=True, **self.settings)
-        made.prompt_tokens = self.rng.choice((3, 16))
+        made.prompt_tokens, made.clock = self.rng.choice((3, 16)), lambda: self.now
         left, handles = list(self.asked), dict[int, Request]()
 
         def come() -> None:
@@ -88,6 +103,7 @@ class Traffic:
                 made.abort(self.rng.choice(sorted(handles)))
             self._step(made)
             self._take(made)
+            self.now += 1
             if made.is_idle and not left:
                 break
         assert sorted(self.results) == sorted(handles), "each request ends"
@@ -126,7 +142,7 @@ def test_every_request_says_what_it_says_alone(seed: int) -> None:
     for request, result, gained in traffic.serve():
         wanted = traffic.alone(request)
         assert tuple(gained) == result.tokens, "what was told round by round is what there is"
-        if result.finish_reason is FinishReason.ABORT:
+        if result.finish_reason in CUT_SHORT:
             assert result.tokens == wanted.tokens[: len(result.tokens)]
         else:
             assert (result.tokens, result.finish_reason) == (wanted.tokens, wanted.finish_reason)
