@@ -46,9 +46,9 @@ LONG = SHORT | {
     "max_tokens": 800,
     "temperature": 1,
 }  # greedily a small model repeats itself, and drafts end it in no time
-TWO: dict[str, Any] = {"replicas": 2, "keep_rows": 4}
-FEW_ROWS: dict[str, Any] = {"replicas": 1, "max_replicas": 2, "max_rows": 2, "max_queued": 4}
 PATIENCE = 120.0  # seconds for replicas to come, on a machine that is busy with other things
+TWO: dict[str, Any] = {"replicas": 2, "keep_rows": 4, "drain_seconds": PATIENCE}
+FEW_ROWS: dict[str, Any] = {"replicas": 1, "max_replicas": 2, "max_rows": 2, "max_queued": 4}
 
 
 class Cluster:
@@ -187,13 +187,22 @@ def test_a_replica_that_is_killed_loses_its_own_streams_and_is_replaced(served_b
 def test_an_engine_that_is_stuck_is_replaced(served_by_ray: Cluster) -> None:
     served_by_ray.deploy(**TWO)
     before = served_by_ray.engines().keys()
+
+    def stream(at: int) -> tuple[str, float]:
+        how, _ = served_by_ray.stream(LONG | {"prompt": f"{at} begins otherwise"})
+        return how, time.monotonic()
+
     with ThreadPoolExecutor(8) as pool:
-        streams = [pool.submit(served_by_ray.stream, LONG | {"prompt": f"{at} begins otherwise"}) for at in range(8)]
+        streams = [pool.submit(stream, at) for at in range(8)]
         wait_for(lambda: all(served_by_ray.engines().values()))
         assert served_by_ray.halt is not None
         served_by_ray.halt.touch()
-        outcomes = Counter(stream.result()[0] for stream in streams)
+        halted = time.monotonic()
+        ends = [stream.result() for stream in streams]
+    outcomes = Counter(how for how, _ in ends)
     assert outcomes.keys() == {"replica_lost", "length"}, outcomes
+    told = max(when for how, when in ends if how == "replica_lost")
+    assert told - halted < PATIENCE / 2, "requests that never end were waited for"
     wait_for(lambda: len(served_by_ray.engines()) == 2 and len(served_by_ray.engines().keys() - before) == 1)
     assert served_by_ray.complete().status_code == 200
 

@@ -23,6 +23,9 @@ STORE_BYTES = 80 * 2**20  # of shared memory, about the least Ray takes: nothing
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nobody is told of what is served
     "RAY_worker_niceness": "0",  # Ray says 15: any other program would come before the replicas
+    # Else requests of a stuck engine, which never end, are waited for as long as a replica may drain; its cores are
+    # nobody else's until it is gone.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     # What Ray does all the time takes from the replicas' cores. Nobody reads its own metrics here.
     "RAY_enable_metrics_collection": "0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",  # else every 100 ms, in the proxy and in each replica
