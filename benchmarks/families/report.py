@@ -179,7 +179,7 @@ def remarks(results: FamilyResults, complete: bool) -> tuple[str, ...]:
                 "they were read here; decode, generate: a token of plain decoding by SpeculativeDecoder with fused "
                 "layers, by model.generate; families that nobody has published so small have SmolLM2-135M's sizes"
             )
-    else:
+    elif results.bandwidth:
         lines.append(
             f"copy bandwidth {results.bandwidth / 1e9:.0f} GB/s; rows x new positions of each; pass: one forward pass "
             "of fused layers in a CUDA graph; fused, modules, generate: a token of plain decoding by "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -47,8 +49,19 @@ def test_run_experts(rows: int, activation: Activation | None, biased: bool, in_
     args = routed(rows)
     assert kernel.why_not(args[0], own) is None
     x, chosen, shares = args
+    for is_distinct in (True, False):
+        pairs = replace(routing.sort_pairs(chosen, shares, EXPERTS), is_distinct=is_distinct)
+        got = kernel.run_experts(x, pairs, own)
+        torch.testing.assert_close(got, reference.run_experts(*args, own), rtol=1e-4, atol=1e-3)
+
+
+def test_a_row_that_chooses_an_expert_twice() -> None:
+    """As where an identity was chosen, in whose place stands the first expert, and counts nothing."""
+    own = weights(Activation.SILU, False, False)
+    x, chosen, shares = routed(1)
+    chosen, shares = torch.zeros_like(chosen), torch.tensor([[0.0, 0.7]], device=DEVICE)
     got = kernel.run_experts(x, routing.sort_pairs(chosen, shares, EXPERTS), own)
-    torch.testing.assert_close(got, reference.run_experts(*args, own), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(got, reference.run_experts(x, chosen, shares, own), rtol=1e-4, atol=1e-3)
 
 
 def test_the_reference_is_transformers() -> None:

@@ -35,7 +35,8 @@ def run_experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     made = x.new_empty(rows * most, inner)
     parts = torch.empty(rows * most, width, dtype=torch.float32, device=x.device)
     at_once = min(max(ROWS[0], triton.next_power_of_2(2 * rows * most // len(weights.first))), ROWS[1])
-    how = {"ROWS": at_once, "BLOCK_K": BLOCK_K, "UPCAST": needs_upcast(x), "ALONE": rows == 1, "num_warps": WARPS}
+    is_alone = rows == 1 and routed.is_distinct
+    how = {"ROWS": at_once, "BLOCK_K": BLOCK_K, "UPCAST": needs_upcast(x), "ALONE": is_alone, "num_warps": WARPS}
     activation = -1 if weights.activation is None else int(weights.activation)
     bias, block = weights.first_bias, tiles(inner)
     first_kernel[(len(routed.active), triton.cdiv(inner, block))](
@@ -92,7 +93,7 @@ def first_kernel(
     expert = tl.load(active_ptr + tl.program_id(0))
     if expert < 0:
         return
-    if ALONE:  # a row chooses an expert once: nothing to look up before weights can be asked for
+    if ALONE:  # one row, no expert twice: nothing to look up before weights can be asked for
         begin = tl.program_id(0)
         end = begin + 1
     else:
@@ -161,7 +162,7 @@ def second_kernel(
     expert = tl.load(active_ptr + tl.program_id(0))
     if expert < 0:
         return
-    if ALONE:  # a row chooses an expert once: nothing to look up before weights can be asked for
+    if ALONE:  # one row, no expert twice: nothing to look up before weights can be asked for
         begin = tl.program_id(0)
         end = begin + 1
     else:

@@ -31,6 +31,7 @@ class Routed:
     ends: Tensor  # [E + 1] int32, where each expert's pairs begin in that order
     active: Tensor  # [min(E, P)] int32, experts that somebody chose, then others or -1
     most: int  # k
+    is_distinct: bool = False  # whether a row is known to choose no expert twice
 
 
 def route(x: Tensor, router: Router) -> Routed:
@@ -42,7 +43,7 @@ def route(x: Tensor, router: Router) -> Routed:
     shares = torch.empty(pairs, dtype=torch.float32, device=x.device)
     numbers = torch.empty(pairs + count + 1 + min(count, pairs), dtype=torch.int32, device=x.device)
     order, ends, active = numbers.split([pairs, count + 1, min(count, pairs)])
-    found = Routed(shares, order, ends, active, router.most)
+    found = Routed(shares, order, ends, active, router.most, is_distinct=True)
     correction = logits if router.correction is None else router.correction
     places = triton.next_power_of_2(rows)
     choose_kernel[(1,)](
