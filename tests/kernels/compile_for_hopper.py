@@ -107,8 +107,9 @@ def product(
     place = torch.device("cpu")
     plan = project.choose(rows, outputs, end is not linear_device.PLAIN, torch.bfloat16, place, form)
     constants = {
-        "FORM": form, "GROUP": 128 if form is widen.INT4 else 0, "FAST": True, "EARLY": True,
-        "END": end, "ACTIVATION": int(activation), "HEADS": 32, "KEY_HEADS": 8, "SIZE": 128, "TURNING": turning,
+        "FORM": form, "GROUP": 128 if form is widen.INT4 else 0, "FAST": True,
+        "EARLY": project.may_begin_early(plan, form), "END": end, "ACTIVATION": int(activation), "HEADS": 32,
+        "KEY_HEADS": 8, "SIZE": 128, "TURNING": turning,
         "INTERLEAVED": turning < 128, "HAS_ORDER": turning < 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": True, "HAS_RESIDUAL": end is linear_device.PLAIN,
     }  # fmt: skip
@@ -140,6 +141,8 @@ def narrow_products() -> list[Any]:
         for end, rows in ((linear_device.PLAIN, 1), (linear_device.GATED, 1), (linear_device.PLAIN, 16),
                           (linear_device.ROTATED, 16), (linear_device.GATED, 64))
     ]  # fmt: skip
+    made += [product(linear_device.GATED, rows, outputs=11008, form=widen.INT8, stored="*i8") for rows in (1, 16)]
+    made.append(product(linear_device.ROTATED, 1, form=widen.INT8, stored="*i8"))
     for kind in ("*i8", "*fp8e4nv"):
         kinds = {"out_ptr": kind, "scale_ptr": "*fp32", "largest": "fp32"}
         made.append(compiled(rounding.round_kernel, {"BLOCK": 4096, "FAST": True, "EARLY": True}, kinds, num_warps=16))

@@ -36,6 +36,15 @@ def test_rounds_of_fewer_rows_lie_on_a_line_through_the_fewest_that_were_measure
     assert (cost.fixed(8), cost.plain_alone(8)) == pytest.approx((0.016, 0.024))
 
 
+@pytest.mark.parametrize("rows", range(2, 65))
+def test_a_batch_that_only_knows_itself_guesses_what_is_fixed(rows: int) -> None:
+    """Also where its table is that of a neighbouring number of rows."""
+    cost = ScoreCost()
+    for _ in range(3):
+        cost.add(rows, rows, 0.1)
+    assert cost.fixed(rows) == pytest.approx(FIXED * 0.1)
+
+
 def test_what_nobody_has_measured_of_several_rows_costs_half_of_what_positions_have_cost() -> None:
     """Ten positions of four rows are known: eighteen more were once taken for a tenth of what they took."""
     cost = ScoreCost()

@@ -43,3 +43,12 @@ def test_weights_are_one_on_average_and_greater_for_the_slowest() -> None:
 def test_where_nobody_knows_when_rows_end_tokens_are_alike() -> None:
     assert Worth().of((1, 0, 2)) == Worth().expected((1, 0, 2)) == 3
     assert Worth().weights(2) == [1, 1]
+
+
+@pytest.mark.parametrize("left", [(), (8, 8, 3, 8), (5, 9, 9, 2), (4, 4, 4, 4)])
+def test_token_by_token_is_all_at_once(left: tuple[int, ...]) -> None:
+    worth, kept = Worth(left, 0.6), [0.0] * 4
+    tokens = [(row, 0.9**place) for place in range(1, 6) for row in (2, 0, 3, 1)]
+    for (row, chance), told in zip(tokens, worth.expected_along(tokens, 4), strict=True):
+        kept[row] += chance
+        assert told == pytest.approx(worth.expected(kept))

@@ -50,7 +50,7 @@ from forerun.engine.turnstile import Turnstile
 from forerun.errors import InvalidArgument
 from forerun.kernels.variants import watched_variants
 from forerun.models.fingerprint import checksum
-from forerun.models.scorer import PREFILL_TOKENS, Scorer
+from forerun.models.scorer import Scorer
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy.base import Policy, wrapped
 from forerun.policy.heuristics import Constant
@@ -59,6 +59,7 @@ from forerun.types import BatchView, Origin, RoundOutcome, Rule
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
+JOIN_TOKENS = 1024  # of prompts that a round takes along whole where rounds are not recorded
 # What a warm-up counts with where neither model nor caller says; and the longest draft, where the policy's is fixed.
 MOST_CONTEXT, USUAL_DRAFT, LONGEST_DRAFT = 8192, 8, 128
 # Before the end of a round on the device: when the next is sent off where requests may come meanwhile, and how long the
@@ -106,7 +107,7 @@ class Engine:
         rule: AnyRule = Rule.TOKEN,
         tokenizer: Any = None,
         keep_rows: int = 0,
-        join_tokens: int = PREFILL_TOKENS,
+        join_tokens: int = JOIN_TOKENS,
         prompt_tokens: int | None = None,
         max_rows: int | None = None,
         clock: Callable[[], float] = time.perf_counter,

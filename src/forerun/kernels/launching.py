@@ -27,8 +27,8 @@ def starts_early(device: torch.device) -> bool:
 def early(device: torch.device) -> dict[str, Any]:
     """Options of a kernel that may be launched before those ahead of it have ended, and then waits for them itself.
 
-    It touches nothing before it has waited: asking for weights meanwhile was measured slower (docs/log.md). Large
-    kernels let the next one come when their sums are made, since its programs would take the place of their own.
+    It touches nothing that a kernel writes before it has waited, and asking for weights meanwhile was measured slower
+    (docs/log.md). Large kernels let the next one come when their sums are made: its programs would take their places.
     """
     return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
 

@@ -1,4 +1,4 @@
-"""What references compute in: float32 whatever comes in, except that float64 stays what it is.
+"""What the references of attention and of log-probabilities compute in: float32, except that float64 stays.
 
 A model in float64 is how two ways of running it are told apart from two roundings: nothing may round it to float32.
 """

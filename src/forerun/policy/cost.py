@@ -72,7 +72,7 @@ class ScoreCost:
         whole = self.plain(rows)
         known = (number for number, table in self._tables.items() if 0 in table and table[0].trusted)
         fewest = min(known, default=rows)
-        if fewest >= rows:
+        if fewest >= _near(rows):  # no smaller batch than those that share this one's table
             return FIXED * whole
         return max(whole - (whole - min(self.plain(fewest), whole)) * rows / (rows - fewest), 0.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.policy.worth import Worth
@@ -12,6 +12,7 @@ SMALLEST = 0.01  # chances smaller than this never pay and only take time to con
 MARGIN = 1.02  # drafting must beat plain decoding by this factor: estimates are noisy, and plain decoding is safe
 EVEN = Worth()
 Token = tuple[float, int, int]  # its chance, negative; place in the draft; row
+MOST_ENDS = 8  # times at which rows end that are told apart
 LADDER = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14)  # longest drafts that are compared; between them the rate is nearly flat
 
 
@@ -42,7 +43,7 @@ def best_lengths(
     for longest in _longest_worth_trying(order, draft):
         within = [token for token in order if token[1] < longest]
         fixed = draft[longest] + (1 - spoken) * plain
-        gained = _gained(within, survival, worth)
+        gained = worth.expected_along(((row, survival[row][place]) for _, place, row in within), rows)
         rates = [
             (rows + spoken * more) / (fixed + spoken * took) for more, took in zip(gained, score[1:], strict=False)
         ]
@@ -53,14 +54,6 @@ def best_lengths(
     for _, _, row in best:
         lengths[row] += 1
     return tuple(lengths)
-
-
-def _gained(tokens: Sequence[Token], survival: Sequence[Sequence[float]], worth: Worth) -> Iterator[float]:
-    """What the first 1, 2, ... of these tokens are worth together."""
-    kept = [0.0] * len(survival)
-    for _, place, row in tokens:
-        kept[row] += survival[row][place]
-        yield worth.expected(kept)
 
 
 def best_size(
@@ -128,9 +121,11 @@ def best_copies(
 
 
 def _takers(copies: Sequence[Sequence[float]], worth: Worth) -> list[list[int]]:
-    """Rows that may copy: all; where rows end at different times, also the slowest alone, with the next slowest, ..."""
+    """Rows that may copy: all; where rows end at different times, also the slowest alone, with the next slowest, ...,
+    but not every number of rows: choosing must not take longer than it saves."""
     rows = [row for row, chances in enumerate(copies) if chances]
     ends = sorted({worth.tokens_left[row] for row in rows}, reverse=True) if worth.tokens_left else [0]
+    ends = [*ends[: MOST_ENDS - 1], ends[-1]] if len(ends) > MOST_ENDS else ends
     return [[row for row in rows if not worth.tokens_left or worth.tokens_left[row] >= end] for end in ends]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -30,6 +30,25 @@ class Worth:
         ahead, slowest = self._ahead(kept), max(self.tokens_left)
         needed = sum(tokens > slowest - ahead for tokens in self.tokens_left)
         return self._of(kept, ahead / math.sqrt(max(needed, 1)))
+
+    def expected_along(self, tokens: Iterable[tuple[int, float]], rows: int) -> Iterator[float]:
+        """`expected` after each of these tokens (its row, its chance), without walking all rows for every one."""
+        total = 0.0
+        if not self.tokens_left:
+            for _, chance in tokens:
+                total += chance
+                yield total
+            return
+        left, slowest = [float(tokens) for tokens in self.tokens_left], max(self.tokens_left)
+        most, rounds = float(slowest), 0.0
+        for row, chance in tokens:
+            total += chance
+            before = left[row]
+            left[row] -= chance
+            if before == most and (most := max(left)) != before:
+                needed = sum(tokens > most for tokens in self.tokens_left)
+                rounds = (slowest - most) / math.sqrt(max(needed, 1))
+            yield (1 - self.fixed) * total + self.fixed * rows * rounds
 
     def _of(self, kept: Sequence[float], ahead: float) -> float:
         return (1 - self.fixed) * sum(kept) + self.fixed * len(kept) * ahead

@@ -250,7 +250,7 @@ def _launch(
         "TURNING": heads.cos.shape[1] if heads else 2, "INTERLEAVED": heads is not None and heads.interleaved,
         "HAS_ORDER": order is not None, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "num_warps": plan.warps,
-        **(early(x.device) if _may_begin_early(plan, form) else {"EARLY": False}),
+        **(early(x.device) if may_begin_early(plan, form["FORM"]) else {"EARLY": False}),
     }  # fmt: skip
     grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:
@@ -268,9 +268,9 @@ def _launch(
     )  # fmt: skip
 
 
-def _may_begin_early(plan: Plan, form: dict[str, Any]) -> bool:
+def may_begin_early(plan: Plan, form: Any) -> bool:
     """Tiles that are widened are slower for it, by up to 7 %: they have few registers to share."""
-    return not plan.splits or form["FORM"] in (widen.WIDE, widen.ROUNDED)
+    return not plan.splits or form in (widen.WIDE, widen.ROUNDED)
 
 
 def form_of(weight: Tensor) -> Any:
