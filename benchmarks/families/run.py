@@ -117,9 +117,14 @@ def missing(listed: Iterable[str], output: Path | None, prompts: Sequence[int] =
 def _kept(output: Path, asked: Settings) -> tuple[list[Step], dict[str, str], float | None]:
     """Of the record that is there: what is not measured anew, and how fast memory was read."""
     old = load(output, KIND)
-    steps = [Step(**row) for row in old.rows]
+
+    def is_anew(step: Step) -> bool:
+        is_prompt = step.method in (PROMPT, THEIR_PROMPT)
+        is_asked = step.positions in asked.prompts if is_prompt else not asked.prompts
+        return step.family in asked.families and is_asked
+
     return (
-        [step for step in steps if step.family not in asked.families],
+        [step for step in (Step(**row) for row in old.rows) if not is_anew(step)],
         {family: note for family, note in old.details["notes"].items() if family not in asked.families},
         old.details["bandwidth"],
     )

@@ -73,6 +73,10 @@ def test_a_record_is_added_to(tmp_path: Path) -> None:
     make_record(results((Step("a", PASS, 1, 1, 2.0, 1000), Step("b", PASS, 1, 1, 3.0, 900))), True).save(path)
     steps, notes, bandwidth = run._kept(path, run.Settings(("b",), adds=True))
     assert [step.family for step in steps] == ["a"] and not notes and bandwidth == 1000.0
+    old = Step("a", FUSED, 1, 1, 2.0, 1000), Step("a", PROMPT, 1, 100, 1.0), Step("a", THEIR_PROMPT, 1, 500, 1.0)
+    make_record(results(old), True).save(path)
+    assert run._kept(path, run.Settings(("a",), prompts=(500,), adds=True))[0] == list(old[:2])
+    assert run._kept(path, run.Settings(("a",), adds=True))[0] == list(old[1:])
 
 
 def test_an_interrupted_record_is_gone_on_with(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def bytes_of(weight: Tensor) -> Tensor:
 def test_it_is_the_model_that_is_loaded_first_and_quantised_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, is_tied: bool
 ) -> None:
-    monkeypatch.setattr(quantise, "AT_ONCE", 300)  # four rows of 64, two of 128
+    monkeypatch.setattr(quantise, "AT_ONCE", 300)  # less than a panel of rows: one panel at a time
     folder = saved(tmp_path, dtype, tie_word_embeddings=is_tied)
     for asked in ({"quantize": "int8"}, {"quantize": "w8a8", "quantize_head": False}):
         mine, theirs = load_model(folder, device="cpu", **asked).model, loaded_first(monkeypatch, folder, **asked)
@@ -123,3 +123,42 @@ def test_no_more_than_some_rows_are_wide_at_a_time(tmp_path: Path, monkeypatch: 
     control = TensorPeak(monkeypatch, "int8")
     loaded_first(monkeypatch, folder, quantize="int8")
     assert control.most > 0.9 * wide
+
+
+def same(mine: Any, theirs: Any) -> bool:
+    pairs = list(zip(mine.named_parameters(), theirs.named_parameters(), strict=True))
+    return all(a == b and torch.equal(bytes_of(x), bytes_of(y)) for (a, x), (b, y) in pairs)
+
+
+def test_an_embedding_of_its_own_kind_and_a_folder_without_prefixes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Matrices that are not read from a file in pieces are quantised from what was loaded."""
+    gemma, bare = tmp_path / "gemma", saved(tmp_path / "bare")
+    save(gemma, tiny_model("gemma2", vocab=VOCAB, hidden_size=64, intermediate_size=128))
+    tensors = load_file(bare / "model.safetensors")
+    without = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    save_file(without, bare / "model.safetensors", metadata={"format": "pt"})
+    for folder in (gemma, bare):
+        mine = load_model(folder, device="cpu", quantize="int8").model
+        assert same(mine, loaded_first(monkeypatch, folder, quantize="int8"))
+        assert mine.config.name_or_path == str(folder)
+
+
+def test_two_matrices_that_should_be_one_and_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers does it: what the file holds goes before what the configuration says."""
+    folder = saved(tmp_path, tie_word_embeddings=False)
+    place = folder / "config.json"
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"tie_word_embeddings": True}))
+    mine = load_model(folder, device="cpu", quantize="int8").model
+    assert mine.lm_head.weight is not mine.model.embed_tokens.weight
+    assert same(mine, loaded_first(monkeypatch, folder, quantize="int8"))
+
+
+def test_an_adapter_beside_the_weights_is_not_lost(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    (folder / piecewise.ADAPTER).write_text("{}")
+    sketch = tiny_model("llama", vocab=VOCAB, hidden_size=64, intermediate_size=128)
+    assert piecewise.PiecewiseFolder.of(folder, sketch, torch.float32) is None
+    (folder / piecewise.ADAPTER).unlink()
+    assert piecewise.PiecewiseFolder.of(folder, sketch, torch.float32) is not None

@@ -15,6 +15,7 @@ from forerun.loading import rounding
 from forerun.loading.quantise import check_scheme
 from forerun.math import scaled
 from forerun.math.scaled import SCHEMES
+from support.described import described_model
 from support.tiny import tiny_model
 
 CPU = torch.device("cpu")
@@ -50,6 +51,16 @@ def test_layers_are_rounded_and_the_rest_is_not(scheme: str, monkeypatch: pytest
             assert weight.shape == right.shape and weight.dtype == right.dtype and not weight.requires_grad
     error = float((logits(model) - logits(before)).norm() / logits(before).norm())
     assert 1e-5 < error < 0.2
+
+
+def test_routers_stay_as_they_are() -> None:
+    """LongCat's is a linear layer, whose scores the model computes in float32."""
+    model = copy.deepcopy(described_model("longcat_flash"))
+    rounding.round_weights(model, "int8", CPU, "tiny")
+    kinds = {name: type(weight) for name, weight in model.named_parameters()}
+    assert all(kind is torch.nn.Parameter for name, kind in kinds.items() if ".router." in name)
+    assert any(kind is ScaledWeight for name, kind in kinds.items() if ".mlps." in name)
+    assert any(".router." in name for name in kinds), "a name that no longer exists would hold nothing"
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

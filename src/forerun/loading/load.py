@@ -321,6 +321,7 @@ class LoadRequest:
             None, config=config, state_dict=state, dtype=self.dtype, output_loading_info=True
         )
         _check_report(report, kind.__name__, self.source.name)
+        model.name_or_path = model.config.name_or_path = str(self.source.location)
         if (Path(self.source.location) / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(self.source.location)
         return model

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from forerun.loading.quantise import is_matrix, rows_at_once
+from forerun.loading.quantise import is_matrix, own_rows, rows_at_once
 from forerun.loading.stored import kept_half
 from forerun.loading.tensor_files import model_tensors, read_rows, read_tensor, shape_of
+
+ADAPTER = "adapter_config.json"  # as peft names it
 
 
 class PiecewiseFolder:
@@ -26,11 +29,13 @@ class PiecewiseFolder:
         self._names: dict[int, str] = {}  # of the model's parameters that are places only
 
     @classmethod
-    def of(cls, folder: Path, sketch: nn.Module, dtype: torch.dtype) -> PiecewiseFolder | None:
+    def of(cls, folder: Path, sketch: Any, dtype: torch.dtype) -> PiecewiseFolder | None:
         """For a model built on the meta device; None where transformers does more than copy tensors by their names."""
         files = model_tensors(folder)
         if files is None or get_model_conversion_mapping(sketch, add_legacy=False):
             return None
+        if (folder / ADAPTER).is_file() or getattr(sketch.config, "transformers_weights", None):
+            return None  # which transformers puts on top, or reads in their place
         modules = dict(sketch.named_modules(remove_duplicate=False))
         left = set()
         for name, path in files.items():
@@ -40,6 +45,10 @@ class PiecewiseFolder:
                 continue
             if tuple(module._parameters["weight"].shape) == shape_of(path, name):
                 left.add(name)
+        # Whether two matrices are one is for transformers to see where the files have both: places are all alike.
+        for pair in getattr(sketch, "all_tied_weights_keys", {}).items():
+            if files.keys() >= set(pair):
+                left -= set(pair)
         return cls(files, frozenset(left), dtype)
 
     def state(self) -> dict[str, Tensor]:
@@ -58,8 +67,11 @@ class PiecewiseFolder:
         self._names = {id(weight): name for name, weight in named if name in self.left}
 
     def rows(self, weight: Tensor) -> Iterator[Tensor]:
-        """The rows of a parameter that is a place, some at a time."""
-        name = self._names[id(weight)]
+        """The rows of a parameter, some at a time: from its file, unless it is more than a place."""
+        name = self._names.get(id(weight))
+        if name is None:
+            yield from own_rows(weight)
+            return
         yield from read_rows(self._files[name], name, rows_at_once(weight.shape[1]))
 
     def fill(self, model: nn.Module, keeps_halves: bool) -> None:

@@ -21,6 +21,7 @@ from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.kernels import why_not_numba
 from forerun.kernels.cpu.narrow import NarrowWeight, narrow_parameter
 from forerun.loading import rounding
+from forerun.loading.routers import routers
 from forerun.math.blocks import BlockFormat, format_named
 from forerun.math.integer import encode_rows, row_format
 from forerun.math.panels import PANEL, encode_panels, panel_format
@@ -85,7 +86,7 @@ def quantise(
             _refuse_blocks(weight, asked, name)
             held.append(weight)
             is_eight = with_head is None and scheme != INTEGER_GROUPS and id(weight) in ends
-            made[id(weight)] = _quantised(weight, EIGHT_BITS if is_eight else scheme, asked, rows_of or _own_rows)
+            made[id(weight)] = _quantised(weight, EIGHT_BITS if is_eight else scheme, asked, rows_of or own_rows)
         module._parameters["weight"] = made[id(weight)]
     if not made:
         raise InvalidArgument(f"{asked}: no linear layer of {name!r} has a multiple of {GROUP} inputs; leave it out")
@@ -114,7 +115,7 @@ def matrices(model: nn.Module, without: nn.Module | None = None) -> list[Tensor]
 
 
 def _holders(model: nn.Module, without: nn.Module | None) -> list[tuple[nn.Module, Tensor]]:
-    left_out = set() if without is None else set(without.modules())
+    left_out = routers(model) | (set() if without is None else set(without.modules()))
     found = [(module, module._parameters.get("weight")) for module in model.modules() if module not in left_out]
     return [
         (module, weight)
@@ -133,7 +134,7 @@ def rows_at_once(size: int) -> int:
     return max(1, AT_ONCE // size // PANEL) * PANEL
 
 
-def _own_rows(weight: Tensor) -> Iterator[Tensor]:
+def own_rows(weight: Tensor) -> Iterator[Tensor]:
     for some in (weight.raw if isinstance(weight, NarrowWeight) else weight.detach()).split(
         rows_at_once(weight.shape[1])
     ):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from forerun.errors import InvalidArgument
 from forerun.kernels.scaled import ScaledWeight
+from forerun.loading.routers import routers
 from forerun.math.scaled import GROUPS, SCHEMES, Scheme, concatenated, rounded_weight
 
 AT_ONCE = 1 << 24  # numbers of a weight that are float32 at a time
@@ -50,10 +51,10 @@ def round_weights(model: Any, scheme: str, device: torch.device, name: str, with
 
 
 def _linear_layers(model: Any, with_head: bool) -> Iterator[tuple[str, nn.Linear]]:
-    """Those that are torch's own; routers of experts are no such layers."""
-    head = None if with_head else model.get_output_embeddings()
+    """Those that are torch's own, but for routers of experts."""
+    head, left_out = None if with_head else model.get_output_embeddings(), routers(model)
     for path, module in model.named_modules():
-        if type(module) is nn.Linear and module is not head:
+        if type(module) is nn.Linear and module is not head and module not in left_out:
             yield path, module
 
 

@@ -56,15 +56,16 @@ def panel_format(size: int) -> BlockFormat:
 
 def panel_parts(raw: Tensor) -> tuple[Tensor, Tensor]:
     """[N, 4 + K] bytes -> numbers [N, K] int8 and scales [N] float32."""
-    panels = raw.reshape(len(raw) // PANEL, -1)
+    size = raw.shape[1]
+    panels = raw.reshape(len(raw) // PANEL, PANEL * size)
     scales = panels[:, : SCALE * PANEL].contiguous().view(torch.float32).flatten()
     quads = panels[:, SCALE * PANEL :].view(torch.int8).unflatten(1, (-1, PANEL, QUAD))
-    return quads.transpose(1, 2).reshape(len(raw), -1), scales
+    return quads.transpose(1, 2).reshape(len(raw), size - SCALE), scales
 
 
 def look_up(raw: Tensor, ids: Tensor) -> Tensor:
     """The rows of these ids [n], float32 [n, K]."""
     panels = raw.view(len(raw) // PANEL, -1).index_select(0, ids // PANEL)  # which refuses negative ids
     own = torch.arange(len(ids)) * PANEL + ids % PANEL
-    numbers, scales = panel_parts(panels.view(-1, raw.shape[1]))
+    numbers, scales = panel_parts(panels.view(len(ids) * PANEL, raw.shape[1]))
     return scales[own, None] * numbers[own]

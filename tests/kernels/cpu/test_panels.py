@@ -29,7 +29,7 @@ from forerun.kernels.cpu.narrow import NarrowWeight, held, row_address
 from forerun.kernels.cpu.share import share
 from forerun.loading.quantise import quantise
 from forerun.math.integer import NEGLIGIBLE
-from forerun.math.panels import encode_panels, panel_format, panel_linear, panel_parts
+from forerun.math.panels import encode_panels, look_up, panel_format, panel_linear, panel_parts
 from forerun.models.scorer import Scorer
 from support.tiny import tiny_model
 
@@ -174,3 +174,9 @@ def test_matrices_of_odd_outputs_keep_float_activations() -> None:
         kinds["model.layers.0.mlp.up_proj.weight"] == "Q8_0"
         and kinds["model.layers.0.self_attn.q_proj.weight"] == "I8_32"
     )
+
+
+def test_no_ids_at_all() -> None:
+    weights = torch.randn(32, 64)
+    assert panel_parts(encode_panels(weights)[:0])[0].shape == (0, 64)
+    assert look_up(encode_panels(weights), torch.zeros(0, dtype=torch.long)).shape == (0, 64)
