@@ -85,8 +85,8 @@ class Engine:
     Up to `join_tokens` tokens of new prompts are taken along by the round they arrive in; the others are encoded before
     it, which is better where a long prompt would be padding for hundreds of other rows.
 
-    Beside rows that decode, a step encodes at most `prompt_tokens` tokens of newcomers' prompts, so that nobody waits
-    for the whole prompt of another; None chooses by the device.
+    Beside rows that decode, a step encodes at most `prompt_tokens` tokens of newcomers' prompts, those that its round
+    takes along included, so that nobody waits for the whole prompt of another; None chooses by the device.
 
     With `compile`, rounds on a CUDA device are recorded as graphs where they can be (`engine.device`). With `ahead`,
     the next of them is then sent off before a step returns, so its draft lengths are asked for a little early.
@@ -830,8 +830,10 @@ class Engine:
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
                 self.target.begin(row.number, row.history[:-1])
             text, unread = (row.request.prompt, row.request.source), row.history[self.target.length(row.number) :]
-            if copies[text] == 1 and len(unread) <= join and self._may_join(row):
+            if copies[text] == 1 and len(unread) <= min(join, room) and self._may_join(row):
                 join -= len(unread)
+                room -= len(unread)
+                self._prompt_room -= len(unread)
                 row.is_reading = False
             elif text in begun:
                 fed.append((row, unread[:-1]))
