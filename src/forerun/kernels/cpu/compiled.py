@@ -7,8 +7,16 @@ infinity keep their meaning.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
 
-from numba import njit
+from numba import cfunc, njit, types
 
 compiled = partial(njit, nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
+
+
+@cache
+def called_by_address(product: Callable[..., None]) -> Any:
+    """A product of nine whole numbers (addresses, strides, sizes) as others call it: by its `address`, and kept."""
+    return cfunc(types.void(*(types.int64,) * 9), cache=True)(product)

@@ -8,15 +8,15 @@ machines that have none of them, give the same bits.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from forerun.kernels.cpu.compiled import called_by_address
 from forerun.kernels.cpu.memory import Floats, pointer
 from forerun.kernels.cpu.tile import LINE, MOST_TOKENS, ROWS, ahead_of, prefetch, whole
 from forerun.kernels.cpu.widen import F32, I8, I16, I32, I64, IS_X86, WIDEST, floats
@@ -221,12 +221,7 @@ def _product(
     _rounded_product(w, numbers, scales, out, out_stride, first, last)
 
 
-@cache
-def _compiled() -> Any:
-    return cfunc(types.void(*(types.int64,) * 9), cache=True)(_product)
-
-
 def product_address() -> int:
     """Where the product begins, compiled first where it is not yet."""
-    address: int = _compiled().address
+    address: int = called_by_address(_product).address
     return address

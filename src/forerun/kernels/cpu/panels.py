@@ -8,16 +8,16 @@ plain multiplications; all give the same sums.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from forerun.kernels.cpu.compiled import called_by_address
 from forerun.kernels.cpu.integer import TO_ROUND
 from forerun.kernels.cpu.memory import Floats
 from forerun.kernels.cpu.tile import AHEAD, LINE, prefetch, whole
@@ -284,12 +284,7 @@ def _product(
     _rounded_product(w, x, x_stride, numbers, scales, offsets, out, out_stride, tokens, size, first, last)
 
 
-@cache
-def _compiled() -> Any:
-    return cfunc(types.void(*(types.int64,) * 9), cache=True)(_product)
-
-
 def product_address() -> int:
     """Where the product begins, compiled first where it is not yet."""
-    address: int = _compiled().address
+    address: int = called_by_address(_product).address
     return address
