@@ -1,11 +1,9 @@
-"""The engine by itself under a load that `forerun bench serve` sends: no server, no thread, no client."""
+"""The engine by itself under a load that clients have sent before: no server, no thread, no client."""
 
 from __future__ import annotations
 
-import random
 import time
-from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from forerun.bench.serve.load import Level
 from forerun.bench.serve.samples import Counts, Sample
@@ -13,23 +11,18 @@ from forerun.engine import Engine, Request
 
 
 class BareLoad:
-    """Requests by number, at the times at which `run_level` sends them; samples are there as soon as begun."""
+    """Requests by number, each at the time at which a client has sent it; samples are there as soon as begun.
+
+    Of a fixed number at a time, a next request that came the moment another ended would always meet the beginning of a
+    round, and wait less than any client's can: clients hear of an end while the next round is under way.
+    """
 
     def __init__(
-        self,
-        engine: Engine,
-        level: Level,
-        request_of: Callable[[int], Request],
-        requests: int,
-        seconds: float,
-        rng: random.Random,
+        self, engine: Engine, level: Level, request_of: Callable[[int], Request], sent: Sequence[float]
     ) -> None:
-        self.engine, self.level, self._request_of = engine, level, request_of
-        self._requests, self._seconds, self._rng = requests, seconds, rng
+        self.engine, self.level = engine, level
+        self._request_of, self._sent = request_of, sent
         self._running: dict[int, Sample] = {}  # by handle
-        self._number = 0  # of the next request
-        self._starts = level.load.starts
-        self._due = 0.0  # when the next comes, where arrivals are at random
         self._started = 0.0
 
     @property
@@ -37,37 +30,30 @@ class BareLoad:
         return time.perf_counter() - self._started
 
     @property
-    def _is_over(self) -> bool:
-        return self._number == self._requests or self._now > self._seconds
+    def _number(self) -> int:
+        """Of the next request."""
+        return len(self.level.samples)
 
     def run(self) -> None:
         self._started = time.perf_counter()
         self.engine.arrivals = self._add_due  # whoever comes during a round is heard of as an AsyncEngine hears of it
         try:
-            while not (self._is_over and self.engine.is_idle):
+            while self._number < len(self._sent) or not self.engine.is_idle:
                 self._add_due()
                 if not self.engine.is_idle:
                     self._step()
                     self.level.seconds = self._now
-                elif not self._is_over:
-                    time.sleep(max(self._due - self._now, 0.0))  # of a fixed number, one is always due here
+                else:
+                    time.sleep(max(self._sent[self._number] - self._now, 0.0))
         finally:
             self.engine.arrivals = None
 
     def _add_due(self) -> None:
-        """All that would have been sent by now."""
-        while not self._is_over and self._is_due():
-            sample = Sample(self._now if self._starts else self._due)
+        """All that were sent by now."""
+        while self._number < len(self._sent) and self._sent[self._number] <= self._now:
+            number, sample = self._number, Sample(self._sent[self._number])
             self.level.samples.append(sample)
-            self._running[self.engine.add(self._request_of(self._number))] = sample
-            self._number += 1
-            if self.level.load.rate is not None:
-                self._due += self._rng.expovariate(self.level.load.rate)
-
-    def _is_due(self) -> bool:
-        if self._starts:
-            return len(self._running) < bisect(self._starts, self._now)
-        return self._due <= self._now
+            self._running[self.engine.add(self._request_of(number))] = sample
 
     def _step(self) -> None:
         progress, now = self.engine.step(), self._now

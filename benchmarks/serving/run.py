@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -86,6 +85,7 @@ def _run(
     reporter.say(f"built and warmed up after {perf_counter() - started:.1f} s")
     model = ServedModel.of(decoder, tokenizer, NAME, created=0, drafter_name="draft model")
     measured: list[Measurement] = []
+    sent: dict[str, list[float]] = {}  # when clients' requests were, by the level's name
 
     def keep(one: Measurement) -> None:
         measured.append(one)
@@ -97,23 +97,16 @@ def _run(
             url = servers.url(decoder, model)
             record = ask(url, _options(settings, loads, modes), Path(folder) / "client.json")
         for level in levels_of(record, loads):
+            sent[level.name] = [sample.arrived for sample in level.samples]
             keep(summarize(HTTP, level))
 
     def bare(settings: ServeSettings, load: Load, mode: str) -> None:
         servers.stop()
         bodies, level = Bodies(settings, (), NAME), Level(load, mode, [])
-
-        @cache
-        def request_of(number: int) -> Request:
-            body = bodies.body(number, mode)
-            (request,) = completion_requests(CompletionBody(**body), [body["prompt"]], model)
-            return request
-
-        for one in measured:  # what clients have sent is made before: that takes nothing of the server's engine either
-            if (one.by, one.load, one.drafts) == (HTTP, load.name, mode):
-                deque(map(request_of, range(one.requests + one.failed)), maxlen=0)
-        rng = random.Random(settings.seed)
-        BareLoad(decoder.engine, level, request_of, settings.requests, settings.seconds, rng).run()
+        times = sent[level.name]
+        # What clients have sent is made before: that takes nothing of the server's engine either.
+        requests = [_request(bodies.body(number, mode), model) for number in range(len(times))]
+        BareLoad(decoder.engine, level, requests.__getitem__, times).run()
         keep(summarize(BARE, level))
 
     def save(outcome: Outcome) -> Record:
@@ -148,6 +141,12 @@ def _groups(asked: Settings) -> Iterator[tuple[ServeSettings, list[Load], Sequen
             yield streams, [Load(concurrency=count, ramp=asked.ramp) for count in counts], MODES, are_bare
     if asked.rates:
         yield rates, [Load(rate=rate) for rate in asked.rates], MODES[:1], True
+
+
+def _request(body: dict[str, Any], model: ServedModel) -> Request:
+    """What the server makes of it."""
+    (request,) = completion_requests(CompletionBody(**body), [body["prompt"]], model)
+    return request
 
 
 def _options(settings: ServeSettings, loads: Sequence[Load], modes: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import time
 from pathlib import Path
 
 import pytest
@@ -18,19 +18,21 @@ from forerun.measure.record import load
 from support.tiny import tiny_model
 
 
-@pytest.mark.parametrize("asked", (Load(concurrency=2), Load(concurrency=2, ramp=1200.0), Load(rate=200.0)))
-def test_the_engine_alone_gets_every_request_once(asked: Load) -> None:
+@pytest.mark.parametrize("sent", ([0.0] * 5, [0.0, 0.0, 0.05, 0.3, 0.3]))
+def test_the_engine_alone_gets_every_request_once_and_when_it_was_sent(sent: list[float]) -> None:
     engine = SpeculativeDecoder(tiny_model("llama"), None).engine
-    level, most = Level(asked, "on", []), list[int]()
+    level, asked = Level(Load(concurrency=2), "on", []), list[float]()
+    started = time.perf_counter()
 
     def request_of(number: int) -> Request:
-        most.append(sum(sample.e2e is None for sample in level.samples))
+        asked.append(time.perf_counter() - started)
         return Request(prompt=(1, 2, 3), max_new_tokens=2 + number, request_id=number)
 
-    BareLoad(engine, level, request_of, 5, 60.0, random.Random(0)).run()
+    BareLoad(engine, level, request_of, sent).run()
     assert [sample.tokens for sample in level.samples] == [2, 3, 4, 5, 6] and engine.is_idle
     assert all(sample.is_good and sample.counts is not None for sample in level.samples)
-    assert asked.concurrency is None or max(most) == (1 if asked.ramp else 2), "the second stream begins much later"
+    assert [sample.arrived for sample in level.samples] == sent, "waits count from the sending"
+    assert all(at >= due for at, due in zip(asked, sent, strict=True)), "none is known of before"
     assert engine.arrivals is None and summarize(BARE, level).tokens_per_round == 1.0
 
 

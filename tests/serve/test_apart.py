@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from forerun.config import SamplingParams
 from forerun.engine import FinishReason, Request, Stats
 from forerun.serve.apart import remote
 from forerun.serve.apart.host import EngineHost
-from forerun.serve.apart.remote import RemoteBackend
+from forerun.serve.apart.remote import RemoteBackend, RemoteStream
 from forerun.serve.apart.wire import Abort, Answer, Beginning, Ended, Failed, Frames, Look, Round, Submit, pack, receive
 from forerun.serve.backend import LocalBackend, State
 from forerun.serve.errors import ApiError
@@ -98,6 +99,27 @@ def test_tokens_that_are_held_back_come_without_a_further_round(monkeypatch: pyt
             began = loop.time()
             assert len(await stream.gathered()) == 1
         assert 0.1 < loop.time() - began < 5, "the first at once, the second a fifth of a second later"
+
+    played(play)
+
+
+def test_whoever_has_read_nothing_is_told_first() -> None:
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        read: list[int] = []
+
+        async def reader(stream: RemoteStream) -> None:
+            while await stream.gathered():
+                read.append(stream.number)
+
+        streams = [backend.submit(REQUEST) for _ in range(4)]
+        readers = [asyncio.create_task(reader(stream)) for stream in streams]
+        for gainers in ((0, 1), (0, 1, 2, 3)):
+            engine.sendall(pack(Round([(number, *GAIN[1:]) for number in gainers], [])))
+            while len(read) < 2 + 4 * (len(gainers) == 4):
+                await asyncio.sleep(0.01)
+        assert read == [0, 1, 2, 3, 0, 1]
+        engine.sendall(pack(Round([], [replace(ENDED, number=number) for number in range(4)])))
+        await asyncio.gather(*readers)
 
     played(play)
 

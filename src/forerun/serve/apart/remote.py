@@ -227,9 +227,11 @@ class RemoteBackend(Backend, asyncio.Protocol):
             stream.end(**how)
 
     def _wake_due(self) -> None:
-        """Readers of fresh streams, unless they were woken too short a time ago: then a timer does it."""
+        """Readers of fresh streams, unless they were woken too short a time ago: then a timer does it. Those first
+        that wait the longest, and before them those who have read nothing: a round of 64 rows takes ms to write."""
         now, pace = self._loop.time(), len(self._streams) / MOST_WAKES
-        for stream in [stream for stream in self._fresh.values() if now >= stream.woken + pace]:
+        due = [stream for stream in self._fresh.values() if now >= stream.woken + pace]
+        for stream in sorted(due, key=lambda stream: stream.woken):
             del self._fresh[stream.number]
             stream.woken = now
             stream.wake()
