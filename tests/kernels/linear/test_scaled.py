@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from forerun.kernels.linear import many_rows, norms
 from forerun.kernels.linear import project as kernel
+from forerun.kernels.linear.device import BYTES
 from forerun.kernels.linear.project import Plan
 from forerun.kernels.linear.rounding import round_rows
 from forerun.kernels.scaled import ScaledWeight
@@ -26,7 +27,7 @@ from support.interpreter import DEVICE, kernel_tests
 pytestmark = kernel_tests()
 
 WIDTH, OUTPUTS = 160, 44
-SMALL, CUT, ONE = Plan(16, 32, 4, 2, 1), Plan(16, 64, 4, 2, 3), Plan(4, 64, 4, 1)
+SMALL, CUT, ONE = Plan(16, 32, 4, 2, 1), Plan(16, 64, 4, 2, 3), Plan(16, 64, 1, 1)
 NAMES = list(SCHEMES)
 
 
@@ -62,6 +63,14 @@ def test_project(name: str, rows: int, plan: Plan) -> None:
     bias, residual = torch.randn(OUTPUTS, device=DEVICE), torch.randn(rows, OUTPUTS, device=DEVICE)
     got = kernel.project(x, weight, bias, None, residual, plan=plan)
     check(got, reference_of(x, weight, bias) + residual)
+
+
+def test_a_thread_adds_up_bytes_that_it_has_read_itself() -> None:
+    """Where lanes add up each other's products, each may round its own in another place, and all write a result."""
+    plans = [ONE, kernel.ONE_ROW_OF_BYTES, kernel.ONE_ROW_OF_BYTES_IN_PAIRS, kernel.ONE_ROW_OF_BYTES_IN_MORE_PAIRS]
+    halves = [ONE, kernel.ONE_ROW_OF_HALF_BYTES]
+    for plan, each in [*((plan, 1) for plan in (*plans, kernel.ONE_ROUNDED_ROW)), *((plan, 2) for plan in halves)]:
+        assert plan.block_n * plan.block_k // each >= BYTES.value * 32 * plan.warps
 
 
 @pytest.mark.parametrize("name", NAMES)
