@@ -124,6 +124,33 @@ def test_whoever_has_read_nothing_is_told_first() -> None:
     played(play)
 
 
+def test_others_get_a_turn_while_many_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "AT_ONCE", 2)
+
+    async def play(backend: RemoteBackend, engine: socket.socket) -> None:
+        read: list[int] = []
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, lambda: (ours.recv(1), read.append(-1)))
+
+        async def reader(stream: RemoteStream) -> None:
+            await stream.gathered()
+            theirs.send(b"!")  # as a request that comes while all are written to
+            read.append(stream.number)
+
+        streams = [backend.submit(REQUEST) for _ in range(6)]
+        readers = [asyncio.create_task(reader(stream)) for stream in streams]
+        await asyncio.sleep(0)
+        engine.sendall(pack(Round([(number, *GAIN[1:]) for number in range(6)], [])))
+        await asyncio.gather(*readers)
+        loop.remove_reader(ours)
+        ours.close()
+        theirs.close()
+        assert [number for number in read if number >= 0] == list(range(6)) and read.index(-1) < 6
+
+    played(play)
+
+
 def test_whoever_leaves_is_told_on_and_whoever_stays_hears_that_the_engine_has_gone() -> None:
     async def play(backend: RemoteBackend, engine: socket.socket) -> None:
         lost = asyncio.Event()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from forerun.engine.device.capture import Work, capture
+from forerun.models.bodies.rehearsal import rehearsal
 
 DOUBLING = 128  # rows up to which scratch memory doubles; beyond that memory is dearer than recording anew
 
@@ -33,6 +35,18 @@ class Recorder:
             return work
         started = time.perf_counter()
         self.rehearse(work, state)
+        try:
+            replay = self._captured(work)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # perhaps of a layer that launches what no layer of its kind has
+            self.rehearse(work, state, whole=True)
+            replay = self._captured(work)
+        self.num_recordings += 1
+        self.seconds += time.perf_counter() - started
+        return replay
+
+    def _captured(self, work: Work) -> Work:
         torch.cuda.synchronize(self.device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         try:
@@ -40,8 +54,6 @@ class Recorder:
         except Exception:
             self._pool = None  # torch takes the failed capture into it for one that goes on, and refuses the next
             raise
-        self.num_recordings += 1
-        self.seconds += time.perf_counter() - started
         return replay
 
     def num_bytes(self) -> int:
@@ -51,10 +63,14 @@ class Recorder:
         segments = torch.cuda.memory_snapshot()
         return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool))
 
-    def rehearse(self, work: Work, state: Sequence[Tensor]) -> None:
-        """Run once uncaptured: kernels are compiled and lazy buffers made while that is still allowed."""
+    def rehearse(self, work: Work, state: Sequence[Tensor], whole: bool = False) -> None:
+        """Run once uncaptured, a layer of each kind or the whole of it.
+
+        Kernels are compiled and lazy buffers made while that is still allowed.
+        """
         before = [tensor.clone() for tensor in state]
-        work()
+        with nullcontext() if whole else rehearsal():
+            work()
         for tensor, old in zip(state, before, strict=True):
             tensor.copy_(old)
 

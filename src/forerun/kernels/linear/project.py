@@ -63,8 +63,8 @@ LONG_SUMS, LONG_SUMS_OUTPUTS = 8192, 3072
 RESIDENT, RESIDENT_CUT = 2, 1  # programs of MORE_ROWS, of MORE_ROWS_CUT that a multiprocessor has room for
 WITHOUT_TENSOR_CORES = Plan(32, 32, 4, 3, 1)  # float32: so much code that a large tile would take long to compile
 # Weights of 8 and 4 bits. One row is rounded by the kernel itself where outputs do not come in pairs; where they do,
-# that was measured slower than tensor cores behind a launch that norms and rounds. A thread has at least as many bytes of
-# a tile of one row as it adds up by itself: lanes that added up each other's products would round each in another place.
+# that was measured slower than tensor cores behind a launch that norms and rounds. Of a tile of one row a thread has at
+# least as many bytes as it adds up by itself: lanes that add up each other's products round each in another place.
 ONE_ROW_OF_BYTES = Plan(8, 512, 2, 4)
 ONE_ROW_OF_BYTES_IN_PAIRS = Plan(8, 512, 2, 3)
 ONE_ROW_OF_BYTES_IN_MORE_PAIRS = Plan(16, 512, 2, 2)

@@ -40,6 +40,7 @@ from forerun.models.bodies.description import (
     Mlp,
 )
 from forerun.models.bodies.merging import Product, expert_weights, merged, why_not_merged
+from forerun.models.bodies.rehearsal import is_rehearsal, layers_of_each_kind
 from forerun.types import RaggedRows
 
 Angles = tuple[Tensor, Tensor]  # cosines and sines [N, T] of the new tokens
@@ -157,6 +158,8 @@ class GpuBody(DescribedBody):
         for index, layer in enumerate(self.layers):
             attention = layer.says.attention
             pool = cache.layer(index, *self._like)
+            if is_rehearsal() and index not in self._rehearsed:
+                continue
             turn = self._still if attention.angles is None else angles[attention.angles]
             seen = reach if reach.window == attention.window else replace(reach, window=attention.window)
             weight = None if layer.says.is_parallel else layer.qkv.weight  # else the MLP takes the same
@@ -261,6 +264,7 @@ class GpuBody(DescribedBody):
 
     def _take_weights(self) -> None:
         self.layers = [_with_weights(layer, self.model.device, self._group) for layer in self.decoder.layers]
+        self._rehearsed = layers_of_each_kind(self.layers)
         like = self.decoder.norm.weight
         sizes = self.decoder.head_size, self.decoder.value_size or self.decoder.head_size
         self._like = tuple(like.new_empty(0, self.decoder.num_key_heads, size) for size in sizes)

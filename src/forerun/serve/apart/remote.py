@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import count
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ from forerun.types import Origin
 MOST_WAKES = 6000
 """Times a second that streams are told of tokens, all together: more chunks than that take all of a core, and then new
 requests wait. The first tokens of a stream and its end are never held back."""
+AT_ONCE = 16  # readers that are woken before the event loop looks at what else has come, new requests above all
 PATIENCE = 10.0  # seconds for the engine's process to say how it is: it may be compiling
 
 
@@ -227,20 +229,22 @@ class RemoteBackend(Backend, asyncio.Protocol):
             stream.end(**how)
 
     def _wake_due(self) -> None:
-        """Readers of fresh streams, unless they were woken too short a time ago: then a timer does it. Those first
-        that wait the longest, and before them those who have read nothing: a round of 64 rows takes ms to write."""
+        """Readers of fresh streams, unless they were woken too short a time ago: then a timer does it.
+
+        Whoever waits longest comes first, and before them those who have read nothing. A round of 64 rows takes ten
+        milliseconds to write: a few at a time, then the loop looks at what else has come.
+        """
         now, pace = self._loop.time(), len(self._streams) / MOST_WAKES
         due = [stream for stream in self._fresh.values() if now >= stream.woken + pace]
-        for stream in sorted(due, key=lambda stream: stream.woken):
+        for stream in nsmallest(AT_ONCE, due, key=lambda stream: stream.woken):
             del self._fresh[stream.number]
             stream.woken = now
             stream.wake()
-        if self._fresh and self._timer is None:
-            self._timer = self._loop.call_later(pace, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        self._wake_due()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = (
+            self._loop.call_later(0.0 if len(due) > AT_ONCE else pace, self._wake_due) if self._fresh else None
+        )
 
     def _hang_up(self) -> None:
         if self._timer is not None:
