@@ -9,43 +9,90 @@ from typing import Any
 from forerun.result import decode_text
 
 UNFINISHED = "\ufffd"  # how tokenizers show bytes that are not yet a character
+LEAST_CONTEXT, MOST_CONTEXT = 4, 64  # tokens: a character has up to four bytes; where there are none, no more help
 
 
 class StreamDecoder:
     """Text of a growing sequence: a piece comes out once later tokens cannot change it.
 
     Only a short window is decoded: from the start of the piece before, since some tokenizers treat the first token of a
-    sequence differently, to the newest token.
+    sequence differently, to the newest token. However tokens are cut into pushes, the text is the same: that of
+    `decode_text`, but for bytes that are no character. Where those follow a character that is written in bytes as well,
+    some tokenizers give up that character too; here it is out by then, and stays.
+
+    With `context` the sequence goes on from those tokens, whose own text does not come out.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, context: Sequence[int] = ()) -> None:
         self._decode = decoder_of(tokenizer)
         self.tokens: list[int] = []
-        self._start = 0  # of the window
-        self._done = 0  # tokens whose text is out
+        self._window = self._end_of(context)
+        self._done = len(self._window)  # tokens of the window whose text is out ...
+        self._before = self._decode(self._window)  # ... and that text
 
     def push(self, *tokens: int) -> str:
         """The text that became certain with these tokens; empty in the middle of a character."""
-        known = len(self.tokens)
         self.tokens += tokens
-        for end in range(len(self.tokens), known, -1):
-            text = self._text(end)
-            if not text.endswith(UNFINISHED):
-                return self._take(text, end)
-        return ""
+        known = len(self._window)
+        self._window += tokens
+        for end in range(len(self._window), known, -1):
+            text = self._new(end)
+            if UNFINISHED not in text:
+                rest = self._window[end:]
+                del self._window[end:]
+                return self._take(text) + self._push_each(rest) if rest else self._take(text)
+        del self._window[known:]
+        return self._push_each(tokens)
 
     def finish(self) -> str:
         """What is left, unfinished or not."""
-        return self._take(self._text(len(self.tokens)), len(self.tokens))
+        return self._take(self._new(len(self._window)))
 
-    def _take(self, text: str, end: int) -> str:
-        before = self._text(self._done)
-        if self._done < end:
-            self._start, self._done = self._done, end
-        return text[len(before) :]
+    def _push_each(self, tokens: Sequence[int]) -> str:
+        """Among bytes that are no character, what comes out must not depend on what was pushed together."""
+        texts = []
+        for token in tokens:
+            self._window.append(token)
+            if not (text := self._new(len(self._window))).endswith(UNFINISHED):
+                texts.append(self._take(text))
+        return "".join(texts)
 
-    def _text(self, end: int) -> str:
-        return self._decode(self.tokens[self._start : end])
+    def _take(self, text: str) -> str:
+        """Give out all of the window; it begins anew with the last tokens that have text as the first of a sequence."""
+        if text:
+            start, before = self._done, self._decode(self._window[self._done :])
+            has_text = bool(before)
+            while start and not has_text:
+                start -= 1
+                before = self._decode(self._window[start:])
+                has_text = bool(before) and UNFINISHED not in before
+            del self._window[:start]
+            self._before = before
+        else:  # thousands of special tokens are not to be decoded again and again
+            self._window[self._done :] = [token for token in self._window[self._done :] if not self._is_silent(token)]
+        self._done = len(self._window)
+        return text
+
+    def _new(self, end: int) -> str:
+        """The window's text up to `end` that is not out."""
+        text = self._decode(self._window[:end])
+        if not text.startswith(self._before):  # characters became bytes again
+            return self._decode(self._window[self._done : end])
+        return text[len(self._before) :]
+
+    def _is_silent(self, token: int) -> bool:
+        """Whether it has no text anywhere: twice in a row, one of them is not the first of a sequence."""
+        return not self._decode([token, token])
+
+    def _end_of(self, context: Sequence[int]) -> list[int]:
+        """As much of it as has text, whole characters if there are: what the first new token follows."""
+        size = LEAST_CONTEXT
+        while size < len(context):
+            text = self._decode(list(context[-size:]))
+            if text and (UNFINISHED not in text or size >= MOST_CONTEXT):
+                break
+            size *= 2
+        return list(context[-size:])
 
 
 def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
