@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from forerun import SamplingParams, SpeculativeDecoder
 from forerun.engine import Request
+from forerun.serve import grammar as grammars
 from forerun.serve.grammar import Grammar, make_tokenizer
 from serve.serving import Server
 from support.folders import VOCAB, byte_tokenizer
@@ -141,3 +142,52 @@ def test_a_grammar_that_runs_into_its_limits_ends_its_own_row_alone(server: Serv
         assert failing.result().status_code == 400 and failing.result().json()["error"]["code"] == "no_token"
     alone = server.complete("abc", max_tokens=60, temperature=0, ignore_eos=True)
     assert beside["choices"][0]["text"] == alone["choices"][0]["text"]
+
+
+MANY_STATES = r"(.|\n)*(a(.|\n){12}b)?(.|\n)*"
+"""Everything is allowed, but to follow it takes a state for every pattern of the last thirteen characters."""
+
+
+@pytest.fixture
+def few_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 50_000, "step_max_items": 20_000}
+    monkeypatch.setattr(grammars, "LIMITS", LLParserLimits(**limits, max_lexer_states=50))
+
+
+def allowed(matcher: LLMatcher, output: list[int]) -> int:
+    """How many tokens may follow, as a matcher says that has seen nothing else; 0 where that is too much for it."""
+    assert all(matcher.try_consume_tokens([token]) for token in output) or len(output) > 40
+    bits = matcher.compute_bitmask()
+    return 0 if matcher.is_error() else sum(byte.bit_count() for byte in bits)
+
+
+def test_behind_a_token_that_is_too_much_for_the_grammar_there_is_none(few_states: None) -> None:
+    text = LLMatcher.grammar_from_regex(MANY_STATES)
+    grammar, prompt = Grammar(text, "guided_regex", GUIDE, frozenset({0})), [5, 6]
+    plain, varied = TOKENIZER("c").input_ids, TOKENIZER("aababbbaabbabaa" * 4).input_ids
+
+    def free(processor: Any, history: list[int], drafted: list[int]) -> list[int]:
+        masked = processor.along([*prompt, *history], drafted, torch.zeros(len(drafted) + 1, VOCAB))
+        return torch.isfinite(masked).sum(dim=-1).tolist()
+
+    alone = [allowed(LLMatcher(GUIDE, text, limits=grammars.LIMITS), varied[:size]) for size in range(len(varied) + 1)]
+    assert alone[0] and not alone[-1]
+    for size, number in enumerate(alone):  # whatever texts before it have used up
+        assert free(grammar.processor(2), varied[:size], []) == [number]
+    processor = grammar.processor(2)
+    along = free(processor, [], varied)
+    assert along[0] == alone[0] and set(along) == {alone[0], 0} and not along[-1]
+    assert sorted(along, reverse=True) == along, "what follows a place without tokens has none either"
+    assert free(processor, plain, []) == [0], "it has begun anew once"
+    assert free(grammar.processor(2), plain, [*varied])[0] == alone[0]
+
+
+def test_what_others_used_up_does_not_end_a_text(server: Server, few_states: None) -> None:
+    """Copies of a matcher share its lexer: a text that is too much for it must not take the others' grammar away."""
+    bias = {str(token): 100.0 for token in TOKENIZER("ab").input_ids}
+    body = {"prompt": "abba", "max_tokens": 60, "seed": 1, "guided_regex": MANY_STATES, "stop": ["cc"]}
+    for _ in range(2):
+        answer = server.post("/v1/completions", **body, logit_bias=bias)
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "no_token", answer.text
+        short = server.complete(**body, logit_bias={str(TOKENIZER("c").input_ids[0]): 100.0})
+        assert short["choices"][0]["finish_reason"] == "stop" and short["choices"][0]["text"] == ""

@@ -14,6 +14,7 @@ import llguidance.hf
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
 from torch import Tensor
 
 from forerun.serve.errors import refused
@@ -36,39 +37,74 @@ class Grammar:
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=LIMITS)
         if is_wrong or messages:
             raise refused(param, f"cannot be followed: {messages[0].splitlines()[0] if messages else 'invalid'}")
-        self._matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
+        self.text, self._tokenizer, self._stop_ids = text, tokenizer, sorted(stop_ids)
+        self._matcher = self._compiled()
         self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise refused(param, "cannot be followed: it is too large, or no text is ever complete")
-        self.text, self._stop_ids = text, sorted(stop_ids)
+
+    def matcher(self) -> LLMatcher:
+        """At the beginning of a text. Copies share what their lexer has worked out, and how much more it may."""
+        return self._matcher.deep_copy()
+
+    def renewed(self) -> LLMatcher:
+        """The same, and for all who come later, where other texts have used up what the lexer may work out."""
+        self._matcher = self._compiled()
+        return self.matcher()
 
     def processor(self, prompt_length: int) -> GrammarProcessor:
-        return GrammarProcessor(self, self._matcher.deep_copy(), prompt_length, self._stop_ids)
+        return GrammarProcessor(self, prompt_length, self._stop_ids)
+
+    def _compiled(self) -> LLMatcher:
+        return LLMatcher(self._tokenizer, self.text, log_level=0, limits=LIMITS)
 
 
 class GrammarProcessor:
     """A logits processor for one sequence. It follows the text it is shown, forwards and backwards."""
 
-    def __init__(self, grammar: Grammar, matcher: LLMatcher, prompt_length: int, stop_ids: Sequence[int]) -> None:
-        self.grammar, self._matcher = grammar, matcher
+    def __init__(self, grammar: Grammar, prompt_length: int, stop_ids: Sequence[int]) -> None:
+        self.grammar, self._matcher = grammar, grammar.matcher()
         self._prompt_length, self._stop_ids = prompt_length, list(stop_ids)
         self._seen: list[int] = []  # what the matcher has consumed
+        self._is_lost = False  # the matcher has run into its limits, and says nothing any more
+        self._is_renewed = False
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return self.along(input_ids[0].tolist(), (), scores.clone())
 
     def along(self, history: Sequence[int], drafted: Sequence[int], logits: Tensor) -> Tensor:
-        """`logits` [n, V] where the first position follows `history`, and each later one a token of `drafted` more."""
-        if not self._go_to(list(history[self._prompt_length :])):
-            return logits  # behind a draft token that is rejected: never reached
-        for place in range(len(logits)):
-            logits[place].masked_fill_(self._forbidden(logits), -torch.inf)
-            if place < len(drafted) and not self._consume(drafted[place]):
-                break
+        """`logits` [n, V] where the first position follows `history`, and each later one a token of `drafted` more.
+
+        Positions behind a draft token that is rejected stay as they are: they are never reached. Where the matcher runs
+        into its limits there is no next token: this row ends with an error if it gets there, the others go on.
+        """
+        output = list(history[self._prompt_length :])
+        masks = self._masks(output, drafted, *logits.shape)
+        if self._is_lost and not self._is_renewed:  # perhaps by other texts, or by drafts that were not kept
+            self._matcher, self._seen = self.grammar.renewed(), []
+            self._is_lost, self._is_renewed = False, True  # once: others wait meanwhile
+            masks = self._masks(output, drafted, *logits.shape)
+        for place, allowed in enumerate(masks):
+            logits[place].masked_fill_(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
+        if self._is_lost:
+            logits[len(masks) :] = -torch.inf
         return logits
 
+    def _masks(self, output: list[int], drafted: Sequence[int], number: int, size: int) -> list[NDArray[np.bool_]]:
+        """[V] for each position, as far as the grammar can be followed along the draft."""
+        masks: list[NDArray[np.bool_]] = []
+        if self._is_lost or not self._go_to(output):
+            return masks
+        while len(masks) < number and (allowed := self._allowed(size)) is not None:
+            masks.append(allowed)
+            if len(masks) <= len(drafted):
+                token = drafted[len(masks) - 1]
+                if not allowed[token] or not self._consume(token):
+                    break
+        return masks
+
     def _go_to(self, output: list[int]) -> bool:
-        """Bring the matcher to `output`; False where the grammar does not allow it."""
+        """Bring the matcher to `output`; False where the grammar does not allow it, or it is lost on the way."""
         pairs = zip(self._seen, output, strict=False)
         same = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(self._seen), len(output)))
         if surplus := len(self._seen) - same:
@@ -78,29 +114,31 @@ class GrammarProcessor:
 
     def _consume(self, token: int) -> bool:
         """One at a time: what an end token means depends on how calls are split."""
-        if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([token]):
+        if self._matcher.is_stopped():
+            return False
+        if not self._matcher.try_consume_tokens([token]):
+            # Where the limits are the reason, the matcher sees it only when it is asked for what may follow.
+            self._matcher.compute_bitmask()
+            self._is_lost = self._matcher.is_error()
             return False
         self._seen.append(token)
         return True
 
-    def _forbidden(self, logits: Tensor) -> Tensor:
-        """[V] bool. Once the text is complete and nothing may follow, only end tokens are left.
-
-        A matcher that has run into its limits has no next token: this row ends with an error, the others go on.
-        """
-        size = logits.shape[1]
+    def _allowed(self, size: int) -> NDArray[np.bool_] | None:
+        """[V]. Once the text is complete and nothing may follow, only end tokens are left. None where it is lost."""
         allowed = np.zeros(size, dtype=bool)
         has_ended = self._matcher.is_stopped()
         mask = None if has_ended else self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            return torch.ones(size, dtype=torch.bool, device=logits.device)
+        self._is_lost = self._matcher.is_error()
+        if self._is_lost:
+            return None
         if mask is None:
             allowed[self._stop_ids] = True
         else:
             bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
             known = min(size, len(bits))
             allowed[:known] = bits[:known]
-        return torch.from_numpy(~allowed).to(logits.device)
+        return allowed
 
 
 def make_tokenizer(tokenizer: Any, vocab_size: int, stop_ids: frozenset[int]) -> LLTokenizer:
