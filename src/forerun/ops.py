@@ -40,7 +40,7 @@ from forerun.math.ragged_attention import Reach
 from forerun.math.routing import Router
 from forerun.math.row_options import RowOptions
 from forerun.math.sample import Sample
-from forerun.math.scaled import RoundedRows, Scheme, rounded_rows
+from forerun.math.scaled import RoundedRows, RoundedWeight, Scheme, rounded_rows
 from forerun.math.skinny import Activation, Heads, LayerNorm, Norm
 from forerun.math.verify import CustomRule, TargetLaw
 from forerun.types import Draft, Keys, LawParams, Rule, Verdict
@@ -365,9 +365,15 @@ def _why_not_few_rows(
     """Why the library multiplies; None where the rows are few enough for a kernel to be faster."""
     if reason := why_not_triton(weight.device):
         return reason
+    from forerun.kernels.linear import measured
     from forerun.kernels.linear import project as kernel
 
-    return kernel.why_not(x, weight, fused, in_pairs)
+    if reason := kernel.why_not(x, weight, fused, in_pairs):
+        return reason
+    is_plain = isinstance(x, Tensor) and not isinstance(weight, RoundedWeight)
+    if is_plain and measured.prefers_library(len(x), weight, in_pairs):
+        return "the library's product was measured faster on this device"
+    return None
 
 
 def verify(

@@ -1,13 +1,7 @@
-"""What was measured on this machine, kept on disk, so that a choice costs its timing once.
-
-One JSON file for a machine and the versions that matter: other hardware, another torch or a new Forerun measure anew.
-A file that cannot be read or written is no reason to fail: then the timing is repeated.
-"""
+"""What was measured on this machine's processor, and how: `kernels.remembered` keeps it on disk."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import platform
 import time
@@ -19,27 +13,8 @@ from typing import Any
 import numba
 import torch
 
-from forerun.config import cache_folder
-from forerun.errors import ForerunError
-from forerun.files import parse_json, write_whole
+from forerun.kernels.remembered import Remembered
 from forerun.version import __version__
-
-_known: dict[str, Any] = {}
-
-
-def remembered(key: str, measure: Callable[[], Any]) -> Any:
-    """The answer to `key` from this process, from disk, or from `measure()`; answers are JSON values."""
-    if not _known:
-        _known.update(_read())
-    if key not in _known:
-        _known[key] = measure()
-        _write(_known)
-    return _known[key]
-
-
-def known() -> dict[str, Any]:
-    """All answers so far, of this process and on disk; nothing is measured."""
-    return {**_read(), **_known}
 
 
 def seconds(candidates: Mapping[str, Callable[[], object]], repeats: int = 4) -> dict[str, float]:
@@ -77,32 +52,5 @@ def _processor() -> str:
     return f"{platform.machine()} {platform.processor()}"
 
 
-def path() -> Path:
-    """The file for this machine."""
-    threads = f"{torch.get_num_threads()} threads"
-    name = hashlib.sha256(json.dumps([machine(), threads], sort_keys=True).encode()).hexdigest()[:16]
-    return cache_folder() / "cpu" / f"{name}.json"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        stored = parse_json(path().read_text(encoding="utf-8"))["measured"]
-        return dict(stored)
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _write(known: dict[str, Any]) -> None:
-    """Beside, then renamed; what another process has added meanwhile stays."""
-    try:
-        path().parent.mkdir(parents=True, exist_ok=True)
-        content = {"machine": machine(), "measured": {**_read(), **known}}
-        text = json.dumps(content, indent=1, sort_keys=True)
-        write_whole(path(), lambda beside: beside.write_text(text, encoding="utf-8"))
-    except (OSError, ForerunError):
-        return
-
-
-def forget() -> None:
-    """Drop what this process knows, for tests and after the number of threads has changed."""
-    _known.clear()
+_answers = Remembered("cpu", machine, lambda: f"{torch.get_num_threads()} threads")
+remembered, known, forget, path = _answers.get, _answers.known, _answers.forget, _answers.path

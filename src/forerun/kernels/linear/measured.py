@@ -1,0 +1,84 @@
+"""Few-row products on devices that the tiles of `project` were not chosen on: theirs or the library's, by the clock.
+
+Timed once a shape and device, and remembered on disk. Where the tiles were chosen by measuring, nothing is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from forerun.kernels.linear import norms, project
+from forerun.kernels.remembered import Remembered
+from forerun.version import __version__
+
+CHOSEN_ON = frozenset({(9, 0)})  # compute capabilities
+CLEARLY = 1.1  # times as fast: products that are about level are ours, whatever the moment of timing says
+LAUNCHES, REPEATS = 10, 5  # in one CUDA graph, so that no launch waits for the host; the best replay counts
+
+
+def prefers_library(rows: int, weight: Tensor, in_pairs: bool) -> bool:
+    """Whether torch's product of so many rows with a plain weight was measured clearly faster on its device."""
+    if weight.device.type != "cuda" or _is_chosen_on(weight.device):
+        return False
+    rows = next(most for most in project.ROWS if rows <= most)
+    key = f"{rows} rows, {tuple(weight.shape)}, {weight.dtype}{', in pairs' if in_pairs else ''}"
+    answers = _answers(weight.device)
+    if torch.cuda.is_current_stream_capturing() and key not in answers.known():
+        return False  # whoever records rehearses first
+    found = answers.get(key, lambda: _times(rows, weight, in_pairs))
+    return found["kernel"] is None or found["library"] * CLEARLY < found["kernel"]
+
+
+@cache
+def _is_chosen_on(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) in CHOSEN_ON
+
+
+@cache
+def _answers(device: torch.device) -> Remembered:
+    told = {
+        "device": torch.cuda.get_device_name(device), "torch": torch.__version__, "triton": triton.__version__,
+        "forerun": __version__,
+    }  # fmt: skip
+    return Remembered("gpu", lambda: told)
+
+
+def _times(rows: int, weight: Tensor, in_pairs: bool) -> dict[str, float | None]:
+    """Microseconds of each; None for a kernel that the device cannot run."""
+    x = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    works: dict[str, Callable[[], Any]] = {
+        "kernel": lambda: project.gate(x, weight) if in_pairs else project.project(x, weight),
+        "library": lambda: norms.gated(F.linear(x, weight)) if in_pairs else F.linear(x, weight),
+    }
+    try:
+        works["kernel"]()
+        torch.cuda.synchronize(weight.device)
+    except Exception:  # more shared memory than it has, or an instruction that it lacks
+        works.pop("kernel")
+    with torch.cuda.device(weight.device):
+        found = {name: round(_microseconds(work), 2) for name, work in works.items()}
+    return {"kernel": None, **found}
+
+
+def _microseconds(work: Callable[[], Any]) -> float:
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(LAUNCHES):
+            work()
+    best = float("inf")
+    for _ in range(REPEATS + 1):  # the first loads the graph
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end))
+    return 1e3 * best / LAUNCHES
