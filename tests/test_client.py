@@ -93,6 +93,15 @@ def test_addresses_keys_and_models() -> None:
             asyncio.run(ApiClient(server.url).model("three"))
 
 
+def test_keys_that_a_header_cannot_hold_are_refused() -> None:
+    for key in ("Schl\u00fcssel", "a\r\nHost: b", "  "):
+        with pytest.raises(InvalidArgument, match="of ASCII"):
+            ApiClient("http://127.0.0.1:1", api_key=key)
+    with api_server(lambda call: whole({"data": [{"id": "one"}]})) as server:
+        asyncio.run(ApiClient(server.url, api_key=" sesame\n").model())
+        assert server.calls[0].headers["authorization"] == "Bearer sesame"
+
+
 def test_whoever_leaves_a_stream_closes_it() -> None:
     async def leave(url: str) -> int:
         client = ApiClient(url)

@@ -90,6 +90,19 @@ def above(settings: object, low: float, *names: str, remedy: str = "") -> None:
     _check_fields(settings, names, lambda value: value > low, f"must be above {low}", remedy)
 
 
+def finite(settings: object, *names: str) -> None:
+    """Raise where one of these fields is without end: whoever has no limit leaves it out, or gives a large one."""
+    _check_fields(settings, names, math.isfinite, "must be finite", "")
+
+
+def header_key(name: str, key: str) -> str:
+    """A key as a header can hold it, without the blanks around it that files leave. The message does not repeat it."""
+    bare = key.strip()
+    if not bare or not bare.isascii() or not bare.isprintable():
+        raise InvalidArgument(f"{name}: must be letters, digits and signs of ASCII: clients cannot send anything else")
+    return bare
+
+
 def _check_fields(
     settings: object, names: Sequence[str], good: Callable[[float], bool], rule: str, remedy: str
 ) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from forerun.arguments import header_key
 from forerun.errors import InvalidArgument, ServerError, first_line
 
 CONNECT_SECONDS = 10.0
@@ -95,7 +96,7 @@ class ApiClient:
         self._port = port or (443 if parts.scheme == "https" else 80)
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._key = api_key
+        self._key = header_key("api_key", api_key) if api_key else None
         self._idle: list[Connection] = []
 
     async def get(self, path: str) -> Any:

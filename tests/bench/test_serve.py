@@ -201,6 +201,10 @@ def test_counters_of_other_servers_are_not_guessed() -> None:
     ("settings", "message"),
     (
         ({"rates": (0.0,)}, "above 0"),
+        ({"seconds": math.inf}, "must be finite"),
+        ({"seconds": math.nan}, "above 0"),
+        ({"temperature": math.inf}, "must be finite"),
+        ({"goodput": ("ttft:inf",)}, "ttft:500"),
         ({"speculation": ("maybe",)}, "on, off"),
         ({"goodput": ("speed:3",)}, "ttft:500"),
         ({"goodput": ("ttft:soon",)}, "ttft:500"),

@@ -13,6 +13,6 @@ class Command:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, *arguments: str, stdin: str | None = None, **environment: str) -> Result:
+    def __call__(self, *arguments: str, stdin: str | bytes | None = None, **environment: str) -> Result:
         place = [] if "--help" in arguments else ["--device", "cpu", "--offline"]
         return CliRunner(env=environment).invoke(cli, [self.name, *place, *arguments], input=stdin)

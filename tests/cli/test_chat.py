@@ -48,11 +48,24 @@ def test_reset_forgets(chat: Command, target: str) -> None:
 
 
 def test_commands(chat: Command, target: str) -> None:
-    result = chat("-m", target, *SHORT, stdin="/help\n/sats\n/system\n/system be brief\nhi\n/stats\n/quit\nnot heard\n")
+    result = chat("-m", target, *SHORT, stdin="/help\n/system\n/system be brief\nhi\n/stats\n/quit\nnot heard\n")
     told = result.stderr
-    for words in ("forget the conversation", "Did you mean /stats?", "Set it with", "starts anew", "8 in 8 rounds"):
+    for words in ("forget the conversation", "Set it with", "starts anew", "8 in 8 rounds"):
         assert words in told
     assert result.stdout == chat("-m", target, "-q", *SHORT, "--system", "be brief", stdin="hi\n").stdout
+
+
+def test_an_unknown_command_of_a_pipe_is_a_turn_without_an_answer(chat: Command, target: str) -> None:
+    result = chat("-m", target, "-q", *SHORT, stdin="/etc/fstab is what?\nhello\n/sats\n")
+    assert result.exit_code == 1
+    answer = chat("-m", target, "-q", *SHORT, stdin="hello\n").stdout
+    assert result.stdout == f"\n{answer}\n"
+    assert "turn 1: no command /etc/fstab" in result.stderr and "Did you mean /stats?" in result.stderr
+
+
+def test_a_pipe_that_is_no_text_is_refused(chat: Command, target: str) -> None:
+    result = chat("-m", target, "-q", *SHORT, stdin=b"hello\n\xff\xfe\n")
+    assert result.exit_code == 2 and "standard input is not text" in result.stderr
 
 
 def test_a_model_without_a_template_cannot_chat(chat: Command, bare: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import httpx
 import pytest
 
 from cli.command import Command
+from forerun.errors import InvalidArgument
 from forerun.loading import whisper
+from forerun.serve.settings import AddressSettings, ServiceSettings
 from forerun.speech.audio import RATE
 from serve.process import served
 from support.sound import babble
@@ -29,6 +32,21 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
     assert serve("--max-rows", "0").exit_code == 2
     assert "both" in serve("--ssl-keyfile", __file__).stderr
     assert "'x' does not exist" in serve("--ssl-keyfile", __file__, "--ssl-certfile", "x").stderr
+
+
+@pytest.mark.parametrize("key", ("Schl\u00fcssel", "a\nb", " \n", "\U0001f511"))
+def test_a_key_that_no_client_can_send_is_refused(key: str) -> None:
+    with pytest.raises(InvalidArgument, match="of ASCII") as refused:
+        AddressSettings(api_key=key, host="0.0.0.0")
+    assert "Schl" not in str(refused.value)
+    assert AddressSettings(api_key=" sesame\n").api_key == "sesame"
+
+
+@pytest.mark.parametrize("name", ("timeout", "drain_seconds"))
+def test_limits_end(name: str) -> None:
+    for value in (math.inf, math.nan):
+        with pytest.raises(InvalidArgument, match=name):
+            ServiceSettings(**{name: value})
 
 
 def test_what_a_whisper_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

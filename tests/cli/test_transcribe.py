@@ -146,6 +146,7 @@ def test_comparison_shows_the_same_words_and_where_the_time_went(
         (("--task", "translate"), "multilingual"),
         (("--temperature", "warm"), "numbers separated by commas"),
         (("--temperature", "-1"), "0 or above"),
+        (("--seed", str(10**30)), "from 0 to 2**63 - 1"),
         (("-d", "lokup"), "did you mean 'lookup'"),
     ],
 )

@@ -69,6 +69,9 @@ def test_commands(tmp_path: Path) -> None:
     folder = save(tmp_path, tiny_model("llama", vocab=VOCAB))
     heads = Command("generate")("--model", folder, "--tensor-parallel", "3", "abc")
     assert heads.exit_code == 2 and "do not divide by 3 processes; use 1 or 2" in heads.stderr
+    for option in ("--quantize-head", "--no-quantize-head"):
+        rounded = Command("generate")("--model", folder, "--tensor-parallel", "2", option, "abc")
+        assert rounded.exit_code == 2 and f"{option}: a model split over processes" in rounded.stderr
     odd = save(
         tmp_path / "odd", tiny_model("llama", vocab=VOCAB, hidden_size=48, num_attention_heads=3, num_key_value_heads=3)
     )

@@ -43,7 +43,7 @@ class Server:
         self, service: Service | SpeechService, decoder: SpeculativeDecoder | None, url: str, key: str | None
     ) -> None:
         self.service, self.decoder, self.url = service, decoder, url
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        headers = {} if key is None else {"Authorization": f"Bearer {key.strip()}"}
         self.client = httpx.Client(base_url=url, headers=headers, timeout=60)
 
     def post(self, path: str, **body: Any) -> httpx.Response:

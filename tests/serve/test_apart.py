@@ -23,7 +23,20 @@ from forerun.engine import FinishReason, Request, Stats
 from forerun.serve.apart import remote
 from forerun.serve.apart.host import EngineHost
 from forerun.serve.apart.remote import RemoteBackend, RemoteStream
-from forerun.serve.apart.wire import Abort, Answer, Beginning, Ended, Failed, Frames, Look, Round, Submit, pack, receive
+from forerun.serve.apart.wire import (
+    Abort,
+    Answer,
+    Beginning,
+    Drain,
+    Ended,
+    Failed,
+    Frames,
+    Look,
+    Round,
+    Submit,
+    pack,
+    receive,
+)
 from forerun.serve.backend import LocalBackend, State
 from forerun.serve.errors import ApiError
 from forerun.serve.model import ServedModel
@@ -204,6 +217,23 @@ def told(connection: socket.socket, number: int) -> dict[int, Any]:
     while len(found) < number:
         found |= {message.number: message for message in receive(connection).messages}
     return found
+
+
+def test_what_is_heard_before_the_beginning_waits_for_it() -> None:
+    """A signal that comes while the model is loaded: the other process reads one beginning, then what it means."""
+    decoder, (ours, theirs) = make_decoder(), socket.socketpair()
+    model = ServedModel.of(decoder, byte_tokenizer(), "tiny", 0)
+    host = EngineHost(LocalBackend(decoder), model, ours)
+    host.drain()
+    beginning = Beginning(model, ServiceSettings(), AddressSettings(), is_split=False)
+    thread = threading.Thread(target=host.run, args=(beginning, print))
+    with ours, theirs:
+        thread.start()
+        theirs.settimeout(30)
+        (first,), (second,) = receive(theirs).messages, receive(theirs).messages
+        theirs.shutdown(socket.SHUT_RDWR)
+        thread.join(30)
+    assert isinstance(first, Beginning) and second == Drain(False) and not thread.is_alive()
 
 
 def test_an_engine_ends_what_it_decodes_when_nobody_listens() -> None:

@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import yaml
+
 from cli.command import Command
 from serve.serving import Server
 
@@ -30,3 +32,13 @@ def test_commands_have_the_options_they_are_given() -> None:
         assert started
         options = [option for line in started for option in re.findall(r"--[a-z-]+", line)]
         assert not [option for option in options if option not in told]
+
+
+def test_volumes_are_mounted_where_the_user_may_write() -> None:
+    """Docker makes a mount point that the image lacks, and makes it root's."""
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    mounted = {volume.split(":")[1] for volume in compose["services"]["forerun"]["volumes"]}
+    as_root, _, _ = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").partition("\nUSER forerun\n")
+    folders = dict(re.findall(r"(\w+)=(/home/forerun/\w+)", as_root))
+    (made,) = re.findall(r"install -d -o forerun -g forerun (.+)", as_root)
+    assert mounted and mounted == {folders[name] for name in re.findall(r"\$\{(\w+)\}", made)}

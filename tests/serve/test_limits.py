@@ -144,6 +144,13 @@ def test_keys() -> None:
             assert httpx.get(server.url + path).status_code == 200
 
 
+def test_blanks_around_a_key_are_not_part_of_it() -> None:
+    with running(key=f" {KEY}\n") as server:
+        for sent in (KEY, f" {KEY}"):
+            answer = httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {sent}"})
+            assert answer.status_code == 200
+
+
 def test_whoever_leaves_frees_the_row() -> None:
     body = {"prompt": "abc", "max_tokens": 1900, "temperature": 0, "ignore_eos": True}
     with running(max_rows=2) as server:

@@ -95,6 +95,7 @@ def test_silence_has_no_words(speech_server: Server) -> None:
         ({"response_format": "xml"}, 400, "response_format", "verbose_json"),
         ({"prompt": "names"}, 400, "prompt", "no such field"),
         ({"stream": "true"}, 400, "stream", "false"),
+        ({"seed": str(10**30)}, 400, "seed", "less than"),
         ({"temperature": "2"}, 400, "temperature", "less than"),
         ({"timestamp_granularities[]": "word"}, 400, "timestamp_granularities.0", "segment"),
         ({"timestamp_granularities[]": "segment"}, 400, "timestamp_granularities", "verbose_json"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from forerun.arguments import above, at_least, refuse
+from forerun.arguments import above, at_least, finite, refuse
 from forerun.config import Kernels, kernels
 
 
@@ -91,6 +92,7 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_sizes", "prompt_length")
         above(self, 0, "seconds")
+        finite(self, "seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,7 @@ class ServeSettings:
         at_least(self, 0, "temperature", remedy="0 is greedy")
         at_least(self, 0, "ramp", remedy="0 sends the first of all streams at once")
         above(self, 0, "seconds")
+        finite(self, "temperature", "ramp", "seconds")  # a record is JSON, which has no infinity
         if self.ramp and self.rates and self.concurrency is None:
             refuse("ramp", self.ramp, "is of --concurrency, which is not asked for")
         if self.ramp >= self.seconds:
@@ -163,6 +166,6 @@ class ServeSettings:
                 found[name] = float(value) / 1000
             except ValueError:
                 name = ""
-            if name not in ("ttft", "tpot", "e2e") or not found[name] > 0:
+            if name not in ("ttft", "tpot", "e2e") or not 0 < found[name] < math.inf:
                 refuse("goodput", self.goodput, "write milliseconds such as ttft:500,tpot:50,e2e:5000")
         return found

@@ -48,7 +48,7 @@ def chat(ctx: click.Context, /, **options: Any) -> None:
     """Talk to a model. /help lists commands; Ctrl-C stops an answer, Ctrl-D leaves.
 
     From a pipe every line is a turn, and only the answers go to standard output. A turn that does not fit the model's
-    context is answered by an empty line; standard error says why, and the exit code is 1.
+    context, and an unknown command, is answered by an empty line; standard error says why, and the exit code is 1.
     """
     from forerun.cli.console import err_console, out_console
 

@@ -64,6 +64,9 @@ def load(options: dict[str, Any], console: Console, encoder_decoder: bool = Fals
         asked: dict[str, Any] = {"encoder_decoder": encoder_decoder, **rounding}
         if is_split(size) and asked["quantize"] is not None:
             raise InvalidArgument(f"--quantize {asked['quantize']}: a model split over processes is not quantised")
+        if is_split(size) and asked["quantize_head"] is not None:
+            option = "--quantize-head" if asked["quantize_head"] else "--no-quantize-head"
+            raise InvalidArgument(f"{option}: a model split over processes is not quantised; leave it out")
         draft: dict[str, Any] = {"option": "--draft", "quantize": options.get("draft_quantize"), **place}
         _check_draft_split(options, size)
         if is_split(size):  # first, because other ranks go no further than this

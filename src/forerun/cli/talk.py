@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from forerun.errors import InvalidArgument
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -88,9 +90,18 @@ class Talk(ABC):
         elif command == "/help":
             self.say("\n".join(f"{name:<9}{what}" for name, what in COMMANDS.items()))
         else:
-            near = difflib.get_close_matches(command, COMMANDS, n=1)
-            self.say(f"No command {command}. {f'Did you mean {near[0]}?' if near else '/help lists them.'}")
+            self._know_no(command)
         return True
+
+    def _know_no(self, command: str) -> None:
+        """Behind a pipe the line may have been meant for the model, and whoever waits for its answer is told."""
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else "/help lists them."
+        if sys.stdin.isatty():
+            self.say(f"No command {command}. {hint}")
+        else:
+            self.turns += 1
+            self.refuse(f"no command {command}. {hint} A line that begins with / is one.")
 
     def _set_system(self, text: str) -> None:
         if not text:
@@ -104,7 +115,10 @@ class Talk(ABC):
 def _lines() -> Iterator[str]:
     """What the user types, or the lines of a pipe."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        try:
+            yield from sys.stdin
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"standard input is not text ({error.reason})") from error
         return
     import readline  # noqa: F401  (input() then knows arrow keys and history)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.arguments import above, at_least, refuse
+from forerun.arguments import above, at_least, finite, header_key, refuse
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ROWS = {"cuda": 128, "cpu": 16}
@@ -34,6 +34,8 @@ class AddressSettings:
 
     def __post_init__(self) -> None:
         """Refuse what would listen where nobody meant it to."""
+        if self.api_key:
+            object.__setattr__(self, "api_key", header_key("api_key", self.api_key))
         if not 0 <= self.port < 65536:
             refuse("port", self.port, "must be from 0 to 65535")
         if self.host not in LOOPBACK and not self.api_key and not self.allow_anyone:
@@ -68,6 +70,7 @@ class ServiceSettings:
         at_least(self, 1, "max_rows", "max_body_bytes")
         at_least(self, 0, "max_queued", "max_queued_tokens", "drain_seconds")
         above(self, 0, "timeout")
+        finite(self, "timeout", "drain_seconds")
 
     def rows(self, device: str) -> int:
         """Sequences that decode at a time on such a device."""

@@ -37,7 +37,7 @@ class TranscriptionForm(BaseModel):
     )
     timestamp_granularities: list[Literal["segment"]] | None = None
     stream: Literal["false"] | None = Field(None, description="Not offered: transcripts are given whole.")
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @property
     def settings(self) -> SpeechSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from forerun.arguments import integer
 from forerun.errors import InvalidArgument
 from forerun.speech.languages import language_code
 
@@ -40,6 +41,7 @@ class SpeechSettings:
     def __post_init__(self) -> None:
         if not self.temperature or any(t < 0 for t in self.temperature):
             raise InvalidArgument(f"temperature={self.temperature}: give one or more numbers, 0 or above")
+        integer("seed", self.seed, 0, remedy="must be from 0 to 2**63 - 1")
         if self.task not in (None, "transcribe", "translate"):
             raise InvalidArgument(f"task={self.task!r}: choose transcribe or translate")
         if self.no_speech_threshold is not None and self.logprob_threshold is None:

@@ -73,12 +73,11 @@ class EngineHost:
         self._compiling: set[int] = set()
         self._pool = ThreadPoolExecutor(HELPERS, "forerun-helper")
         self._grammar = lru_cache(MOST_GRAMMARS)(self._compile)
-        self._writer = threading.Thread(target=self._write, name="forerun-writer", daemon=True)
 
     def run(self, beginning: Beginning, on_ready: Callable[[str], None]) -> None:
         """Until the other side has gone; then nothing is decoded any more."""
-        self._writer.start()
-        self.out.put(beginning)
+        writer = threading.Thread(target=self._write, args=(beginning,), name="forerun-writer", daemon=True)
+        writer.start()
         frames = Frames()
         try:
             with suppress(ConnectionError):
@@ -92,7 +91,7 @@ class EngineHost:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self.backend.close(drain=False)
             self.out.put(None)
-            self._writer.join()
+            writer.join()
             with suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)  # whatever ended this, the other side hears of it
 
@@ -153,8 +152,12 @@ class EngineHost:
         else:
             self.out.put(Answer(asked.number, found))
 
-    def _write(self) -> None:
-        """All that there is to tell at once: usually the gains of one round, while the device works on the next."""
+    def _write(self, beginning: Beginning) -> None:
+        """All that there is to tell at once: usually the gains of one round, while the device works on the next.
+
+        The beginning comes first and by itself: a signal may have been heard before it, and what it means waits.
+        """
+        self._send(Round([], [beginning]))
         is_open = True
         while is_open:
             gains: list[Gain] = []
@@ -169,5 +172,8 @@ class EngineHost:
                     item = self.out.get_nowait()
                 is_open = False
             if gains or messages:
-                with suppress(OSError):  # nobody is there any more; `run` has noticed, or will
-                    self.connection.sendall(pack(Round(gains, messages)))
+                self._send(Round(gains, messages))
+
+    def _send(self, message: Round) -> None:
+        with suppress(OSError):  # nobody is there any more; `run` has noticed, or will
+            self.connection.sendall(pack(message))
