@@ -24,23 +24,32 @@ class Remembered:
         """`machine`: what a measurement depends on; `state`: what else it depends on and may change meanwhile."""
         self._folder, self._machine, self._state = folder, machine, state
         self._known: dict[str, Any] = {}
+        self._doubtful: dict[str, Any] = {}
 
-    def get(self, key: str, measure: Callable[[], Any]) -> Any:
-        """The answer to `key` from this process, from disk, or from `measure()`; answers are JSON values."""
+    def get(self, key: str, measure: Callable[[], Any], is_sound: Callable[[], bool] = lambda: True) -> Any:
+        """The answer to `key` from this process, from disk, or from `measure()`; answers are JSON values.
+
+        One that is not sound by `is_sound()`, asked afterwards, serves this process alone.
+        """
         if not self._known:
             self._known.update(self._read())
-        if key not in self._known:
-            self._known[key] = measure()
-            self._write()
-        return self._known[key]
+        if key not in self._known and key not in self._doubtful:
+            answer = measure()
+            if is_sound():
+                self._known[key] = answer
+                self._write()
+            else:
+                self._doubtful[key] = answer
+        return self._known[key] if key in self._known else self._doubtful[key]
 
     def known(self) -> dict[str, Any]:
         """All answers so far, of this process and on disk; nothing is measured."""
-        return {**self._read(), **self._known}
+        return {**self._doubtful, **self._read(), **self._known}
 
     def forget(self) -> None:
         """Drop what this process knows, for tests and after `state` has changed."""
         self._known.clear()
+        self._doubtful.clear()
 
     def path(self) -> Path:
         """The file for this machine."""
@@ -57,7 +66,7 @@ class Remembered:
         """Beside, then renamed; what another process has added meanwhile stays."""
         try:
             self.path().parent.mkdir(parents=True, exist_ok=True)
-            content = {"machine": self._machine(), "measured": self.known()}
+            content = {"machine": self._machine(), "measured": {**self._read(), **self._known}}
             text = json.dumps(content, indent=1, sort_keys=True)
             write_whole(self.path(), lambda beside: beside.write_text(text, encoding="utf-8"))
         except (OSError, ForerunError):
