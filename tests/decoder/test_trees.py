@@ -231,6 +231,8 @@ def test_settings_are_checked() -> None:
     for settings in ({"nodes": 0}, {"width": 1.5}, {"siblings": "best"}):
         with pytest.raises(InvalidArgument):
             Tree(DraftModel(model), **settings)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="nodes=129: must be an integer from 1 to 128; every node is a position"):
+        Tree(DraftModel(model), nodes=129)
     with pytest.raises(InvalidArgument, match="PromptLookup"):
         Tree(PromptLookup())
     with pytest.raises(InvalidArgument, match="stop_below"):

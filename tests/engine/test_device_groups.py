@@ -12,6 +12,7 @@ from pytest import MonkeyPatch
 from transformers import ForcedEOSTokenLogitsProcessor, SuppressTokensAtBeginLogitsProcessor
 
 from engine.device_engines import CUT, GREEDY, SAMPLED, InPython, engine, finish, flown, requests, texts
+from forerun.cache.base import CacheFull
 from forerun.engine import Engine, Request
 from forerun.engine import engine as engine_module
 from forerun.engine.host_share import MOST_ROUNDS, SHARE, HostShare
@@ -171,6 +172,31 @@ def test_the_devices_last_row_leaves_while_its_round_is_under_way() -> None:
     assert late in {entry.row for _ in range(3) for entry in made.step()}, "nobody waits for that round"
     got = finish(made)
     assert got[1] == want[1] and got[2] == want[2]
+
+
+def test_a_row_that_found_no_room_and_was_given_up_grounds_nobody(monkeypatch: MonkeyPatch) -> None:
+    """While it waits for room nothing is sent off early; once it has left, rounds are again."""
+    asked = requests(3, new=40)
+    asked[1] = in_python(asked[1])
+    want, run = texts(engine(False), asked), engine_module.run_on_host
+    made = engine(True)
+    handles = [made.add(request) for request in asked]
+
+    def full(batch: Sequence[Row], *given: Any, **named: Any) -> Any:
+        if named["runner"].has_pending:
+            raise CacheFull("no room beside the others")
+        return run(batch, *given, **named)
+
+    monkeypatch.setattr(engine_module, "run_on_host", full)
+    assert made.runner is not None
+    while not made._is_crowded:
+        made.step()
+    made.abort(handles[1])
+    made.step()
+    made.step()
+    assert made.runner.has_pending, "the next round is on its way"
+    got = finish(made)
+    assert (got[0], got[2]) == (want[0], want[2])
 
 
 @pytest.mark.slow

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from engine.device_engines import Rehearsing
+from forerun.cache.base import CacheFull
 from forerun.cache.paged import PagedCache
+from forerun.engine.device.capture import Work
 from forerun.engine.device.prompt_passes import CHUNKS, PIECE, PIECES, PromptPasses, why_not
+from forerun.errors import ForerunWarning
 from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticRows
 from support.recompute import check, recomputed
@@ -112,6 +115,40 @@ def test_several_short_prompts_run_together(monkeypatch: pytest.MonkeyPatch) -> 
     scorer.feed(list(texts), list(texts.values()))
     assert shapes == [(PIECES[1], PIECE), (PIECES[0], PIECE)], "36 to 41 pieces"
     check_rows(scorer, texts)
+
+
+@pytest.mark.parametrize("lengths", [(150,), (40,) * 12])
+def test_a_pass_that_cannot_be_recorded_costs_no_text(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the passes before it have read stays read, and the rest is read without them; said once."""
+    scorer, passes = scorer_with_passes()
+    monkeypatch.setattr("forerun.engine.device.prompt_passes.CHUNKS", (32, 64))
+    recorded, shapes = passes._recorded, list[tuple[int, ...]]()
+
+    def failing(*shape: int) -> Work:
+        shapes.append(shape)
+        if len(shapes) == 2:
+            raise RuntimeError("no such graph")
+        return recorded(*shape)
+
+    monkeypatch.setattr(passes, "_recorded", failing)
+    texts = {row: text(row, length) for row, length in enumerate(lengths)}
+    for row in texts:
+        scorer.admit(row)
+    with pytest.warns(ForerunWarning, match=r"pass over prompts could not be recorded \(RuntimeError: no such graph"):
+        scorer.feed(list(texts), list(texts.values()))
+    check_rows(scorer, texts)
+    assert scorer.recorded_feed is None and len(shapes) == 2
+    scorer.feed([0], [text(5, 20)])  # without a warning
+    check_rows(scorer, {0: [*texts[0], *text(5, 20)]})
+
+
+def test_a_recorded_pass_without_room_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, passes = scorer_with_passes()
+    scorer.admit(0)
+    monkeypatch.setattr(scorer.cache, "reserve", lambda *_: (_ for _ in ()).throw(CacheFull("no room")))
+    with pytest.raises(CacheFull):
+        scorer.feed([0], [text(1, 20)])
+    assert scorer.recorded_feed == passes.feed
 
 
 def test_control_a_pass_that_forgets_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:

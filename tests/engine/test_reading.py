@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from math import ceil
+from typing import Any
 
 import pytest
+import torch
 
 from engine.device_engines import engine as device_engine
 from forerun import DraftModel, PromptLookup
+from forerun.cache.paged import PagedCache
+from forerun.cache.ragged import RaggedCache
 from forerun.config import SamplingParams
 from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
@@ -114,14 +119,43 @@ def test_a_row_that_is_being_read_can_be_aborted() -> None:
     assert found[1] == texts(fresh)[1] and again != handle
 
 
-def test_copies_of_a_prompt_are_read_together() -> None:
-    engine = engine_of(prompt_tokens=CHUNK)
-    engine.add(request(prompts()[0], 0, tokens=30))
+@pytest.mark.parametrize("cache", [RaggedCache, lambda: PagedCache(600, torch.device("cpu"), block_size=8)])
+@pytest.mark.parametrize("known", [0, 24])
+@pytest.mark.parametrize("drafter", ["none", "feature"])
+@pytest.mark.quick(every=3)
+def test_copies_of_a_prompt_are_read_once_and_in_chunks(cache: Any, known: int, drafter: str) -> None:
+    """Nobody who decodes waits for more than a chunk, however many begin with it; the copies begin together.
+
+    Where the beginning of the prompt is `known`, because another row has it, and keys lie in blocks, that is not read.
+    """
+    asked = [request(prompts()[0], 0, tokens=30), *(request(prompts()[2], number) for number in (1, 2, 3))]
+    want = {}
+    for each in asked:
+        alone = device_engine(False, drafter=drafter, policy=2)
+        alone.add(each)
+        want |= texts(alone)
+
+    engine = device_engine(False, drafter=drafter, policy=2, cache=cache())
+    engine.prompt_tokens = CHUNK
+    if known:
+        engine.add(request([*prompts()[2][:known], 5], 9, tokens=30))
+    engine.add(asked[0])
     engine.step()
-    for number in (1, 2, 3):
-        engine.add(request(prompts()[2], number))
-    assert len(engine.step()) == 4
-    assert len(texts(engine)) == 4
+    fed, feed = list[int](), engine.target.feed
+
+    def counted(rows: Sequence[int], blocks: Sequence[Sequence[int]]) -> None:
+        fed.append(sum(map(len, blocks)))
+        feed(rows, blocks)
+
+    engine.target.feed = counted  # type: ignore[method-assign]
+    handles = {engine.add(each) for each in asked[1:]}
+    while not (gained := handles & {entry.row for entry in engine.step()}):
+        pass
+    assert gained == handles
+    is_found = known and drafter == "none" and not engine.target.cache.reads_in_place
+    assert max(fed) <= CHUNK and sum(fed) == LONG - 1 - (known if is_found else 0)
+    said = texts(engine)
+    assert {number: said[number] for number in want} == want
 
 
 def test_a_failing_pass_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,16 @@ from engine.device_engines import CUT, SAMPLED, Texts, engine, finish, requests,
 from forerun.cache.base import KeyValueCache
 from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
+from forerun.config import Kernels
+from forerun.drafters import DraftModel, EarlyExit, Tree
+from forerun.drafters.tree import MOST_NODES
 from forerun.engine import Engine, Request
 from forerun.engine.request import FinishReason
 from forerun.errors import InvalidArgument
+from forerun.models.scorer import Scorer
+from forerun.policy import Constant
 from forerun.types import Rule
-from support.tiny import ragged_prompts
+from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 SIZE = 8
 
@@ -254,6 +259,54 @@ def test_a_waiting_row_does_not_ground_the_others() -> None:
         made.step()
         ahead += bool(made._waiting) and made.runner.has_pending
     assert ahead > 3
+
+
+def test_a_prompt_behind_a_round_that_holds_more_than_was_counted_is_read_later() -> None:
+    """A row near its end is counted with what is left of it, its round is recorded for a longer draft: there one block
+    is missing for a newcomer whose prompt has all that were free."""
+    made = engine(True, drafter="exit", policy=16, cache=paged(160), ahead=False)
+    old = Request(prompt=tuple(i % 90 + 1 for i in range(120)), max_new_tokens=40, params=SAMPLED, seed=1)
+    made.add(old)
+    made.prompt_tokens = 65
+    while True:
+        made.step()
+        (row,) = made._running.values()
+        keys, held = len(row.history) - 1, len(made.target.cache._blocks[row.number])  # type: ignore[attr-defined]
+        counted, taken = (-(-(keys + tokens) // SIZE) for tokens in (row.remaining, 17))
+        if row.remaining < 17 and counted <= held < taken:
+            break
+    free = SIZE * made.target.cache.pool.num_available  # type: ignore[attr-defined]
+    assert 65 < free <= 2 * 65, "two chunks, the second behind a round"
+    prompt = tuple(7 * i % 89 + 1 for i in range(free))
+    new = Request(prompt=prompt, max_new_tokens=1, params=SAMPLED, seed=1, request_id=1)
+    made.add(new)
+    got = finish(made)
+    check_nothing_is_held(made)
+    assert got == texts(engine(False, drafter="exit", policy=16), [old, new])
+
+
+@pytest.mark.parametrize(("inner", "width", "depth"), [("model", 14, 3), ("exit", 14, 3), ("exit", 30, 30)])
+@pytest.mark.quick(every=2)
+def test_the_largest_trees_fit_behind_a_row_that_has_all_the_room(inner: str, width: int, depth: int) -> None:
+    """Or else it decodes plainly: a wide tree that is grown deep has asked about more guesses than it ends with."""
+    model = tiny_model("llama")
+    drafter = Tree(DraftModel(draft_of(model)) if inner == "model" else EarlyExit(1), nodes=MOST_NODES, width=width)
+    made = Engine(Scorer(model, cache=paged(96), use=Kernels.OFF), drafter, Constant(depth))
+    asked = Request(prompt=tuple(range(1, 57)), max_new_tokens=40)
+    assert texts(made, [asked])[0] == tuple(plain_greedy(model, list(asked.prompt), 40))
+    assert made.first_fault is None and made.num_preempted == 0
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.quick(every=2)
+def test_kept_rows_leave_where_they_are_in_the_way(on_device: bool) -> None:
+    """Heads listen, so that finished rows are kept whole: also a row that is alone must find room beside them."""
+    made = engine(on_device, drafter="feature", policy=2, cache=paged(64), keep_rows=4)
+    for i in range(5):
+        prompt = tuple((31 * i + 7 * place) % 89 + 1 for place in range(50))
+        asked = Request(prompt=prompt, max_new_tokens=8, params=SAMPLED, seed=1)
+        assert texts(made, [asked]) == texts(engine(False, drafter="feature", policy=2), [asked])
+        check_blocks(made)
 
 
 EVENTS = ("add", "add", "step", "step", "step", "step", "abort", "preempt", "wait")

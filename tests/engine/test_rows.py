@@ -302,3 +302,18 @@ def test_a_row_aborted_within_a_step_ends_with_that_step(which: int, spelt: int)
         assert results[handle].tokens == gained[handle] == answer(PROMPTS[number])[: len(gained[handle])]
         assert (results[handle].finish_reason is FinishReason.ABORT) == (number == which)
     assert engine.target.cache.rows == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"keep_rows": -1}, r"keep_rows=-1: must be at least 0"),
+        ({"keep_rows": 1.5}, r"keep_rows=1\.5: must be a whole number"),
+        ({"prompt_tokens": 0}, r"prompt_tokens=0: must be at least 1"),
+        ({"join_tokens": -3}, r"join_tokens=-3: must be at least 0"),
+        ({"max_rows": 0}, r"max_rows=0: must be at least 1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        engine_with(None, **settings)

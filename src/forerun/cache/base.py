@@ -20,6 +20,7 @@ from forerun.errors import ForerunError
 from forerun.kernels.scaled_keys import ScaledKeys
 from forerun.types import RaggedRows, Source
 
+STRAY = 128  # keys beyond its budget that a row which is alone may need: a tree, or rounds under way as it ends
 LONG = 64  # numbers of a range from which on a tensor of its own is made faster than a list
 
 

@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from forerun.cache.base import CacheFull, KeyValueCache, Layer, NewRow, RowsRead, ranges
+from forerun.cache.base import STRAY, CacheFull, KeyValueCache, Layer, NewRow, RowsRead, ranges
 from forerun.cache.blocks import SCRATCH, BlockPool
 from forerun.cache.ragged import RaggedCache
 from forerun.kernels.scaled_keys import ScaledKeys
@@ -28,7 +28,6 @@ from forerun.types import RaggedRows, Source
 
 BLOCK_SIZE = 128  # the most keys that an attention kernel reads at a time: a tile never straddles two blocks
 MOST_ROWS = 1024  # rows that the first table has entries for; with more it has to move
-STRAY = 128  # keys beyond its budget that a row which is alone may need: a tree, or rounds under way as it ends
 WORTH_COPYING = 16  # tokens of a block that only begins alike: fewer are encoded again, which is as fast
 
 

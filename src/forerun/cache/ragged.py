@@ -14,13 +14,12 @@ from operator import add
 import torch
 from torch import Tensor
 
-from forerun.cache.base import CacheFull, KeyValueCache, NewRow, RowsRead, ranges
+from forerun.cache.base import STRAY, CacheFull, KeyValueCache, NewRow, RowsRead, ranges
 from forerun.types import RaggedRows
 
 GRAIN = 64  # capacities are multiples of this
 GROWTH = 1.5  # a full pool grows by half, so that copying stays a constant share of writing
 AHEAD = 4096  # the most keys that memory is reserved for before anybody needs it
-STRAY = 128  # keys beyond its budget that a row which is alone may need: a tree, or rounds under way as it ends
 
 
 class RaggedCache(KeyValueCache):

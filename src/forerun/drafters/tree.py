@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from forerun.arguments import choice, integer
+from forerun.cache.base import STRAY
 from forerun.drafters.base import BranchingDrafter, Drafter, DrafterAround
 from forerun.drafters.chain import Chain
 from forerun.drafters.device_tree import DeviceTree
@@ -13,15 +14,16 @@ from forerun.errors import InvalidArgument
 from forerun.types import Draft, DraftContext, Siblings
 
 NODES, WIDTH = 12, 3
+MOST_NODES = STRAY  # for whose keys there is room behind those of a row that is alone
 
 
 class Tree(DrafterAround):
     """Proposes a small tree of tokens, grown with `inner` where its guesses are most likely to be met.
 
-    `inner` is a `DraftModel`, `FeatureHead`, `ParallelHeads` or `EarlyExit`. A tree has at most `nodes` tokens and
-    `width` children a node; the draft length that the policy asks for is its depth. `siblings` says how alternatives
-    are chosen: "top" takes the most likely, "sampled" draws them without replacement; greedy rows always take the most
-    likely. Either way the text is the target's.
+    `inner` is a `DraftModel`, `FeatureHead`, `ParallelHeads` or `EarlyExit`. A tree has at most `nodes` tokens, of
+    which there may be 128, and `width` children a node; the draft length that the policy asks for is its depth.
+    `siblings` says how alternatives are chosen: "top" takes the most likely, "sampled" draws them without replacement;
+    greedy rows always take the most likely. Either way the text is the target's.
     """
 
     def __init__(
@@ -37,7 +39,8 @@ class Tree(DrafterAround):
         super().__init__(inner)
         self.makes_trees, self.copies = True, False
         self.branching = inner
-        self.nodes = integer("nodes", nodes, 1, remedy="must be an integer >= 1")
+        remedy = f"must be an integer from 1 to {MOST_NODES}; every node is a position that the target scores"
+        self.nodes = integer("nodes", nodes, 1, MOST_NODES, remedy)
         self.width = integer("width", width, 1, remedy="must be an integer >= 1")
         self.siblings = choice("siblings", siblings, Siblings)
 

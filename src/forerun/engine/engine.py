@@ -55,7 +55,7 @@ from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy.base import Policy, wrapped
 from forerun.policy.heuristics import Constant
 from forerun.rules import AnyRule, warning
-from forerun.types import BatchView, Origin, RoundOutcome, Rule
+from forerun.types import BatchView, Origin, RoundOutcome, Rule, Source
 
 # Tokens of prompts that a step encodes beside rows that decode: as long as some rounds take.
 PROMPT_TOKENS = {"cuda": 512, "cpu": 128}
@@ -116,9 +116,11 @@ class Engine:
         strict: bool = False,
     ) -> None:
         self.target, self.rule, self.tokenizer, self.clock = target, rule, tokenizer, clock
-        self.join_tokens, self.prefixes = join_tokens, PrefixCache(keep_rows)
+        self.join_tokens = integer("join_tokens", join_tokens, 0)
+        self.prefixes = PrefixCache(integer("keep_rows", keep_rows, 0))
         self.max_rows = max_rows if max_rows is None else integer("max_rows", max_rows, 1)
-        self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
+        usual = PROMPT_TOKENS.get(target.device.type, PROMPT_TOKENS["cpu"])
+        self.prompt_tokens = usual if prompt_tokens is None else integer("prompt_tokens", prompt_tokens, 1)
         self.seconds = Seconds()
         self.run_by: Thread | None = None  # an AsyncEngine's: only this thread adds and steps
         # Adds what has come, where requests come while others decode; called within steps, too. None: none come.
@@ -142,6 +144,7 @@ class Engine:
         self.admission = Admission(self._caches)
         self.num_preempted = 0  # how often a running row had to wait again because keys ran out of room
         self._is_blocked = False  # whether the first of the waiting rows has to wait until another leaves
+        self._is_plain = False  # whether the round under way goes without drafts, because there was no room for any
         self._is_crowded = False  # whether rounds under way have left no room for one of the others
         self._prompt_room = self.prompt_tokens  # what may still be read of prompts before the next round
         self._connect(drafter, policy)
@@ -379,6 +382,7 @@ class Engine:
 
     def _round(self) -> None:
         """One round of all rows that decode. Where their keys run out of room, the newest row waits for the others."""
+        self._is_plain = False
         while batch := self._batch():
             try:
                 for done in self._run(batch):
@@ -387,14 +391,24 @@ class Engine:
                     self._run_ahead(done)
                     self._account(done.spent)  # last: what was recorded for the next round took this one's time
             except CacheFull:
-                if len(self._running) == 1:
+                if not self._make_room():
                     raise
-                self._preempt_newest()
                 if not self._unsaid:
                     continue
             places = {row.handle: place for place, row in enumerate(batch)}
             self._unsaid.sort(key=lambda entry: places.get(entry[0].handle, len(places)))
             return
+
+    def _make_room(self) -> bool:
+        """Behind a round that found none: the newest row waits, and one that is alone goes without a draft."""
+        if len(self._running) > 1:
+            self._preempt_newest()
+            return True
+        if self._is_plain:
+            return False
+        self._is_plain = True
+        self._rewind_to_history(self._running.values())
+        return True
 
     def _commit_or_undo(self, done: VerifiedRound) -> list[Progress]:
         """Rows gain their tokens, or are where they were before. Once they have them they keep them.
@@ -676,7 +690,7 @@ class Engine:
         return BatchView(
             tuple(row.number for row in batch),
             tuple(row.request.request_id for row in batch),
-            tuple(min(row.most_drafted, self._most_drafted) for row in batch),
+            tuple(0 if self._is_plain else min(row.most_drafted, self._most_drafted) for row in batch),
             self.drafting.is_mixed,
             sizes,
             next(self._round_numbers),
@@ -724,7 +738,7 @@ class Engine:
         self._let_go()
         if self._waiting and not self._running:
             self._evaluate()
-        while len(self._running) > 1 and not self._has_room():
+        while self._running and not self._has_room() and len(self._running) > 1:
             self._preempt_newest()
         self._take_in_waiting()
 
@@ -732,10 +746,13 @@ class Engine:
         """Newcomers' prompts follow the round under way at once, so that the device waits for no host in between.
 
         Where rows lie in blocks: there a new row moves no other, and no entry of the round's table writes to its keys.
+        A round may hold more memory than admission has counted, because it is recorded for longer drafts. What then
+        finds no room goes on being read: nobody can be sent away while a round is under way, but in the next step.
         """
         has_newcomers = bool(self._waiting) or any(row.is_reading for row in self._running.values())
         if has_newcomers and runner.has_pending and not (self.target.cache.reads_in_place or self.target.observers):
-            self._take_in_waiting()
+            with suppress(CacheFull):
+                self._take_in_waiting()
 
     def _take_in_waiting(self) -> None:
         """Waiting rows in their order, as long as they fit; what they have to read is read, as far as there is room."""
@@ -746,6 +763,8 @@ class Engine:
             row.is_reading = True
             self._running[row.number] = row
             self._waiting.remove(row)
+            if len(self._running) == 1:
+                self._has_room()  # or kept rows go
         self._is_blocked = bool(self._waiting)
         self.target.encode()
         if any(row.is_reading for row in self._running.values()):
@@ -817,36 +836,54 @@ class Engine:
         self.drafting.notify("rewind", list(lengths), list(lengths.values()))
 
     def _read_prompts(self) -> None:
-        """Feed prompts up to their last token, except those that the coming round can take along whole."""
+        """Feed prompts up to their last token, except those that the coming round can take along whole.
+
+        A text that several rows have is read once: the others have its keys when the first has read all of it.
+        """
         reading = [row for row in self._running.values() if row.is_reading]
-        # Equal beginnings are taken in once, before any of them runs.
-        copies = Counter((row.request.prompt, row.request.source) for row in reading)
+        texts = {row.handle: (tuple(row.history), row.request.source) for row in reading}
+        copies = Counter(texts.values())
         is_recorded = self.runner is not None and not self.runner.is_disabled
         join = 0 if is_recorded else self.join_tokens
         room = self._prompt_room if self._decoding else sys.maxsize
         fed: list[tuple[Row, list[int]]] = []
-        begun = set()  # texts of several rows that are read in this step
+        first: dict[tuple[tuple[int, ...], Source | None], Row] = {}  # that reads a text which others have as well
+        copying: list[tuple[Row, Row]] = []
         for row in reading:
+            text = texts[row.handle]
+            if text in first and self._may_copy(row):
+                copying.append((first[text], row))
+                continue
             if room > 0 and self.target.length(row.number) == 0:  # others may have read its beginning meanwhile
                 self.target.begin(row.number, row.history[:-1])
-            text, unread = (row.request.prompt, row.request.source), row.history[self.target.length(row.number) :]
+            unread = row.history[self.target.length(row.number) :]
             if copies[text] == 1 and len(unread) <= min(join, room) and self._may_join(row):
                 join -= len(unread)
                 room -= len(unread)
                 self._prompt_room -= len(unread)
                 row.is_reading = False
-            elif text in begun:
-                fed.append((row, unread[:-1]))
             elif room > 0:
-                part = unread[:-1] if copies[text] > 1 else unread[:-1][:room]
+                part = unread[:-1][:room]
                 room -= len(part)
                 self._prompt_room -= len(part)
                 fed.append((row, part))
-                begun.add(text)
+                first.setdefault(text, row)
         self.target.feed([row.number for row, _ in fed], [part for _, part in fed])
         for row, _ in fed:
             row.is_reading = self.target.length(row.number) < len(row.history) - 1
             self.target.remember(row.number, row.history)
+        for source, row in copying:
+            if not source.is_reading:
+                self.target.copy(source.number, row.number, len(row.history) - 1)
+                row.is_reading = self.target.length(row.number) < len(row.history) - 1
+
+    def _may_copy(self, row: Row) -> bool:
+        """Whether it can be given the keys of a row that reads the same text, once that has read all of it.
+
+        Where rows lie in blocks, what it has begun with makes no difference; but whoever listens to hidden states has
+        heard those of what a kept row has.
+        """
+        return self.target.length(row.number) == 0 or not (self.target.cache.reads_in_place or self.target.observers)
 
     def _may_join(self, row: Row) -> bool:
         """Not where drafts begin once a prompt was read: its neighbours would decide when, and so what is drawn."""
@@ -896,7 +933,7 @@ class Engine:
             running = {number: row for number, row in self._running.items() if row.finish_reason is None}
             # In one assignment, before anything that may fail: nobody's result is lost, or there twice.
             self._results, self._waiting, self._running = results, waiting, running
-            self._is_blocked = False
+            self._is_blocked = self._is_crowded = False
         is_forgotten = self._is_empty and not self.prefixes.limit
         for row in sorted(leaving, key=lambda row: -self.target.cache.slot(row.number)):
             if row.error is None and not is_forgotten:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from forerun.cache.base import KeyValueCache, common_length, ranges
+from forerun.cache.base import CacheFull, KeyValueCache, common_length, ranges
 from forerun.cache.journal import digest, replay
 from forerun.config import Kernels, kernels
-from forerun.errors import InvalidArgument, RankLost, UnsupportedModel
+from forerun.errors import ForerunWarning, InvalidArgument, RankLost, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.math.tree import is_chain
 from forerun.models import families
@@ -38,6 +39,7 @@ from forerun.types import Source
 PREFILL_TOKENS = 2048
 PREFILL_TOKENS_GPU = 4096
 Unread = tuple[int, list[int]]  # a row, and tokens that it has not taken in
+RecordedFeed = Callable[[list[Unread]], list[Unread]]
 LONG_BEGINNING = 64  # tokens that texts must begin with in common before one waits for the other's keys
 
 
@@ -84,7 +86,7 @@ class Scorer:
         self.model = model
         self.observers: list[HiddenStateObserver] = []
         # Takes in tokens of rows without logits, and says what it has left: an engine that has recorded it lends it.
-        self.recorded_feed: Callable[[list[Unread]], list[Unread]] | None = None
+        self.recorded_feed: RecordedFeed | None = None
         self.form = form
         self.kernels = kernels(use)
         self._headless, self._layout = headless, layout
@@ -245,20 +247,42 @@ class Scorer:
         pairs = list(zip(rows, blocks, strict=True))
         self._feed([(row, block) for row, block in pairs if row not in shared])
         for row, (source, count) in shared.items():
-            self.cache.copy(source, row, count)
-            for observer in self.observers:
-                observer.on_copy(source, row, self.cache.length(row))
+            self.copy(source, row, count)
         self._feed([(row, block[self.cache.length(row) :]) for row, block in pairs if row in shared])
+
+    def copy(self, source: int, row: int, length: int) -> None:
+        """Give `row` the first `length` tokens of `source` in place of its own; fewer where there is no room for all.
+
+        Both read the same, where there is an encoder. Where somebody listens to hidden states, `row` has been empty.
+        """
+        self.cache.rewind(row, 0)
+        self.cache.copy(source, row, length)
+        for observer in self.observers:
+            observer.on_copy(source, row, self.cache.length(row))
 
     def _feed(self, new: Sequence[tuple[int, Sequence[int]]]) -> None:
         waiting = [(row, list(block)) for row, block in new if len(block)]
         while waiting:
             if self.recorded_feed is not None and not self.observers:
-                waiting = self.recorded_feed(waiting)  # also what passes have left of a long prompt
+                waiting = self._feed_recorded(self.recorded_feed, waiting)  # also what is left of a long prompt
                 if not waiting:
                     return
             now, waiting = _next_pass(waiting, PREFILL_TOKENS if self.device.type == "cpu" else PREFILL_TOKENS_GPU)
             self._feed_pass([row for row, _ in now], [block for _, block in now])
+
+    def _feed_recorded(self, feed: RecordedFeed, waiting: list[Unread]) -> list[Unread]:
+        """What recorded passes leave. From one that fails on there are no more: prompts are read without them."""
+        before = {row: self.cache.length(row) for row, _ in waiting}
+        try:
+            return feed(waiting)
+        except CacheFull:  # nobody's fault: fewer rows will do
+            raise
+        except Exception as error:
+            self.recorded_feed = None
+            what = f"a pass over prompts could not be recorded ({type(error).__name__}: {error})"
+            warnings.warn(f"{what}; they are read without CUDA graphs, slower", ForerunWarning, stacklevel=5)
+        read = {row: self.cache.length(row) - length for row, length in before.items()}
+        return [(row, block[read[row] :]) for row, block in waiting if len(block) > read[row]]
 
     def _feed_pass(self, rows: Sequence[int], blocks: Sequence[Sequence[int]], body: Body | None = None) -> None:
         self._run(rows, [len(block) for block in blocks], self._tokens(blocks), body=body)
