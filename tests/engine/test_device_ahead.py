@@ -16,6 +16,7 @@ from forerun.cache.paged import PagedCache
 from forerun.cache.ragged import RaggedCache
 from forerun.config import SamplingParams
 from forerun.engine.commit import VerifiedRound
+from forerun.engine.device.recorder import Marks
 from forerun.engine.device.shapes import ShapeChooser
 from forerun.engine.row import Row
 from forerun.types import Rule
@@ -74,17 +75,18 @@ def test_a_newcomers_prompt_follows_the_round_under_way(in_blocks: bool, monkeyp
     assert said == texts(engine(False), [first, second])
 
 
-def test_who_comes_while_a_round_is_under_way_waits_for_no_other() -> None:
+def test_who_comes_while_a_round_is_under_way_waits_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the next one has not been sent off, which is when the present one is nearly over."""
 
-    def pending_after_arrival(seconds_left: float) -> tuple[int, int]:
+    def pending_after_arrival(seconds_left: float, is_over: bool = False) -> tuple[int, int]:
         made = engine(True)
         first, second = requests(2, new=60)
         made.add(first)
         made.step()
         assert made.runner is not None and len(made.runner.pending) == 1
         (kind,) = made.runner._took
-        made.runner._took[kind] = made.clock() - made.runner._began + seconds_left
+        made.runner._took[kind] = (made.clock() - made.runner._began + seconds_left,)
+        monkeypatch.setattr(Marks, "is_over", lambda marks: is_over)
         looks = list[int]()
 
         def come() -> None:
@@ -98,6 +100,24 @@ def test_who_comes_while_a_round_is_under_way_waits_for_no_other() -> None:
 
     assert pending_after_arrival(10.0) == (0, 2), "nothing more was sent off"
     assert pending_after_arrival(0.0) == (1, 1), "there was no time left to wait for anybody"
+    assert pending_after_arrival(10.0, is_over=True) == (1, 1), "nobody waits for a round that is over"
+
+
+def test_what_took_long_once_is_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = engine(True)
+    made.add(requests(1, new=60)[0])
+    made.step()
+    runner = made.runner
+    assert runner is not None
+    monkeypatch.setattr(Marks, "is_over", lambda marks: False)
+    real, left = Marks.seconds, list[float]()
+    for taken in (0.1, 9.0, 0.2, 9.0, 9.0):
+        monkeypatch.setattr(Marks, "seconds", lambda marks, taken=taken: [taken, 0.0, 0.0])
+        made.step()
+        left.append(runner.seconds_left + made.clock() - runner._began)
+    assert [round(seconds, 3) for seconds in left[1:]] == [0.1, 0.2, 0.2, 9.0], "the second time it is"
+    monkeypatch.setattr(Marks, "seconds", real)
+    finish(made)
 
 
 def test_a_forced_size_is_recorded_at_once_and_others_are_stood_in_for() -> None:

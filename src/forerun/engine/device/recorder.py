@@ -135,6 +135,10 @@ class Marks:
         if self._events:
             self._events[-1].synchronize()
 
+    def is_over(self) -> bool:
+        """Whether it has; asking takes some microseconds."""
+        return not self._events or bool(self._events[-1].query())
+
     def seconds(self) -> list[float]:
         """Between each mark and the next."""
         if self._events:

@@ -122,7 +122,7 @@ class Runner:
         self._scored: list[int] = []  # rows of the last pass alone
         self._idle_since: float | None = None  # when the last pending round was collected
         self._began = 0.0  # when the oldest pending round did
-        self._took: dict[Hashable, float] = {}  # seconds of the last round of each kind
+        self._took: dict[Hashable, tuple[float, ...]] = {}  # seconds of the last rounds of each kind, two at most
         self._drafts, self._sizes = ShapeChooser(patience=64), ShapeChooser(patience=512)
         self._size = 0  # entries that the table of the coming rounds should have
         # What a warm-up has recorded: kinds of rows (`RowTable.flags`), how many alternatives are looked up, drafts
@@ -220,10 +220,13 @@ class Runner:
 
     @property
     def seconds_left(self) -> float:
-        """Until the pending round is over, by what the last of its kind took; 0 where that or which one is unknown."""
-        if len(self.pending) != 1:
+        """Until the pending round is over, by what the last two of its kind took; 0 where it is over, or not known.
+
+        The shorter of the two: what took long once (the draft before which a prompt was read, a hiccup) is no estimate.
+        """
+        if len(self.pending) != 1 or self.pending[0].buffer.marks.is_over():
             return 0.0
-        return self._began + self._took.get(self.pending[0].kind, 0.0) - self.clock()
+        return self._began + min(self._took.get(self.pending[0].kind, (0.0,))) - self.clock()
 
     def launch(
         self,
@@ -288,7 +291,7 @@ class Runner:
         self._began = self.clock()  # of the next one
         self._idle_since = None if self.pending else self._began
         seconds = Seconds(*pending.buffer.marks.seconds())
-        self._took[pending.kind] = seconds.decoding
+        self._took[pending.kind] = (*self._took.get(pending.kind, ())[-1:], seconds.decoding)
         running = [i for i, row in enumerate(pending.rows) if row.finish_reason is None]
         rows, result = [pending.rows[i] for i in running], pending.buffer.result[running]
         drafts = [numbers[HEAD : HEAD + numbers[3]] for numbers in result.tolist()]
