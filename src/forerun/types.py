@@ -249,6 +249,8 @@ class BatchView:
     """What a draft-length policy may look at before a round."""
 
     rows: tuple[int, ...]
+    # Of each row a number that no other request of the engine has or had, and that it keeps: not `Request.request_id`,
+    # which requests may have in common.
     request_ids: tuple[int, ...]
     max_lengths: tuple[int, ...]  # room left in each row's budget and context: the answer may not exceed it
     # Whether the drafter both copies (deterministic drafts, as good as free) and draws (each token takes time).
@@ -271,7 +273,7 @@ class RoundOutcome:
     """What a policy learns after a round."""
 
     rows: tuple[int, ...]
-    request_ids: tuple[int, ...]
+    request_ids: tuple[int, ...]  # as in the view
     drafted: tuple[int, ...]  # tokens verified for each row; of a tree, its depth
     accepted: tuple[int, ...]
     evidence: tuple[int, ...] | None

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.device_engines import DRAFTERS, finish, requests
+from engine.device_engines import DRAFTERS, GREEDY, engine, finish, requests
 from forerun.drafters.base import Drafter
-from forerun.engine import Engine
+from forerun.engine import Engine, Request
 from forerun.models.scorer import Scorer
-from forerun.policy.heuristics import Constant
-from forerun.types import BatchView
+from forerun.policy import CostModel, HfHeuristic
+from forerun.policy.heuristics import Constant, OwnAcceptance
+from forerun.types import BatchView, Draft, RoundOutcome
 from support.tiny import tiny_model
 
 
@@ -88,3 +89,81 @@ class Unsure(Drafter):
 def test_a_drafter_that_cannot_say_is_taken_for_one_that_has_read_all() -> None:
     with pytest.warns(match="who knows"):
         assert not any(view.unread for view in views(Unsure(), drafted=0))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_requests_with_the_same_id_are_told_apart(on_device: bool) -> None:
+    """As those of a server, which key their random numbers by their own seeds: each has the lengths it has alone."""
+    asked = [replace(request, request_id=0, seed=i) for i, request in enumerate(requests(4, new=40))]
+
+    def tokens(*some: Request) -> list[tuple[int, ...]]:
+        made = engine(on_device, policy=OwnAcceptance())
+        handles = [made.add(request) for request in some]
+        while not made.is_idle:
+            made.step()
+        results = made.take_results_by_handle()
+        return [results[handle].tokens for handle in handles]
+
+    assert tokens(*asked) == [alone for request in asked for alone in tokens(request)]
+
+
+def _own(policy: OwnAcceptance) -> int:
+    return len(policy._trust)
+
+
+def _hf(policy: HfHeuristic) -> int:
+    return len(policy._length)
+
+
+def _auto(policy: CostModel) -> int:
+    return len(policy._drafting) + policy._acceptance.requests
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [(OwnAcceptance, _own), (HfHeuristic, _hf), (CostModel, _auto)], ids=["own", "hf", "auto"]
+)
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.quick(every=2)
+def test_nothing_is_kept_of_requests_that_were_given_up(kind: Any, size: Any, on_device: bool) -> None:
+    """Aborted or out of time: no round tells of their end."""
+    policy, now, most = kind(), [0.0], 0
+    made = engine(on_device, policy=policy)
+    made.clock = lambda: now[0]
+    for turn in range(4):
+        asked = requests(3, GREEDY, new=40)
+        handles = [made.add(replace(each, deadline=now[0] + 5)) for each in asked]
+        for _ in range(6):
+            made.step()
+            most = max(most, size(policy))
+            now[0] += 0.1
+        made.abort(handles[turn % 3])
+        made.step()
+        now[0] += 6
+        finish(made)
+    assert most > 0 and size(policy) == 0
+    assert made.first_fault is None
+
+
+def test_a_plain_object_is_told_as_well() -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.left: list[int] = []
+
+        def lengths(self, view: BatchView) -> tuple[int, ...]:
+            return (0,) * len(view.rows)
+
+        def trim(self, view: BatchView, draft: Draft) -> tuple[int, ...]:
+            return (0,) * len(view.rows)
+
+        def observe(self, outcome: RoundOutcome) -> None:
+            return
+
+        def forget(self, request_ids: tuple[int, ...]) -> None:
+            self.left += request_ids
+
+    policy = Plain()
+    made = engine(False, policy=policy)  # type: ignore[arg-type]
+    handles = [made.add(request) for request in requests(3)]
+    made.abort(handles[1])
+    finish(made)
+    assert policy.left[0] == handles[1] and sorted(policy.left) == handles

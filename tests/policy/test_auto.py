@@ -238,11 +238,13 @@ def test_a_neighbouring_batch_size_does_not_start_from_nothing() -> None:
 def test_finished_and_aborted_requests_are_forgotten() -> None:
     policy = CostModel()
     run(policy, 4, 10, machine=GPU, alpha=always(0.5))
-    assert policy._acceptance.requests == 0
-    for request in range(1000):
+    assert policy._acceptance.requests == 0 and not policy._drafting
+    for request in range(1000, 1100):
         lengths = policy.lengths(view(request))
         policy.observe(outcome((request,), lengths, lengths))
-    assert policy._acceptance.requests < 100
+    assert policy._acceptance.requests == len(policy._drafting) == 100, "nobody has told it that they ended"
+    policy.forget(tuple(range(900, 1100)))
+    assert policy._acceptance.requests == 0 and not policy._drafting
 
 
 def test_same_inputs_same_lengths() -> None:

@@ -231,6 +231,13 @@ class Drafting:
         except Exception as error:
             self.faults.report(self.policy.unwrapped, error, "it learns nothing from such rounds")
 
+    def forget(self, request_ids: tuple[int, ...]) -> None:
+        """Let the policy know which requests have ended, also those of whose end no round has told."""
+        try:
+            self.policy.forget(request_ids)
+        except Exception as error:
+            self.faults.report(self.policy.unwrapped, error, "what it keeps of requests that have ended is its own")
+
     @property
     def capture_seconds(self) -> float:
         return 0.0 if self.passes is None else self.passes.runner.recorder.seconds

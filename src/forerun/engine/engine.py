@@ -565,7 +565,7 @@ class Engine:
         self.drafting.observe(
             RoundOutcome(
                 rows=tuple(row.number for row in done.rows),
-                request_ids=tuple(row.request.request_id for row in done.rows),
+                request_ids=tuple(row.handle for row in done.rows),
                 drafted=tuple(kept.depth for kept in done.kept),
                 accepted=tuple(sum(origin is Origin.ACCEPTED for origin in gained.origins) for gained in progress),
                 evidence=done.evidence,
@@ -689,7 +689,7 @@ class Engine:
         """What a recorded round takes hardly depends on its rows: what is left of them, or unread, decides nothing."""
         return BatchView(
             tuple(row.number for row in batch),
-            tuple(row.request.request_id for row in batch),
+            tuple(row.handle for row in batch),
             tuple(0 if self._is_plain else min(row.most_drafted, self._most_drafted) for row in batch),
             self.drafting.is_mixed,
             sizes,
@@ -947,6 +947,8 @@ class Engine:
             if is_forgotten:  # a model may change now, and nobody looks whether keys are still its weights'
                 for cache in self._caches():
                     cache.forget()
+        if ended:
+            self.drafting.forget(tuple(row.handle for row in ended))
 
     def _keep(self, row: Row) -> None:
         """Let rows to come begin with the keys of one that has ended: by blocks, or as a kept row.

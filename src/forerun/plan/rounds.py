@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,18 +103,18 @@ class EngineRunner:
 
     def rounds(self, batch: PromptBatch, choose: Callable[[], int]) -> Generator[TimedRound, None, None]:
         decoded = dict.fromkeys(batch.ids, 0)
-        numbers = [self.engine.add(request) for request in _requests(batch)]
+        prompts = {self.engine.add(request): request.request_id for request in _requests(batch)}
         try:
-            self._step(1, decoded)  # a draft model reads the prompts when it is first asked
+            self._step(1, decoded, prompts)  # a draft model reads the prompts when it is first asked
             while not self.engine.is_idle and min(decoded.values()) < batch.new_tokens:
-                yield self._step(choose(), decoded)
+                yield self._step(choose(), decoded, prompts)
         finally:
-            for number in numbers:
-                self.engine.abort(number)
+            for handle in prompts:
+                self.engine.abort(handle)
             self._refuse_errors()
 
-    def _step(self, length: int, decoded: dict[int, int]) -> TimedRound:
-        """One round; `decoded`, tokens by prompt, is brought up to date."""
+    def _step(self, length: int, decoded: dict[int, int], prompts: Mapping[int, int]) -> TimedRound:
+        """One round; `decoded`, tokens by prompt, is brought up to date. `prompts` are known by rows' handles."""
         self.policy.length = length
         synchronize(self.engine.target.device)
         started, recording = self.engine.clock(), self.engine.seconds.capture
@@ -124,11 +124,12 @@ class EngineRunner:
         seconds = self.engine.clock() - started + recording
         outcome = self.policy.outcome
         assert outcome is not None
-        before = tuple(decoded[row] for row in outcome.request_ids)
-        for row, accepted in zip(outcome.request_ids, outcome.accepted, strict=True):
+        rows = tuple(prompts[handle] for handle in outcome.request_ids)
+        before = tuple(decoded[row] for row in rows)
+        for row, accepted in zip(rows, outcome.accepted, strict=True):
             decoded[row] += accepted + 1
         return TimedRound(
-            rows=outcome.request_ids,
+            rows=rows,
             before=before,
             drafted=outcome.drafted,
             accepted=outcome.accepted,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 CLASSES = 256  # stronger evidence than this is not told apart; a chain gives each of its drafters 16 of them
 MEMORY = 64.0  # trials a class remembers
 PLACE_WEIGHT = 8.0  # trials after which a place in the draft counts as much as its class
@@ -126,10 +124,6 @@ class Acceptance:
 
     def forget(self, request: int) -> None:
         self._rows.pop(request, None)
-
-    def keep_only(self, requests: Sequence[int]) -> None:
-        """Forget every other request."""
-        self._rows = {request: self._rows[request] for request in requests if request in self._rows}
 
     @property
     def requests(self) -> int:

@@ -188,12 +188,12 @@ class CostModel(Policy):
         # Rows that had no part in this round are drafted for as they were.
         others = self._drafting.difference(outcome.request_ids)
         self._drafting = others | (self._drew(outcome) if self._mixed else asked)
-        for request, ended in zip(outcome.request_ids, outcome.ended, strict=True):
-            if ended:
-                self._acceptance.forget(request)
-                self._drafting -= {request}
-        if self._acceptance.requests > 4 * rows + 64:  # requests that were aborted never report an end
-            self._acceptance.keep_only(outcome.request_ids)
+        self.forget(tuple(request for request, ended in zip(outcome.request_ids, outcome.ended, strict=True) if ended))
+
+    def forget(self, request_ids: tuple[int, ...]) -> None:
+        for request in request_ids:
+            self._acceptance.forget(request)
+        self._drafting = self._drafting.difference(request_ids)
 
     def describe(self) -> dict[str, object]:
         """What the policy believes, in seconds, chances and plain rounds."""

@@ -40,6 +40,10 @@ class Policy(ABC):
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn from a finished round."""
 
+    def forget(self, request_ids: tuple[int, ...]) -> None:
+        """These requests have ended and will not be seen again: in a round that was observed, or between two of them
+        (aborted, or out of time)."""
+
     def for_seed(self) -> Policy:
         """The policy of a sampled call that names a seed: one that must give the same lengths every time."""
         return self
@@ -80,6 +84,10 @@ class PlainPolicy(Policy):
 
     def observe(self, outcome: RoundOutcome) -> None:
         self.plain.observe(outcome)
+
+    def forget(self, request_ids: tuple[int, ...]) -> None:
+        if (forget := getattr(self.plain, "forget", None)) is not None:
+            forget(request_ids)
 
     def for_seed(self) -> Policy:
         ask = getattr(self.plain, "for_seed", None)

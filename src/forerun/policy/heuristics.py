@@ -56,6 +56,10 @@ class HfHeuristic(Policy):
             if outcome.ended[row]:
                 self._close(request)
 
+    def forget(self, request_ids: tuple[int, ...]) -> None:
+        for request in request_ids:
+            self._length.pop(request, None)
+
     def _next(self, length: int, kept: bool) -> int:
         return length + self.increase if kept else max(1, length - self.decrease)
 
@@ -121,8 +125,11 @@ class OwnAcceptance(Policy):
                 trust.learn(outcome.accepted[row] == outcome.drafted[row], self.limit)
             elif not trust.length:
                 trust.wait(self.patience)
-            if outcome.ended[row]:
-                del self._trust[request]
+        self.forget(tuple(request for request, ended in zip(outcome.request_ids, outcome.ended, strict=True) if ended))
+
+    def forget(self, request_ids: tuple[int, ...]) -> None:
+        for request in request_ids:
+            self._trust.pop(request, None)
 
     def _of(self, request: int) -> _Trust:
         return self._trust.setdefault(request, _Trust(min(self.start, self.limit)))
