@@ -63,8 +63,8 @@ DRAFTERS: dict[str, Callable[[PreTrainedModel], Drafter | None]] = {
 class Rehearsing(Recorder):
     """Records as on a GPU, short of the graph: the work is run once before it counts."""
 
-    def record(self, work: Work, state: Sequence[Tensor]) -> Work:
-        self.rehearse(work, state)
+    def record(self, work: Work, state: Sequence[Tensor], whole: bool = False) -> Work:
+        self.rehearse(work, state, whole)
         self.num_recordings += 1
         self.seconds += 1.0
         return work

@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.device_engines import GREEDY, engine, requests, texts
+from engine.device_engines import GREEDY, Rehearsing, engine, rehearsing, requests, texts
 from forerun import SpeculativeDecoder
 from forerun.cache.paged import PagedCache
 from forerun.config import Kernels
+from forerun.drafters.device import DeviceDrafter
 from forerun.engine import Engine
 from forerun.engine.device.capture import Work
 from forerun.engine.device.choose import describe, runner_of
@@ -24,9 +25,12 @@ from forerun.engine.device.runner import Runner
 from forerun.engine.device.shapes import ShapeChooser
 from forerun.errors import ForerunWarning
 from forerun.math import advance
+from forerun.models.bodies.rehearsal import is_rehearsal
 from forerun.models.scorer import Scorer
+from forerun.models.static_pass import StaticPass, StaticRows
 from forerun.policy import Constant
 from forerun.types import Rule
+from support.recompute import check, recomputed
 from support.tiny import tiny_model
 
 
@@ -68,7 +72,7 @@ class Refusing(Recorder):
         super().__init__(torch.device("cpu"))
         self.left = number
 
-    def record(self, work: Work, state: Any) -> Work:
+    def record(self, work: Work, state: Any, whole: bool = False) -> Work:
         self.left -= 1
         if self.left < 0:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -88,6 +92,50 @@ def test_a_recording_that_fails_costs_a_warning(number: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert texts(made, requests(3)) == want
+
+
+class RefusingLater(Rehearsing):
+    """Work is run once before it counts; `left` pieces of it can still be recorded."""
+
+    left = 1000
+
+    def record(self, work: Work, state: Sequence[Tensor], whole: bool = False) -> Work:
+        if not self.left:
+            raise RuntimeError("out of graphs")
+        self.left -= 1
+        return super().record(work, state, whole)
+
+
+@pytest.mark.parametrize("drafter", ["model", "top tree"])
+def test_a_draft_that_was_rehearsed_for_nothing_spoils_no_key(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies leave out layers in a rehearsal, and a draft begins with tokens whose keys were there before."""
+    logits = StaticPass.logits
+
+    def careless(a_pass: StaticPass, tokens: Tensor, rows: StaticRows, *given: Any, **named: Any) -> Tensor:
+        found = logits(a_pass, tokens, rows, *given, **named)
+        if is_rehearsal():
+            for layer in a_pass.scorer.cache.layers.values():
+                for pool in layer.flat:
+                    pool[rows.addresses] = 9.0
+        return found
+
+    monkeypatch.setattr(StaticPass, "logits", careless)
+    made = rehearsing(engine(True, drafter=drafter, policy=3, ahead=False))
+    assert made.runner is not None and isinstance(made.runner.drafter, DeviceDrafter)
+    recorder = made.runner.recorder = made.runner.recordings.recorder = RefusingLater(torch.device("cpu"))
+    for request in requests(2, GREEDY, new=40):
+        made.add(request)
+    for _ in range(4):
+        made.step()
+    made.add(requests(3, GREEDY)[2])  # a larger table, whose draft is recorded and whose pass is not
+    recorder.left = 1
+    (scorer,) = made.runner.drafter.scorers
+    with pytest.warns(ForerunWarning, match="out of graphs"):
+        made.step()
+    for row in made._running.values():
+        known = row.history[: scorer.length(row.number)]
+        check(scorer.score([row.number], [[5]]), recomputed(scorer.model, [*known, 5])[-1:])
+        scorer.rewind([row.number], [len(known)])
 
 
 def test_rows_begin_anew_after_a_round_that_only_reserved_their_memory() -> None:
@@ -120,8 +168,8 @@ class Holding(Recorder):
         super().__init__(model.device)
         self.model = model
 
-    def record(self, work: Work, state: Sequence[Tensor]) -> Work:
-        self.rehearse(work, state)
+    def record(self, work: Work, state: Sequence[Tensor], whole: bool = False) -> Work:
+        self.rehearse(work, state, whole)
         self.num_recordings += 1
         modules = self.model.modules()
         held = [(m, name, w, w.data) for m in modules for name, w in m.named_parameters(recurse=False)]

@@ -27,14 +27,20 @@ class Recorder:
     device: torch.device
     num_recordings: int = 0
     seconds: float = 0.0  # spent on capturing, the compiling of kernels included
-    _pool: Any = None  # memory that all graphs share: they run one after the other, never at once
+    # Memory that all graphs share: they run one after the other, never at once. The last pool is the one in use; the
+    # others hold graphs from before a capture that failed.
+    _pools: list[Any] = field(default_factory=list)
+    _is_usable: bool = False  # whether the last pool is
 
-    def record(self, work: Work, state: Sequence[Tensor]) -> Work:
-        """Something to call in place of `work`; `state` is what work changes and a rehearsal must not."""
+    def record(self, work: Work, state: Sequence[Tensor], whole: bool = False) -> Work:
+        """Something to call in place of `work`; `state` is what work changes and a rehearsal must not.
+
+        `whole`: what a rehearsal leaves beside `state` must be what the work leaves.
+        """
         if self.device.type != "cuda":
             return work
         started = time.perf_counter()
-        self.rehearse(work, state)
+        self.rehearse(work, state, whole)
         try:
             replay = self._captured(work)
         except torch.OutOfMemoryError:
@@ -48,20 +54,19 @@ class Recorder:
 
     def _captured(self, work: Work) -> Work:
         torch.cuda.synchronize(self.device)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        try:
-            replay: Work = capture(work, self._pool).replay
-        except Exception:
-            self._pool = None  # torch takes the failed capture into it for one that goes on, and refuses the next
-            raise
+        if not self._is_usable:
+            self._pools.append(torch.cuda.graph_pool_handle())
+        self._is_usable = False  # after an error torch takes the capture for one that goes on, and refuses the next
+        replay: Work = capture(work, self._pools[-1]).replay
+        self._is_usable = True
         return replay
 
     def num_bytes(self) -> int:
         """Memory that the recordings hold together."""
-        if self._pool is None:
+        if not self._pools:
             return 0
-        segments = torch.cuda.memory_snapshot()
-        return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) == tuple(self._pool))
+        segments, pools = torch.cuda.memory_snapshot(), set(map(tuple, self._pools))
+        return sum(part["total_size"] for part in segments if tuple(part["segment_pool_id"]) in pools)
 
     def rehearse(self, work: Work, state: Sequence[Tensor], whole: bool = False) -> None:
         """Run once uncaptured, a layer of each kind or the whole of it.
@@ -83,14 +88,24 @@ class Recordings:
     num_moved: int = 0  # recordings made anew because memory had moved
     _known: dict[Hashable, tuple[Hashable, Work]] = field(default_factory=dict)
 
-    def get(self, shape: Hashable, version: Callable[[], Hashable], work: Work, state: Sequence[Tensor]) -> Work:
-        """The recording of `work` for `shape`, as long as `version()` is what it was when it was made."""
+    def get(
+        self,
+        shape: Hashable,
+        version: Callable[[], Hashable],
+        work: Work,
+        state: Sequence[Tensor],
+        whole: bool = False,
+    ) -> Work:
+        """The recording of `work` for `shape`, as long as `version()` is what it was when it was made.
+
+        The rest is as in `Recorder.record`.
+        """
         known = self._known.get(shape)
         if known is not None and known[0] == version():
             return known[1]
         self.num_moved += known is not None
         self._known.pop(shape, None)  # its memory may be used for the new one
-        recording = self.recorder.record(work, state)
+        recording = self.recorder.record(work, state, whole)
         self._known[shape] = (version(), recording)  # read again: a rehearsal may itself have made room
         return recording
 

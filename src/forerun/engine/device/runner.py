@@ -271,7 +271,7 @@ class Runner:
         read = self._num_read(table) if drawn and not self.pending else None
         shape = Shape(number, count, key_bound(self._reserve(table, drawn, count, first)), first, steps, is_tree)
         recorded = self.recorder.seconds
-        draft, score, verify = self._work(device_round, shape)
+        draft, score, verify = self._work(device_round, shape, somebodys=True)
         # What the drafter had to take in first is part of drafting; recording is not.
         has_read = read is not None and self._num_read(table) != read and self.recorder.seconds == recorded
         for index, work in enumerate((draft, score, verify)):
@@ -486,7 +486,9 @@ class Runner:
         caches = () if self.drafter is None else self.drafter.caches
         return sum(cache.length(row.number) for cache in caches for row in table.running)
 
-    def _work(self, device_round: DeviceRound, shape: Shape) -> tuple[Work, Work, Work]:
+    def _work(self, device_round: DeviceRound, shape: Shape, somebodys: bool) -> tuple[Work, Work, Work]:
+        """The recordings of a round. A draft begins with tokens whose keys the drafter has had before and writes again:
+        where rows are `somebodys`, these must be no worse for it, whatever becomes of the round."""
         table, get = device_round.table, self.recordings.get
         draft: Work = _no_draft
         if shape.drafted:
@@ -499,6 +501,7 @@ class Runner:
                 lambda: (self._draft_version, device_round.draft_logits.version) if shape.drawn else None,
                 partial(device_round.draft, drafted),
                 table.state,
+                whole=somebodys,
             )
         score = self._recorded_score(device_round, shape)
         verify = get(
@@ -547,7 +550,8 @@ class Runner:
             table.cover_all()
         self._weights, count = fingerprint(self._scorers), bucket(self._num_tokens(number) + 1)
         for first in self._firsts(number if steps is None else steps):
-            self._work(device_round, Shape(number, count, bound, first, steps, self._grows_trees and number > 0))
+            shape = Shape(number, count, bound, first, steps, self._grows_trees and number > 0)
+            self._work(device_round, shape, somebodys=False)
         self._warm_kinds.add(table.flags)
         if table.alternatives is not None:
             self._warm_alternatives.add(table.alternatives)
