@@ -118,7 +118,9 @@ def test_several_short_prompts_run_together(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("lengths", [(150,), (40,) * 12])
-def test_a_pass_that_cannot_be_recorded_costs_no_text(lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_cannot_be_recorded_costs_no_text(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the passes before it have read stays read, and the rest is read without them; said once."""
     scorer, passes = scorer_with_passes()
     monkeypatch.setattr("forerun.engine.device.prompt_passes.CHUNKS", (32, 64))
