@@ -158,6 +158,35 @@ class TestJudging:
         top: Any = type("P", (), {"length": predicted, "factor": factors[predicted], "tokens_per_second": 100.0})
         return compare_with_runs(top, checked)
 
+    def advice(self, *cells: tuple[str, int, dict[int, float]], error: float = 0.0) -> tuple[str | None, int, float]:
+        """Drafter, length and factor that are recommended where drafters were predicted and measured so."""
+        plans = [
+            DrafterPlan(name, 1, 0.0, (), predicted, (), self.verdict(predicted, factors, error))
+            for name, predicted, factors in cells
+        ]
+        (entry,) = advise(plans)
+        assert entry.measured
+        return entry.drafter, entry.length, entry.factor
+
+    def test_advice_follows_what_measured_fastest(self) -> None:
+        assert self.advice(("d", 0, {0: 1.0, 1: 1.2, 2: 1.45})) == ("d", 2, 1.45)
+        assert self.advice(("d", 2, {0: 1.0, 2: 1.3, 4: 1.6})) == ("d", 4, 1.6)
+        assert self.advice(("d", 2, {0: 1.0, 1: 0.9, 2: 0.8})) == (None, 0, 1.0)
+
+    def test_advice_keeps_to_the_predicted_length_within_noise(self) -> None:
+        assert self.advice(("d", 0, {0: 1.0, 1: 1.025})) == (None, 0, 1.0)
+        assert self.advice(("d", 2, {0: 1.0, 2: 1.58, 4: 1.6})) == ("d", 2, 1.58)
+        assert self.advice(("d", 0, {0: 1.0, 2: 1.2}), error=0.1) == (None, 0, 1.0)
+
+    def test_advice_compares_drafters_by_the_lengths_it_would_name(self) -> None:
+        found = self.advice(("steady", 4, {0: 1.0, 4: 1.4}), ("surprising", 0, {0: 1.0, 2: 1.45}))
+        assert found == ("surprising", 2, 1.45)
+
+    def test_no_draft_is_not_near_a_draft_of_one(self) -> None:
+        assert not self.verdict(0, {0: 1.0, 1: 1.45}).length_held
+        assert not self.verdict(1, {0: 1.0, 1: 0.8}).length_held
+        assert self.verdict(0, {0: 1.0, 1: 1.02}).length_held
+
     def test_within_one(self) -> None:
         assert self.verdict(4, {0: 1.0, 4: 1.5, 5: 2.0}).length_held
 

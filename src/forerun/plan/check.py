@@ -57,10 +57,15 @@ class PlanVerdict:
         return self.predicted_speed / self.measured_speed - 1
 
     @property
+    def is_tie(self) -> bool:
+        """Whether the predicted length is as fast as the fastest, but for noise."""
+        return self.measured_factor >= self.best_factor * (1 - self.tie)
+
+    @property
     def length_held(self) -> bool:
-        """Within one of the fastest, or as fast."""
-        near = abs(self.predicted_length - self.measured_length) <= 1
-        return near or self.measured_factor >= self.best_factor * (1 - self.tie)
+        """Within one of the fastest, or as fast. No draft at all is near to no draft length."""
+        drafts = self.predicted_length > 0 and self.measured_length > 0
+        return self.is_tie or (drafts and abs(self.predicted_length - self.measured_length) <= 1)
 
     @property
     def speed_held(self) -> bool:

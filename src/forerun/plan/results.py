@@ -28,9 +28,16 @@ class DrafterPlan:
         return next(entry for entry in self.predictions if entry.length == self.best)
 
     @property
+    def length(self) -> int:
+        """To be used: the one that measured fastest; the predicted one where none was run or it was as fast."""
+        return self.best if self.verdict is None or self.verdict.is_tie else self.verdict.measured_length
+
+    @property
     def factor(self) -> float:
-        """Of the predicted length, as measured where it was."""
-        return self.verdict.measured_factor if self.verdict else self.predicted.factor
+        """Of `length`, as measured where it was."""
+        if self.verdict is None:
+            return self.predicted.factor
+        return self.verdict.measured_factor if self.verdict.is_tie else self.verdict.best_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,8 @@ def advise(plans: Sequence[DrafterPlan]) -> tuple[Advice, ...]:
     for (batch, temperature), compared in cells.items():
         top = max(compared, key=lambda plan: plan.factor)
         measured = top.verdict is not None
-        if top.best > 0 and top.factor > NOTHING_GAINED:
-            advice.append(Advice(batch, temperature, top.drafter, top.best, top.factor, measured))
+        if top.length > 0 and top.factor > NOTHING_GAINED:
+            advice.append(Advice(batch, temperature, top.drafter, top.length, top.factor, measured))
         else:
             advice.append(Advice(batch, temperature, None, 0, 1.0, measured))
     return tuple(advice)
