@@ -227,7 +227,8 @@ def is_sampled(keywords: Mapping[str, Any]) -> bool:
 def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[str, Any]:
     """Keywords over the fields of `generation_config`, each of the right type. Neutral values of refused ones drop out.
 
-    A model's own configuration may have fields that no other has (Whisper's have many), and so may a copy of it.
+    A model's own configuration may have fields that no other has (Whisper's have many), and so may a copy of it. Of two
+    limits in a configuration `max_new_tokens` counts, as in transformers; a keyword that would not count is refused.
     """
     kwargs = {}
     for name, value in {**_fields(keywords.get("generation_config"), model_config), **keywords}.items():
@@ -239,6 +240,11 @@ def merged(keywords: Mapping[str, Any], model_config: GenerationConfig) -> dict[
             kwargs[name] = CHECKS[name](name, value) if name in CHECKS else value
     if kwargs.get("use_cache") is False:
         raise InvalidArgument("use_cache=False: speculation lives off the cache; leave it out")
+    if keywords.get("max_length") is not None and "max_new_tokens" in kwargs:
+        raise InvalidArgument(
+            f"max_length={kwargs['max_length']} beside max_new_tokens={shown(kwargs['max_new_tokens'])}: "
+            "both say where a row ends; leave out one"
+        )
     return kwargs
 
 

@@ -164,6 +164,25 @@ def test_a_configuration_is_honoured_and_keywords_win() -> None:
         decoder().generate(**padded_inputs(PROMPTS), generation_config=GenerationConfig(num_beams=3))
 
 
+def test_of_two_limits_neither_is_ignored() -> None:
+    """transformers lets `max_new_tokens` win and warns; a configuration that holds both means what it means there."""
+    model, ours = tiny_model("llama"), decoder()
+    asked: dict[str, Any] = {"input_ids": torch.tensor([PROMPTS[1]]), "do_sample": False}
+    both = GenerationConfig(max_new_tokens=5, max_length=30, pad_token_id=0)
+    wanted = model.generate(**asked, generation_config=both)
+    assert wanted.shape[1] == len(PROMPTS[1]) + 5
+    assert ours.generate(**asked, generation_config=both).sequences.tolist() == wanted.tolist()
+    longer = GenerationConfig(max_length=30, pad_token_id=0)
+    assert ours.generate(**asked, generation_config=longer, max_new_tokens=5).sequences.tolist() == wanted.tolist()
+    inside = ours.as_custom_generate()
+    direct = {"max_new_tokens": 5, "max_length": 30, "pad_token_id": 0}
+    assert model.generate(**asked, **direct, custom_generate=inside).tolist() == wanted.tolist()
+    others: list[dict[str, Any]] = [{"max_new_tokens": 5}, {"generation_config": both}]
+    for other in others:
+        with pytest.raises(InvalidArgument, match="max_length=8 beside max_new_tokens=5"):
+            ours.generate(**asked, max_length=8, **other)
+
+
 class Recorder:
     def __init__(self) -> None:
         self.heard: list[list[int]] = []

@@ -164,6 +164,7 @@ BAD_CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"top_p": 0.0}, InvalidArgument, "top_p=0.0"),
     ({"max_new_tokens": 0}, InvalidArgument, "max_new_tokens=0"),
     ({"max_length": 3}, InvalidArgument, "max_length=3 leaves no room"),
+    ({"max_length": 8, "max_new_tokens": 20}, InvalidArgument, "max_length=8 beside max_new_tokens=20"),
     ({"num_return_sequences": 0}, InvalidArgument, "num_return_sequences=0"),
     ({"seed": 2**63, "temperature": 1.0}, InvalidArgument, "seed=9223372036854775808"),
     ({"request_ids": [1, 2]}, InvalidArgument, "give 1 different ids"),

@@ -1,7 +1,7 @@
 """Whatever is given for whatever argument: a result, or an error of ours that names the argument. And never for ever.
 
-Every argument of the constructor, of `generate` and of `stream` meets every odd value of a table, one at a time; then
-several meet several at random. The quick part takes a sample of them, the slow part all.
+Every argument of the constructor, of `generate`, of `stream` and of `check` meets every odd value of a table, one at a
+time; then several meet several at random. The quick part takes a sample of them, the slow part all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -20,7 +20,8 @@ from transformers import GenerationConfig
 
 import forerun
 from engine.scripted import Spell
-from forerun.errors import ForerunError
+from forerun.checks.settings import CheckSettings
+from forerun.errors import ForerunError, InvalidArgument, UnsupportedModel
 from forerun.inputs import ENCODER_KEYWORDS
 from forerun.keywords import CHECKS, KNOWN, REFUSED, WITHOUT_EFFECT
 from fuzz.odd_values import IDS, MASKS, ODD, PROCESSORS, PROMPT, model
@@ -31,6 +32,7 @@ NEW = 4
 LIMIT = 60.0  # seconds a call may take on the slowest machine; the longest takes a fraction of one
 LONGEST_MESSAGE = 1500  # an error that prints a whole model is none that helps
 QUICK = 120
+SHORT = CheckSettings(samples=100, max_new_tokens=2)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -64,18 +66,21 @@ SETTINGS = (
     "compile",
     "strict",
 )
+CHECKED = ("target", "drafter", "tokenizer", "prompts", "open_prompts", "settings", "reporter", "policy", "rule")
 # Other words by which a message may speak of an argument.
 ALIASES = {
     "input_ids": ("prompt",),
     "decoder_input_ids": ("prompt",),
     "attention_mask": ("input_ids",),
+    "prompts": ("prompt",),
+    "open_prompts": ("prompt",),
     "generation_config": tuple(KNOWN),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call: of `generate` or `stream` with these arguments, or of the constructor."""
+    """One call: of `generate`, `stream` or `check` with these arguments, or of a constructor."""
 
     method: str
     arguments: dict[str, Callable[[], Any]]
@@ -101,6 +106,19 @@ def constructions() -> list[Case]:
     pairs = [(name, label) for name in SETTINGS for label in ODD]
     pairs.remove(("kernels", "'auto'"))  # a good value, which compiles for a minute where they never were
     return [Case("new", {name: ODD[label]}, f"{name}={label}") for name, label in pairs]
+
+
+def checks() -> list[Case]:
+    pairs = [(name, label, make) for name in CHECKED for label, make in ODD.items()]
+    pairs += [(name, label, make) for name in ("prompts", "open_prompts") for label, make in IDS.items()]
+    return [Case("check", {name: make}, f"check {name}={label}") for name, label, make in pairs]
+
+
+def check_settings() -> list[Case]:
+    names = [field.name for field in fields(CheckSettings)]
+    return [
+        Case("settings", {name: make}, f"CheckSettings {name}={label}") for name in names for label, make in ODD.items()
+    ]
 
 
 def mixtures(count: int, seed: int) -> list[Case]:
@@ -141,6 +159,12 @@ def perform(case: Case, decoder: Any, inputs: dict[str, Any]) -> Any:
     if case.method == "new":
         settings = {"target": model(), "drafter": None, "kernels": "off", **arguments}
         return forerun.SpeculativeDecoder(**settings)
+    if case.method == "settings":
+        return CheckSettings(**arguments)
+    if case.method == "check":
+        pair: dict[str, Any] = {"target": model(), "drafter": None, "kernels": "off"}
+        prompts = {"prompts": [PROMPT], "open_prompts": [PROMPT], "settings": SHORT}
+        return forerun.check(**{**pair, **prompts, **arguments})
     given = {**inputs, "max_new_tokens": NEW, **arguments}
     if case.method == "stream":
         stream = decoder.stream(**given)
@@ -161,6 +185,8 @@ def complaint(case: Case, decoder: Any, inputs: dict[str, Any], limit: float = L
         return _unclear(case, str(error))
     except Exception as error:
         return f"{case.label}: {type(error).__name__}: {str(error)[:200]}"
+    if case.method in ("check", "settings"):
+        return None
     if case.method == "new":
         try:
             answer = answer.generate(**inputs, max_new_tokens=2)
@@ -237,6 +263,44 @@ def test_a_sample_of_mixtures() -> None:
     assert not complaints(mixtures(QUICK // 2, seed=0), decoder_of(), plain_inputs(), plain_answer())
 
 
+def test_a_sample_of_checks() -> None:
+    assert not list(filter(None, (complaint(case, None, {}) for case in sampled(checks(), QUICK // 3))))
+
+
+def test_every_setting_of_a_check() -> None:
+    cases = check_settings()
+    assert len(cases) == 7 * len(ODD)
+    assert not list(filter(None, (complaint(case, None, {}) for case in cases)))
+
+
+REFUSED_CHECKS: list[tuple[dict[str, Any], str]] = [
+    ({"target": "gpt2"}, "target='gpt2': give a loaded model"),
+    ({"prompts": "ab", "tokenizer": Spell()}, "prompts='ab': must be a list"),
+    ({"prompts": [[]]}, r"prompts\[0\]=\[\]: is empty"),
+    ({"prompts": [[1, 97]]}, r"prompts\[0\]\[1\]=97"),
+    ({"open_prompts": [[1, 2], [-1]]}, r"open_prompts\[1\]\[0\]=-1"),
+    ({"prompts": torch.tensor([[1, 97]])}, "prompts: token 97 is outside"),
+    ({"prompts": [[1.5]]}, r"prompts\[0\]\[0\]=1.5"),
+    ({"settings": {"samples": 100}}, "settings={'samples': 100}: must be a CheckSettings"),
+    ({"reporter": 3}, "reporter=3"),
+    ({"tokenizer": 3}, "tokenizer=3"),
+    ({"policy": "fast"}, "policy='fast'"),
+]
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED_CHECKS, ids=lambda value: str(value)[:40])
+def test_a_check_refuses_before_it_runs(given: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.measure.reference.deviation", lambda *_: pytest.fail("it runs"))
+    case = Case("check", {name: lambda value=value: value for name, value in given.items()}, str(given))
+    with pytest.raises(InvalidArgument, match=message):
+        perform(case, None, {})
+
+
+def test_a_check_refuses_an_encoder_decoder_model() -> None:
+    with pytest.raises(UnsupportedModel, match="T5ForConditionalGeneration is an encoder-decoder model"):
+        perform(Case("check", {"target": lambda: tiny_model("t5")}, "t5"), None, {})
+
+
 @pytest.mark.quick(every=3)
 @pytest.mark.parametrize("name", sorted(SPECIAL))
 def test_inputs_and_processors(name: str) -> None:
@@ -253,6 +317,11 @@ def test_every_call() -> None:
 @pytest.mark.slow
 def test_every_construction() -> None:
     assert not complaints(constructions(), decoder_of(), plain_inputs(), plain_answer())
+
+
+@pytest.mark.slow
+def test_every_check() -> None:
+    assert not list(filter(None, (complaint(case, None, {}) for case in checks())))
 
 
 @pytest.mark.slow

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from forerun.arguments import above, at_least
+from forerun.arguments import integer, number
 from forerun.config import SamplingParams
-from forerun.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +29,13 @@ class CheckSettings:
     """Rows decoded together in the distribution test."""
 
     def __post_init__(self) -> None:
-        if self.samples < 100:
-            raise InvalidArgument(f"samples={self.samples}: fewer than 100 show nothing; 512 is a good start")
-        if not 0 < self.alpha < 1:
-            raise InvalidArgument(f"alpha={self.alpha}: must be in (0, 1), the chance of a false alarm")
-        at_least(self, 2, "max_new_tokens", remedy="a draft needs room")
-        above(self, 0, "temperature", remedy="a distribution is tested")
-        at_least(self, 0, "top_k", "seed")
+        integer("samples", self.samples, 100, remedy="fewer than 100 show nothing; 512 is a good start")
+        number("alpha", self.alpha, lambda alpha: 0 < alpha < 1, "must be in (0, 1), the chance of a false alarm")
+        integer("max_new_tokens", self.max_new_tokens, 2, remedy="must be at least 2; a draft needs room")
+        number("temperature", self.temperature, lambda t: 0 < t < math.inf, "must be above 0; a distribution is tested")
+        integer("top_k", self.top_k, 0)
+        integer("seed", self.seed, 0)
+        integer("batch", self.batch, 1)
 
     @property
     def params(self) -> SamplingParams:

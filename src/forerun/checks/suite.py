@@ -6,10 +6,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from forerun.arguments import integer, list_of, methods, refuse
 from forerun.checks.base import POLICY, CheckResult, Outcome, Pair
 from forerun.checks.distribution import check_distribution
 from forerun.checks.divergence import check_lossy
@@ -17,9 +20,13 @@ from forerun.checks.greedy import check_greedy
 from forerun.checks.rows import check_rows
 from forerun.checks.settings import CheckSettings
 from forerun.drafters.base import Drafter
-from forerun.errors import ForerunWarning, InvalidArgument
+from forerun.errors import ForerunWarning, InvalidArgument, UnsupportedModel
+from forerun.inputs import text_ids, unpadded
+from forerun.keywords import check_tokenizer
 from forerun.measure import reference
 from forerun.measure.progress import Reporter, Silent
+from forerun.models.families import check_model, head_size
+from forerun.policy import as_policy
 from forerun.rules import parse
 from forerun.types import Rule
 
@@ -94,19 +101,53 @@ def check(
     `policy` (4 by default: "auto" may find that nothing pays in runs this short), `rule`, `attention`, `kernels`,
     `compile`.
     """
+    check_model("target", target)
+    _refuse_encoder(target)
     rule, policy = parse(options.pop("rule", Rule.TOKEN)), options.pop("policy", POLICY)
+    as_policy(policy)  # refused here; each decoder makes one of its own
+    if tokenizer is not None:
+        check_tokenizer("tokenizer", tokenizer)
+    if settings is not None and not isinstance(settings, CheckSettings):
+        refuse("settings", settings, "must be a CheckSettings of forerun.checks.settings, or None")
+    if reporter is not None:
+        methods("reporter", reporter, ("start", "advance", "say"), "must have the methods start, advance and say")
+    vocab_size = head_size(target)
+    asked = _rows("prompts", PROMPTS if prompts is None else prompts, tokenizer, vocab_size)
+    opened = _rows("open_prompts", OPEN_PROMPTS if open_prompts is None else open_prompts, tokenizer, vocab_size)
     pair = Pair(target, drafter, policy, rule, {"tokenizer": tokenizer, **options})
-    asked = [_token_ids(prompt, tokenizer) for prompt in (PROMPTS if prompts is None else prompts)]
-    opened = [_token_ids(prompt, tokenizer) for prompt in (OPEN_PROMPTS if open_prompts is None else open_prompts)]
     return check_pair(pair, asked, opened, settings, reporter)
 
 
-def _token_ids(prompt: str | Sequence[int], tokenizer: Any) -> list[int]:
-    if not isinstance(prompt, str):
-        return list(prompt)
-    if tokenizer is None:
-        raise InvalidArgument("texts need a tokenizer: give tokenizer=, or prompts and open_prompts as token ids")
-    return list(tokenizer(prompt)["input_ids"])
+def _refuse_encoder(target: PreTrainedModel) -> None:
+    if getattr(target.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(
+            f"{type(target).__name__} is an encoder-decoder model, and these tests are of causal ones: "
+            "`forerun generate --compare` decodes with model.generate beside it"
+        )
+
+
+def _rows(name: str, prompts: Any, tokenizer: Any, vocab_size: int) -> list[list[int]]:
+    """Token ids of each prompt."""
+    if isinstance(prompts, Tensor):
+        return unpadded(prompts, None, name, vocab_size)
+    given = prompts.tolist() if getattr(prompts, "ndim", 1) == 2 else prompts
+    remedy = "must be a list of texts, or of lists of token ids"
+    return list_of(name, given, partial(_row, tokenizer=tokenizer, vocab_size=vocab_size), remedy)
+
+
+def _row(name: str, prompt: Any, tokenizer: Any, vocab_size: int) -> list[int]:
+    if isinstance(prompt, str) and tokenizer is None:
+        raise InvalidArgument(
+            f"{name}: texts need a tokenizer: give tokenizer=, or prompts and open_prompts as token ids"
+        )
+    if isinstance(prompt, str) and not callable(tokenizer):
+        refuse("tokenizer", tokenizer, "cannot encode the texts of prompts; use transformers.AutoTokenizer")
+    ids = text_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt
+    token = partial(integer, low=0, high=vocab_size - 1, remedy=f"the target's token ids are 0 to {vocab_size - 1}")
+    row = list_of(name, ids, token, "must be a text or a list of token ids")
+    if not row:
+        refuse(name, prompt, "is empty; give at least one token")
+    return row
 
 
 def check_pair(
@@ -122,8 +163,8 @@ def check_pair(
     """
     if not prompts or not open_prompts:
         raise InvalidArgument(f"{len(prompts)} prompts and {len(open_prompts)} open prompts: give at least one of each")
-    settings = settings or CheckSettings()
-    reporter = reporter or Silent()
+    settings = CheckSettings() if settings is None else settings
+    reporter = Silent() if reporter is None else reporter
     reporter.start("the model's own rounding")
     rounding = max(reference.deviation(pair.model, prompt) for prompt in prompts[:MEASURED])
     with _drafter_failures() as failures:
