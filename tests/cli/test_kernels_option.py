@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ from click.testing import CliRunner
 
 from cli.command import Command
 from forerun import decoder, kernels
-from forerun.cli.main import cli
+from forerun.cli.main import COMMANDS, cli
 
 needs_kernels = pytest.mark.skipif(kernels.why_not_numba() is not None, reason="no compiled kernels here")
+PAGE = Path(__file__).parents[2] / "docs/cpu.md"
 SHORT = ("--max-new-tokens", "6")
 
 
@@ -28,6 +31,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(decoder, "scorer_of", scorer)
     return found
+
+
+def test_the_page_names_each_command_that_has_it() -> None:
+    commands = {name: lazy.load() for name, lazy in COMMANDS.items()}
+    having = {name for name, command in commands.items() if any(p.name == "kernels" for p in command.params)}
+    (line,) = (line for line in PAGE.read_text().splitlines() if line.startswith("| command line | `--kernels"))
+    assert set(re.findall(r"`(\w+)`", line.partition(" of ")[2])) == having
 
 
 @needs_kernels

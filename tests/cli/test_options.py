@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from forerun.cli.main import COMMANDS, LazyCommand, cli
 from forerun.cli.options import GroupedCommand, options_from, settings_from
 from forerun.config import ModelSettings, SpeculationSettings
+from forerun.drafters.named import NAMES
 
 WIDTH = 80
 
@@ -100,6 +101,13 @@ def test_library_and_command_line_have_the_same_defaults() -> None:
     for settings in (ModelSettings(), SpeculationSettings()):
         for name in settings.__slots__:
             assert parameters[name] == getattr(settings, name)
+
+
+def test_the_help_of_drafters_names_each_kind() -> None:
+    (option,) = (p for p in COMMANDS["generate"].load().params if p.name == "draft")
+    assert isinstance(option, click.Option) and option.help is not None
+    assert [name for name in NAMES if f"'{name}'" not in option.help] == []
+    assert "8-bit copy" in option.help  # what `auto` may draft with on a CPU
 
 
 def commands(table: dict[str, LazyCommand], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
