@@ -21,7 +21,8 @@ def section() -> list[str]:
 
 
 def _shown(record: Record, name: str) -> list[str]:
-    lines = [f"`benchmarks/results/{name}`, by `python -m benchmarks.families`: {'; '.join(record.remarks)}.", ""]
+    remarks = "; ".join(remark.rstrip(".") for remark in record.remarks)
+    lines = [f"`benchmarks/results/{name}`, by `python -m benchmarks.families`: {remarks}.", ""]
     picture = PAGE.with_name(name).with_suffix(".png")
     if picture.exists():
         lines += [f"![The same as bars]({picture.name})", ""]

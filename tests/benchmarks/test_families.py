@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.families import run
+from benchmarks.families import page, run
 from benchmarks.families.report import figure, make_record, tables
 from benchmarks.families.results import (
     DECODE,
@@ -66,6 +66,20 @@ def test_steps_and_prompts_are_drawn_as_shares_of_transformers() -> None:
     assert [panel.series[0].y for panel in drawn.panels] == [(0.5,), (0.75,)]
     assert drawn.panels[0].x_names == ("a",) and drawn.panels[1].series[0].x == (4096,)
     assert figure(results(())) is None
+
+
+def test_the_page_shows_the_records() -> None:
+    assert len(list(page.RECORDS.glob("families-*.json"))) >= 3
+    assert "\n".join(page.section()) in page.PAGE.read_text(), "python -m benchmarks.families --page writes it anew"
+
+
+def test_remarks_on_the_page_end_with_one_full_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = make_record(results((Step("a", FUSED, 1, 1, 0.5),)), complete=False)
+    assert record.remarks[-1].endswith(".")
+    record.save(tmp_path / "families-x.json")
+    monkeypatch.setattr(page, "RECORDS", tmp_path)
+    (line,) = (line for line in page.section() if line.startswith("`benchmarks/results/families-x.json`"))
+    assert line.endswith(".") and ".." not in line and ".;" not in line
 
 
 def test_a_record_is_added_to(tmp_path: Path) -> None:
