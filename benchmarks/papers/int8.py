@@ -147,5 +147,5 @@ def _verdict(record: Record) -> list[str]:
         f"**Acceptance.** On summaries it {told[change.holds(0.0)]}. Greedy summaries of the two have "
         f"{agreement(record):.0%} of their tokens in common before they part.",
         "**Speed.** What steps take in integers is measured by `python -m benchmarks.cpu_steps --narrow w8a8` "
-        "(quantised.md), not here. Pass rates of programs are not measured.",
+        "(quantise-on-load.md), not here. Pass rates of programs are not measured.",
     )

@@ -139,8 +139,9 @@ def _gpu(index: int) -> Device:
         return Device(name, what, "torch reference", "torch reference", "step by step", f"{lack}; bfloat16 by default")
     rounds = "CUDA graphs, recorded when a shape is first met: seconds once; --no-compile turns it off"
     why = (
-        "common families have fused layers (docs/gpu.md); bfloat16 by default; keys and values of 131072 tokens, "
-        "or of as many as fit 40 % of the memory that is free when the first sequence comes; --cache-tokens sets it"
+        "common families have fused layers (docs/fused-layers.md); bfloat16 by default; keys and values of 131072 "
+        "tokens, or of as many as fit 40 % of the memory that is free when the first sequence comes; --cache-tokens "
+        "sets it"
     )
     return Device(name, what, "Triton kernels", "Triton kernels", rounds, why)
 
