@@ -67,6 +67,8 @@ test: lint  ## Lint, and a quick test of every promise: nine minutes on two core
 test-slow: $(VENV)/.dev  ## What make test leaves out, forty minutes: more rules, families, drafters, larger samples
 	$(TESTS) -m slow $(SLOW)
 
+SCALE := -m "not slow"
+test-all: SCALE :=
 test-all: test test-slow test-scale  ## All three, the whole suite
 
 # Ray takes a minute to install, and nothing else needs it.
@@ -74,8 +76,8 @@ $(VENV)/.scale: requirements/scale.txt $(VENV)/.dev
 	$(PIP) install -r requirements/scale.txt
 	@touch $@
 
-test-scale: $(VENV)/.scale  ## Replicas on a cluster of Ray, with faults: five minutes
-	$(TESTS) -n 0 tests/serve/replicas
+test-scale: $(VENV)/.scale  ## Replicas on a cluster of Ray, with faults: four minutes; test-all adds a config file's
+	$(TESTS) -n 0 tests/serve/replicas $(SCALE)
 
 # Most of the time goes into compiling kernels, which several processes do side by side. Each begins with a stretch of
 # tests of its own (worksteal): neighbours use the same kernels, and what one process has compiled the others find on disk.
