@@ -32,6 +32,7 @@ class AnswerText:
 
     `hidden` are ids that end the sequence: where one has no text, only its log-probability is told, if it is asked for.
     Where nobody asks for tokens (`by_token` is false), a piece may be the text of several: that costs a fraction.
+    With `context` the text goes on from those tokens, as a prompt's does.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class AnswerText:
         stops: Sequence[str] = (),
         hidden: frozenset[int] = frozenset(),
         by_token: bool = True,
+        context: Sequence[int] = (),
     ) -> None:
         self.stops, self.hidden = tuple(stops), hidden
         self.by_token = by_token or bool(stops)  # of a piece across the beginning of a stop string nothing is sent
         self.has_stopped = False  # at a stop string, which is cut off
-        self._text = StreamDecoder(tokenizer)
+        self._text = StreamDecoder(tokenizer, context)
         self._held: list[Piece] = []
 
     def push_all(self, gained: Sequence[Gained]) -> list[Piece]:

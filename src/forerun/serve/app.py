@@ -28,7 +28,7 @@ from forerun.serve.formats import ChatFormat, CompletionFormat
 from forerun.serve.grammar import wants_grammar
 from forerun.serve.model import ServedModel
 from forerun.serve.schemas import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
-from forerun.serve.service import Service
+from forerun.serve.service import Asked, Service
 from forerun.serve.settings import AddressSettings
 from forerun.serve.speech import SpeechService
 from forerun.serve.speech_routes import add_speech
@@ -94,8 +94,8 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
         tools, prompt, requests = await _prepared(prepare, body, http)
         written = ChatFormat(model, logprobs=bool(body.logprobs), origins=_wants_origins(body), tools=tools)
-        n = body.n or 1
-        return await Call(requests, written, len(prompt), best_of=n, n=n).answer(service, http, body)
+        n, asked = body.n or 1, Asked(written.by_token)
+        return await Call(requests, written, len(prompt), asked, best_of=n, n=n).answer(service, http, body)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionBody, http: Request) -> Response:
@@ -107,11 +107,16 @@ def _add_generation(app: FastAPI, service: Service) -> None:
             return prompts, completion_requests(body, prompts, model)
 
         prompts, requests = await _prepared(prepare, body, http)
-        echoes = [await service.echo(prompt, body.logprobs) for prompt in prompts] if body.echo else []
         written = CompletionFormat(model, logprobs=body.logprobs is not None, origins=_wants_origins(body))
-        n = body.n or 1
-        call = Call(requests, written, sum(map(len, prompts)), best_of=body.best_of or n, n=n, echoes=echoes)
-        return await call.answer(service, http, body)
+        n, number = body.n or 1, sum(map(len, prompts))
+        asked = Asked(
+            written.by_token,
+            continues=True,
+            echo=bool(body.echo),
+            alternatives=body.logprobs,
+            only_echo=body.max_tokens == 0,
+        )
+        return await Call(requests, written, number, asked, best_of=body.best_of or n, n=n).answer(service, http, body)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

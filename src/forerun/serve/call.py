@@ -13,11 +13,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from forerun.engine import Request
-from forerun.serve.answer_text import Piece
 from forerun.serve.errors import ApiError
 from forerun.serve.formats import Answer, Format, usage
 from forerun.serve.schemas import Generation
-from forerun.serve.service import Choice, Gain, Service
+from forerun.serve.service import Asked, Choice, Gain, Service
 
 CLIENT_LEFT = 499  # nobody reads it; nginx writes it into its log for the same reason
 WRITER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # json.dumps makes a new one for every chunk
@@ -31,22 +30,21 @@ class Call:
     requests: Sequence[Request]
     format: Format
     num_prompt_tokens: int
+    asked: Asked
     best_of: int = 1  # of so many sequences of each prompt ...
     n: int = 1  # ... so many are returned
-    echoes: Sequence[Sequence[Piece]] = ()  # each prompt's own pieces, where they are to be returned
     choices: dict[int, Choice] = field(default_factory=dict)
 
     async def answer(self, service: Service, http: HttpRequest, body: Generation) -> Response:
         if not body.stream:
             return await unless_left(http, self._whole(service))
-        gains = service.decode(self.requests, self.format.by_token)
-        if self.requests:
-            await anext(gains)  # an error before the first byte has a status of its own
+        gains = service.decode(self.requests, self.asked)
+        await anext(gains)  # an error before the first byte has a status of its own
         events = self._events(gains, body)
         return StreamingResponse(events, media_type="text/event-stream", headers=NO_BUFFERING)
 
     async def _whole(self, service: Service) -> Response:
-        async with aclosing(service.decode(self.requests, self.format.by_token)) as gains:
+        async with aclosing(service.decode(self.requests, self.asked)) as gains:
             async for gain in gains:
                 if gain is not None:
                     self.choices[gain.choice.index] = gain.choice
@@ -54,17 +52,12 @@ class Call:
         return JSONResponse(self.format.whole(self._returned(decoded), usage(self.num_prompt_tokens, decoded)))
 
     def _returned(self, decoded: Sequence[Choice]) -> list[Choice]:
-        """The best of each prompt's sequences, behind the prompt where it is echoed."""
-        if not self.requests:  # nothing but the prompts
-            return [_only_prompt(list(echo)) for echo in self.echoes]
+        """The best of each prompt's sequences."""
         kept: list[Choice] = []
         for start in range(0, len(decoded), self.best_of):
             group = decoded[start : start + self.best_of]
             if self.best_of > self.n:
                 group = sorted(group, key=lambda choice: -choice.mean_logprob)[: self.n]
-            for choice in group:
-                if self.echoes:
-                    choice.pieces = [*self.echoes[start // self.best_of], *choice.pieces]
             kept += group
         return kept
 
@@ -81,8 +74,9 @@ class Call:
             return _event(self.format.chunk(choices, **more))
 
         try:
-            for event in map(chunk, self._beginning()):
-                yield event
+            for index in range(len(self.requests)):
+                if (opening := self.format.opening(index)) is not None:
+                    yield chunk([opening])
             async with aclosing(gains):
                 async for gain in gains:
                     if gain is None:
@@ -96,22 +90,8 @@ class Call:
             last = _event(error.body)
         yield f"{last}data: [DONE]\n\n"
 
-    def _beginning(self) -> list[list[Answer]]:
-        """Chunks before the first token: the assistant's role, or the prompts."""
-        number = len(self.requests) or len(self.echoes)
-        chunks = [[opening] for index in range(number) if (opening := self.format.opening(index)) is not None]
-        if self.echoes:
-            ends = None if self.requests else "length"
-            chunks += [[self.format.part(index, self.echoes[index // self.n], ends)] for index in range(number)]
-        return chunks
-
     def _usage(self) -> Answer:
         return usage(self.num_prompt_tokens, [self.choices[index] for index in sorted(self.choices)])
-
-
-def _only_prompt(pieces: list[Piece]) -> Choice:
-    prompt = tuple(piece.token for piece in pieces)
-    return Choice(0, Request(prompt=prompt, max_new_tokens=1), pieces=pieces, finish_reason="length")
 
 
 def _event(answer: Answer) -> str:

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from forerun.engine import AsyncEngine
 from forerun.engine.row import TokenLogprob
+from forerun.errors import EngineClosed
 from forerun.models.passes import between_passes
 
 CHUNK = 256  # tokens between two rounds of those that decode: their logits are all that is held at once
@@ -26,7 +27,13 @@ async def prompt_logprobs(
     for start in range(0, len(prompt) - 1, CHUNK):
         inputs, targets = list(prompt[start : start + CHUNK]), list(prompt[start + 1 : start + CHUNK + 1])
         future = engine.between_steps(lambda: _score(model, cache, inputs, targets, alternatives))  # noqa: B023
-        found += await asyncio.wrap_future(future)
+        try:
+            found += await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # nobody waits for it any more
+                raise
+            raise EngineClosed("the engine was closed before this prompt was read") from None
     return found
 
 

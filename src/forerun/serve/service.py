@@ -12,13 +12,13 @@ from enum import Enum
 from forerun.engine import AsyncEngine, FinishReason, Request, Stats
 from forerun.errors import ForerunError
 from forerun.serve.admission import Admission, Place
-from forerun.serve.answer_text import PROMPT, AnswerText, Piece
+from forerun.serve.answer_text import AnswerText, Piece
 from forerun.serve.backend import Backend, Ending, Gained, LocalBackend
+from forerun.serve.echo import Echo
 from forerun.serve.errors import ApiError, shutting_down, told
 from forerun.serve.metrics import Metrics, Times
 from forerun.serve.model import ServedModel
 from forerun.serve.settings import ServiceSettings
-from forerun.text import pieces as texts_of
 
 KEEP_ALIVE = 15.0  # seconds without a token after which a stream says that it is still there
 FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -48,6 +48,20 @@ class Gain:
     choice: Choice
     pieces: list[Piece]
     finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be told of a call's sequences."""
+
+    by_token: bool = True  # unless they are, pieces may be of several tokens
+    continues: bool = False  # the text goes on from the prompt's; else it begins anew, as a turn of a chat
+    echo: bool = False  # the prompt's own pieces come first ...
+    alternatives: int | None = None  # ... with log-probabilities, and with those of so many other tokens
+    only_echo: bool = False  # and nothing comes after them
+
+
+ANSWER = Asked()
 
 
 class Service:
@@ -87,18 +101,22 @@ class Service:
         """As it was seen last."""
         return self.backend.state.is_alive
 
-    async def decode(self, requests: Sequence[Request], by_token: bool = True) -> AsyncGenerator[Gain | None, None]:
+    async def decode(self, requests: Sequence[Request], asked: Asked = ANSWER) -> AsyncGenerator[Gain | None, None]:
         """All choices of one call, as they come; None once all have been let in, and where nothing comes for long.
 
-        Leaving it ends those that have not ended. Unless it is `by_token`, pieces may be of several tokens.
+        Leaving it ends those that have not ended.
         """
         self.check_is_open()
+        if asked.echo and asked.alternatives is not None and self.backend.is_split:
+            raise ApiError(400, "log-probabilities of a prompt are not offered by a model that is split over processes")
+        echo = Echo(self.model.tokenizer, self.backend, asked.alternatives) if asked.echo else None
         deadline = time.monotonic() + self.settings.timeout
         choices = [Choice(index, request) for index, request in enumerate(requests)]
         places = self.admission.enter([len(request.prompt) for request in requests])
         try:
             yield None
-            streams = [self._decode(choice, place, by_token) for choice, place in zip(choices, places, strict=True)]
+            pairs = zip(choices, places, strict=True)
+            streams = [self._decode(choice, place, asked, echo) for choice, place in pairs]
             async with aclosing(_merged(streams, deadline)) as gains:
                 async for gain in gains:
                     yield gain
@@ -110,25 +128,23 @@ class Service:
         if self.is_draining:
             raise shutting_down()
 
-    async def echo(self, prompt: Sequence[int], alternatives: int | None) -> list[Piece]:
-        """The prompt's own pieces, with log-probabilities where they are asked for."""
-        texts = texts_of(self.model.tokenizer, prompt)
-        if alternatives is None:
-            return [Piece(text, token, PROMPT) for text, token in zip(texts, prompt, strict=True)]
-        self.check_is_open()
-        if self.backend.is_split:
-            raise ApiError(400, "log-probabilities of a prompt are not offered by a model that is split over processes")
-        found = await self.backend.prompt_logprobs(prompt, alternatives)
-        return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
-
-    async def _decode(self, choice: Choice, place: Place, by_token: bool) -> AsyncGenerator[Gain, None]:
+    async def _decode(
+        self, choice: Choice, place: Place, asked: Asked, echo: Echo | None
+    ) -> AsyncGenerator[Gain, None]:
         """One choice, from the queue to its end. Rounds that came while the loop was busy are told at once."""
         times, request = Times(time.perf_counter()), choice.request
-        text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, by_token)
+        context = request.prompt if asked.continues else ()
+        text = AnswerText(self.model.tokenizer, request.stop_strings, request.stop_ids, asked.by_token, context)
         outcome = "abort"
         try:
             async with place:
                 times.started = time.perf_counter()
+                if echo is not None:
+                    yield _gained(choice, await echo.of(request.prompt))
+                if asked.only_echo:
+                    outcome = choice.finish_reason = "length"
+                    yield _gained(choice, [])
+                    return
                 with closing(self.backend.submit(request)) as stream:
                     while not text.has_stopped and (gained := await stream.gathered()):
                         if pieces := self._read(choice, gained, text, times):

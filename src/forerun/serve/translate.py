@@ -43,20 +43,31 @@ def chat_prompt(messages: Sequence[Message], tools: Sequence[Tool] | None, model
 
 
 def completion_requests(body: CompletionBody, prompts: Sequence[Sequence[int]], model: ServedModel) -> list[Request]:
-    """One for each sequence, prompt by prompt; none where nothing is to be decoded (`max_tokens` 0)."""
+    """One for each sequence, prompt by prompt; where nothing is to be decoded (`max_tokens` 0), one for each prompt."""
     n, best_of = body.n or 1, body.best_of or body.n or 1
     if best_of < n:
         raise refused("best_of", f"must be at least n, which is {n}")
     if best_of > n and body.stream:
         raise refused("best_of", "what is best is known at the end: leave out stream, or best_of")
     if body.max_tokens == 0:
-        if not body.echo:
-            raise refused("max_tokens", "must be at least 1, or 0 with echo: true")
-        return []
+        _check_only_echo(body)
+        for prompt in prompts:
+            _check_fits(prompt, model)
+        return _requests(body, prompts, [1] * len(prompts), 1, body.logprobs, model)
     logprobs = body.logprobs if body.logprobs is not None or best_of == n else 0
     limit = DEFAULT_COMPLETION if body.max_tokens is None else body.max_tokens
     budgets = [_budget(prompt, limit, model, is_default=body.max_tokens is None) for prompt in prompts]
     return _requests(body, prompts, budgets, best_of, logprobs, model)
+
+
+def _check_only_echo(body: CompletionBody) -> None:
+    if not body.echo:
+        raise refused("max_tokens", "must be at least 1, or 0 with echo: true")
+    for name in ("n", "best_of"):
+        if (getattr(body, name) or 1) > 1:
+            raise refused(name, "with max_tokens 0 there is one text for each prompt: leave it out")
+    if body.min_tokens:
+        raise refused("min_tokens", "must not be above max_tokens, which is 0")
 
 
 def chat_tools(body: ChatBody, model: ServedModel) -> Tools | None:
@@ -153,6 +164,16 @@ def _call(call: EarlierCall) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise refused("messages", f"the arguments of the call {call.id!r} must be a JSON object, written as text")
     return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _check_fits(prompt: Sequence[int], model: ServedModel) -> None:
+    """For a prompt that nothing follows: it may fill the context."""
+    context = model.context_length
+    if context is not None and len(prompt) > context:
+        raise ApiError(
+            400, f"this server holds {context} tokens a request; the prompt has {len(prompt)}",
+            param="prompt", code="context_length_exceeded",
+        )  # fmt: skip
 
 
 def _budget(prompt: Sequence[int], limit: int | None, model: ServedModel, is_default: bool = False) -> int:

@@ -71,6 +71,8 @@ class EngineHost:
         self.out: SimpleQueue[Told | Any] = SimpleQueue()  # None: the last
         self.outlets: dict[int, Outlet] = {}
         self._compiling: set[int] = set()
+        self._scoring: dict[int, tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None] = {}  # None: not begun
+        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(HELPERS, "forerun-helper")
         self._grammar = lru_cache(MOST_GRAMMARS)(self._compile)
 
@@ -109,7 +111,9 @@ class EngineHost:
             case Abort(number):
                 self._compiling.discard(number)
                 self._abort(number)
-            case Score():
+                self._abort_score(number)
+            case Score(number):
+                self._scoring[number] = None
                 self._pool.submit(self._score, message)
             case Look(number):
                 self.out.put(Answer(number, self.backend.state))
@@ -145,12 +149,30 @@ class EngineHost:
         return Grammar(text, "grammar", self.model.grammar_tokenizer, self.model.stop_ids)
 
     def _score(self, asked: Score) -> None:
+        """In a helper's thread."""
+        with suppress(asyncio.CancelledError):  # whoever asked has left
+            asyncio.run(self._scored(asked))
+
+    async def _scored(self, asked: Score) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            if asked.number not in self._scoring:
+                return
+            self._scoring[asked.number] = asyncio.get_running_loop(), task
         try:
-            found = asyncio.run(self.backend.prompt_logprobs(asked.prompt, asked.alternatives))
+            self.out.put(Answer(asked.number, await self.backend.prompt_logprobs(asked.prompt, asked.alternatives)))
         except Exception as error:
             self.out.put(failed(asked.number, told(error)))
-        else:
-            self.out.put(Answer(asked.number, found))
+        finally:
+            with self._lock:
+                self._scoring.pop(asked.number, None)
+
+    def _abort_score(self, number: int) -> None:
+        with self._lock:
+            if (begun := self._scoring.pop(number, None)) is not None:
+                loop, task = begun
+                loop.call_soon_threadsafe(task.cancel)
 
     def _write(self, beginning: Beginning) -> None:
         """All that there is to tell at once: usually the gains of one round, while the device works on the next.

@@ -172,6 +172,9 @@ class RemoteBackend(Backend, asyncio.Protocol):
         answer = self._questions[number] = self._loop.create_future()
         try:
             return await answer
+        except asyncio.CancelledError:  # nobody waits for it any more
+            self.abort(number)
+            raise
         finally:
             del self._questions[number]
 

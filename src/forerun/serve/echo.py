@@ -1,0 +1,37 @@
+"""Prompts that are told again in front of their answers, with log-probabilities where they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from forerun.serve.answer_text import PROMPT, Piece
+from forerun.serve.backend import Backend
+from forerun.text import pieces as texts_of
+
+SHORT_PROMPT = 256  # tokens: their texts are read sooner than a thread wakes
+
+
+class Echo:
+    """Pieces of the prompts of one call, made once for all sequences that follow the same."""
+
+    def __init__(self, tokenizer: Any, backend: Backend, alternatives: int | None) -> None:
+        self._tokenizer, self._backend, self._alternatives = tokenizer, backend, alternatives
+        self._made: dict[tuple[int, ...], list[Piece]] = {}
+        self._turn = asyncio.Lock()
+
+    async def of(self, prompt: tuple[int, ...]) -> list[Piece]:
+        async with self._turn:
+            if prompt not in self._made:
+                self._made[prompt] = await self._make(prompt)
+        return self._made[prompt]
+
+    async def _make(self, prompt: tuple[int, ...]) -> list[Piece]:
+        if len(prompt) <= SHORT_PROMPT:
+            texts = texts_of(self._tokenizer, prompt)
+        else:
+            texts = await asyncio.to_thread(texts_of, self._tokenizer, prompt)
+        if self._alternatives is None:
+            return [Piece(text, token, PROMPT) for text, token in zip(texts, prompt, strict=True)]
+        found = await self._backend.prompt_logprobs(prompt, self._alternatives)
+        return [Piece(text, token, PROMPT, lp) for text, token, lp in zip(texts, prompt, found, strict=True)]
