@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -72,3 +74,20 @@ def leave_early(folder: str) -> Any:
 def test_ranks_that_call_when_rank_0_has_ended(tmp_path: Path) -> None:
     tiny_model("llama", vocab=VOCAB).save_pretrained(tmp_path)
     assert run_ranks(2, leave_early, str(tmp_path))[1].startswith("RankLost: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("raised_by_it", "is_shown"), [("[gloo/pair.cc] reset by peer", False), ("a mistake", True)])
+def test_a_worker_whose_peer_has_gone_says_so_in_a_line(raised_by_it: str, is_shown: bool) -> None:
+    """Whatever it waits for: a thread that reads standard input is no reason to complain at the end."""
+    program = (
+        "import sys; import forerun.parallel.__main__ as m\n"
+        "def work(*some): raise RuntimeError(sys.argv[1])\n"
+        "m.work = work; m.main('1', '3', '0', 'cpu')"
+    )
+    command = [sys.executable, "-c", program, raised_by_it]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None and process.wait(120) == 1
+        said = process.stderr.read()
+    assert said.endswith(f"forerun: rank 1 has ended: RuntimeError: {raised_by_it}\n")
+    assert ("Traceback" in said) is is_shown and "Fatal" not in said

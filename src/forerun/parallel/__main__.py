@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 import threading
+import traceback
 
 import torch
+import torch.distributed as dist
 
-from forerun.errors import RankLost
+from forerun.errors import RankLost, kind_and_line
 from forerun.parallel.start import work
 
 
@@ -20,7 +22,23 @@ def main(rank: str, size: str, port: str, device: str) -> None:
         work(int(rank), int(size), int(port), torch.device(device))
     except RankLost:  # rank 0 has ended, and has said why
         os._exit(1)
+    except Exception as error:
+        if not _is_of_peers(error):
+            traceback.print_exc()
+        _end(f"forerun: rank {rank} has ended: {kind_and_line(error)}")
     os._exit(0)  # without waiting for peers that hang
+
+
+def _is_of_peers(error: Exception) -> bool:
+    """Whether it tells of another rank that has gone: rank 0 says what that means, and where it was says nothing."""
+    return isinstance(error, dist.DistError) or any(library in str(error) for library in ("gloo", "NCCL"))
+
+
+def _end(message: str) -> None:
+    """At once: an interpreter that ends waits for the thread that reads standard input, and complains of it."""
+    sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _end_with_parent() -> None:
