@@ -12,6 +12,7 @@ from forerun import PromptLookup, RandomDraft, SpeculativeDecoder
 from forerun.errors import InvalidArgument, UnsupportedModel
 from forerun.math.attention import Form
 from forerun.models import families
+from forerun.models.bodies import readers
 from forerun.models.families import Layout
 from forerun.models.scorer import Scorer
 from support.census import Recipe, build, causal_recipes
@@ -71,6 +72,34 @@ def test_tokens_that_see_the_future_are_refused() -> None:
     scorer.admit(0)
     with pytest.raises(UnsupportedModel, match="see those that follow them"):
         scorer.score([0], [[5, 6, 7]])
+
+
+@pytest.mark.parametrize("kernels", ["on", "off"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gptj", "bloom", "deepseek_v3"])
+def test_a_configuration_that_is_not_causal_is_refused(name: str, kernels: str) -> None:
+    """transformers' mask builders read it; attention's own modules say nothing of it."""
+    model, text = of_type(name).float(), torch.tensor([[5, 6, 7, 9]])
+    causal = model(text, use_cache=False).logits
+    model.config.is_causal = False
+    assert not torch.allclose(model(text, use_cache=False).logits[:, :-1], causal[:, :-1]), "control"
+    with pytest.raises(UnsupportedModel, match="load it with is_causal=True"):
+        SpeculativeDecoder(model, None, kernels=kernels)
+    assert readers.why_not(model) == "attention in both directions"
+
+
+def test_a_decoder_behind_an_encoder_that_is_not_causal_is_refused() -> None:
+    model = copy.deepcopy(tiny_model("t5"))
+    model.get_decoder().config.is_causal = False
+    with pytest.raises(UnsupportedModel, match="load it with is_causal=True"):
+        SpeculativeDecoder(model, None)
+
+
+def test_a_model_that_stops_being_causal_is_refused() -> None:
+    model = copy.deepcopy(tiny_model("llama"))
+    decoder = SpeculativeDecoder(model, None, kernels="on")
+    model.config.is_causal = False
+    with pytest.raises(UnsupportedModel, match="load it with is_causal=True"):
+        decoder.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2)
 
 
 @pytest.mark.parametrize("name", sorted(families.REASONS))

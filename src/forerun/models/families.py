@@ -107,6 +107,7 @@ def inspect(model: PreTrainedModel, *, headless: bool = False) -> Family:
     if reason := REASONS.get(config.model_type):
         raise UnsupportedModel(f"{type(model).__name__} {reason}; use model.generate for it")
     _refuse_encoder(model)
+    _refuse_bidirectional(model, config)
     _refuse_unrewindable(model, config)
     head = None if headless else model.get_output_embeddings()
     if not headless and head is None and not hasattr(model, "lm_head"):
@@ -128,6 +129,7 @@ def inspect_seq2seq(model: PreTrainedModel) -> Family:
             f"known are {', '.join(sorted(SEQ2SEQ_FAMILIES))}; use model.generate for it"
         )
     _refuse_unloaded(model)
+    _refuse_bidirectional(model, model.get_decoder().config)
     head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head; load it with AutoModelForSeq2SeqLM")
@@ -162,6 +164,15 @@ def _refuse_encoder(model: PreTrainedModel) -> None:
         raise UnsupportedModel(
             f"{type(model).__name__} was loaded as an encoder, whose tokens see those that follow them; load it with "
             "is_decoder=True"
+        )
+
+
+def _refuse_bidirectional(model: PreTrainedModel, config: Any) -> None:
+    """transformers' mask builders read this of any family's configuration; attention's modules may say otherwise."""
+    if not getattr(config, "is_causal", True):
+        raise UnsupportedModel(
+            f"{type(model).__name__} has is_causal={config.is_causal} in its configuration, so its tokens see those "
+            "that follow them; load it with is_causal=True"
         )
 
 
@@ -209,7 +220,7 @@ def _context_length(config: Any) -> int | None:
     Long-RoPE and dynamic RoPE choose frequencies from the largest position in the batch, so past that point a long
     neighbour would change everyone's numbers.
     """
-    if getattr(config, "alibi", False) or config.model_type == "bloom":
+    if (config.model_type == "falcon" and config.alibi) or config.model_type == "bloom":
         return None
     limit = next((found for name in LIMITS if (found := getattr(config, name, None))), None)
     if config.model_type == "moshi":  # its cache forgets what lies before the window, which its mask knows nothing of

@@ -233,5 +233,5 @@ def decoder_of(config: Any, layers: Sequence[DecoderLayer], last_norm: Any, size
         raise NotDescribed(f"{len(layers)} layers where the configuration has {config.num_hidden_layers}")
     norm, heads = read_norm(last_norm, layers[0].attention.out.weight), int(config.num_attention_heads)
     assert norm is not None
-    key_heads = int(more.pop("num_key_heads", None) or getattr(config, "num_key_value_heads", None) or heads)
+    key_heads = int(more.pop("num_key_heads", None) or heads)
     return Decoder(heads, key_heads, size, tuple(layers), norm, **more)

@@ -45,11 +45,16 @@ from forerun.models.bodies.parts import (
 
 # Families whose fused layers the whole test suite is run with: their models need no self-check.
 PROVEN = ("llama", "mistral", "qwen2", "qwen3")
+SCALED_LOGITS = frozenset({"granite", "granitemoe", "hyperclovax", "minicpm3"})  # by `logits_scaling`
+CAPPED_LOGITS = frozenset({"gemma2", "gemma3_text", "vaultgemma"})  # by `final_logit_softcapping`
+CAPPED_SCORES = frozenset({"Gemma2Attention", "VaultGemmaAttention"})  # Gemma 3 has the setting and does not use it
 
 
 def describe(model: PreTrainedModel) -> Decoder:
     """The decoder below (and the scaling behind) a model's head, or `NotDescribed`."""
     config = model.config.get_text_config(decoder=True)
+    if not getattr(config, "is_causal", True):  # which mask builders read, whatever attention's own modules say
+        raise NotDescribed("attention in both directions")
     try:
         made = FAMILIES[config.model_type](untouched.text_model(model), config)
     except (AttributeError, KeyError, TypeError, ValueError) as odd:
@@ -74,7 +79,9 @@ def why_not(model: PreTrainedModel) -> str | None:
 
 def _check_shapes(decoder: Decoder) -> None:
     """Whether the products fit each other and the heads."""
-    width = decoder.norm.weight.shape[-1]
+    width, shared_key = decoder.norm.weight.shape[-1], decoder.value_size
+    if shared_key is not None and any(table(1).shape[-1] != 2 * shared_key for table in decoder.tables):
+        raise NotDescribed("shared keys of which a part is rotated")
     for index, layer in enumerate(decoder.layers):
         attention = layer.attention
         fits = _latent_fits if isinstance(attention, LatentAttention) else _heads_fit
@@ -131,16 +138,15 @@ def shape_of(part: Product) -> tuple[int, int]:
 
 
 def _with_head(decoder: Decoder, model: Any, config: Any) -> Decoder:
-    """What the model's own forward does to the head's logits."""
-    scaling = getattr(config, "logits_scaling", None)
-    if scaling and config.model_type != "hyperclovax":  # which multiplies by it
-        scaling = 1 / scaling
-    is_with_images = type(model).__name__ in untouched.WITH_IMAGES  # such a model leaves soft caps out
-    return replace(
-        decoder,
-        logit_multiplier=float(scaling if scaling else getattr(model, "logit_scale", 1.0)),
-        logit_softcap=None if is_with_images else getattr(config, "final_logit_softcapping", None),
-    )
+    """What the model's own forward does to the head's logits, by its family: a configuration keeps every key that
+    config.json has, those of other families too."""
+    multiplier, softcap = float(getattr(model, "logit_scale", 1.0)), None
+    if config.model_type in SCALED_LOGITS:
+        scaling = float(config.logits_scaling)
+        multiplier = scaling if config.model_type == "hyperclovax" else 1 / scaling
+    if config.model_type in CAPPED_LOGITS and type(model).__name__ not in untouched.WITH_IMAGES:  # those leave it out
+        softcap = config.final_logit_softcapping
+    return replace(decoder, logit_multiplier=multiplier, logit_softcap=softcap)
 
 
 Window = Callable[[Any, int], int]  # (configuration, layer)
@@ -149,11 +155,17 @@ ReadMlp = Callable[[Any], Mlp | Experts]
 
 def _typed_window(config: Any, index: int) -> int:
     """Where layers have types, some of them see a window alone."""
-    return int(config.sliding_window or 0) if config.layer_types[index] == "sliding_attention" else 0
+    return _window(config.sliding_window) if config.layer_types[index] == "sliding_attention" else 0
 
 
 def _one_window(config: Any, index: int) -> int:
-    return int(getattr(config, "sliding_window", None) or 0)
+    return 0 if config.sliding_window is None else _window(config.sliding_window)
+
+
+def _window(size: int | None) -> int:
+    if not size or size < 0:
+        raise NotDescribed(f"a window of {size} tokens")
+    return int(size)
 
 
 def _no_window(config: Any, index: int) -> int:
@@ -190,7 +202,7 @@ def _llama(
         attention = Attention(
             read_qkv(own, index),
             read_product(getattr(own, out)),
-            Scale(float(own.scaling), getattr(own, "attn_logit_softcapping", None), _sinks(own)),
+            Scale(float(own.scaling), _softcap(own), _sinks(own)),
             window=window(config, index),
             angles=(kinds.index(config.layer_types[index]) if by_type else 0) if _is_rotated(own) else None,
             **read_head_norms(own, head_norms),
@@ -211,10 +223,16 @@ def _llama(
         [layer(*pair) for pair in enumerate(base.layers)],
         getattr(base, last_norm),
         base.layers[0].self_attn.head_dim,
+        num_key_heads=config.num_key_value_heads,
         tables=angle_tables(base, config, kinds, doubled, halved),
         is_interleaved=is_interleaved,
         embedding_multiplier=float(getattr(base, "embedding_multiplier", 1.0)),
     )
+
+
+def _softcap(attention: Any) -> float | None:
+    found: float | None = attention.attn_logit_softcapping if type(attention).__name__ in CAPPED_SCORES else None
+    return found
 
 
 def _sinks(attention: Any) -> Tensor | None:
