@@ -67,6 +67,10 @@ def _in_place(model: Any) -> None:
     model.model.layers[0].self_attn.v_proj.weight.data.mul_(-1)
 
 
+def _angles(model: Any) -> None:
+    model.model.rotary_emb.inv_freq.mul_(3)
+
+
 def _hook(model: Any) -> None:
     model.model.layers[0].mlp.register_forward_hook(lambda module, given, made: -made)
 
@@ -103,8 +107,8 @@ def _resize(model: Any) -> None:
 
 
 CHANGES = [
-    _swap_layer, _swap_linear, _new_parameter, _new_norm, _new_head, _untie, _assign, _load, _data, _in_place, _hook,
-    _pre_hook_on_the_model, _own_forward, _setting, _fewer_layers, _double, _half, _resize,
+    _swap_layer, _swap_linear, _new_parameter, _new_norm, _new_head, _untie, _assign, _load, _data, _in_place,
+    _angles, _hook, _pre_hook_on_the_model, _own_forward, _setting, _fewer_layers, _double, _half, _resize,
 ]  # fmt: skip
 
 
@@ -131,6 +135,21 @@ def test_the_next_call_says_what_the_changed_model_says(change: Callable[[Any], 
         torch.tensor([PROMPT]), max_new_tokens=NUMBER, do_sample=False, custom_generate=decoder.as_custom_generate()
     )
     assert inside[0, len(PROMPT) :].tolist() == after
+
+
+@pytest.mark.parametrize("layers", [slice(None), slice(1, 2)], ids=["all", "one"])
+def test_angles_that_every_layer_keeps_for_itself(layers: slice) -> None:
+    """GPT-J's, of which the fused layers hold one table: where one layer's is another, the modules run."""
+    model = copy.deepcopy(tiny_model("gptj"))
+    decoder = SpeculativeDecoder(model, None, kernels="on")
+    before = said(decoder)
+    assert decoder.engine.target.is_fused and before == plain_greedy(model, PROMPT, NUMBER)
+    for layer in model.transformer.h[layers]:
+        layer.attn.embed_positions.mul_(3)
+    after = plain_greedy(model, PROMPT, NUMBER)
+    assert after != before, "control"
+    assert said(decoder) == after
+    assert decoder.engine.target.is_fused == (layers == slice(None))
 
 
 def test_a_model_that_stays_is_not_made_ready_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,6 +259,47 @@ class TestFingerprint:
         before = checksum(model)
         weight.data.copy_(swapped)
         assert checksum(model) != before, "rows in another order"
+
+    @pytest.mark.parametrize("shape", [(32, 6), (3, 5), (7,), (4, 2, 3), (0, 4), ()])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+    def test_rows_of_any_size(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Read eight bytes at a time where a row has a multiple of them."""
+        module = nn.Module()
+        module.table = nn.Buffer(torch.ones(shape, dtype=dtype))
+        before = checksum(module)
+        assert checksum(module) == before
+        for number in range(module.table.numel()):
+            module.table.data.view(-1)[number] += 1
+            assert checksum(module) != before
+            module.table.data.view(-1)[number] -= 1
+        assert checksum(module) == before
+
+    def test_rows_that_are_kept_with_odd_tables(self) -> None:
+        """T5's bias has a row of twelve bytes for six heads."""
+        model = copy.deepcopy(tiny_model("t5", num_heads=6)).to(torch.bfloat16)
+        decoder = SpeculativeDecoder(model, None, keep_rows=2)
+        for _ in range(2):
+            assert len(decoder.generate(torch.tensor([PROMPT]), max_new_tokens=2).sequences[0]) == 3
+
+    def test_values_that_tables_are_made_of(self) -> None:
+        """Of buffers and other tensors, not of parameters, which are read where they lie."""
+        model = nn.BatchNorm1d(2)
+        model.table = torch.ones(2)
+        seen = Fingerprint.of(model)
+        with torch.no_grad():
+            model.weight.add_(1)
+        assert seen.fits(model)
+        model.table.add_(1)
+        assert not seen.fits(model)
+        seen = Fingerprint.of(model)
+        model.running_mean.add_(1)
+        assert not seen.fits(model)
+
+    def test_tensors_whose_changes_nobody_counts(self) -> None:
+        model = nn.Module()
+        with torch.inference_mode():
+            model.table = nn.Buffer(torch.ones(2))
+        assert Fingerprint.of(model).fits(model)
 
     def test_a_new_module_at_an_old_address(self) -> None:
         """Nothing is kept alive, so addresses of the old are free for the new."""

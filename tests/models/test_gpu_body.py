@@ -293,6 +293,24 @@ def test_tables_are_made_once_for_a_capacity() -> None:
     assert len(body._tables[0]) > 1024
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["in place", "with the weights"])
+def test_tables_follow_what_they_were_made_of(replaced: bool) -> None:
+    model = copy.deepcopy(model_of("llama"))
+    scorer = Scorer(model, use=Kernels.ON)
+    assert isinstance(scorer.body, GpuBody)
+    before = scorer.body._tables[0].clone()
+    model.model.rotary_emb.inv_freq.mul_(3)
+    if replaced:  # in the middle of a call
+        model.model.norm.weight.data = model.model.norm.weight.clone()
+        scorer.body._refresh(1)
+    else:
+        assert scorer.has_changed()
+        scorer.renew()
+    assert isinstance(scorer.body, GpuBody)
+    torch.testing.assert_close(scorer.body._tables[0], readers.describe(model).tables[0](len(before)))
+    assert not torch.allclose(scorer.body._tables[0], before), "control"
+
+
 MEDIUM = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "cohere2", "starcoder2", "olmo2", "granite")
 
 

@@ -30,7 +30,8 @@ _PLAIN = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A model's modules, parameters, hooks and settings: equal for as long as nothing but values has changed."""
+    """A model's modules, parameters, hooks and settings: equal for as long as nothing but parameters' values has
+    changed."""
 
     objects: tuple[weakref.ref[Any], ...]  # modules, parameters, buffers: told by identity, and not kept alive
     facts: tuple[Any, ...]
@@ -63,12 +64,12 @@ def _walk(model: nn.Module) -> tuple[list[Any], list[Any]]:
         kind, inside = type(module), module.__dict__
         facts += (kind, kind.forward, *inside["_modules"])
         waiting += (child for child in inside["_modules"].values() if child is not None)
-        for tensors in (inside["_parameters"], inside["_buffers"]):
+        for tensors, place in ((inside["_parameters"], _place), (inside["_buffers"], _place_and_version)):
             for name, tensor in tensors.items():
                 facts.append(name)
                 if tensor is not None:
                     objects.append(tensor)
-                    facts.append(_place(tensor))
+                    facts.append(place(tensor))
         for hooks in (inside["_forward_hooks"], inside["_forward_pre_hooks"]):
             if hooks:  # each has a number that no other ever had
                 facts += (("hook", n) for n, h in hooks.items() if getattr(h, "__module__", None) != COLLECTORS)
@@ -78,7 +79,7 @@ def _walk(model: nn.Module) -> tuple[list[Any], list[Any]]:
                 configs[id(value)] = value
             elif isinstance(value, Tensor):
                 objects.append(value)
-                facts.append(_place(value))
+                facts.append(_place_and_version(value))
             elif name == "forward":
                 facts.append(value)
             elif (fact := _fact(value)) is not None:
@@ -94,6 +95,15 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return tensor.dtype, tensor.device, tensor.shape  # what else there is to tell lies within, if anywhere
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape
+
+
+def _place_and_version(tensor: Tensor) -> tuple[Any, ...]:
+    """The same of what is no parameter, and how often it was written to: tables of angles are made from its values."""
+    return *_place(tensor), _version(tensor)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # torch counts none of the others' changes
 
 
 def _fact(value: Any) -> Any:
@@ -126,15 +136,15 @@ def checksum(model: nn.Module) -> list[int]:
         if is_memory(tensor) and not tensor.is_quantized and tensor.device.type != "meta":
             by_device.setdefault(tensor.device, []).append(_sum(tensor))
         else:  # whose numbers lie we do not know where: what torch has counted of its changes must do
-            versions.append(0 if tensor.is_inference() else tensor._version)
+            versions.append(_version(tensor))
     return [*versions, *(number for sums in by_device.values() for number in torch.stack(sums).tolist())]
 
 
 def _sum(tensor: Tensor) -> Tensor:
     """One integer that depends on every bit and, roughly, on its place."""
     numbers = tensor.detach().flatten().view(torch.uint8)
-    if len(numbers) % 8 == 0 and numbers.storage_offset() % 8 == 0:
-        numbers = numbers.view(torch.int64)
-    rows = numbers.view(len(tensor), -1) if tensor.ndim > 1 else numbers[:, None]
+    rows = numbers.view(len(tensor), -1) if tensor.ndim > 1 and len(numbers) else numbers[:, None]
+    if rows.shape[1] % 8 == 0 and rows.storage_offset() % 8 == 0:
+        rows = rows.view(torch.int64)
     sums = rows.sum(dim=-1, dtype=torch.int64)
     return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()

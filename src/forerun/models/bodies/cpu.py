@@ -88,7 +88,6 @@ class CpuBody(DescribedBody):
     def __init__(self, model: PreTrainedModel, num_threads: int, use: Kernels = Kernels.AUTO) -> None:
         self.num_threads = num_threads
         self.use = use  # of the head's product
-        self._angles = np.zeros((1, 0, 0), dtype=np.float32)
         self._scratch = np.zeros(0, dtype=np.float32)
         super().__init__(model)
 
@@ -214,6 +213,7 @@ class CpuBody(DescribedBody):
     def _take_weights(self) -> None:
         """Addresses; `decoder` and the model hold the tensors."""
         says = self.decoder
+        self._angles = np.zeros((1, 0, 0), dtype=np.float32)
         self._layers = np.zeros(len(says.layers), dtype=stack.LAYER)
         self._heads = np.stack([_heads(layer.attention, says) for layer in says.layers])
         for entry, layer in zip(self._layers, says.layers, strict=True):

@@ -132,7 +132,6 @@ class GpuBody(DescribedBody):
         """`group`: of processes that hold other heads and other parts of the MLP."""
         self._group = group
         super().__init__(model)
-        self._tables = [table(GRAIN) for table in self.decoder.tables]
 
     def hidden_at(
         self,
@@ -265,6 +264,7 @@ class GpuBody(DescribedBody):
     def _take_weights(self) -> None:
         self.layers = [_with_weights(layer, self.model.device, self._group) for layer in self.decoder.layers]
         self._rehearsed = layers_of_each_kind(self.layers)
+        self._tables = [table(GRAIN) for table in self.decoder.tables]
         like = self.decoder.norm.weight
         sizes = self.decoder.head_size, self.decoder.value_size or self.decoder.head_size
         self._like = tuple(like.new_empty(0, self.decoder.num_key_heads, size) for size in sizes)

@@ -566,6 +566,9 @@ def _gptj(base: Any, config: Any) -> Decoder:
         mlp = read_plain_mlp(module.mlp, "fc_in", "fc_out", "act")
         return DecoderLayer(attention, mlp, read_norm(module.ln_1), is_parallel=True)
 
+    first, *others = (module.attn.embed_positions for module in base.h)
+    if any(not torch.equal(each.to(first.device), first) for each in others):
+        raise NotDescribed("layers that rotate by tables of their own")
     layers = [layer(*pair) for pair in enumerate(base.h)]
     tables = (partial(_stored_angles, base),)
     return decoder_of(config, layers, base.ln_f, size, tables=tables, is_interleaved=True)
