@@ -12,9 +12,9 @@ def test_identities_are_what_a_row_counts_itself() -> None:
     torch.manual_seed(0)
     x, weights = torch.randn(3, 8), ExpertWeights(torch.randn(2, 12, 8), torch.randn(2, 8, 6), Activation.SILU)
     chosen, shares = torch.tensor([[0, 3, 1], [2, 3, 4], [1, 0, 2]]), torch.rand(3, 3)
-    own_shares, own_chosen, counted = without_identities(shares, chosen, 2)
-    assert own_chosen.max() < 2 and counted.shape == (3, 1)
-    got = run_experts(x, own_chosen, own_shares, weights) + counted * x
+    own_shares, own_chosen, identities = without_identities(shares, chosen, 2)
+    assert own_chosen.max() < 2 and identities.share.shape == (3, 1)
+    got = identities.added(run_experts(x, own_chosen, own_shares, weights), x)
     for row in range(3):
         want = torch.zeros(8)
         for place, expert in enumerate(chosen[row].tolist()):
@@ -22,3 +22,16 @@ def test_identities_are_what_a_row_counts_itself() -> None:
             made = x[row] if expert >= 2 else run_experts(x[row][None], *alone, weights)[0]
             want += shares[row, place] * made
         torch.testing.assert_close(got[row], want)
+
+
+def test_identities_stay_apart_from_experts_that_the_row_has_not_chosen() -> None:
+    """The first expert is infinite: nothing times that is no number."""
+    x, first = torch.randn(2, 8), torch.randn(3, 12, 8)
+    first[0] = torch.inf
+    weights = ExpertWeights(first, torch.randn(3, 8, 6), Activation.SILU)
+    shares, chosen, identities = without_identities(torch.full((2, 2), 0.5), torch.tensor([[3, 2], [4, 3]]), 3)
+    made = run_experts(x, chosen, shares, weights)
+    assert made[1].isnan().any(), "control"
+    got = identities.added(made, x)
+    alone = run_experts(x[:1], torch.tensor([[2]]), torch.tensor([[0.5]]), weights)[0]
+    torch.testing.assert_close(got, torch.stack([alone + x[0] / 2, x[1]]))

@@ -78,6 +78,20 @@ def test_families(family: str) -> None:
     check(torch.cat([scorer.score([0], [[token]]) for token in NEW[0]]), want[0])
 
 
+def test_experts_that_nobody_chose_have_no_part_in_identities() -> None:
+    """LongCat's first expert is infinite, and its router never chooses it."""
+    model = described_model("longcat_flash")
+    for layer in model.model.layers:
+        layer.mlp.experts.down_proj[0] = torch.inf
+        layer.mlp.router.e_score_correction_bias[0] = -100.0
+    want = expected(model)
+    assert all(logits.isfinite().all() for logits in want), "control"
+    scorer = _scorer(model)
+    feed(scorer)
+    for own, right in zip(scorer.score([0, 1], NEW).split([len(new) for new in NEW]), want, strict=True):
+        check(own, right)
+
+
 def _scorer(model: Any, **more: Any) -> Scorer:
     scorer = Scorer(model, use=Kernels.ON, **more)
     assert scorer.is_fused, choose.why_not(model)

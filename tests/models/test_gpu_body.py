@@ -24,7 +24,7 @@ from forerun.models import static_pass
 from forerun.models.bodies import gpu, parts, readers
 from forerun.models.bodies.base import ForwardPass
 from forerun.models.bodies.gpu import GpuBody
-from forerun.models.bodies.merging import merged
+from forerun.models.bodies.merging import expert_weights, merged
 from forerun.models.scorer import Scorer
 from forerun.models.self_check import tried
 from forerun.models.static_pass import StaticPass
@@ -309,6 +309,23 @@ def test_tables_follow_what_they_were_made_of(replaced: bool) -> None:
     assert isinstance(scorer.body, GpuBody)
     torch.testing.assert_close(scorer.body._tables[0], readers.describe(model).tables[0](len(before)))
     assert not torch.allclose(scorer.body._tables[0], before), "control"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_identities_do_not_meet_what_others_overflow_with() -> None:
+    """LongCat's in float16: the first expert is infinite, and of three rows one has chosen it."""
+    block = copy.deepcopy(model_of("longcat_flash")).half().model.layers[0].mlp
+    block.experts.gate_up_proj[0] *= 2000
+    says = parts.read_experts_and_identities(block)
+    weights, identity = expert_weights(says.module, says.activation), says.module.num_routed_experts
+    chosen = torch.tensor([[1, identity], [identity + 1, identity], [identity, 0]], device=DEVICE)
+    shares = torch.tensor([[0.5, 0.25], [0.5, 0.125], [0.25, 0.5]], device=DEVICE)
+    inner = torch.randn(3, block.experts.hidden_size, device=DEVICE).half()
+    says = replace(says, route=lambda x: (shares, shares, chosen))
+    got, want = gpu._with_identities(inner, says, weights), block.experts(inner, chosen, shares)
+    assert want[:2].isfinite().all() and not want[2].isfinite().all(), "control"
+    torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=2e-3 * float(want[:2].abs().max()))
+    assert not got[2].isfinite().all()
 
 
 MEDIUM = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "cohere2", "starcoder2", "olmo2", "granite")

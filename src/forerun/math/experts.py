@@ -42,12 +42,28 @@ def run_experts(
     return out.to(x.dtype)
 
 
-def without_identities(shares: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of experts [N, k] from number `count` on, which give back what they are given: what those of a row count together
-    [N, 1]. In their places stands the first expert, which counts nothing there."""
-    is_identity = chosen >= count
-    own = shares.masked_fill(~is_identity, 0).sum(-1, keepdim=True)
-    return shares.masked_fill(is_identity, 0), chosen.masked_fill(is_identity, 0), own
+@dataclass(frozen=True, slots=True)
+class Identities:
+    """Of each row, what experts count that give back what they are given."""
+
+    share: Tensor  # [N, 1] of all of them together
+    is_alone: Tensor  # [N, 1] whether the row has chosen nothing else
+
+    def added(self, made: Tensor, x: Tensor) -> Tensor:
+        """[N, H]: what the other experts made, and the identities' part of x."""
+        return made.masked_fill(self.is_alone, 0) + (self.share * x).to(made.dtype)
+
+
+def without_identities(shares: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Identities]:
+    """Take out of shares and experts [N, k] those from number `count` on, which give back what they are given.
+
+    In their places stands one that the row has chosen itself, and counts nothing there: nothing times what another
+    expert makes of a row may be no number. A row of identities alone has the first expert; `Identities` drops it.
+    """
+    is_identity, lowest = chosen >= count, chosen.amin(-1, keepdim=True)
+    own = Identities(shares.masked_fill(~is_identity, 0).sum(-1, keepdim=True), is_alone=lowest >= count)
+    stand_in = lowest.masked_fill(own.is_alone, 0)
+    return shares.masked_fill(is_identity, 0), torch.where(is_identity, stand_in, chosen), own
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, expert: int) -> Tensor:

@@ -179,12 +179,12 @@ class CpuBody(DescribedBody):
         inner, weights = torch.empty_like(x), self._experts[index]
         norms.norms(x.numpy(), self._layers[index]["before_mlp"], inner.numpy())
         _, shares, chosen = says.route(inner)
-        own = None
+        identities = None
         if says.has_identities:
-            shares, chosen, own = without_identities(shares, chosen, len(weights.second))
+            shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
         made = experts.run_experts(inner, chosen, shares, weights, self.num_threads)
-        if own is not None:
-            made += own * inner
+        if identities is not None:
+            made = identities.added(made, inner)
         if says.shared is not None:
             pairs = torch.cat([self._product(inner, part) for part in says.shared.first], dim=-1)
             other = self._product(gated(pairs, says.shared.activation), says.shared.second)

@@ -336,9 +336,9 @@ def _from_experts(inner: Tensor, says: Experts, layer: Layer) -> Tensor:
 def _with_identities(inner: Tensor, says: Experts, weights: ExpertWeights) -> Tensor:
     """The same where some of a row's experts give back what they are given."""
     scores, shares, chosen = says.route(inner)
-    shares, chosen, own = without_identities(shares, chosen, len(weights.second))
+    shares, chosen, identities = without_identities(shares, chosen, len(weights.second))
     made = ops.run_experts(inner, None, lambda _: (scores, shares, chosen), weights, says.module)
-    return made + (own * inner).to(inner.dtype)
+    return identities.added(made, inner)
 
 
 def _parallel(x: Tensor, inner: Tensor, norm: Norm | None, mixed: Tensor, layer: Layer) -> tuple[Tensor, Change | None]:
