@@ -45,7 +45,7 @@ class LayerNorm:
     weight: Tensor  # [H], or [heads, H]
     bias: Tensor | None  # [H]
     epsilon: float
-    offset: float = 0.0
+    offset: float = 0.0  # of the gain from the weight; their sum is rounded to the weight's type
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,10 @@ def normed(x: Tensor, norm: Norm | LayerNorm) -> Tensor:
 
 
 def _layer_normed(x: Tensor, norm: LayerNorm) -> Tensor:
-    if norm.bias is not None and not norm.offset:
-        return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.epsilon)
-    wide = F.layer_norm(x.float(), x.shape[-1:], eps=norm.epsilon) * (norm.offset + norm.weight.float())
-    return (wide if norm.bias is None else wide + norm.bias.float()).to(x.dtype)
+    gain = norm.weight + norm.offset if norm.offset else norm.weight  # rounded
+    if norm.bias is not None:
+        return F.layer_norm(x, gain.shape, gain, norm.bias, norm.epsilon)
+    return (F.layer_norm(x.float(), x.shape[-1:], eps=norm.epsilon) * gain.float()).to(x.dtype)
 
 
 def added(

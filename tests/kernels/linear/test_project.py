@@ -172,6 +172,13 @@ def test_norms_of_all_kinds(dtype: torch.dtype) -> None:
         check(norms.normed(heads, each), reference.normed(heads, each).float())
 
 
+def test_gains_that_are_stored_less_one_are_rounded_before_they_multiply() -> None:
+    """Nemotron's: with gains in float32 a fifth of the numbers had other bits."""
+    x, weight, bias = (numbers(*shape, dtype=torch.float16) for shape in ((64, 70), (70,), (70,)))
+    want = torch.nn.functional.layer_norm(x, (70,), weight + 1, bias, 1e-5)
+    assert (norms.normed(x, LayerNorm(weight, bias, 1e-5, 1.0)) != want).float().mean() < 0.01
+
+
 @pytest.mark.parametrize("plan", [SMALL, ONE])
 def test_a_huge_row_in_half_precision(plan: Plan) -> None:
     """60000 times a gain of 2 has no float16: it must be divided first, or multiplied in float32."""

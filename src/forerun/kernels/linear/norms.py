@@ -160,6 +160,7 @@ def norm_kernel(
     if HAS_NORM:
         gain = tl.load(gain_ptr + head * gain_head + d, mask=there, other=0.0).to(tl.float32) + offset
         if CENTRED:
+            gain = gain.to(gain_ptr.dtype.element_ty).to(tl.float32)
             x = tl.where(there, x - tl.sum(x, 0) / SIZE, 0.0)
         x *= 1.0 / tl.sqrt(tl.sum(x * x, 0) / SIZE + epsilon)
         x = scaled(x, gain, KIND, WIDE)

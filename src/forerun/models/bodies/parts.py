@@ -35,7 +35,9 @@ ACTIVATIONS = {
     "ReLUSquaredActivation": Activation.RELU_SQUARED,
 }
 LESS_ONE = frozenset({"GemmaRMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm", "VaultGemmaRMSNorm"})  # gains are stored so
-WIDE = frozenset({"Olmo2RMSNorm", "Olmo3RMSNorm", "FlexOlmoRMSNorm", "HeliumRMSNorm"})  # gains are applied in float32
+WIDE = frozenset({
+    "Olmo2RMSNorm", "Olmo3RMSNorm", "FlexOlmoRMSNorm", "GptOssRMSNorm", "HeliumRMSNorm",
+})  # gains are applied in float32  # fmt: skip
 
 
 DEEPSEEK_ROUTERS = frozenset({
