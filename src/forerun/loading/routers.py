@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from torch import nn
+
+CHOOSING = ("Router", "Gating", "Gate")  # how the names of routers' classes end
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # as configurations call it
 
 
 def routers(model: nn.Module) -> set[nn.Module]:
-    """Linear layers inside modules that correct scores: such families compute them in float32.
+    """Linear layers that choose experts: a rounding may send a token to others, whose text is another.
 
-    Routers of other families are no linear layers of torch's own.
+    They lie in a module that is called a router, in one that corrects scores, or beside the experts, with an output for
+    each. Many families' routers are no linear layers of torch's own and would not be quantised anyway.
     """
-    choosing = (module for module in model.modules() if hasattr(module, "e_score_correction_bias"))
-    return {child for module in choosing for child in module.children() if type(child) is nn.Linear}
+    counts = _numbers_of_experts(model)
+    return {linear for module in model.modules() for linear in _choosing(module, counts) if type(linear) is nn.Linear}
+
+
+def _choosing(module: nn.Module, counts: set[int]) -> Iterator[nn.Module]:
+    name = type(module).__name__
+    if name.endswith(CHOOSING) and not name.endswith("ForgetGate"):  # of recurrent layers
+        yield from module.modules()
+    if hasattr(module, "e_score_correction_bias"):
+        yield from module.children()
+    if hasattr(module, "experts"):
+        yield from (child for child in module.children() if getattr(child, "out_features", None) in counts)
+
+
+def _numbers_of_experts(model: nn.Module) -> set[int]:
+    config: Any = getattr(model, "config", None)
+    if config is None:
+        return set()
+    found = (getattr(config.get_text_config(decoder=True), name, None) for name in COUNTS)
+    return {count for count in found if isinstance(count, int)}
