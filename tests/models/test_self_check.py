@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ from forerun.models.bodies import readers
 from forerun.models.bodies.base import ForwardPass, FusedBody
 from forerun.models.bodies.description import Decoder
 from forerun.models.scorer import Scorer
-from forerun.models.self_check import Kind, described, self_check, tried
+from forerun.models.self_check import Kind, _plain_tokens, described, self_check, tried
 from forerun.models.seq2seq import scorer_of
 from support.census import Recipe, build, causal_recipes, seq2seq_recipes
 from support.described import described_model
@@ -218,6 +219,17 @@ def test_an_error_inside_is_a_refusal_with_its_cause(monkeypatch: MonkeyPatch) -
     with pytest.raises(UnsupportedModel, match="RuntimeError: mat1 and mat2") as caught:
         tried(scorer)
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_settings_of_any_shape_whose_names_speak_of_tokens() -> None:
+    """Configurations keep what config.json has; ids among it are no plain text, wherever they stand."""
+    model = copy.deepcopy(tiny_model("llama"))
+    model.config.special_tokens_map = {"image": 3, "names": ["<a>", "<b>"], "others": [[4, 5], {"6": 7}]}
+    model.config.token_weights, model.config.tokenizer_class, model.config.add_token = [0.5, None], "Own", True
+    scorer = scorer_of(model)
+    tried(scorer)
+    plain = _plain_tokens(scorer)
+    assert not {3, 4, 5, 7} & set(plain) and {6, 8} <= set(plain)
 
 
 def test_nothing_stays_behind() -> None:

@@ -183,8 +183,17 @@ def _plain_tokens(scorer: Scorer) -> list[int]:
     for config in (scorer.model.config, scorer.model.config.get_text_config(decoder=True)):
         for name, value in vars(config).items():
             if "token" in name:
-                special |= set(value if isinstance(value, list | tuple) else [value])
+                special |= set(_whole_numbers(value))
     return [token for token in range(scorer.vocab_size) if token not in special]
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    """Those in a setting, however deep: configurations keep whatever config.json has."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _whole_numbers(part)
 
 
 @dataclass(frozen=True, slots=True)
