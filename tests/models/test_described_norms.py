@@ -14,7 +14,7 @@ from forerun.models.bodies.untouched import text_model
 from support.described import FAMILIES, described_model
 
 
-def norms(family: str) -> dict[str, nn.Module]:
+def norms(family: str) -> dict[str, Any]:
     """One of each class and shape."""
     found = {}
     for module in text_model(described_model(family).bfloat16()).modules():
@@ -28,7 +28,7 @@ def test_the_bits_of_the_modules(family: str) -> None:
     found = norms(family)
     assert found
     for name, module in found.items():
-        weight: Any = next(module.parameters(), None)
+        weight = next(module.parameters(), None)
         shape = module.normalized_shape if weight is None else weight.shape
         for parameter in module.parameters():
             nn.init.normal_(parameter, 0.5)

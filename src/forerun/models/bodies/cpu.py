@@ -85,6 +85,8 @@ def _divided(layer: DecoderLayer) -> Iterator[Tensor]:
 class CpuBody(DescribedBody):
     """What lies below a model's head, run by `kernels.cpu.stack` over the ragged cache."""
 
+    _angles: Floats  # [tables, positions, 2 T]
+
     def __init__(self, model: PreTrainedModel, num_threads: int, use: Kernels = Kernels.AUTO) -> None:
         self.num_threads = num_threads
         self.use = use  # of the head's product
