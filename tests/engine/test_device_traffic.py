@@ -141,7 +141,9 @@ def test_every_request_says_what_it_says_alone(seed: int) -> None:
     traffic = Traffic.drawn(seed)
     for request, result, gained in traffic.serve():
         wanted = traffic.alone(request)
-        assert tuple(gained) == result.tokens, "what was told round by round is what there is"
+        # What a failing step had gained is told by the next; a row that is aborted in between has it in its result.
+        told = result.tokens[: len(gained)] if result.finish_reason is FinishReason.ABORT else result.tokens
+        assert tuple(gained) == told, "what was told round by round is what there is"
         if result.finish_reason in CUT_SHORT:
             assert result.tokens == wanted.tokens[: len(result.tokens)]
         else:
