@@ -37,6 +37,10 @@ class Texts(RaggedCache):
     def slot(self, row: int) -> int:
         return row
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert length <= len(self.texts[source]), "a row has no more keys than it holds"
+        self.texts[target] = self.texts[source][:length]
+
     def rewind(self, row: int, length: int) -> None:
         assert length <= len(self.texts[row]), "a cache cannot be cut to more than it holds"
         del self.texts[row][length:]
