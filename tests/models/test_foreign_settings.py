@@ -90,7 +90,7 @@ def test_settings_of_the_family_are_heeded_or_refused(family: str) -> None:
         try:
             model = built(family, {name: value})
             want = expected(model)
-        except (ValueError, RuntimeError, StrictDataclassError):
+        except (AttributeError, ValueError, RuntimeError, StrictDataclassError):
             continue
         tried += 1
         assert check_fused(model, want) or choose.why_not(model), name
