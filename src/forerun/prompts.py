@@ -48,7 +48,7 @@ def prompt_of(row: Any) -> Prompt:
     if isinstance(row, ValueError):
         raise row
     if isinstance(row, str):
-        return _text(row, "the row")
+        return filled_text(row, "the row")
     if not isinstance(row, dict):
         raise ValueError(f"a {type(row).__name__} where an object or a text was expected")
     for name in CONVERSATIONS:
@@ -56,9 +56,9 @@ def prompt_of(row: Any) -> Prompt:
             return _conversation(row[name], name)
     for name in TEXTS:
         if name in row:
-            text = _text(row[name], name)
+            text = filled_text(row[name], name)
             more = row.get("input") if name == "instruction" else None
-            return f"{text}\n\n{_text(more, 'input')}" if more else text
+            return f"{text}\n\n{filled_text(more, 'input')}" if more else text
     raise ValueError(f"none of the fields {', '.join(FIELDS)}")
 
 
@@ -105,7 +105,7 @@ def _json_list(name: str, text: str) -> list[Any]:
     try:
         rows: list[Any] = parse_json(text)
     except ValueError as error:
-        raise InvalidArgument(f"{name}: {error}; correct the file") from error
+        raise InvalidArgument(f"{name}: {error}; correct it, or fetch it again") from error
     return rows
 
 
@@ -116,7 +116,8 @@ def _json(line: str) -> Any:
         return error
 
 
-def _text(value: Any, name: str) -> str:
+def filled_text(value: Any, name: str) -> str:
+    """A field that must be text and say something; ValueError tells what is wrong with it."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is {type(value).__name__}, not text")
     if not value.strip():
@@ -129,10 +130,10 @@ def _conversation(turns: Any, name: str) -> Prompt:
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"{name} must be a list with at least one turn")
     if isinstance(turns[0], str):
-        return _text(turns[0], name)
+        return filled_text(turns[0], name)
     if not all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in turns):
         raise ValueError(f"{name} must hold texts, or messages with role and content")
-    messages = [{"role": str(turn["role"]), "content": _text(turn["content"], "content")} for turn in turns]
+    messages = [{"role": str(turn["role"]), "content": filled_text(turn["content"], "content")} for turn in turns]
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:

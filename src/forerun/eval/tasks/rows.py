@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import InvalidArgument
 from forerun.eval.tasks.task import Example, Rows
-from forerun.files import parse_json, read_text
+from forerun.files import read_text
+from forerun.prompts import filled_text, rows_in
 
 
 def json_rows(make: Callable[[Mapping[str, Any]], Example]) -> Callable[[tuple[Path, ...]], Rows]:
@@ -17,7 +18,7 @@ def json_rows(make: Callable[[Mapping[str, Any]], Example]) -> Callable[[tuple[P
 
     def parse(paths: tuple[Path, ...]) -> Rows:
         for path in paths:
-            for where, row in _values(path):
+            for where, row in rows_in(read_text(path), path.name, ".json"):
                 yield where, row if isinstance(row, ValueError) else _example(make, row)
 
     return parse
@@ -46,12 +47,7 @@ def text(row: Mapping[str, Any], *names: str) -> str:
     """The first of these fields that is there; it must be text."""
     for name in names:
         if name in row:
-            value = row[name]
-            if not isinstance(value, str):
-                raise ValueError(f"{name} is {type(value).__name__}, not text")
-            if not value.strip():
-                raise ValueError(f"{name} is empty")
-            return value
+            return filled_text(row[name], name)
     raise ValueError(f"has no field {' or '.join(names)}")
 
 
@@ -65,28 +61,6 @@ def identity(row: Mapping[str, Any], *names: str, otherwise: str) -> str:
 
 def _lines(path: Path) -> list[str]:
     return read_text(path).rstrip("\n").split("\n")
-
-
-def _values(path: Path) -> Iterator[tuple[str, Any]]:
-    content = read_text(path)
-    if content.lstrip().startswith("["):
-        try:
-            values = parse_json(content)
-        except ValueError as error:
-            raise InvalidArgument(f"{path.name}: {error}; fetch it again") from error
-        for number, row in enumerate(values, 1):
-            yield f"{path.name}, entry {number}", row
-        return
-    for number, line in enumerate(content.split("\n"), 1):
-        if line.strip():
-            yield f"{path.name}, line {number}", _json(line)
-
-
-def _json(line: str) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        return error
 
 
 def _example(make: Callable[[Mapping[str, Any]], Example], row: Any) -> Example | ValueError:
