@@ -1,4 +1,4 @@
-"""Processes of ours that must not outlive whoever started them.
+"""Processes of ours, which must not outlive whoever started them, and what they find: cores and ports.
 
 `python -m forerun.processes PARENT SIGNAL MODULE ...` runs a module as `python -m MODULE ...` does, in a process that
 gets the signal when its parent ends, even if that one was killed; `python -m forerun.processes PARENT SIGNAL --program
@@ -11,8 +11,11 @@ import ctypes
 import os
 import runpy
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 PROGRAM = "--program"
@@ -34,6 +37,28 @@ def bind(parent: int, signum: signal.Signals) -> None:
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, int(signum), 0, 0, 0)
         if os.getppid() != parent:  # it has ended already
             os.kill(os.getpid(), signum)
+
+
+def end(process: subprocess.Popen[Any], seconds: float) -> None:
+    """Ask a child to end, and kill it where it has not after so many seconds."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def usable_cores() -> int:
+    """Those that this process may use, where the system tells; else all there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_port(host: str) -> int:
+    """One that nobody listens at now, for a server that takes no 0."""
+    with socket.create_server((host, 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forerun import kernels
 from forerun.config import Kernels
 from forerun.config import kernels as setting
+from forerun.processes import usable_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,7 +95,7 @@ def examine_cpu(name: str | None = None, model: PreTrainedModel | None = None) -
 
 
 def _why(count: int) -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         if os.environ.get(name) == str(count):
             return f"{name}={count}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.service import make_service, served_name
 from forerun.errors import InvalidArgument
+from forerun.processes import free_port, usable_cores
 from forerun.serve.settings import AddressSettings, ReplicaSettings, ServiceSettings
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ def serve_replicas(
     check_ray()
     from forerun.cli.console import say
     from forerun.serve.replicas.deployment import application
-    from forerun.serve.replicas.run import free_port, serve_until_ended
+    from forerun.serve.replicas.run import serve_until_ended
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     share = share_of(options, limits, _device(options["device"]), cores / replicas.most)
     if not address.port:
         address = replace(address, port=free_port(address.host))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun import config
+from forerun.processes import usable_cores
 from forerun.version import __version__, installed_version
 
 STAT = Path("/proc/stat")
@@ -90,7 +91,7 @@ def machine(device: Any) -> Machine:
     place = torch.device(device)
     return Machine(
         cpu=_cpu(),
-        cores=_cores(),
+        cores=usable_cores(),
         threads=torch.get_num_threads(),
         memory_gib=_memory_gib(),
         system=f"{platform.system()} {platform.machine()}",
@@ -155,12 +156,6 @@ def _cpu() -> str:
     listed = (_output("lscpu") or "").splitlines()
     names = [line.partition(":")[2].strip() for line in listed if line.startswith("Model name:")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_gib() -> float:

@@ -25,8 +25,9 @@ import pytest
 import yaml
 
 from forerun.cli import deployed
+from forerun.processes import free_port
 from forerun.serve.replicas.names import MIDDLEWARES
-from forerun.serve.replicas.run import cluster, deploy, free_port, url
+from forerun.serve.replicas.run import cluster, deploy, url
 from forerun.serve.settings import AddressSettings
 from serve.process import served
 from serve.replicas import faults

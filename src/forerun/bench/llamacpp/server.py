@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,7 +18,7 @@ from forerun.bench.methods import Prompts, Run
 from forerun.client import ApiClient
 from forerun.errors import ForerunError, ServerError
 from forerun.measure.memory import peak_bytes
-from forerun.processes import bound_program
+from forerun.processes import bound_program, end, free_port
 
 PLAIN = "none"
 COPIES = "ngram"
@@ -125,7 +124,7 @@ def modes_of(program: Path) -> tuple[str, ...]:
 @contextmanager
 def started(settings: ServerSettings, mode: str = PLAIN) -> Iterator[LlamaServer]:
     """A server that has loaded its model; its process ends with the block, or with ours."""
-    port = _free_port()
+    port = free_port("127.0.0.1")
     with tempfile.TemporaryFile() as told:
         command = bound_program(signal.SIGKILL, settings.command(mode, port))
         process = subprocess.Popen(command, stdout=told, stderr=subprocess.STDOUT, start_new_session=True)
@@ -134,12 +133,7 @@ def started(settings: ServerSettings, mode: str = PLAIN) -> Iterator[LlamaServer
             _wait_until_ready(server, lambda: _last_lines(told))
             yield server
         finally:
-            process.terminate()
-            try:
-                process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process, END_SECONDS)
 
 
 def _wait_until_ready(server: LlamaServer, last_lines: Callable[[], str]) -> None:
@@ -163,9 +157,3 @@ def _last_lines(told: IO[bytes], count: int = 3) -> str:
     told.seek(0)
     lines = told.read().decode("utf-8", "replace").splitlines()
     return " ".join(line.strip() for line in lines[-count:])
-
-
-def _free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return int(place.getsockname()[1])

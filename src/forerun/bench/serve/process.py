@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from forerun.errors import ServerError
-from forerun.processes import bound_command
+from forerun.processes import bound_command, end
 
 ADDRESS = re.compile(r"^Serving .* at (https?://\S+?): ")
 LAST_LINES = 5
@@ -29,12 +29,7 @@ def served(arguments: Sequence[str], tell: Callable[[str], None] = lambda line: 
     try:
         yield _address(process, tell)
     finally:
-        process.terminate()
-        try:
-            process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, PATIENCE)
 
 
 def _address(process: subprocess.Popen[str], tell: Callable[[str], None]) -> str:

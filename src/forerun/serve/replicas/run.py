@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import tempfile
 import threading
 import time
@@ -167,10 +166,3 @@ class _Watch:
 def url(address: AddressSettings) -> str:
     host = f"[{address.host}]" if ":" in address.host else address.host
     return f"{'https' if address.ssl_certfile else 'http'}://{host}:{address.port}"
-
-
-def free_port(host: str) -> int:
-    """One that nobody listens at now: Ray takes no 0."""
-    with socket.create_server((host, 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
