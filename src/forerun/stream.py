@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
-from types import TracebackType
 from typing import Self
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -67,9 +66,7 @@ class Stream(Iterator[list[Progress]]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __del__(self) -> None:

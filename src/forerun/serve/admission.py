@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from forerun.serve.errors import RETRY_AFTER, ApiError
@@ -24,9 +23,7 @@ class Place:
         await self._turn
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.leave()
 
     def start(self) -> None:
