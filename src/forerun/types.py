@@ -111,9 +111,14 @@ class RaggedRows:
         return sum(self.counts)
 
     @property
+    def lengths(self) -> list[int]:
+        """Keys of each row, the new ones included."""
+        return [past + count for past, count in zip(self.past, self.counts, strict=True)]
+
+    @property
     def longest(self) -> int:
         """Keys of the longest row, the new ones included."""
-        return max(past + count for past, count in zip(self.past, self.counts, strict=True))
+        return max(self.lengths)
 
 
 @runtime_checkable

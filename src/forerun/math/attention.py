@@ -160,8 +160,7 @@ def _split_masks(rows: RaggedRows, mask: Tensor | None, group: int) -> tuple[Ten
     if mask is None:
         return (None,) * len(rows.slots)
     parts = mask.split(list(rows.counts))
-    lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
-    return tuple(_folded(part[None, ..., :length], group) for part, length in zip(parts, lengths, strict=True))
+    return tuple(_folded(part[None, ..., :length], group) for part, length in zip(parts, rows.lengths, strict=True))
 
 
 def _folded(seen: Tensor, group: int) -> Tensor:

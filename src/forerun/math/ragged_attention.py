@@ -63,7 +63,7 @@ class Reach:
 
 def reach_of(rows: RaggedRows, device: torch.device, window: int = 0, table: Tensor | None = None) -> Reach:
     """The same rows with their numbers on the device: one small copy a pass."""
-    lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
+    lengths = rows.lengths
     starts = [0]
     for count in rows.counts:
         starts.append(starts[-1] + count)

@@ -110,5 +110,4 @@ def _unknown_to_the_host(rows: RaggedRows, device: torch.device) -> Reach:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
     starts = [sum(rows.counts[:i]) for i in range(len(rows.counts) + 1)]
-    lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
-    return Reach(integers(rows.slots), integers(lengths), integers(starts), max(rows.counts), CAPACITY)
+    return Reach(integers(rows.slots), integers(rows.lengths), integers(starts), max(rows.counts), CAPACITY)

@@ -75,7 +75,7 @@ def attend_across(
     # The queries of one key head side by side: [N, Hk, G, D] -> [Hk, N * G, D].
     by_head = query.reshape(tokens, heads, group, size).transpose(0, 1).contiguous()
     out = torch.empty_like(by_head)
-    lengths = [past + count for past, count in zip(rows.past, rows.counts, strict=True)]
+    lengths = rows.lengths
     scores = torch.empty(num_threads * MOST_QUERIES * max(lengths))
     with turn(num_threads):
         _across(
