@@ -178,7 +178,7 @@ def run(
     origin, readings = provenance("cpu", command), list[Reading]()
 
     def save(outcome: Outcome) -> Record:
-        record = Record(
+        return Record(
             KIND,
             origin,
             settings={"model": without_folders(model), "text": text.name, "window": size, "windows": count},
@@ -188,10 +188,7 @@ def run(
             figure=figure(readings, forms.sizes, origin.machine.name),
             remarks=(f"{count} windows of {size} tokens, of which the second half is scored; intervals of 95 %",),
             complete=outcome.complete,
-        )
-        if readings:
-            record.save(output)
-        return record
+        ).kept(output)
 
     def one(index: int, window: Window) -> None:
         readings.extend(forms.read(index, window))

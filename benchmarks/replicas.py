@@ -246,7 +246,7 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
         def save(outcome: Outcome) -> Record:
             measured, others = servers.measured(), max(servers.others, default=0.0)
             table = Table("A server with Ray and without", HEADINGS, tuple(map(_cells, measured)))
-            record = Record(
+            return Record(
                 KIND,
                 origin,
                 settings=asdict(settings) | {"model": name},
@@ -262,10 +262,7 @@ def run(settings: Settings, output: Path, reporter: Reporter, command: Sequence[
                 headline=tuple(goals(measured, others)),
                 figure=figure(measured, others, origin.machine.name),
                 complete=outcome.complete,
-            )
-            if measured:
-                record.save(output)
-            return record
+            ).kept(output)
 
         return take_turns(servers.turns(), reporter, save)
 

@@ -64,10 +64,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         measured.append(summarize(method, rate, penalised, asked.shared, outcome))
 
     def save(outcome: Outcome) -> Record:
-        record = make_record(origin, settings, measured, outcome, warmed)
-        if measured:
-            record.save(output)
-        return record
+        return make_record(origin, settings, measured, outcome, warmed).kept(output)
 
     turns = [
         Turn(f"{method}, {rate:g} a second, {penalised:.0%} penalised", partial(measure, method, rate, penalised))

@@ -109,10 +109,7 @@ def run(
             steps=tuple(StepTimes(*step, tuple(seconds)) for step, seconds in times.items()),
             notes=tuple(notes if disturbed is None else [*notes, disturbed]),
         )
-        record = make_record(results, outcome.complete)
-        if times:
-            record.save(output)
-        return record
+        return make_record(results, outcome.complete).kept(output)
 
     turns = [Turn(f"filling the caches of the {subject.name}", partial(fill, subject)) for subject in subjects]
     for repeat in range(1 + grid.repeats):

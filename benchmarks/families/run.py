@@ -86,10 +86,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
     def save(outcome: Outcome) -> Record:
         read = bandwidth if on_gpu else fastest_read(bandwidth, steps)
         results = FamilyResults(origin, {"repeats": asked.repeats}, read, notes, tuple(steps))
-        record = make_record(results, outcome.complete)
-        if steps:
-            record.save(output)
-        return record
+        return make_record(results, outcome.complete).kept(output)
 
     return take_turns([Turn(family, partial(measure, family)) for family in asked.families], reporter, save)
 

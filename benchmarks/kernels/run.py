@@ -85,10 +85,7 @@ def run(output: Path, reporter: Reporter, command: Sequence[str], sweep: bool = 
         swept[f"{case.size}: {case.name}"] = sweep_case(case, names)
 
     def save(outcome: Outcome) -> Record:
-        record = KernelResults(origin, bandwidth, tuple(measured), swept).record(outcome.complete)
-        if measured:
-            record.save(output)
-        return record
+        return KernelResults(origin, bandwidth, tuple(measured), swept).record(outcome.complete).kept(output)
 
     turns = [Turn(f"{case.size}: {case.name}, replayed", partial(replay, case)) for case in CASES]
     turns += [Turn(f"{case.size}: {case.name}, with the host", partial(call, case)) for case in CASES]

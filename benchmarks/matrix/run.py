@@ -55,10 +55,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         measured.append(measure_cell(decoders[key], pair, cell, asked))
 
     def save(outcome: Outcome) -> Record:
-        record = make_record(origin, settings, tuple(measured), outcome)
-        if measured:
-            record.save(output)
-        return record
+        return make_record(origin, settings, tuple(measured), outcome).kept(output)
 
     chosen = select(cells(asked.batches, asked.contexts), asked.only)
     chosen.sort(key=lambda cell: (cell.drafter, str(cell.policy), cell.rule))  # each decoder is made once

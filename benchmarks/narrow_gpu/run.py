@@ -73,10 +73,7 @@ def run(asked: Settings, output: Path, reporter: Reporter, command: Sequence[str
 
     def save(outcome: Outcome) -> Record:
         results.notes.update({str(i): problem for i, problem in enumerate(outcome.problems)})
-        record = make_record(results, WIDE, outcome.complete)
-        if results.timings:
-            record.save(output)
-        return record
+        return make_record(results, WIDE, outcome.complete).kept(output)
 
     return take_turns(turns(), reporter, save, seconds=asked.seconds, tolerant=True)
 

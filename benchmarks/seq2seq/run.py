@@ -54,10 +54,7 @@ def run(asked: Settings, device: torch.device, output: Path, reporter: Reporter,
         found.extend(_measured(name, pairs[name], batch, asked))
 
     def save(outcome: Outcome) -> Record:
-        record = make_record(Seq2SeqResults(origin, settings, tuple(found)), outcome.complete)
-        if found:
-            record.save(output)
-        return record
+        return make_record(Seq2SeqResults(origin, settings, tuple(found)), outcome.complete).kept(output)
 
     turns = [
         Turn(f"{name}, batch {batch}", partial(measure_pair, name, batch))

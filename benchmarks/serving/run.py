@@ -110,10 +110,7 @@ def _run(
         keep(summarize(BARE, level))
 
     def save(outcome: Outcome) -> Record:
-        record = make_record(origin, settings, measured, outcome, warmed)
-        if measured:
-            record.save(output)
-        return record
+        return make_record(origin, settings, measured, outcome, warmed).kept(output)
 
     settings = asdict(asked) | {"model": pair.name, "temperature": 1.0}
     origin = provenance(device, command)

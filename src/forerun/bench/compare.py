@@ -186,10 +186,7 @@ def run(
         results.settings["expected_seconds"] = round(schedule.total_seconds, 1)
 
         def save(outcome: Outcome) -> Record:
-            record = make_record(results, outcome.complete)
-            if results.measurements:
-                record.save(output)
-            return record
+            return make_record(results, outcome.complete).kept(output)
 
         turns = _turns(schedule, methods, settings, results.measurements)
         if settings.prompt_lengths:

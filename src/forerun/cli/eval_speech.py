@@ -92,10 +92,7 @@ def _measure(listed: Listed, path: Path, options: dict[str, Any], console: Conso
     settings = _settings(options, sizes, listed.source)
 
     def save(results: Sequence[SpeechResult], complete: bool) -> Record:
-        record = speech_record(origin, settings, results, notes, complete)
-        if results:
-            record.save(path)
-        return record
+        return speech_record(origin, settings, results, notes, complete).kept(path)
 
     with Bar(console) as bar:
         return evaluate(loaded.model, processor, methods, recordings, sizes, bar, save)

@@ -87,9 +87,7 @@ def evaluate(
         )
     finally:
         results = _results(prepared, journal, settings, target.dtype)
-        record = eval_record(origin, asdict(settings), results, missing, notes, complete)
-        if results:
-            record.save(output)
+        record = eval_record(origin, asdict(settings), results, missing, notes, complete).kept(output)
     return record
 
 

@@ -54,6 +54,12 @@ class Record:
         text = self.text()
         write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
+    def kept(self, path: Path) -> Record:
+        """The record itself, saved where anything was measured."""
+        if self.rows:
+            self.save(path)
+        return self
+
     def text(self) -> str:
         """The JSON of the file."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -46,10 +46,7 @@ def run(settings: DecodeSettings, output: Path, reporter: Reporter, command: Seq
 
     def save(outcome: Outcome) -> Record:
         bench.results.notes = outcome.problems
-        record = make_record(bench.results, outcome.complete)
-        if bench.results.calls_made:
-            record.save(output)
-        return record
+        return make_record(bench.results, outcome.complete).kept(output)
 
     return take_turns(bench.parts(), reporter, save, seconds=settings.most_seconds, tolerant=True)
 
