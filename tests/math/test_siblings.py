@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forerun.math import siblings
 from forerun.math.siblings import Choice, k_seq, k_seq_ratio, top, with_replacement, without_replacement
+from support.bisection import bisect
 
 TOLERANCE = 1e-12
 ALMOST_ONE = 1 - 2.0**-53
@@ -38,16 +39,6 @@ def ordered(q: Tensor, count: int, replaced: bool) -> list[tuple[tuple[int, ...]
         if mass > 0:
             found.append((tokens, mass))
     return found
-
-
-def bisect(holds: Callable[[Tensor], Tensor], rows: int) -> Tensor:
-    """The length of [0, h) on which `holds` is true, for every row."""
-    low, high = torch.zeros(rows, dtype=torch.float64), torch.ones(rows, dtype=torch.float64)
-    for _ in range(44):
-        middle = (low + high) / 2
-        true = holds(middle)
-        low, high = torch.where(true, middle, low), torch.where(true, high, middle)
-    return torch.where(high == 1, high, low)
 
 
 def emitted(way: Way, p: Tensor, q: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:

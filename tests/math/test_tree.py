@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from forerun.math import siblings
 from forerun.math.tree import lineage, tree_rule
 from forerun.math.verify import Noise
 from forerun.types import Draft, DraftContext, LawParams, Siblings, TreeShape
+from support.bisection import bisect
 from support.oracle import MarkovPair, all_paths, law_of
 
 TOLERANCE = 1e-12
@@ -140,15 +141,6 @@ def _stacked(pair: MarkovPair, found: dict[tuple[Any, ...], float], laws: dict[t
     return Trees(
         mass, torch.tensor(tokens), torch.tensor(parents), torch.tensor(lengths), torch.stack(p), torch.stack(q)
     )
-
-
-def bisect(holds: Callable[[Tensor], Tensor], rows: int) -> Tensor:
-    low, high = torch.zeros(rows, dtype=torch.float64), torch.ones(rows, dtype=torch.float64)
-    for _ in range(44):
-        middle = (low + high) / 2
-        true = holds(middle)
-        low, high = torch.where(true, middle, low), torch.where(true, high, middle)
-    return torch.where(high == 1, high, low)
 
 
 def steering(trees: Trees) -> Tensor:

@@ -17,6 +17,7 @@ from forerun.math import theory, verify
 from forerun.math.laws import PointMass, SparseLaw, draw
 from forerun.math.verify import Noise, block_rule, coupled_rule, token_rule
 from forerun.types import Draft, Law
+from support.bisection import bisect
 from support.oracle import MarkovPair, all_paths, law_of
 
 RuleFunction = Callable[[Law, Draft, Noise], tuple[Tensor, Tensor]]
@@ -57,16 +58,6 @@ def markov_case(vocab: int, length: int, kind: str = "full", seed: int = 0) -> t
         pair = MarkovPair(pair.target, kept / kept.sum(dim=-1, keepdim=True))
     paths = all_paths(vocab, length)
     return pair, Case(paths, pair.target_laws(paths), pair.draft_laws(paths), kind)
-
-
-def bisect(holds: Callable[[Tensor], Tensor], rows: int) -> Tensor:
-    """The length of [0, h) on which `holds` is true, for every row; `holds` turns from true to false once."""
-    low, high = torch.zeros(rows, dtype=torch.float64), torch.ones(rows, dtype=torch.float64)
-    for _ in range(47):
-        middle = (low + high) / 2
-        true = holds(middle)
-        low, high = torch.where(true, middle, low), torch.where(true, high, middle)
-    return torch.where(high == 1, high, low)
 
 
 def thresholds(case: Case, rule: RuleFunction) -> Tensor:
