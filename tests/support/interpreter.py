@@ -23,12 +23,12 @@ def kernel_tests() -> list[pytest.MarkDecorator]:
     """The marks of a file that tests Triton kernels, wherever they run: `pytestmark = kernel_tests()`."""
     if DEVICE.type == "cuda":
         return [pytest.mark.gpu]
-    _mend_loop_bounds()
+    mend_loop_bounds()
     return []
 
 
 @cache
-def _mend_loop_bounds() -> None:
+def mend_loop_bounds() -> None:
     """Triton 3.6 turns a loop's bound into a number in a way that NumPy 2.4 no longer allows."""
     from triton.runtime import interpreter
 

@@ -6,32 +6,16 @@ interpreted and the same tests run there.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from support.interpreter import DEVICE, mend_loop_bounds
+
 INTERPRETED = DEVICE.type == "cpu"
-if INTERPRETED:
-    os.environ["TRITON_INTERPRET"] = "1"
 
 pytest.importorskip("triton")
-
-
-def _mend_loop_bounds() -> None:
-    """Triton 3.6 turns a loop's bound into a number in a way that NumPy 2.4 no longer allows."""
-    from triton.runtime import interpreter
-
-    original: Any = interpreter._patch_lang_tensor
-
-    def mended(tensor: Any, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = mended
 
 
 def _mend_nested_calls() -> None:
@@ -74,6 +58,6 @@ def _allow_wrapping() -> None:
 
 
 if INTERPRETED:
-    _mend_loop_bounds()
+    mend_loop_bounds()
     _mend_nested_calls()
     _allow_wrapping()
