@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from serve.process import spawned
 from support.folders import VOCAB, save
 from support.processes import descendants
 from support.tiny import tiny_model
@@ -83,27 +84,10 @@ def test_torchrun_and_tensor_parallel_say_the_same(tmp_path: Path) -> None:
 @contextmanager
 def served(folder: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     pytest.importorskip("llguidance")
-    command = [
-        sys.executable,
-        "-m",
-        "forerun",
-        "serve",
-        folder,
-        "--port",
-        "0",
-        "--tensor-parallel",
-        "2",
-        "-d",
-        "lookup",
-    ]
-    process = subprocess.Popen([*command, "--log-level", "error"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    try:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if line.startswith("Serving "))
-        yield process, line.split(" at ")[1].split(": ")[0]
-    finally:
-        process.kill()
-        process.wait()
+    options = ("--port", "0", "--tensor-parallel", "2", "-d", "lookup", "--log-level", "error")
+    command = [sys.executable, "-m", "forerun", "serve", folder, *options]
+    with spawned(command, ENVIRONMENT) as (process, url, _):
+        yield process, url
 
 
 def is_gone(pid: int) -> bool:

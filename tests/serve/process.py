@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,15 @@ def served(model: Path | str, *options: str, port: int = 0) -> Iterator[tuple[su
     place = ("--device", "cpu", "--port", str(port), "--log-level", "error")
     command = [sys.executable, "-m", "forerun", "serve", str(model), *place, *options]
     environment = {**os.environ, "FORERUN_KERNELS": "off", "HF_HUB_OFFLINE": "1", "COLUMNS": "300"}
+    with spawned(command, environment) as server:
+        yield server
+
+
+@contextmanager
+def spawned(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """The same of any command that serves, once it is ready."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert process.stderr is not None

@@ -14,6 +14,7 @@ import pytest
 
 from forerun.client import ApiClient
 from forerun.errors import ServerError
+from serve.process import spawned
 from serve.serving import running
 from serve.soak import soak
 
@@ -66,14 +67,8 @@ def test_every_stream_ends_once_and_the_excess_is_told_to_come_back(number: int)
 @contextmanager
 def embedded(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "forerun", "serve", "--port", "0", "--log-level", "error", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if line.startswith("Serving "))
-        yield process, line.split(" at ")[1].split(": ")[0]
-    finally:
-        process.kill()
-        process.wait()
+    with spawned(command) as (process, url, _):
+        yield process, url
 
 
 @pytest.mark.slow
