@@ -15,6 +15,7 @@ from forerun.errors import ForerunWarning, InvalidArgument
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
 from forerun.types import Source
+from support.finish import finished
 from support.seq2seq import batch_of, generated, recomputed, rows_of, source_of
 from support.tiny import draft_of, tiny_model
 
@@ -181,9 +182,7 @@ def test_a_kept_row_serves_only_its_own_source() -> None:
     said = []
     for row in (0, 1, 0):
         engine.add(Request(prompt=prompt, source=source_of(rows[row]), max_new_tokens=5))
-        while not engine.is_idle:
-            engine.step()
-        said += [result.tokens for result in engine.take_results()]
+        said += [result.tokens for result in finished(engine)]
     wanted = [generated(model, {**batch_of("bart", [rows[row]]), "decoder_input_ids": torch.tensor([prompt])},
                         max_new_tokens=5)[0, 4:].tolist() for row in (0, 1)]  # fmt: skip
     assert [list(tokens) for tokens in said] == [wanted[0], wanted[1], wanted[0]]

@@ -19,6 +19,7 @@ from forerun.kernels import why_not_numba
 from forerun.math.attention import Form
 from forerun.types import Origin
 from support.batches import padded
+from support.finish import tokens_by_request
 from support.heads import head_of
 from support.recompute import check, recomputed
 from support.ties import check_greedy, deviation
@@ -204,9 +205,7 @@ def test_rows_do_not_know_of_each_other() -> None:
             if not together:
                 while not engine.is_idle:
                     engine.step()
-        while not engine.is_idle:
-            engine.step()
-        found.append({result.request.request_id: result.tokens for result in engine.take_results()})
+        found.append(tokens_by_request(engine))
     assert found[0] == found[1]
 
 

@@ -16,6 +16,7 @@ from forerun.math.laws import PointMass
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant, Policy
 from forerun.types import BatchView, Draft, DraftContext
+from support.finish import finished
 from support.tiny import plain_greedy, tiny_model
 
 PROMPT = (3, 14, 15, 9, 2, 6)
@@ -66,9 +67,7 @@ class OneLength(Policy):
 def decoded(drafter: Any, policy: Any) -> tuple[Engine, list[int]]:
     engine = Engine(Scorer(tiny_model("llama")), drafter, policy, strict=True)
     engine.add(Request(prompt=PROMPT, max_new_tokens=12))
-    while not engine.is_idle:
-        engine.step()
-    (result,) = engine.take_results()
+    (result,) = finished(engine)
     assert result.stats.num_draft_tokens > 0
     return engine, list(result.tokens)
 

@@ -24,6 +24,7 @@ from forerun.models.draft_head import DraftHead
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Adjuster, Draft, DraftContext, LawParams
+from support.finish import finished
 from support.heads import head_logits, head_of
 from support.tiny import plain_greedy, ragged_prompts, tiny_model
 
@@ -327,9 +328,7 @@ def engine_of(drafter: Any, length: int = 3, **options: Any) -> Engine:
 
 
 def finish(engine: Engine) -> list[tuple[int, ...]]:
-    while not engine.is_idle:
-        engine.step()
-    return [result.tokens for result in engine.take_results()]
+    return [result.tokens for result in finished(engine)]
 
 
 @pytest.mark.quick(every=2)
@@ -346,9 +345,7 @@ def test_the_next_turn_of_a_chat(edited: bool) -> None:
     rates = []
     for either in (engine, fresh):
         either.add(Request(prompt=second, max_new_tokens=16))
-        while not either.is_idle:
-            either.step()
-        result = either.take_results()[0]
+        result = finished(either)[0]
         assert list(result.tokens) == plain_greedy(model, list(second), 16)
         rates.append((result.stats.num_draft_tokens, result.stats.num_accepted_tokens))
     # The fresh row drafts nothing in its first round, because its prompt runs in that round; the kept one can.

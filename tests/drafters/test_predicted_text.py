@@ -13,6 +13,7 @@ from forerun.drafters import DraftModel, Tree, with_predictions
 from forerun.engine import Request
 from forerun.errors import InvalidArgument
 from forerun.types import DraftContext, LawParams
+from support.finish import finished
 from support.tiny import tiny_model
 
 PROMPT = [1, 2, 3]
@@ -104,9 +105,7 @@ def second_tokens(samples: int, temperature: float) -> Counter[int]:
         decoder.engine.add(
             Request(prompt=(5, 6, 7), max_new_tokens=2, params=params, seed=1, request_id=number, prediction=EXPECTED)
         )
-    while not decoder.engine.is_idle:
-        decoder.engine.step()
-    done = decoder.engine.take_results()
+    done = finished(decoder.engine)
     assert sum(row.stats.num_accepted_tokens for row in done) > samples / 20, "predictions are tried and come true"
     return Counter(row.tokens[1] for row in done)
 

@@ -31,6 +31,7 @@ from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.policy.base import Policy
 from forerun.types import Rule
+from support.finish import tokens_by_request
 from support.heads import head_of
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
@@ -110,9 +111,7 @@ class InPython:
 
 
 def finish(made: Engine) -> Texts:
-    while not made.is_idle:
-        made.step()
-    return {result.request.request_id: result.tokens for result in made.take_results()}
+    return tokens_by_request(made)
 
 
 def texts(made: Engine, asked: Sequence[Request]) -> Texts:

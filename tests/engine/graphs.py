@@ -6,9 +6,10 @@ from functools import lru_cache
 
 import torch
 
-from exactness.sampling import PROMPT
+from exactness.sampling import PLAIN, PROMPT
 from forerun.config import SamplingParams
 from forerun.engine import Engine, Request
+from support.finish import finished, tokens_by_request
 from support.markov import joint_law, toy_pair
 from support.tiny import ragged_prompts
 
@@ -27,12 +28,21 @@ def requests(number: int, *params: SamplingParams) -> list[Request]:
 
 
 def texts(made: Engine, asked: list[Request]) -> dict[int, tuple[int, ...]]:
-    for request in asked:
-        made.add(request)
-    while not made.is_idle:
-        made.step()
+    found = tokens_by_request(made, asked)
     assert made.runner is None or not made.runner.is_disabled
-    return {result.request.request_id: result.tokens for result in made.take_results()}
+    return found
+
+
+def samples_of(made: Engine) -> list[tuple[int, ...]]:
+    """Many texts of a toy pair, to be held against `law`."""
+    assert made.runner is not None
+    found: list[tuple[int, ...]] = []
+    for start in range(0, NUMBER, ROWS):
+        numbers = range(start, start + ROWS)
+        asked = (Request(prompt=PROMPT, max_new_tokens=6, params=PLAIN, seed=1, request_id=i) for i in numbers)
+        found += [result.tokens for result in finished(made, asked)]
+    assert made.runner.recorder.num_recordings and not made.runner.is_disabled
+    return found
 
 
 @lru_cache

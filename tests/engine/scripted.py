@@ -13,6 +13,7 @@ from forerun.math.laws import PointMass
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Draft, DraftContext
+from support.finish import finished
 from support.tiny import plain_greedy, tiny_model
 
 VOCAB = 97
@@ -75,11 +76,7 @@ def engine_with(drafter: Any, length: int = 4, **settings: Any) -> Engine:
 
 def finish(engine: Engine, *requests: Request) -> list[RowResult]:
     """Results in the order of the requests."""
-    for request in requests:
-        engine.add(request)
-    while not engine.is_idle:
-        engine.step()
-    results = {result.request.request_id: result for result in engine.take_results()}
+    results = {result.request.request_id: result for result in finished(engine, requests)}
     return [results[request.request_id] for request in requests]
 
 

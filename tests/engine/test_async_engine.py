@@ -21,6 +21,7 @@ from forerun.errors import EngineClosed, InvalidArgument
 from forerun.models.scorer import Scorer
 from forerun.policy.heuristics import Constant
 from forerun.types import Origin
+from support.finish import finished
 from support.tiny import ragged_prompts, tiny_model
 
 PROMPTS = ragged_prompts(6, 97, seed=3, longest=12)
@@ -40,9 +41,7 @@ def request(number: int, tokens: int = 10) -> Request:
 def alone(number: int, tokens: int = 10) -> tuple[int, ...]:
     engine = make_engine()
     engine.add(request(number, tokens))
-    while not engine.is_idle:
-        engine.step()
-    return engine.take_results()[0].tokens
+    return finished(engine)[0].tokens
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine.graphs import GREEDY, MIXED, NUMBER, ROWS, VOCAB, law, requests, texts
-from exactness.sampling import PLAIN, PROMPT, verdict
+from engine.graphs import GREEDY, MIXED, VOCAB, law, requests, samples_of, texts
+from exactness.sampling import verdict
 from forerun.drafters import DraftModel, EarlyExit, FeatureHead, ParallelHeads, Tree
 from forerun.drafters.base import Drafter
 from forerun.drafters.features import Features
-from forerun.engine import Engine, Request
+from forerun.engine import Engine
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from support.heads import head_of
@@ -83,15 +83,7 @@ def samples(drafter: str) -> list[tuple[int, ...]]:
     target = toy_pair(VOCAB)[0]
     made = Engine(Scorer(copy.deepcopy(target).to(DEVICE)), _toy_drafter(drafter, target), Constant(3))
     assert made.runner is not None and made.runner.whole_rounds
-    found: list[tuple[int, ...]] = []
-    for start in range(0, NUMBER, ROWS):
-        for i in range(start, start + ROWS):
-            made.add(Request(prompt=PROMPT, max_new_tokens=6, params=PLAIN, seed=1, request_id=i))
-        while not made.is_idle:
-            made.step()
-        found += [result.tokens for result in made.take_results()]
-    assert made.runner.recorder.num_recordings and not made.runner.is_disabled
-    return found
+    return samples_of(made)
 
 
 def _toy_drafter(name: str, target: PreTrainedModel) -> Drafter:

@@ -30,6 +30,7 @@ from forerun.models.scorer import Scorer
 from forerun.models.static_pass import StaticPass, StaticRows
 from forerun.policy import Constant
 from forerun.types import Rule
+from support.finish import finished
 from support.recompute import check, recomputed
 from support.tiny import tiny_model
 
@@ -59,9 +60,7 @@ def test_broken_logits_end_their_row_alone() -> None:
     made.runner = runner_of(target, None, Rule.TOKEN, made.clock)
     good, bad = requests(2)
     numbers = [made.add(good), made.add(replace(bad, prompt=(*bad.prompt, poisoned)))]
-    while not made.is_idle:
-        made.step()
-    errors = {result.request.request_id: result.error for result in made.take_results()}
+    errors = {result.request.request_id: result.error for result in finished(made)}
     assert numbers and errors[0] is None and errors[1] is not None
 
 

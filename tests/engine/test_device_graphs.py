@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel, SuppressTokensLogitsProcessor
 
 from engine.following import Follows, Replayed
-from engine.graphs import GREEDY, MIXED, NUMBER, ROWS, SAMPLED, VOCAB, law, requests, texts
-from exactness.sampling import PLAIN, PROMPT, verdict
+from engine.graphs import GREEDY, MIXED, SAMPLED, VOCAB, law, requests, samples_of, texts
+from exactness.sampling import verdict
 from forerun.cache.paged import PagedCache
 from forerun.config import SamplingParams
 from forerun.drafters import Chain, DraftModel, PromptLookup, RandomDraft
@@ -25,6 +25,7 @@ from forerun.errors import ForerunWarning
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Rule
+from support.finish import tokens_by_request
 from support.interpreter import DEVICE, on_gpu_alone
 from support.markov import toy_pair
 from support.tiny import draft_of, ragged_prompts, tiny_model
@@ -180,9 +181,7 @@ def test_a_shared_beginning_is_shared_on_the_device() -> None:
         made.add(request)
     made.step()
     assert cache.num_used == 1 + len(asked), "a block for all of them, and a block for each"
-    while not made.is_idle:
-        made.step()
-    found = {result.request.request_id: result.tokens for result in made.take_results()}
+    found = tokens_by_request(made)
     assert found == {i: texts(engine(False), [request])[i] for i, request in enumerate(asked)}
 
 
@@ -304,17 +303,7 @@ def kept_by_another_stream() -> int:
 
 def samples(rule: Rule) -> list[tuple[int, ...]]:
     target, draft = (copy.deepcopy(model).to(DEVICE) for model in toy_pair(VOCAB))
-    made = Engine(Scorer(target), DraftModel(draft), Constant(3), rule=rule)
-    assert made.runner is not None
-    found: list[tuple[int, ...]] = []
-    for start in range(0, NUMBER, ROWS):
-        for i in range(start, start + ROWS):
-            made.add(Request(prompt=PROMPT, max_new_tokens=6, params=PLAIN, seed=1, request_id=i))
-        while not made.is_idle:
-            made.step()
-        found += [result.tokens for result in made.take_results()]
-    assert made.runner.recorder.num_recordings and not made.runner.is_disabled
-    return found
+    return samples_of(Engine(Scorer(target), DraftModel(draft), Constant(3), rule=rule))
 
 
 @pytest.mark.parametrize("rule", list(Rule))

@@ -24,14 +24,11 @@ from forerun.engine.device.row_table import RowTable
 from forerun.engine.row import Row
 from forerun.math.row_options import RowOptions
 from forerun.types import Rule
+from support.finish import finished
 
 
 def results(made: Engine, asked: Sequence[Request]) -> list[RowResult]:
-    for request in asked:
-        made.add(request)
-    while not made.is_idle:
-        made.step()
-    return sorted(made.take_results(), key=lambda result: result.request.request_id)
+    return sorted(finished(made, asked), key=lambda result: result.request.request_id)
 
 
 def compare(got: Sequence[RowResult], want: Sequence[RowResult]) -> None:

@@ -22,6 +22,7 @@ from engine.options import OPTIONS
 from forerun.cache.paged import PagedCache
 from forerun.engine import Engine, FinishReason, Request, RowResult
 from forerun.types import Rule
+from support.finish import finished
 
 FAILING = ("feed", "score", "release")  # of the target: what may run out of memory
 CUT_SHORT = (FinishReason.ABORT, FinishReason.TIME)
@@ -79,9 +80,7 @@ class Traffic:
     def alone(self, request: Request) -> RowResult:
         made = engine(False, double=True, **self.settings)
         made.add(replace(request, deadline=None))
-        while not made.is_idle:
-            made.step()
-        return made.take_results()[0]
+        return finished(made)[0]
 
     def serve(self) -> Iterator[tuple[Request, RowResult, list[int]]]:
         """Every request, its result, and what it was seen to gain."""

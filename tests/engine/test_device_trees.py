@@ -20,6 +20,7 @@ from forerun.math import siblings
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Rule
+from support.finish import finished
 from support.heads import head_of
 from support.markov import joint_law, toy_pair
 
@@ -37,9 +38,7 @@ def misfit(name: str, way: str) -> str:
     assert made.runner.whole_rounds
     for i in range(COPIES):
         made.add(Request(prompt=PROMPT, max_new_tokens=STEPS, params=PLAIN, seed=1, request_id=i))
-    while not made.is_idle:
-        made.step()
-    found = made.take_results()
+    found = finished(made)
     assert made.runner._rounds, "the device had these rounds"
     return verdict([result.tokens for result in found], joint_law(toy_pair(VOCAB)[0], PROMPT, STEPS))
 

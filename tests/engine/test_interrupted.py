@@ -16,6 +16,7 @@ from forerun.config import SamplingParams
 from forerun.drafters import DraftModel, PromptLookup
 from forerun.engine import Engine, Request
 from forerun.engine.device.row_table import RowTable
+from support.finish import finished, tokens_by_request
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 # What an interruption leaves behind must not keep later rounds from being recorded, either.
@@ -77,15 +78,7 @@ def wanted(kind: str) -> dict[int, tuple[int, ...]]:
 
 
 def finish(engine: Engine, kind: str) -> dict[int, tuple[int, ...]]:
-    for request in asked(kind != "device"):
-        engine.add(request)
-    return drain(engine)
-
-
-def drain(engine: Engine) -> dict[int, tuple[int, ...]]:
-    while not engine.is_idle:
-        engine.step()
-    return {result.request.request_id: result.tokens for result in engine.take_results()}
+    return tokens_by_request(engine, asked(kind != "device"))
 
 
 def places(kind: str, steps: int) -> list[int]:
@@ -110,7 +103,7 @@ def check(kind: str, steps: int, place: int, goes_on: bool) -> None:
     engine, handles = _begun(kind, steps)
     Cord(place).step(engine)
     if goes_on:
-        assert drain(engine) == wanted(kind), f"going on after call {place} of step {steps + 1}"
+        assert tokens_by_request(engine) == wanted(kind), f"going on after call {place} of step {steps + 1}"
     else:
         for handle in handles:
             engine.abort(handle)
@@ -150,7 +143,7 @@ def test_lengths_that_an_interrupt_kept_from_the_device_are_sent_again(monkeypat
     monkeypatch.setattr(RowTable, "_send", interrupt_once)
     with pytest.raises(Pulled):
         engine.step()
-    assert interrupted and drain(engine) == want
+    assert interrupted and tokens_by_request(engine) == want
 
 
 @pytest.mark.slow
@@ -183,9 +176,7 @@ def test_a_round_that_the_policy_has_seen_stands(kind: str, monkeypatch: pytest.
     gained = {entry.row: len(entry.tokens) for entry in engine.step()}
     assert len(seen) == 1, "the step after it told what was gained, and did nothing again"
     assert sorted(gained) == sorted(handles) and all(gained.values())
-    while not engine.is_idle:
-        engine.step()
-    results = engine.take_results()
+    results = finished(engine)
     assert {result.request.request_id: result.tokens for result in results} == wanted(kind)
     rounds = {result.request.request_id: result.stats.rounds for result in results}
     told = {i: 1 + sum(i in outcome.request_ids for outcome in seen) for i in rounds}  # one before this began
@@ -224,7 +215,7 @@ def test_a_tokenizer_that_raises_leaves_no_wrong_keys_behind() -> None:
     engine = engine_with(DraftModel(draft_of(tiny_model("llama"))), 3, keep_rows=2, tokenizer=Mute(5))
     handles = [engine.add(request) for request in asked(stops=True)]
     with pytest.raises(ValueError, match="no words"):
-        drain(engine)
+        tokens_by_request(engine)
     for handle in handles:
         engine.abort(handle)
     longer = [
@@ -235,7 +226,7 @@ def test_a_tokenizer_that_raises_leaves_no_wrong_keys_behind() -> None:
     for request in longer:
         engine.add(request)
     want = {r.request_id: tuple(plain_greedy(tiny_model("llama"), list(r.prompt), NEW)) for r in longer}
-    assert drain(engine) == want
+    assert tokens_by_request(engine) == want
 
 
 def test_a_step_that_fails_is_not_counted() -> None:

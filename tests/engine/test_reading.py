@@ -20,6 +20,7 @@ from forerun.drafters.base import Drafter
 from forerun.engine import Engine, Request
 from forerun.models.scorer import Scorer
 from forerun.policy.heuristics import Constant
+from support.finish import tokens_by_request
 from support.tiny import draft_of, ragged_prompts, tiny_model
 
 LONG = 70  # tokens of the newcomer's prompt
@@ -41,12 +42,6 @@ def prompts() -> list[list[int]]:
     return [first, second, ragged_prompts(3, 97, 6, longest=LONG)[1]]
 
 
-def texts(engine: Engine) -> dict[int, tuple[int, ...]]:
-    while not engine.is_idle:
-        engine.step()
-    return {result.request.request_id: result.tokens for result in engine.take_results()}
-
-
 @pytest.mark.quick("0-model", "200-none")
 @pytest.mark.parametrize("drafter", ("none", "lookup", "model"))
 @pytest.mark.parametrize("join_tokens", (0, 8, 200))
@@ -59,7 +54,7 @@ def test_a_newcomer_is_read_in_chunks_and_changes_no_text(drafter: str, join_tok
     for number, prompt in enumerate(prompts()):
         engine = engine_of(drafting())
         engine.add(request(prompt, number))
-        alone |= texts(engine)
+        alone |= tokens_by_request(engine)
 
     engine = engine_of(drafting(), prompt_tokens=CHUNK, join_tokens=join_tokens)
     for number, prompt in enumerate(prompts()[:2]):
@@ -73,7 +68,7 @@ def test_a_newcomer_is_read_in_chunks_and_changes_no_text(drafter: str, join_tok
     # the round takes the last tokens along where it may, else it follows the last chunk in the same step
     along = min(join_tokens, CHUNK)  # whatever may join a round beside nobody
     assert waited == (ceil((LONG - along) / CHUNK) if along else ceil((LONG - 1) / CHUNK) - 1)
-    assert texts(engine) == alone
+    assert tokens_by_request(engine) == alone
 
 
 def test_rows_that_decode_gain_tokens_meanwhile() -> None:
@@ -101,7 +96,7 @@ def test_the_others_end_while_a_prompt_is_read() -> None:
     engine.step()
     engine.abort(first)
     assert engine.step(), "the newcomer is read to the end at once"
-    assert len(texts(engine)[1]) == 5
+    assert len(tokens_by_request(engine)[1]) == 5
 
 
 def test_a_row_that_is_being_read_can_be_aborted() -> None:
@@ -113,10 +108,10 @@ def test_a_row_that_is_being_read_can_be_aborted() -> None:
     engine.abort(handle)
     assert [result.tokens for result in engine.take_results()] == [()]
     again = engine.add(request(prompts()[2], 1))
-    found = texts(engine)
+    found = tokens_by_request(engine)
     fresh = engine_of()
     fresh.add(request(prompts()[2], 1))
-    assert found[1] == texts(fresh)[1] and again != handle
+    assert found[1] == tokens_by_request(fresh)[1] and again != handle
 
 
 @pytest.mark.parametrize("cache", [RaggedCache, lambda: PagedCache(600, torch.device("cpu"), block_size=8)])
@@ -133,7 +128,7 @@ def test_copies_of_a_prompt_are_read_once_and_in_chunks(cache: Any, known: int, 
     for each in asked:
         alone = device_engine(False, drafter=drafter, policy=2)
         alone.add(each)
-        want |= texts(alone)
+        want |= tokens_by_request(alone)
 
     engine = device_engine(False, drafter=drafter, policy=2, cache=cache())
     engine.prompt_tokens = CHUNK
@@ -154,7 +149,7 @@ def test_copies_of_a_prompt_are_read_once_and_in_chunks(cache: Any, known: int, 
     assert gained == handles
     is_found = known and drafter == "none" and not engine.target.cache.reads_in_place
     assert max(fed) <= CHUNK and sum(fed) == LONG - 1 - (known if is_found else 0)
-    said = texts(engine)
+    said = tokens_by_request(engine)
     assert {number: said[number] for number in want} == want
 
 
@@ -169,11 +164,11 @@ def test_a_failing_pass_loses_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         engine.step()
     monkeypatch.setattr(engine.target, "feed", feed)
-    found = texts(engine)
+    found = tokens_by_request(engine)
     for number in (0, 1):
         alone = engine_of()
         alone.add(request(prompts()[0 if number == 0 else 2], number))
-        assert found[number] == texts(alone)[number]
+        assert found[number] == tokens_by_request(alone)[number]
 
 
 @pytest.mark.quick("3-model", "5-exit")
@@ -186,14 +181,14 @@ def test_recorded_rounds_write_nothing_into_a_prompt_that_is_being_read(drafter:
 
     alone = device_engine(False, drafter=drafter, policy=2)
     alone.add(late)
-    want = texts(alone)[decoding]
+    want = tokens_by_request(alone)[decoding]
     engine = device_engine(True, drafter=drafter, policy=2)
     engine.prompt_tokens = 3
     for each in asked:
         engine.add(each)
     engine.step()
     engine.add(late)
-    assert texts(engine)[decoding] == want
+    assert tokens_by_request(engine)[decoding] == want
 
 
 def test_a_prompt_that_joins_a_round_has_its_share_of_the_time() -> None:

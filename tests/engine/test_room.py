@@ -24,6 +24,7 @@ from forerun.errors import InvalidArgument
 from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Rule
+from support.finish import finished
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 SIZE = 8
@@ -373,9 +374,7 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def _finished(made: Engine) -> list[tuple[int, ...]]:
-    while not made.is_idle:
-        made.step()
-    return [result.tokens for result in made.take_results()]
+    return [result.tokens for result in finished(made)]
 
 
 @pytest.mark.quick("True-none")

@@ -17,6 +17,7 @@ from forerun.errors import InvalidArgument
 from forerun.math.attention import Form
 from forerun.types import Rule
 from support.batches import padded
+from support.finish import finished
 from support.tiny import draft_of, plain_greedy, ragged_prompts, tiny_model
 
 MODEL = "llama"
@@ -89,9 +90,7 @@ def test_a_handle_is_never_used_again() -> None:
     new = engine.add(request(1))
     assert [made.row for made in engine.step()] == [new] != [old]
     engine.abort(old)
-    while not engine.is_idle:
-        engine.step()
-    ended = {result.request.request_id: result for result in engine.take_results()}
+    ended = {result.request.request_id: result for result in finished(engine)}
     assert ended[1].finish_reason is FinishReason.LENGTH and ended[1].tokens == answer(PROMPTS[1])[:16]
 
 

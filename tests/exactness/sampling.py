@@ -22,6 +22,7 @@ from forerun.models.scorer import Scorer
 from forerun.policy import BassHeuristic, Constant, CostModel, HfHeuristic
 from forerun.policy.base import Policy
 from forerun.types import BatchView, Draft, RoundOutcome, Rule
+from support.finish import finished
 from support.markov import count_joint, misfit, toy_pair
 
 ROWS = 256  # rows at once: the fastest shape of a batch of tiny rows
@@ -145,11 +146,7 @@ class Loop:
         """Results in the order of the requests, `rows` of them in the batch at once."""
         results: list[RowResult] = []
         for start in range(0, len(requests), rows):
-            for request in requests[start : start + rows]:
-                self.engine.add(request)
-            while not self.engine.is_idle:
-                self.engine.step()
-            results += self.engine.take_results()
+            results += finished(self.engine, requests[start : start + rows])
         place = {(r.seed, r.request_id): i for i, r in enumerate(requests)}
         return sorted(results, key=lambda result: place[result.request.seed, result.request.request_id])
 

@@ -24,6 +24,7 @@ from forerun.models.bodies.description import Decoder
 from forerun.policy import Constant
 from forerun.types import Rule
 from support.devices import GPU
+from support.finish import finished
 from support.markov import DRAFT_NOISE, count_joint, joint_law, misfit, toy_pair
 from support.stories import Stories, needs_stories
 from support.tiny import draft_of
@@ -193,9 +194,7 @@ def story_misfit(stories: Stories, rule: Rule, steps: int) -> float:
     for start in range(0, NUMBER, 250):
         for i in range(start, start + 250):
             engine.add(Request(prompt=prompt, max_new_tokens=steps + 1, params=PLAIN, request_id=i))
-        while not engine.is_idle:
-            engine.step()
-        samples += [result.tokens for result in engine.take_results()]
+        samples += [result.tokens for result in finished(engine)]
     return misfit(count_joint(samples, 512, steps), joint_law(stories.model, prompt, steps))
 
 

@@ -23,6 +23,7 @@ from forerun.models.scorer import Scorer
 from forerun.policy import Constant
 from forerun.types import Rule
 from support.devices import GPU
+from support.finish import finished
 from support.markov import toy_pair
 
 PROMPT, STEPS, VOCAB = (1, 2, 0, 1, 2), 3, 3
@@ -68,9 +69,7 @@ def sampled(scheme: Scheme) -> list[tuple[int, ...]]:
     engine = Engine(scorer, DraftModel(copy.deepcopy(draft)), Constant(3), rule=Rule.TOKEN, clock=Clock())
     for i in range(NUMBER):
         engine.add(Request(prompt=PROMPT, max_new_tokens=STEPS + 1, params=PLAIN, request_id=i))
-    while not engine.is_idle:
-        engine.step()
-    return [result.tokens for result in engine.take_results()]
+    return [result.tokens for result in finished(engine)]
 
 
 def test_joint_law_and_its_control() -> None:

@@ -26,6 +26,7 @@ from forerun.models.patches import positions
 from forerun.models.seq2seq import Seq2SeqScorer
 from forerun.policy import Constant
 from forerun.types import Rule, Source
+from support.finish import finished
 from support.seq2seq import batch_of, source_of
 from support.tiny import draft_of, tiny_model
 
@@ -194,9 +195,7 @@ def test_the_engine_says_what_the_specification_says(kind: str, rule: Rule) -> N
     for i, source in enumerate(texts):
         params = PLAIN if i != 1 else SamplingParams()
         engine.add(Request(prompt=START, source=source, max_new_tokens=16, params=params, seed=5, request_id=i))
-    while not engine.is_idle:
-        engine.step()
-    said = {result.request.request_id: list(result.tokens) for result in engine.take_results()}
+    said = {result.request.request_id: list(result.tokens) for result in finished(engine)}
     assert said[0] == expected
     assert len({tuple(tokens) for tokens in said.values()}) == 3
 

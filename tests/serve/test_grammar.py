@@ -17,6 +17,7 @@ from forerun.engine import Request
 from forerun.serve import grammar as grammars
 from forerun.serve.grammar import Grammar, make_tokenizer
 from serve.serving import Server
+from support.finish import finished
 from support.folders import VOCAB, byte_tokenizer
 from support.tiny import tiny_model
 
@@ -80,9 +81,7 @@ def law_of_first_tokens(masked: bool, samples: int) -> Counter[int]:
         decoder.engine.add(
             Request(prompt=prompt, max_new_tokens=2, params=params, seed=1, request_id=number, processors=processors)
         )
-    while not decoder.engine.is_idle:
-        decoder.engine.step()
-    return Counter(row.tokens[1] for row in decoder.engine.take_results())
+    return Counter(row.tokens[1] for row in finished(decoder.engine))
 
 
 def test_the_law_under_a_grammar_is_the_models_masked() -> None:
