@@ -9,12 +9,13 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-from forerun.kernels.cpu import tile as tiles
+from forerun.kernels.cpu import emit
 from forerun.kernels.cpu.compiled import compiled
+from forerun.kernels.cpu.emit import BYTES, F32, I32, I64, Loop, floats, fma, load, row_pointers, whole
 from forerun.kernels.cpu.exponential import capped, exponential, exponentials
 from forerun.kernels.cpu.memory import Floats, pointer, prefetch
 from forerun.kernels.cpu.tile import ROWS, thin, wide
-from forerun.kernels.cpu.widen import F32, FLOAT32, I32, I64, LANES, floats, fma
+from forerun.kernels.cpu.widen import FLOAT32, LANES
 
 MOST_QUERIES = 4  # query heads mixed at once
 CHUNK = 4 * LANES  # floats of a value mixed at once
@@ -42,19 +43,16 @@ def _mixer(vectors: int, queries: int) -> Any:
 def _emit_mix(build: Any, vectors: int, queries: int, arguments: Any) -> None:
     """Keys one after the other: `vectors` x `queries` sums stay in registers, each value is read once."""
     v, v_stride, p, p_stride, out, out_stride, keys = arguments
-    vector, number = floats(LANES), tiles.whole
+    vector = floats(LANES)
     first = build.inttoptr(v, F32.as_pointer())
-    shares = tiles._row_pointers(build, p, p_stride, queries)
-    entry, loop, done = build.block, build.append_basic_block("mix"), build.append_basic_block("mixed")
-    build.branch(loop)
-    build.position_at_end(loop)
+    shares = row_pointers(build, p, p_stride, queries)
+    loop = Loop.begin(build, "mix")
     key = build.phi(I64)
-    key.add_incoming(number(0), entry)
     sums = [[build.phi(vector) for _ in range(vectors)] for _ in range(queries)]
     row = build.gep(first, [build.mul(key, v_stride)])
-    ahead = build.gep(first, [build.mul(build.add(key, number(AHEAD)), v_stride)])
-    tiles.prefetch(build, build.bitcast(ahead, tiles._BYTES))
-    value = [tiles._load(build, row, number(i * LANES), vector) for i in range(vectors)]
+    ahead = build.gep(first, [build.mul(build.add(key, whole(AHEAD)), v_stride)])
+    emit.prefetch(build, build.bitcast(ahead, BYTES))
+    value = [load(build, row, i * LANES, vector, align=4) for i in range(vectors)]
     grown = []
     for share, totals in zip(shares, sums, strict=True):
         weight = build.load(build.gep(share, [key]), align=4)
@@ -62,17 +60,10 @@ def _emit_mix(build: Any, vectors: int, queries: int, arguments: Any) -> None:
         for lane in range(LANES):
             spread = build.insert_element(spread, weight, ir.Constant(I32, lane))
         grown.append([fma(build, spread, part, total) for part, total in zip(value, totals, strict=True)])
-    following = build.add(key, number(1))
-    key.add_incoming(following, loop)
-    for totals, news in zip(sums, grown, strict=True):
-        for total, new in zip(totals, news, strict=True):
-            total.add_incoming(ir.Constant(vector, [0.0] * LANES), entry)
-            total.add_incoming(new, loop)
-    build.cbranch(build.icmp_signed("<", following, keys), loop, done)
-    build.position_at_end(done)
-    for place, news in zip(tiles._row_pointers(build, out, out_stride, queries), grown, strict=True):
+    loop.end(build, [(key, build.add(key, whole(1)))], keys, (sums, grown))
+    for place, news in zip(row_pointers(build, out, out_stride, queries), grown, strict=True):
         for i, new in enumerate(news):
-            there = build.bitcast(build.gep(place, [number(i * LANES)]), vector.as_pointer())
+            there = build.bitcast(build.gep(place, [whole(i * LANES)]), vector.as_pointer())
             build.store(new, there, align=4)
 
 

@@ -13,10 +13,18 @@ from typing import Any
 
 from numba import cfunc, njit, types
 
+ARGUMENTS = 9  # of a product
+
 compiled = partial(njit, nogil=True, cache=True, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"})
 
 
+def address_of(product: Callable[..., None]) -> int:
+    """Where a product of whole numbers (addresses, strides, sizes) begins, compiled first where it is not yet."""
+    address: int = _called_by_address(product).address
+    return address
+
+
 @cache
-def called_by_address(product: Callable[..., None]) -> Any:
-    """A product of nine whole numbers (addresses, strides, sizes) as others call it: by its `address`, and kept."""
-    return cfunc(types.void(*(types.int64,) * 9), cache=True)(product)
+def _called_by_address(product: Callable[..., None]) -> Any:
+    """Kept, because whoever calls it knows nothing but its address."""
+    return cfunc(types.void(*(types.int64,) * ARGUMENTS), cache=True)(product)

@@ -8,18 +8,20 @@ machines that have none of them, give the same bits.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from forerun.kernels.cpu.compiled import called_by_address
+from forerun.kernels.cpu import emit
+from forerun.kernels.cpu.compiled import address_of
+from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, floats, load, shuffled, whole
 from forerun.kernels.cpu.memory import Floats, pointer
-from forerun.kernels.cpu.tile import LINE, MOST_TOKENS, ROWS, ahead_of, prefetch, whole
-from forerun.kernels.cpu.widen import F32, I8, I16, I32, I64, IS_X86, WIDEST, floats
+from forerun.kernels.cpu.tile import LINE, MOST_TOKENS, ROWS, ahead_of
+from forerun.kernels.cpu.widen import IS_X86, WIDEST
 from forerun.math.integer import NEGLIGIBLE, SCALE, STEPS
 
 # Values that one instruction multiplies, and how many of them are added up in one sum. x86 multiplies pairs of 16 bits,
@@ -31,10 +33,9 @@ _ACTIVATION = I16 if IS_X86 else I8
 ACTIVATION = np.int16 if IS_X86 else np.int8
 ACTIVATION_BYTES = _ACTIVATION.width // 8
 
-_BYTES = I8.as_pointer()
 TO_ROUND = np.float32(3 << 22)  # added and taken away again: leaves the nearest whole number, ties to even
-_INFINITE = 0x7F800000  # the bits of infinity: those of NaN are larger
-_SIGN = 0x7FFFFFFF  # all bits but the sign
+INFINITE = 0x7F800000  # the bits of infinity: those of NaN are larger
+SIGN = 0x7FFFFFFF  # all bits but the sign
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -43,8 +44,8 @@ def _round(x: Any, numbers: Any) -> np.float32:
     bits = x.view(np.int32)
     largest = np.int32(0)
     for i in range(bits.shape[0]):
-        largest = max(largest, bits[i] & np.int32(_SIGN))
-    if largest >= np.int32(_INFINITE):
+        largest = max(largest, bits[i] & np.int32(SIGN))
+    if largest >= np.int32(INFINITE):
         numbers[:] = 0
         return np.float32(np.nan)
     size = np.int32(largest).view(np.float32)
@@ -76,36 +77,26 @@ def _tile(
 def _emit(build: Any, rows: int, tokens: int, arguments: Any) -> None:
     w, w_stride, x, scales, out, out_stride, size = arguments
     sums_type, width = ir.VectorType(I32, _SUMS), ACTIVATION_BYTES
-    first = build.inttoptr(w, _BYTES)
+    first = build.inttoptr(w, emit.BYTES)
     weights = [build.gep(first, [build.mul(w_stride, whole(i))]) for i in range(rows)]
     row_bytes = build.mul(size, whole(width))
-    inputs = [build.gep(build.inttoptr(x, _BYTES), [build.mul(row_bytes, whole(t))]) for t in range(tokens)]
+    inputs = [build.gep(build.inttoptr(x, emit.BYTES), [build.mul(row_bytes, whole(t))]) for t in range(tokens)]
     behind = build.gep(first, [ahead_of(build, build.mul(w_stride, whole(rows)))])
 
-    entry, loop, done = build.block, build.append_basic_block("integers"), build.append_basic_block("sums")
-    build.branch(loop)
-    build.position_at_end(loop)
+    loop = Loop.begin(build, "integers")
     k = build.phi(I64)
     sums = [[build.phi(sums_type) for _ in range(tokens)] for _ in range(rows)]
     for line in range(max(1, rows * RUN // LINE)):
-        prefetch(build, build.gep(behind, [build.add(build.mul(k, whole(rows)), whole(line * LINE))]))
+        emit.prefetch(build, build.gep(behind, [build.add(build.mul(k, whole(rows)), whole(line * LINE))]))
     at = build.add(k, whole(SCALE))
     ours = [_widened(build, base, build.mul(k, whole(width)), _ACTIVATION) for base in inputs]
     grown = []
     for base, row in zip(weights, sums, strict=True):
         weight = _widened(build, base, at, I8)
         grown.append([_add_products(build, total, weight, mine) for mine, total in zip(ours, row, strict=True)])
-    step = build.add(k, whole(RUN))
-    k.add_incoming(whole(0), entry)
-    k.add_incoming(step, loop)
-    for row, new in zip(sums, grown, strict=True):
-        for total, after in zip(row, new, strict=True):
-            total.add_incoming(ir.Constant(sums_type, [0] * _SUMS), entry)
-            total.add_incoming(after, loop)
-    build.cbranch(build.icmp_unsigned("<", step, size), loop, done)
+    loop.end(build, [(k, build.add(k, whole(RUN)))], size, (sums, grown))
 
-    build.position_at_end(done)
-    factors = _packed(build, [_load(build, base, whole(0), F32) for base in weights])
+    factors = _packed(build, [load(build, base, 0, F32) for base in weights])
     place, their_scales = build.inttoptr(out, F32.as_pointer()), build.inttoptr(scales, F32.as_pointer())
     for t in range(tokens):
         scale = build.load(build.gep(their_scales, [whole(t)]), align=4)
@@ -116,33 +107,26 @@ def _emit(build: Any, rows: int, tokens: int, arguments: Any) -> None:
 
 
 def _widened(build: Any, base: Any, offset: Any, kind: Any) -> Any:
-    return build.sext(_load(build, base, offset, ir.VectorType(kind, RUN)), ir.VectorType(I32, RUN))
+    return build.sext(load(build, base, offset, ir.VectorType(kind, RUN)), ir.VectorType(I32, RUN))
 
 
 def _add_products(build: Any, total: Any, a: Any, b: Any) -> Any:
     """total + sums of `_TOGETHER` neighbours of a * b: in the form that becomes one instruction."""
     products = build.mul(a, b)
     if IS_X86:
-        nothing = ir.Constant(products.type, ir.Undefined)
-        even, odd = (_shuffled(build, products, nothing, range(start, RUN, 2)) for start in (0, 1))
+        even, odd = (shuffled(build, products, None, range(start, RUN, 2)) for start in (0, 1))
         return build.add(total, build.add(even, odd))
-    kind = ir.FunctionType(total.type, [total.type, products.type])
-    name = f"llvm.vector.partial.reduce.add.v{_SUMS}i32.v{RUN}i32"
-    return build.call(cgutils.get_or_insert_function(build.module, kind, name), [total, products])
+    return emit.call(build, f"llvm.vector.partial.reduce.add.v{_SUMS}i32.v{RUN}i32", total.type, total, products)
 
 
 def _added_up(build: Any, vectors: list[Any]) -> Any:
     """The sum of each vector, as one vector: four at once by adding halves that were mixed, or one."""
     if len(vectors) == 1:
-        kind = ir.FunctionType(I32, [vectors[0].type])
-        reduce = cgutils.get_or_insert_function(build.module, kind, f"llvm.vector.reduce.add.v{_SUMS}i32")
-        return _packed(build, [build.call(reduce, vectors)])
+        return _packed(build, [emit.reduced(build, "add", vectors[0])])
     a, b, c, d = vectors
     found = _mixed(build, _mixed(build, a, b, 1), _mixed(build, c, d, 1), 2)
     while (count := found.type.count) > ROWS:
-        nothing = ir.Constant(found.type, ir.Undefined)
-        halves = [_shuffled(build, found, nothing, range(s, s + count // 2)) for s in (0, count // 2)]
-        found = build.add(*halves)
+        found = build.add(*(shuffled(build, found, None, range(s, s + count // 2)) for s in (0, count // 2)))
     return found
 
 
@@ -153,12 +137,7 @@ def _mixed(build: Any, a: Any, b: Any, run: int) -> Any:
         lane for start in range(0, 2, run) for side in (0, count) for lane in range(side + start, side + start + run)
     ]
     low = [group + lane for group in range(0, count, 4) for lane in order]
-    return build.add(_shuffled(build, a, b, low), _shuffled(build, a, b, [lane + 2 for lane in low]))
-
-
-def _shuffled(build: Any, a: Any, b: Any, lanes: Any) -> Any:
-    places = list(lanes)
-    return build.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(places)), places))
+    return build.add(shuffled(build, a, b, low), shuffled(build, a, b, [lane + 2 for lane in low]))
 
 
 def _packed(build: Any, scalars: list[Any]) -> Any:
@@ -166,10 +145,6 @@ def _packed(build: Any, scalars: list[Any]) -> Any:
     for i, scalar in enumerate(scalars):
         vector = build.insert_element(vector, scalar, ir.Constant(I32, i))
     return vector
-
-
-def _load(build: Any, base: Any, offset: Any, kind: Any) -> Any:
-    return build.load(build.bitcast(build.gep(base, [offset]), kind.as_pointer()), align=1)
 
 
 @njit(nogil=True, cache=True)
@@ -221,7 +196,4 @@ def _product(
     _rounded_product(w, numbers, scales, out, out_stride, first, last)
 
 
-def product_address() -> int:
-    """Where the product begins, compiled first where it is not yet."""
-    address: int = called_by_address(_product).address
-    return address
+product_address = partial(address_of, _product)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from forerun.kernels.cpu import emit
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -30,11 +30,7 @@ def prefetch(typing: Any, address: Any) -> Any:
     """Ask for the cache line at an address; one that belongs to nobody does no harm."""
 
     def codegen(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        ask = cgutils.get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
-        how = [ir.Constant(number, value) for value in (0, 2, 1)]  # read, keep in L2, data
-        build.call(ask, [build.inttoptr(arguments[0], byte), *how])
+        emit.prefetch(build, build.inttoptr(arguments[0], emit.BYTES))
         return context.get_dummy_value()
 
     return types.void(types.intp), codegen

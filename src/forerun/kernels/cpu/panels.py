@@ -8,20 +8,22 @@ plain multiplications; all give the same sums.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from forerun.kernels.cpu.compiled import called_by_address
-from forerun.kernels.cpu.integer import TO_ROUND
+from forerun.kernels.cpu import emit
+from forerun.kernels.cpu.compiled import address_of
+from forerun.kernels.cpu.emit import F32, I8, I16, I32, I64, Loop, floats, load, shuffled, whole
+from forerun.kernels.cpu.integer import INFINITE, SIGN, TO_ROUND
 from forerun.kernels.cpu.memory import Floats
-from forerun.kernels.cpu.tile import AHEAD, LINE, prefetch, whole
-from forerun.kernels.cpu.widen import F32, I8, I16, I32, I64, IS_X86, WIDEST, floats
+from forerun.kernels.cpu.tile import AHEAD, LINE
+from forerun.kernels.cpu.widen import IS_X86, WIDEST
 from forerun.math.integer import NEGLIGIBLE, SCALE, STEPS
 from forerun.math.panels import GROUP, PANEL, QUAD
 
@@ -42,10 +44,7 @@ MOST_TOKENS = {BYTES_OF_FOUR: 8, DOT_PRODUCTS: 3, PAIRS_OF_WORDS: 4 if WIDEST ==
 ACTIVATION = np.int16 if WAY == PAIRS_OF_WORDS else np.int8
 _NUMBER = I16 if WAY == PAIRS_OF_WORDS else I8
 _WIDTH = _NUMBER.width // 8
-_BYTES = I8.as_pointer()
 _STEP = PANEL * QUAD  # bytes of a panel that four inputs take
-_INFINITE = 0x7F800000  # the bits of infinity: those of NaN are larger
-_SIGN = 0x7FFFFFFF  # all bits but the sign
 
 
 @intrinsic
@@ -66,9 +65,9 @@ def _emit_rounding(build: Any, x: Any, numbers: Any, scale: Any, offset: Any) ->
     """See `math.integer.rounded`; integers compare as the floats do whose bits they are, and NaN is the largest."""
     vector, whole_numbers = floats(GROUP), ir.VectorType(I32, GROUP)
     values = build.load(build.inttoptr(x, vector.as_pointer()), align=4)
-    sizes = build.and_(build.bitcast(values, whole_numbers), ir.Constant(whole_numbers, [_SIGN] * GROUP))
-    bits = _reduced(build, "smax", sizes)
-    is_sound, largest = build.icmp_signed("<", bits, ir.Constant(I32, _INFINITE)), build.bitcast(bits, F32)
+    sizes = build.and_(build.bitcast(values, whole_numbers), ir.Constant(whole_numbers, [SIGN] * GROUP))
+    bits = emit.reduced(build, "smax", sizes)
+    is_sound, largest = build.icmp_signed("<", bits, ir.Constant(I32, INFINITE)), build.bitcast(bits, F32)
     counts = build.and_(is_sound, build.fcmp_ordered(">=", largest, ir.Constant(F32, NEGLIGIBLE)))
     steps = ir.Constant(F32, float(STEPS))
     inverse = build.select(counts, build.fdiv(steps, largest), ir.Constant(F32, 0.0))
@@ -80,14 +79,8 @@ def _emit_rounding(build: Any, x: Any, numbers: Any, scale: Any, offset: Any) ->
     build.store(build.trunc(found, narrow), build.inttoptr(numbers, narrow.as_pointer()), align=1)
     its_scale = build.select(is_sound, build.fdiv(largest, steps), ir.Constant(F32, float("nan")))
     build.store(its_scale, build.inttoptr(scale, F32.as_pointer()), align=4)
-    total = build.mul(_reduced(build, "add", found), ir.Constant(I32, -128))
+    total = build.mul(emit.reduced(build, "add", found), ir.Constant(I32, -128))
     build.store(total, build.inttoptr(offset, I32.as_pointer()), align=4)
-
-
-def _reduced(build: Any, how: str, vector: Any) -> Any:
-    kind = ir.FunctionType(I32, [vector.type])
-    name = f"llvm.vector.reduce.{how}.v{vector.type.count}i32"
-    return build.call(cgutils.get_or_insert_function(build.module, kind, name), [vector])
 
 
 @njit(nogil=True, cache=True)
@@ -115,21 +108,18 @@ def _tile(
 
 def _emit(build: Any, tokens: int, arguments: Any) -> None:
     w, x, scales, offsets, out, out_stride, groups = arguments
-    panel, mine = build.inttoptr(w, _BYTES), build.inttoptr(x, _BYTES)
+    panel, mine = build.inttoptr(w, emit.BYTES), build.inttoptr(x, emit.BYTES)
     their_scales, their_offsets = build.inttoptr(scales, F32.as_pointer()), build.inttoptr(offsets, I32.as_pointer())
     vector, parts = floats(OUTPUTS), PANEL // OUTPUTS
-    zero = ir.Constant(vector, [0.0] * OUTPUTS)
 
-    entry, loop, done = build.block, build.append_basic_block("groups"), build.append_basic_block("sums")
-    build.branch(loop)
-    build.position_at_end(loop)
+    loop = Loop.begin(build, "groups")
     group = build.phi(I64)
     totals = [[build.phi(vector) for _ in range(parts)] for _ in range(tokens)]
     numbers = build.gep(panel, [build.add(build.mul(group, whole(_STEP * GROUP // QUAD)), whole(SCALE * PANEL))])
     first = build.mul(group, whole(tokens))
     own = build.gep(mine, [build.mul(first, whole(GROUP * _WIDTH))])
     for line in range(_STEP * GROUP // QUAD // LINE):
-        prefetch(build, build.gep(numbers, [whole(AHEAD + line * LINE)]))
+        emit.prefetch(build, build.gep(numbers, [whole(AHEAD + line * LINE)]))
     at = [[build.add(first, whole(t))] for t in range(tokens)]
     begins = [build.load(build.gep(their_offsets, place), align=4) for place in at]
     sums = [[_begin(build, begin) for _ in range(parts)] for begin in begins]
@@ -144,19 +134,11 @@ def _emit(build: Any, tokens: int, arguments: Any) -> None:
         scale = _everywhere(build, build.load(build.gep(their_scales, at[t]), align=4), OUTPUTS)
         found = [build.sitofp(_one_an_output(build, each), vector) for each in sums[t]]
         grown.append([build.fadd(old, build.fmul(new, scale)) for old, new in zip(totals[t], found, strict=True)])
-    step = build.add(group, whole(1))
-    group.add_incoming(whole(0), entry)
-    group.add_incoming(step, loop)
-    for before, after in zip(totals, grown, strict=True):
-        for old, new in zip(before, after, strict=True):
-            old.add_incoming(zero, entry)
-            old.add_incoming(new, loop)
-    build.cbranch(build.icmp_unsigned("<", step, groups), loop, done)
+    loop.end(build, [(group, build.add(group, whole(1)))], groups, (totals, grown))
 
-    build.position_at_end(done)
     place = build.inttoptr(out, F32.as_pointer())
     for part in range(parts):
-        factors = _load(build, panel, part * OUTPUTS * SCALE, vector)
+        factors = load(build, panel, part * OUTPUTS * SCALE, vector)
         for t in range(tokens):
             target = build.gep(place, [build.add(build.mul(out_stride, whole(t)), whole(part * OUTPUTS))])
             build.store(build.fmul(grown[t][part], factors), build.bitcast(target, vector.as_pointer()), align=4)
@@ -173,7 +155,7 @@ def _begin(build: Any, offset: Any) -> Any:
 def _weight(build: Any, numbers: Any, offset: int) -> Any:
     """Four inputs of each output of a register, as the instruction wants them."""
     count = OUTPUTS * QUAD
-    loaded = _load(build, numbers, offset, ir.VectorType(I8, count))
+    loaded = load(build, numbers, offset, ir.VectorType(I8, count))
     if WAY == BYTES_OF_FOUR:
         return build.xor(loaded, ir.Constant(loaded.type, [-128] * count))
     return loaded if WAY == DOT_PRODUCTS else build.sext(loaded, ir.VectorType(I32, count))
@@ -182,7 +164,7 @@ def _weight(build: Any, numbers: Any, offset: int) -> Any:
 def _four(build: Any, own: Any, offset: int) -> Any:
     """Four numbers of a token, once for each output of a register."""
     word = ir.IntType(QUAD * _NUMBER.width)
-    spread = _everywhere(build, _load(build, own, offset, word), OUTPUTS)
+    spread = _everywhere(build, load(build, own, offset, word), OUTPUTS)
     numbers = build.bitcast(spread, ir.VectorType(_NUMBER, OUTPUTS * QUAD))
     return build.sext(numbers, ir.VectorType(I32, OUTPUTS * QUAD)) if WAY == PAIRS_OF_WORDS else numbers
 
@@ -190,36 +172,25 @@ def _four(build: Any, own: Any, offset: int) -> Any:
 def _dot(build: Any, total: Any, weight: Any, four: Any) -> Any:
     if WAY == PAIRS_OF_WORDS:
         products = build.mul(weight, four)
-        even, odd = (_picked(build, products, range(start, OUTPUTS * QUAD, 2)) for start in (0, 1))
+        even, odd = (shuffled(build, products, None, range(start, OUTPUTS * QUAD, 2)) for start in (0, 1))
         return build.add(total, build.add(even, odd))
     if WAY == BYTES_OF_FOUR:
         name, weight, four = "llvm.x86.avx512.vpdpbusd.512", *(build.bitcast(v, total.type) for v in (weight, four))
     else:
         name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-    kind = ir.FunctionType(total.type, [total.type, weight.type, four.type])
-    return build.call(cgutils.get_or_insert_function(build.module, kind, name), [total, weight, four])
+    return emit.call(build, name, total.type, total, weight, four)
 
 
 def _one_an_output(build: Any, sums: Any) -> Any:
     if WAY != PAIRS_OF_WORDS:
         return sums
-    return build.add(*(_picked(build, sums, range(start, 2 * OUTPUTS, 2)) for start in (0, 1)))
-
-
-def _picked(build: Any, vector: Any, lanes: Any) -> Any:
-    places = list(lanes)
-    order = ir.Constant(ir.VectorType(I32, len(places)), places)
-    return build.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), order)
+    return build.add(*(shuffled(build, sums, None, range(start, 2 * OUTPUTS, 2)) for start in (0, 1)))
 
 
 def _everywhere(build: Any, number: Any, lanes: int) -> Any:
     vector = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     first = build.insert_element(vector, number, ir.Constant(I32, 0))
     return build.shuffle_vector(first, vector, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
-
-
-def _load(build: Any, base: Any, offset: int, kind: Any) -> Any:
-    return build.load(build.bitcast(build.gep(base, [whole(offset)]), kind.as_pointer()), align=1)
 
 
 @njit(nogil=True, cache=True)
@@ -284,7 +255,4 @@ def _product(
     _rounded_product(w, x, x_stride, numbers, scales, offsets, out, out_stride, tokens, size, first, last)
 
 
-def product_address() -> int:
-    """Where the product begins, compiled first where it is not yet."""
-    address: int = called_by_address(_product).address
-    return address
+product_address = partial(address_of, _product)

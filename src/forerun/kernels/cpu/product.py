@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import cfunc, literally, njit, types
+from numba import literally, njit, types
 from numba.extending import intrinsic
 
+from forerun.kernels.cpu.compiled import ARGUMENTS, address_of
+from forerun.kernels.cpu.emit import I64
 from forerun.kernels.cpu.memory import Floats
 from forerun.kernels.cpu.tile import MOST_TOKENS, ROWS, thin, wide, widen_row
-from forerun.kernels.cpu.widen import FLOAT32, FORMATS, I64, LANES, UNIT, WIDEST
+from forerun.kernels.cpu.widen import FLOAT32, FORMATS, LANES, UNIT, WIDEST
 
 # Tokens of a tile: scales and numbers of a block need registers beside the sums.
 TILE = tuple(MOST_TOKENS if stored.values == UNIT else min(4, MOST_TOKENS) for stored in FORMATS)
@@ -26,7 +28,6 @@ IN_PLACE = tuple(tile if stored.values == UNIT else 2 * tile for stored, tile in
 # Bytes of weight rows, as float32, that meet all inputs before the next ones. They stay in the L2 cache; with few rows
 # (a block of 96 KiB has four of 4096 numbers) inputs would come from further away for every one of them.
 BLOCK = 384 << 10
-_ARGUMENTS = 9
 _RUNS = tuple(stored.run(1) for stored in FORMATS)
 _VALUES, _BYTES = tuple(values for values, _ in _RUNS), tuple(size for _, size in _RUNS)
 
@@ -124,6 +125,7 @@ def _widened_rows(
     return n
 
 
+@cache
 def _product_of(stored: int) -> Callable[..., None]:
     def product(
         w: int, x: int, x_stride: int, out: int, out_stride: int, tokens: int, size: int, first: int, last: int
@@ -133,15 +135,9 @@ def _product_of(stored: int) -> Callable[..., None]:
     return product if stored != FLOAT32 else _float_product
 
 
-@cache
-def _compiled(stored: int) -> Any:
-    return cfunc(types.void(*(types.int64,) * _ARGUMENTS), cache=True)(_product_of(stored))
-
-
 def product_address(stored: int) -> int:
     """Where the product for a format begins, compiled first where it is not yet."""
-    address: int = _compiled(stored).address
-    return address
+    return address_of(_product_of(stored))
 
 
 @intrinsic
@@ -152,8 +148,8 @@ def multiply(
     """A product by its address, for the format that it was compiled for."""
 
     def codegen(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [I64] * _ARGUMENTS)
+        kind = ir.FunctionType(ir.VoidType(), [I64] * ARGUMENTS)
         build.call(build.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
         return context.get_dummy_value()
 
-    return types.void(*(types.int64,) * (_ARGUMENTS + 1)), codegen
+    return types.void(*(types.int64,) * (ARGUMENTS + 1)), codegen

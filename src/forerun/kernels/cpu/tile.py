@@ -12,23 +12,20 @@ bits from narrow weights as from their float32 copy. How many lanes is a matter 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
 from numba import literally, njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from forerun.kernels.cpu.widen import F32, FORMATS, I8, I32, I64, MANY_REGISTERS, Stored, floats, fma
+from forerun.kernels.cpu import emit
+from forerun.kernels.cpu.emit import F32, I32, I64, Loop, floats, load, row_pointers, shuffled, whole
+from forerun.kernels.cpu.widen import FORMATS, MANY_REGISTERS, Stored
 
 ROWS = 4  # weight rows of a tile; four rows of sixteen bytes are one cache line to prefetch an iteration
 MOST_TOKENS = 6 if MANY_REGISTERS else 3  # tokens of one tile: ROWS * MOST_TOKENS sums must stay in registers
 LINE = 64  # bytes of a cache line
 AHEAD = 8192  # bytes to ask for ahead at least: a tile of narrow rows is done before memory answers
-
-_BYTES = I8.as_pointer()
-_TO_LEVEL_2 = (ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1))  # read, keep in L2, data
 
 
 @intrinsic(prefer_literal=True)
@@ -54,38 +51,28 @@ def _emit(build: Any, stored: Stored, lanes: int, rows: int, tokens: int, argume
     """The loop over k, one run of stored values at a time, and the sums behind it."""
     w, w_stride, x, x_stride, out, out_stride, size = arguments
     vector, (values, length) = floats(lanes), stored.run(lanes)
-    first = build.inttoptr(w, _BYTES)
+    first = build.inttoptr(w, emit.BYTES)
     weights = [build.gep(first, [build.mul(w_stride, whole(i))]) for i in range(rows)]
-    inputs = _row_pointers(build, x, x_stride, tokens)
+    inputs = row_pointers(build, x, x_stride, tokens)
     behind = build.gep(first, [ahead_of(build, build.mul(w_stride, whole(rows)))])
 
-    entry, loop, done = build.block, build.append_basic_block("tile"), build.append_basic_block("sums")
-    build.branch(loop)
-    build.position_at_end(loop)
+    loop = Loop.begin(build, "tile")
     k, at = build.phi(I64), build.phi(I64)  # values done; their bytes
     sums = [[build.phi(vector) for _ in range(tokens)] for _ in range(rows)]
     for line in range(max(1, -(-rows * length // LINE))):
-        prefetch(build, build.gep(behind, [build.add(build.mul(at, whole(rows)), whole(line * LINE))]))
+        emit.prefetch(build, build.gep(behind, [build.add(build.mul(at, whole(rows)), whole(line * LINE))]))
     opened = [stored.open(build, build.gep(pointer, [at]), lanes) for pointer in weights]
     grown: list[list[Any]] = [list(row) for row in sums]
     for index in range(values // lanes):
         place = build.add(k, whole(index * lanes))
-        ours = [_load(build, pointer, place, vector) for pointer in inputs]
+        ours = [load(build, pointer, place, vector, align=4) for pointer in inputs]
         for run, row in zip(opened, grown, strict=True):
             weight = stored.vector(build, run, index, lanes)
-            row[:] = [fma(build, weight, mine, total) for mine, total in zip(ours, row, strict=True)]
+            row[:] = [emit.fma(build, weight, mine, total) for mine, total in zip(ours, row, strict=True)]
     step, bytes_done = build.add(k, whole(values)), build.add(at, whole(length))
-    for number, after in ((k, step), (at, bytes_done)):
-        number.add_incoming(whole(0), entry)
-        number.add_incoming(after, loop)
-    for row, new in zip(sums, grown, strict=True):
-        for total, after in zip(row, new, strict=True):
-            total.add_incoming(ir.Constant(vector, [0.0] * lanes), entry)
-            total.add_incoming(after, loop)
-    build.cbranch(build.icmp_unsigned("<", step, size), loop, done)
+    loop.end(build, [(k, step), (at, bytes_done)], size, (sums, grown))
 
-    build.position_at_end(done)
-    places = _row_pointers(build, out, out_stride, tokens)
+    places = row_pointers(build, out, out_stride, tokens)
     if rows == ROWS:
         _store_quads(build, grown, places)
         return
@@ -106,7 +93,7 @@ def _store_quads(build: Any, sums: list[list[Any]], places: list[Any]) -> None:
         a, b, c, d = (_to_four_lanes(build, row[first : first + count]) for row in sums)
         done = _folded(build, _folded(build, a, b, 4), _folded(build, c, d, 4), 2)
         for i in range(count):
-            four = _picked(build, done, done, range(i * ROWS, (i + 1) * ROWS))
+            four = shuffled(build, done, done, range(i * ROWS, (i + 1) * ROWS))
             build.store(four, build.bitcast(places[first + i], four.type.as_pointer()), align=4)
         first += count
 
@@ -137,12 +124,7 @@ def _folded(build: Any, left: Any, right: Any, part: int) -> Any:
         for i in range(part // 2)
     ]
     other = left if right is None else right
-    return build.fadd(_picked(build, left, other, low), _picked(build, left, other, [i + part // 2 for i in low]))
-
-
-def _picked(build: Any, left: Any, right: Any, lanes: Iterable[int]) -> Any:
-    places = list(lanes)
-    return build.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(places)), places))
+    return build.fadd(shuffled(build, left, other, low), shuffled(build, left, other, [i + part // 2 for i in low]))
 
 
 def ahead_of(build: Any, bytes_of_tile: Any) -> Any:
@@ -165,21 +147,15 @@ def widen_row(typing: Any, stored: Any, lanes: Any, w: Any, out: Any, size: Any)
 
 def _emit_widen(build: Any, stored: Stored, lanes: int, w: Any, out: Any, size: Any) -> None:
     vector, (values, length) = floats(lanes), stored.run(lanes)
-    source, places = build.inttoptr(w, _BYTES), build.inttoptr(out, F32.as_pointer())
-    entry, loop, done = build.block, build.append_basic_block("widen"), build.append_basic_block("widened")
-    build.branch(loop)
-    build.position_at_end(loop)
+    source, places = build.inttoptr(w, emit.BYTES), build.inttoptr(out, F32.as_pointer())
+    loop = Loop.begin(build, "widen")
     k, at = build.phi(I64), build.phi(I64)  # values done; their bytes
     opened = stored.open(build, build.gep(source, [at]), lanes)
     for index in range(values // lanes):
         place = build.gep(places, [build.add(k, whole(index * lanes))])
         build.store(stored.vector(build, opened, index, lanes), build.bitcast(place, vector.as_pointer()), align=4)
     step, bytes_done = build.add(k, whole(values)), build.add(at, whole(length))
-    for number, after in ((k, step), (at, bytes_done)):
-        number.add_incoming(whole(0), entry)
-        number.add_incoming(after, loop)
-    build.cbranch(build.icmp_unsigned("<", step, size), loop, done)
-    build.position_at_end(done)
+    loop.end(build, [(k, step), (at, bytes_done)], size)
 
 
 def _added_up(build: Any, vector: Any) -> Any:
@@ -188,29 +164,6 @@ def _added_up(build: Any, vector: Any) -> Any:
         half = len(parts) // 2
         parts = [build.fadd(parts[i], parts[i + half]) for i in range(half)]
     return parts[0]
-
-
-def _row_pointers(build: Any, base: Any, stride: Any, count: int) -> list[Any]:
-    first = build.inttoptr(base, F32.as_pointer())
-    return [build.gep(first, [build.mul(stride, whole(i))]) for i in range(count)]
-
-
-def _load(build: Any, pointer: Any, offset: Any, vector: Any) -> Any:
-    return build.load(build.bitcast(build.gep(pointer, [offset]), vector.as_pointer()), align=4)
-
-
-def _declared(build: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    return cgutils.get_or_insert_function(build.module, ir.FunctionType(result, arguments), name)
-
-
-def whole(value: int) -> Any:
-    """A number in compiled code."""
-    return ir.Constant(I64, value)
-
-
-def prefetch(build: Any, place: Any) -> None:
-    """Ask for the cache line at a byte pointer; one that belongs to nobody does no harm."""
-    build.call(_declared(build, "llvm.prefetch.p0", ir.VoidType(), [_BYTES, I32, I32, I32]), [place, *_TO_LEVEL_2])
 
 
 @njit(nogil=True, cache=True)

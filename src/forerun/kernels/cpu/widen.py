@@ -12,7 +12,8 @@ from typing import Any
 
 import llvmlite.binding
 from llvmlite import ir
-from numba.core import cgutils
+
+from forerun.kernels.cpu.emit import I8, I16, I32, floats, fma, load, shuffled
 
 _FEATURES = llvmlite.binding.get_host_cpu_features()
 IS_X86 = bool(_FEATURES.get("sse2", False))
@@ -20,7 +21,6 @@ MANY_REGISTERS = not IS_X86 or _FEATURES.get("avx512f", False)
 LANES = 8 if _FEATURES.get("avx2", False) else 4  # floats of a vector that every size of ours is a multiple of
 WIDEST = 16 if _FEATURES.get("avx512f", False) else LANES  # floats of the longest vector register
 
-F32, I8, I16, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 UNIT = -1  # of a format without blocks: a run is one vector
 
 
@@ -48,7 +48,7 @@ class Float32(Stored):
     name, values, size = "F32", UNIT, 4
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
-        return _load(build, opened, 0, floats(lanes))
+        return load(build, opened, 0, floats(lanes))
 
 
 class BFloat16(Stored):
@@ -57,7 +57,7 @@ class BFloat16(Stored):
     name, values, size = "BF16", UNIT, 2
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
-        bits = build.zext(_load(build, opened, 0, ir.VectorType(I16, lanes)), _whole(lanes))
+        bits = build.zext(load(build, opened, 0, ir.VectorType(I16, lanes)), _whole(lanes))
         return build.bitcast(build.shl(bits, _all(16, lanes)), floats(lanes))
 
 
@@ -65,7 +65,7 @@ class Float16(Stored):
     name, values, size = "F16", UNIT, 2
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
-        return build.fpext(_load(build, opened, 0, ir.VectorType(ir.HalfType(), lanes)), floats(lanes))
+        return build.fpext(load(build, opened, 0, ir.VectorType(ir.HalfType(), lanes)), floats(lanes))
 
 
 class EightBits(Stored):
@@ -78,7 +78,7 @@ class EightBits(Stored):
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
         scale, run = opened
-        numbers = build.sext(_load(build, run, 2 + index * lanes, ir.VectorType(I8, lanes)), _whole(lanes))
+        numbers = build.sext(load(build, run, 2 + index * lanes, ir.VectorType(I8, lanes)), _whole(lanes))
         return build.fmul(scale, build.sitofp(numbers, floats(lanes)))
 
 
@@ -121,7 +121,7 @@ class FourBitGroups(Stored):
         """Scale and depth of the eight groups as two vectors, and the run."""
         numbers = halves(build, run)
         first, second, mixed = (
-            build.zext(_load(build, run, place, ir.VectorType(I8, 4)), _whole(4)) for place in (4, 8, 12)
+            build.zext(load(build, run, place, ir.VectorType(I8, 4)), _whole(4)) for place in (4, 8, 12)
         )
         scales = self._six_bits(build, first, build.and_(mixed, _all(15, 4)))
         depths = self._six_bits(build, second, build.lshr(mixed, _all(4, 4)))
@@ -133,8 +133,7 @@ class FourBitGroups(Stored):
     def _six_bits(build: Any, whole: Any, low: Any) -> Any:
         """The first four numbers are the low six bits of a byte; the others' upper two are what lies above those."""
         upper = build.shl(build.lshr(whole, _all(6, 4)), _all(4, 4))
-        lanes = ir.Constant(ir.VectorType(I32, 8), list(range(8)))
-        return build.shuffle_vector(build.and_(whole, _all(63, 4)), build.or_(low, upper), lanes)
+        return shuffled(build, build.and_(whole, _all(63, 4)), build.or_(low, upper), range(8))
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
         scales, lowest, run = opened
@@ -166,7 +165,7 @@ class SixBitGroups(Stored):
 
     def open(self, build: Any, run: Any, lanes: int) -> Any:
         own = spread(build, halves(build, run, 202), 3, 16)
-        scales = build.sext(_load(build, run, 192, ir.VectorType(I8, 16)), _whole(16))
+        scales = build.sext(load(build, run, 192, ir.VectorType(I8, 16)), _whole(16))
         return build.fmul(own, build.sitofp(scales, floats(16))), run
 
     def vector(self, build: Any, opened: Any, index: int, lanes: int) -> Any:
@@ -182,7 +181,7 @@ class SixBitGroups(Stored):
 
 def _bytes(build: Any, run: Any, place: int, lanes: int) -> Any:
     """Bytes from `place` on, as int32."""
-    return build.zext(_load(build, run, place, ir.VectorType(I8, lanes)), _whole(lanes))
+    return build.zext(load(build, run, place, ir.VectorType(I8, lanes)), _whole(lanes))
 
 
 def _bits(build: Any, numbers: Any, shift: int, mask: int) -> Any:
@@ -195,30 +194,19 @@ def _bits(build: Any, numbers: Any, shift: int, mask: int) -> Any:
 def half_bytes(build: Any, run: Any, start: int, index: int, lanes: int) -> Any:
     """Half-bytes `index * lanes` and on of the 32 in 16 bytes from `start`, as int32."""
     per_half = 16 // lanes
-    loaded = _load(build, run, start + index % per_half * lanes, ir.VectorType(I8, lanes))
+    loaded = load(build, run, start + index % per_half * lanes, ir.VectorType(I8, lanes))
     numbers = build.zext(loaded, _whole(lanes))
     return build.and_(numbers, _all(15, lanes)) if index < per_half else build.lshr(numbers, _all(4, lanes))
 
 
 def halves(build: Any, run: Any, place: int = 0) -> Any:
     """Half-precision numbers of a block, as float32: four are widened as fast as one."""
-    return build.fpext(_load(build, run, place, ir.VectorType(ir.HalfType(), 4)), floats(4))
+    return build.fpext(load(build, run, place, ir.VectorType(ir.HalfType(), 4)), floats(4))
 
 
 def spread(build: Any, numbers: Any, index: int, lanes: int) -> Any:
     """One number of a vector in all lanes of another."""
-    return build.shuffle_vector(numbers, ir.Constant(numbers.type, ir.Undefined), _all(index, lanes))
-
-
-def fma(build: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
-    kind = ir.FunctionType(a.type, [a.type] * 3)
-    return build.call(cgutils.get_or_insert_function(build.module, kind, f"llvm.fma.v{a.type.count}f32"), [a, b, c])
-
-
-def floats(lanes: int) -> Any:
-    """The type of a vector of float32."""
-    return ir.VectorType(F32, lanes)
+    return shuffled(build, numbers, None, [index] * lanes)
 
 
 def _whole(lanes: int) -> Any:
@@ -227,11 +215,6 @@ def _whole(lanes: int) -> Any:
 
 def _all(value: int, lanes: int) -> Any:
     return ir.Constant(_whole(lanes), [value] * lanes)
-
-
-def _load(build: Any, run: Any, offset: int, kind: Any) -> Any:
-    """What lies `offset` bytes behind a byte pointer, wherever that may be."""
-    return build.load(build.bitcast(build.gep(run, [ir.Constant(I64, offset)]), kind.as_pointer()), align=1)
 
 
 FORMATS: tuple[Stored, ...] = (
