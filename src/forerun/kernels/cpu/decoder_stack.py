@@ -12,8 +12,7 @@ from numba import carray, njit, prange
 
 from forerun.kernels.cpu.activation import gelus
 from forerun.kernels.cpu.attention import MOST_QUERIES, attend
-from forerun.kernels.cpu.compiled import compiled
-from forerun.kernels.cpu.memory import Floats, Ints, pointer
+from forerun.kernels.cpu.memory import Floats, Ints, add_at, pointer
 from forerun.kernels.cpu.norms import centred_norm
 from forerun.kernels.cpu.product import multiply
 from forerun.kernels.cpu.share import GRAIN, share
@@ -38,13 +37,6 @@ def norms(x: Floats, weight: int, bias: int, out: Floats, epsilon: np.float32) -
         centred_norm(x[n], weight, bias, epsilon, np.float32(0), out[n])
 
 
-@compiled()
-def _add(x: Floats, bias: int) -> None:
-    more = carray(pointer(bias), (x.shape[0],), np.float32)
-    for i in range(x.shape[0]):
-        x[i] += more[i]
-
-
 @njit(nogil=True, cache=True)
 def _head(weight: Ints, bias: int, head: int, normed: Floats, out: Floats) -> None:
     """One head of a projection for all tokens: [N, hidden] -> [N, size]."""
@@ -57,7 +49,7 @@ def _head(weight: Ints, bias: int, head: int, normed: Floats, out: Floats) -> No
     )  # fmt: skip
     if bias:
         for n in range(tokens):
-            _add(out[n], bias + head * size * 4)
+            add_at(out[n], bias + head * size * 4)
 
 
 @njit(nogil=True, cache=True)
@@ -176,7 +168,7 @@ def run_decoder(
                 last,
             )
             for n in range(tokens):
-                _add(middle[n, first:last], w[UP_BIAS, 0] + first * 4)
+                add_at(middle[n, first:last], w[UP_BIAS, 0] + first * 4)
                 gelus(middle[n, first:last])
         for part in prange(threads):
             first, last = share(hidden, part, threads, GRAIN)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from forerun.kernels.cpu import emit
+from forerun.kernels.cpu.compiled import compiled
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -34,3 +35,11 @@ def prefetch(typing: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp), codegen
+
+
+@compiled()
+def add_at(x: Floats, address: int) -> None:
+    """x plus the numbers that lie at an address, in place."""
+    more = carray(pointer(address), (x.shape[0],), np.float32)
+    for i in range(x.shape[0]):
+        x[i] += more[i]

@@ -16,7 +16,7 @@ from numba import carray, njit, prange
 from forerun.kernels.cpu.activation import SILU, activate, gated
 from forerun.kernels.cpu.attention import attend
 from forerun.kernels.cpu.compiled import compiled
-from forerun.kernels.cpu.memory import Floats, Ints, pointer
+from forerun.kernels.cpu.memory import Floats, Ints, add_at, pointer
 from forerun.kernels.cpu.norms import NONE, NORM, norm, norms
 from forerun.kernels.cpu.product import multiply
 from forerun.kernels.cpu.share import GRAIN, share
@@ -61,13 +61,6 @@ def _rotate(head: Floats, angles: Floats, interleaved: bool) -> None:
             head[half + i] = high * angles[half + i] + low * angles[turning + half + i]
 
 
-@compiled()
-def _add(x: Floats, more: int) -> None:
-    added = carray(pointer(more), (x.shape[0],), np.float32)
-    for i in range(x.shape[0]):
-        x[i] += added[i]
-
-
 @njit(nogil=True, cache=True)
 def _project_head(
     unit: int,
@@ -92,7 +85,7 @@ def _project_head(
     for n in range(tokens):
         part = heads[n, unit * size : (unit + 1) * size]
         if bias:
-            _add(part, bias)
+            add_at(part, bias)
         if layer.head_norms != ALL_AS_ONE:
             _finish_head(unit, num_heads, num_kv_heads, layer, part, angles, positions[n], addresses[n], interleaved)
 
@@ -167,9 +160,9 @@ def _inner_part(layer: Any, normed: Floats, gate: Floats, up: Floats, first: int
     for n in range(tokens):
         mine, other = gate[n, first:last], up[n, first:last]
         if layer.gate_bias:
-            _add(mine, layer.gate_bias + first * 4)
+            add_at(mine, layer.gate_bias + first * 4)
         if layer.up_bias:
-            _add(other, layer.up_bias + first * 4)
+            add_at(other, layer.up_bias + first * 4)
         if layer.is_gated and layer.activation == SILU:
             gated(mine, other)
         else:
@@ -198,7 +191,7 @@ def _add_product(
     multiply(product, weight, source.ctypes.data, width, delta.ctypes.data, hidden, tokens, width, first, last)
     for n in range(tokens):
         if bias:
-            _add(delta[n, first:last], bias + first * 4)
+            add_at(delta[n, first:last], bias + first * 4)
         if not is_left:
             for i in range(first, last):
                 x[n, i] += multiplier * delta[n, i]
