@@ -120,7 +120,7 @@ def write_whole(path: Path, write: Callable[[Path], Any], advice: str = "make ro
 
 
 @contextmanager
-def fresh_folder(folder: Path, advice: str = "make room or choose another place") -> Iterator[Path]:
+def fresh_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill that takes the place of `folder`, which is missing or empty, once the block has ended well."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def fresh_folder(folder: Path, advice: str = "make room or choose another place"
             os.replace(fresh, folder)
     except Exception as error:
         if is_disk_error(error):
-            raise disk_error(folder, error, advice) from error
+            raise disk_error(folder, error, "make room or choose another place") from error
         raise
 
 

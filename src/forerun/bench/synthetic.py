@@ -181,29 +181,19 @@ def build_model(
     return model
 
 
-def measure_alpha(
-    target: Any,
-    draft: Any,
-    *,
-    num_tokens: int = 512,
-    temperature: float = 1.0,
-    seed: int = 0,
-    plain: SpeculativeDecoder | None = None,
-) -> float:
-    """E[sum min(p, q)] of two models along text that the target itself samples at `temperature`.
+def measure_alpha(target: Any, draft: Any, *, num_tokens: int = 512, plain: SpeculativeDecoder | None = None) -> float:
+    """E[sum min(p, q)] of two models along text that the target itself samples at temperature 1.
 
     `plain` is a decoder of the target without a drafter, where there is one already.
     """
     rows = 8
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(1, target.config.vocab_size, (rows, 4), generator=generator).to(target.device)
     decoder = SpeculativeDecoder(target, None) if plain is None else plain
-    result = decoder.generate(
-        prompts, max_new_tokens=-(-num_tokens // rows), temperature=temperature, seed=seed, eos_token_id=[]
-    )
+    result = decoder.generate(prompts, max_new_tokens=-(-num_tokens // rows), temperature=1.0, seed=0, eos_token_id=[])
     with torch.inference_mode():
         laws = [
-            (model(result.sequences).logits[:, prompts.shape[1] - 1 : -1].float() / temperature).softmax(-1)
+            model(result.sequences).logits[:, prompts.shape[1] - 1 : -1].float().softmax(-1)
             for model in (target, draft)
         ]
     return float(acceptance(*laws).mean())

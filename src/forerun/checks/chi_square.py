@@ -71,13 +71,13 @@ def _central(statistic: float, half_freedom: Tensor) -> Tensor:
     return tail
 
 
-def detectable(samples: int, freedom: int, level: float, shift: float = 0.0, power: float = POWER) -> float:
-    """The total variation distance that a test at `level` finds with chance `power`, whatever form it takes.
+def detectable(samples: int, freedom: int, level: float, shift: float = 0.0) -> float:
+    """The total variation distance that a test at `level` finds with chance `POWER`, whatever form it takes.
 
     Of all laws at distance d, the one hardest to see still has noncentrality 4 d^2 for each sample (Cauchy-Schwarz).
     """
     limit = _solve(lambda x: survival(x, freedom, shift) < level)
-    return min(1.0, math.sqrt(_solve(lambda x: survival(limit, freedom, x) > power) / (4 * samples)))
+    return min(1.0, math.sqrt(_solve(lambda x: survival(limit, freedom, x) > POWER) / (4 * samples)))
 
 
 def _solve(reached: Callable[[float], bool]) -> float:

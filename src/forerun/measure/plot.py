@@ -120,9 +120,9 @@ def finish_axes(axes: Any, x_label: str = "", y_label: str = "", title: str = ""
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def save(figure: Any, path: Path, dpi: int = 150) -> None:
+def save(figure: Any, path: Path) -> None:
     """The picture, whole or not at all."""
-    write_whole(path, lambda beside: figure.savefig(beside, dpi=dpi, format=path.suffix[1:].lower()))
+    write_whole(path, lambda beside: figure.savefig(beside, dpi=150, format=path.suffix[1:].lower()))
 
 
 def _check_panel(panel: Panel, name: str) -> None:

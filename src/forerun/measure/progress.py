@@ -54,7 +54,7 @@ class Lines:
 class Bar:
     """A spinner while the total is unknown, then a bar with the time that is left. Nothing but `say` off a terminal."""
 
-    def __init__(self, console: Console, transient: bool = True) -> None:
+    def __init__(self, console: Console) -> None:
         from rich.progress import (
             BarColumn,
             Progress,
@@ -72,7 +72,7 @@ class Bar:
             TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
             console=console,
-            transient=transient,
+            transient=True,
             disable=console.quiet or not console.is_terminal,
             refresh_per_second=4,
             speed_estimate_period=600,

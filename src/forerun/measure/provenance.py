@@ -119,13 +119,13 @@ def busy_note(when: str = "began") -> str | None:
     return f"other programs kept {busy:.1f} cores busy when this {when}: repeat it on a quiet machine"
 
 
-def cores_of_others(seconds: float = LOOK_SECONDS) -> float | None:
+def cores_of_others() -> float | None:
     """Cores that other processes keep busy, looked at for a moment; None where the system does not tell."""
     before = _busy_seconds()
     if before is None:
         return None
     started = time.perf_counter()
-    time.sleep(seconds)
+    time.sleep(LOOK_SECONDS)
     passed, after = time.perf_counter() - started, _busy_seconds()
     return None if after is None else max(0.0, (after - before) / passed)
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 GRAM = 4  # tokens of a run that counts as repeated
 
 
-def repeated_grams(tokens: Sequence[int], size: int = GRAM) -> tuple[int, int]:
-    """How many runs of `size` tokens the text already had before, and how many there are."""
-    grams = list(zip(*(tokens[i:] for i in range(size)), strict=False))
+def repeated_grams(tokens: Sequence[int]) -> tuple[int, int]:
+    """How many runs of `GRAM` tokens the text already had before, and how many there are."""
+    grams = list(zip(*(tokens[i:] for i in range(GRAM)), strict=False))
     return len(grams) - len(set(grams)), len(grams)
 
 
-def repeated_share(rows: Sequence[Sequence[int]], size: int = GRAM) -> float:
+def repeated_share(rows: Sequence[Sequence[int]]) -> float:
     """Share of the runs of all rows that the same row already had."""
-    counts = [repeated_grams(row, size) for row in rows]
+    counts = [repeated_grams(row) for row in rows]
     total = sum(grams for _, grams in counts)
     return sum(repeated for repeated, _ in counts) / total if total else 0.0

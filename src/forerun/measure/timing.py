@@ -56,10 +56,9 @@ def wall_times(work: Work, repeats: int, device: torch.device | None = None, war
     return tuple(timed(place, work)[1] for _ in range(repeats))
 
 
-def event_times(work: Work, repeats: int, warm_up: int = 1) -> tuple[float, ...]:
-    """Seconds of each of `repeats` calls between two CUDA events."""
-    for _ in range(warm_up):
-        work()
+def event_times(work: Work, repeats: int) -> tuple[float, ...]:
+    """Seconds of each of `repeats` calls between two CUDA events, after one to warm up."""
+    work()
     return tuple(_between_events(work) for _ in range(repeats))
 
 

@@ -24,6 +24,7 @@ PLAIN = "none"
 COPIES = "ngram"
 DRAFTS = "draft-simple"
 READY_SECONDS = 120.0
+LAST_LINES = 3
 END_SECONDS = 2.0  # then it is killed: whoever interrupts a comparison has no patience
 BLOCK = 256  # llama.cpp rounds a row's context up to it
 
@@ -153,7 +154,7 @@ def _wait_until_ready(server: LlamaServer, last_lines: Callable[[], str]) -> Non
         time.sleep(0.1)
 
 
-def _last_lines(told: IO[bytes], count: int = 3) -> str:
+def _last_lines(told: IO[bytes]) -> str:
     told.seek(0)
     lines = told.read().decode("utf-8", "replace").splitlines()
-    return " ".join(line.strip() for line in lines[-count:])
+    return " ".join(line.strip() for line in lines[-LAST_LINES:])

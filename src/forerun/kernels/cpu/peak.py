@@ -13,6 +13,7 @@ from forerun.kernels.cpu.widen import FLOAT32, WIDEST
 
 SIZE = 512  # floats of a row: weights and inputs of a tile together are 20 KiB
 ROUNDS = 20_000
+REPEATS = 5
 
 
 @njit(nogil=True, parallel=True, cache=True)
@@ -22,12 +23,12 @@ def _again(w: int, x: int, out: int, size: int, tokens: int, rounds: int, num_th
             wide(FLOAT32, WIDEST, w, size * 4, x, size, out + part * tokens * size * 4, size, tokens, size)
 
 
-def operations_per_second(num_threads: int, repeats: int = 5) -> float:
+def operations_per_second(num_threads: int) -> float:
     """Multiplications and additions, the best of several tries."""
     w, x, out = torch.ones(ROWS, SIZE), torch.ones(MOST_TOKENS, SIZE), torch.empty(num_threads * MOST_TOKENS, SIZE)
     best = float("inf")
     with turn(num_threads):
-        for _ in range(1 + repeats):  # the first one may compile
+        for _ in range(1 + REPEATS):  # the first one may compile
             started = time.perf_counter()
             _again(w.data_ptr(), x.data_ptr(), out.data_ptr(), SIZE, MOST_TOKENS, ROUNDS, num_threads)
             best = min(best, time.perf_counter() - started)

@@ -103,14 +103,10 @@ class RemoteStream:
 class RemoteBackend(Backend, asyncio.Protocol):
     """Calls the engine over a socket, from the event loop that has opened it."""
 
-    def __init__(
-        self,
-        connection: socket.socket,
-        is_split: bool = False,
-        on_drain: Callable[[bool], None] = lambda at_once: None,
-        on_lost: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.is_split, self.on_drain, self.on_lost = is_split, on_drain, on_lost
+    def __init__(self, connection: socket.socket, is_split: bool = False) -> None:
+        self.is_split = is_split
+        self.on_drain: Callable[[bool], None] = lambda at_once: None
+        self.on_lost: Callable[[], None] = lambda: None
         self._connection, self._frames, self._numbers = connection, Frames(), count()
         self._state = State(is_alive=True)
         self._streams: dict[int, RemoteStream] = {}
