@@ -52,6 +52,12 @@ def output_options(plot: str) -> Callable[[Function], Function]:
     )  # fmt: skip
 
 
+def questions_option(group: str) -> Callable[[Function], Function]:
+    """Which prompts are asked."""
+    return option(group, "--data", type=click.Path(exists=True, path_type=Path), help="Spec-Bench's question.jsonl.",
+                  show_default="FORERUN_DATA, else our own prompts")  # fmt: skip
+
+
 @click.group(cls=BenchGroup, invoke_without_command=True)
 @options_from(
     CompareSettings, "What is compared", given_only=True,
@@ -68,13 +74,7 @@ def output_options(plot: str) -> Callable[[Function], Function]:
     peer={"show_default": "transformers"},
     llama_server={"metavar": "PATH", "show_default": "the one on the PATH, else the package llama_cpp"},
 )  # fmt: skip
-@option(
-    "What is compared",
-    "--data",
-    type=click.Path(exists=True, path_type=Path),
-    show_default="FORERUN_DATA, else our own prompts",
-    help="Spec-Bench's question.jsonl.",
-)
+@questions_option("What is compared")
 @option(
     "What is compared", "--quick", is_flag=True, help="Few prompts, two batch sizes, short texts: about two minutes."
 )

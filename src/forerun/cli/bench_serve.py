@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from forerun.bench.settings import ServeSettings
-from forerun.cli.bench import output_options
+from forerun.cli.bench import output_options, questions_option
 from forerun.cli.options import GroupedCommand, option, options_from, settings_from
 from forerun.client import is_address
 from forerun.config import api_key as key_of_environment
@@ -44,10 +44,7 @@ LOAD = ("concurrency", "ramp", "rates", "requests", "seconds", "goodput")
     temperature={"flags": ("--temperature", "-t")},
     speculation={"metavar": "MODE,...", "show_default": "the server decides"},
 )  # fmt: skip
-@option(
-    "What is asked", "--data", type=click.Path(exists=True, path_type=Path), help="Spec-Bench's question.jsonl.",
-    show_default="FORERUN_DATA, else our own prompts",
-)  # fmt: skip
+@questions_option("What is asked")
 @option("Server", "--model", "-m", metavar="NAME", show_default="the first it lists", help="As the server calls it.")
 @option(
     "Server", "--api-key", metavar="KEY", show_default="$FORERUN_API_KEY, else none",

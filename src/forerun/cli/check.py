@@ -14,6 +14,7 @@ from forerun.cli.options import (
     model_options,
     option,
     options_from,
+    prompts_option,
     settings_from,
     speculation_options,
 )
@@ -29,15 +30,10 @@ TEST, OUTPUT = "Test", "Output"
 @click.command(cls=GroupedCommand)
 @model_options
 @speculation_options(policy="4")
-@option(
-    TEST,
-    "--file",
-    "-f",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    show_default="built-in texts",
-    help="Prompts for the tests of greedy text and of rows: one a line, or JSONL; taken as bare text. '-' reads "
-    "standard input.",
-)
+@prompts_option(
+    TEST, "built-in texts",
+    "Prompts for the tests of greedy text and of rows: one a line, or JSONL; taken as bare text.",
+)  # fmt: skip
 @options_from(
     CheckSettings,
     TEST,

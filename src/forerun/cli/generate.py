@@ -18,6 +18,7 @@ from forerun.cli.options import (
     model_options,
     option,
     parallel_options,
+    prompts_option,
     sampling_options,
     speculation_options,
 )
@@ -39,15 +40,10 @@ SETTINGS = ("model", "draft", "tree", "draft_top_k", "policy", "rule", "attentio
 
 @click.command(cls=GroupedCommand)
 @click.argument("prompts", nargs=-1, metavar="[PROMPT]...")
-@option(
-    PROMPT,
-    "--file",
-    "-f",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    show_default="none",
-    help="More prompts: one a line, or JSONL with a field prompt, text, question, instruction, turns or messages; '-' "
-    "reads standard input.",
-)
+@prompts_option(
+    PROMPT, "none",
+    "More prompts: one a line, or JSONL with a field prompt, text, question, instruction, turns or messages.",
+)  # fmt: skip
 @option(
     PROMPT,
     "--chat/--no-chat",

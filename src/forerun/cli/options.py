@@ -92,6 +92,12 @@ def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Fun
     return click.option(*names, cls=GroupedOption, group=group, **settings)
 
 
+def prompts_option(group: str, shown: str, text: str) -> Callable[[Function], Function]:
+    """`--file`: prompts for the command, however it uses them."""
+    kind = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+    return option(group, "--file", "-f", type=kind, show_default=shown, help=f"{text} '-' reads standard input.")
+
+
 def number(group: str, *names: str, least: int = 1, **settings: Any) -> Callable[[Function], Function]:
     """An option that takes a whole number of at least `least`."""
     settings.setdefault("metavar", "N")

@@ -18,6 +18,7 @@ from forerun.cli.options import (
     options_from,
     place_of,
     place_options,
+    prompts_option,
     settings_from,
     typed_options,
 )
@@ -54,14 +55,10 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @place_options(MODEL, keeps_stored=True)
 @options_from(SpeculationSettings, MODEL, "kernels", kernels={"show_default": "$FORERUN_KERNELS, else auto"})
-@option(
-    PROMPTS,
-    "--file",
-    "-f",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    show_default="Spec-Bench in $FORERUN_DATA, else our own",
-    help="Your prompts: one a line, or JSONL; '-' reads standard input. Acceptance depends on them, so the plan does.",
-)
+@prompts_option(
+    PROMPTS, "Spec-Bench in $FORERUN_DATA, else our own",
+    "Your prompts, one a line, or JSONL: acceptance depends on them, so the plan does.",
+)  # fmt: skip
 @number(
     PROMPTS,
     "--prompts",
