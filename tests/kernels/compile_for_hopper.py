@@ -107,8 +107,8 @@ def product(
     place = torch.device("cpu")
     plan = project.choose(rows, outputs, end is not linear_device.PLAIN, torch.bfloat16, place, form)
     constants = {
-        "FORM": form, "GROUP": 128 if form is widen.INT4 else 0, "FAST": True,
-        "EARLY": project.may_begin_early(plan, form), "END": end, "ACTIVATION": int(activation), "HEADS": 32,
+        "FORM": form.value, "GROUP": 128 if form is widen.INT4 else 0, "FAST": True,
+        "EARLY": project.may_begin_early(plan, form), "END": end.value, "ACTIVATION": int(activation), "HEADS": 32,
         "KEY_HEADS": 8, "SIZE": 128, "TURNING": turning,
         "INTERLEAVED": turning < 128, "HAS_ORDER": turning < 128, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
         "HAS_BIAS": True, "HAS_RESIDUAL": end is linear_device.PLAIN,
@@ -127,7 +127,8 @@ def product(
         constants |= {"ROWS": max(16, rows), "SPLITS": plan.splits, "UPCAST": False}
         kinds["w_ptr"] = "*i16" if form is widen.INT8 else stored
     aligned = tuple(n for n in kernel.arg_names if n.endswith("_ptr") or n in ("N", "K", "chunk"))
-    return compiled(kernel, constants, kinds, aligned, num_warps=plan.warps, **stages)
+    case = {"CASE": linear_device.Case(**constants)}
+    return compiled(kernel, case, kinds, aligned, num_warps=plan.warps, **stages)
 
 
 STORED = ((widen.INT8, "*i8"), (widen.ROUNDED, "*i8"), (widen.ROUNDED, "*fp8e4nv"), (widen.INT4, "*u8"))

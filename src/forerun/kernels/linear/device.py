@@ -8,6 +8,8 @@ How weights are stored is the kernel's FORM, see `linear.widen`: narrow ones are
 multiplied as they are where the rows are rounded, too.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -28,6 +30,49 @@ MORE, LESS = tl.constexpr(2.0**90), tl.constexpr(2.0**59)
 UNALIGNED = ("cos_ptr", "sin_ptr", "addresses_ptr")
 
 
+class Case(NamedTuple):
+    """What is known of a product when its kernel is compiled."""
+
+    FORM: int
+    GROUP: int  # inputs that share a scale, where FORM is INT4
+    FAST: bool  # whether assembly widens and rounds
+    END: int
+    ACTIVATION: int
+    HEADS: int
+    KEY_HEADS: int
+    SIZE: int  # of a head
+    TURNING: int  # dimensions of it that are rotated
+    INTERLEAVED: bool
+    HAS_ORDER: bool
+    BLOCK_N: int
+    BLOCK_K: int
+    HAS_BIAS: bool
+    HAS_RESIDUAL: bool
+    EARLY: bool
+    STAGES: int = 1  # these of `vector_kernel` alone
+    HAS_NORM: bool = False
+    NORM_WIDE: bool = False
+    LARGEST: float = 0.0
+    ROWS: int = 1  # these of `tile_kernel` alone
+    SPLITS: int = 1
+    UPCAST: bool = False
+
+
+class Outputs(NamedTuple):
+    """What is added to sums, and where they go."""
+
+    out_ptr: Any
+    bias_ptr: Any
+    residual_ptr: Any
+    multiplier: Any
+    cos_ptr: Any
+    sin_ptr: Any
+    cos_row: Any
+    addresses_ptr: Any
+    key_pool_ptr: Any
+    value_pool_ptr: Any
+
+
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def vector_kernel(
     out_ptr,  # [1, N], for ROTATED [1, Hq, D]
@@ -44,124 +89,79 @@ def vector_kernel(
     value_pool_ptr,  # [slots * capacity, Hk, D]
     order_ptr,  # [Hq + 2 Hk] int32
     gain_ptr,  # [K]
-    N,
-    K,
-    cos_row,
-    multiplier,
-    epsilon,
-    offset,
-    FORM: tl.constexpr,
-    GROUP: tl.constexpr,
-    FAST: tl.constexpr,
-    END: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    TURNING: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    NORM_WIDE: tl.constexpr,
-    LARGEST: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    N, K, cos_row, multiplier, epsilon, offset,
+    CASE: tl.constexpr,
+):  # fmt: skip
     """One program per few outputs: every weight is multiplied where it arrives.
 
     Where LARGEST is not 0 the row is rounded here: every program finds its scale for itself, in less time than another
     launch would take.
     """
-    p = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
-    if EARLY:
+    p = tl.program_id(0) * CASE.BLOCK_N + tl.arange(0, CASE.BLOCK_N)
+    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, CASE)
+    if CASE.EARLY:
         tl.extra.cuda.gdc_wait()
     first, second = row_sums(
-        x_ptr, w_ptr, scale_ptr, row_scale_ptr, gain_ptr, first_row, second_row, K, epsilon, offset, FORM, GROUP, FAST,
-        END, BLOCK_N, BLOCK_K, STAGES, HAS_NORM, NORM_WIDE, LARGEST,
-    )  # fmt: skip
-    if EARLY:
+        x_ptr, w_ptr, scale_ptr, row_scale_ptr, gain_ptr, first_row, second_row, K, epsilon, offset, CASE
+    )
+    if CASE.EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    finish(
-        first[None, :], second[None, :], first_row, second_row, tl.arange(0, 1), p, 1, N, cos_row, multiplier, out_ptr,
-        bias_ptr, residual_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS,
-        KEY_HEADS, SIZE, TURNING, INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
+    outputs = Outputs(
+        out_ptr, bias_ptr, residual_ptr, multiplier, cos_ptr, sin_ptr, cos_row, addresses_ptr, key_pool_ptr,
+        value_pool_ptr,
     )  # fmt: skip
+    finish(first[None, :], second[None, :], first_row, second_row, tl.arange(0, 1), p, 1, N, outputs, CASE)
 
 
 @triton.jit
 def row_sums(
-    x_ptr,
-    w_ptr,
-    scale_ptr,
-    row_scale_ptr,
-    gain_ptr,
-    first_row,
-    second_row,
-    K,
-    epsilon,
-    offset,
-    FORM: tl.constexpr,
-    GROUP: tl.constexpr,
-    FAST: tl.constexpr,
-    END: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    NORM_WIDE: tl.constexpr,
-    LARGEST: tl.constexpr,
+    x_ptr, w_ptr, scale_ptr, row_scale_ptr, gain_ptr, first_row, second_row, K, epsilon, offset, CASE: tl.constexpr
 ):
     """One row's products [BLOCK_N] with weight rows `first_row` and, unless END is PLAIN, `second_row`."""
     shrink = 1.0
     row_scale = 1.0
-    if LARGEST > 0:
-        shrink, row_scale = scales_of_row(x_ptr, gain_ptr, K, epsilon, offset, LARGEST, NORM_WIDE, HAS_NORM, FAST)
-    elif FORM == ROUNDED:
+    if CASE.LARGEST > 0:
+        shrink, row_scale = scales_of_row(x_ptr, gain_ptr, K, epsilon, offset, CASE)
+    elif CASE.FORM == ROUNDED:
         row_scale = tl.load(row_scale_ptr)
-    if FORM == INT4:
-        first, second, squares = packed_sums(
-            x_ptr, w_ptr, scale_ptr, gain_ptr, first_row, second_row, K, offset, END, GROUP, FAST, BLOCK_N, BLOCK_K,
-            STAGES, HAS_NORM,
-        )  # fmt: skip
+    if CASE.FORM == INT4:
+        first, second, squares = packed_sums(x_ptr, w_ptr, scale_ptr, gain_ptr, first_row, second_row, K, offset, CASE)
     else:
-        EACH: tl.constexpr = 1 if FORM == WIDE else BYTES
-        total = tl.zeros([BLOCK_N, BLOCK_K // EACH], dtype=tl.float32)
-        other_total = tl.zeros([BLOCK_N, BLOCK_K // EACH], dtype=tl.float32)
-        square_sums = tl.zeros([BLOCK_K], dtype=tl.float32)
-        inverse = inverse_of(row_scale) if LARGEST > 0 else 1.0
-        for begin in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            k = begin + tl.arange(0, BLOCK_K)
+        EACH: tl.constexpr = 1 if CASE.FORM == WIDE else BYTES
+        total = tl.full([CASE.BLOCK_N, CASE.BLOCK_K // EACH], 0.0, dtype=tl.float32)
+        other_total = tl.full([CASE.BLOCK_N, CASE.BLOCK_K // EACH], 0.0, dtype=tl.float32)
+        square_sums = tl.full([CASE.BLOCK_K], 0.0, dtype=tl.float32)
+        inverse = inverse_of(row_scale) if CASE.LARGEST > 0 else 1.0
+        for begin in tl.range(0, K, CASE.BLOCK_K, num_stages=CASE.STAGES):
+            k = begin + tl.arange(0, CASE.BLOCK_K)
             there = k < K
             place = w_ptr + first_row[:, None] * K + k[None, :]
             w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-            if LARGEST > 0:
-                x = part_of_row(x_ptr, gain_ptr, k, there, shrink, offset, NORM_WIDE, HAS_NORM, FAST)
-                x = narrowed(x, row_scale, inverse, LARGEST, w_ptr.dtype.element_ty, FAST).to(tl.float32)
+            if CASE.LARGEST > 0:
+                x = part_of_row(x_ptr, gain_ptr, k, there, shrink, offset, CASE)
+                x = narrowed(x, row_scale, inverse, CASE.LARGEST, w_ptr.dtype.element_ty, CASE.FAST).to(tl.float32)
             else:
                 x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
-                if HAS_NORM:
+                if CASE.HAS_NORM:
                     square_sums += x * x
                     x = x * (tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset)
             x_sums = 0.0
             if w_ptr.dtype.element_ty == tl.int8:
-                x_sums = add_products(tl.zeros([1, BLOCK_K // EACH], dtype=tl.float32), x[None, :] * 128.0, EACH)
+                x_sums = add_products(
+                    tl.full([1, CASE.BLOCK_K // EACH], 0.0, dtype=tl.float32), x[None, :] * 128.0, EACH
+                )
                 x *= MORE
-            total = add_tile(total, w, x, x_sums, EACH, FAST)
-            if END != PLAIN:
+            total = add_tile(total, w, x, x_sums, EACH, CASE.FAST)
+            if CASE.END != PLAIN:
                 place = w_ptr + second_row[:, None] * K + k[None, :]
                 w = tl.load(place, mask=there[None, :], other=0.0, eviction_policy="evict_first")
-                other_total = add_tile(other_total, w, x, x_sums, EACH, FAST)
+                other_total = add_tile(other_total, w, x, x_sums, EACH, CASE.FAST)
         first, second, squares = tl.sum(total, 1), tl.sum(other_total, 1), tl.sum(square_sums, 0)
-        if FORM != WIDE:
+        if CASE.FORM != WIDE:
             first *= tl.load(scale_ptr + first_row).to(tl.float32) * row_scale
-            if END != PLAIN:
+            if CASE.END != PLAIN:
                 second *= tl.load(scale_ptr + second_row).to(tl.float32) * row_scale
-    if HAS_NORM and LARGEST == 0:
+    if CASE.HAS_NORM and CASE.LARGEST == 0:
         shrink = 1.0 / tl.sqrt(squares / K + epsilon)
         first *= shrink
         second *= shrink
@@ -185,126 +185,88 @@ def tile_kernel(
     order_ptr,  # [Hq + 2 Hk] int32
     part_ptr,  # [S, R, N] float32, for PLAIN with several splits
     count_ptr,  # [tiles] int32, zeros before and after
-    R,
-    N,
-    K,
-    chunk,
-    cos_row,
-    multiplier,
-    FORM: tl.constexpr,
-    GROUP: tl.constexpr,
-    FAST: tl.constexpr,
-    END: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    TURNING: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    UPCAST: tl.constexpr,
-    EARLY: tl.constexpr,
-):
+    R, N, K, chunk, cos_row, multiplier,
+    CASE: tl.constexpr,
+):  # fmt: skip
     """One program per (tile of outputs, part of each sum). Weights are the left side: tensor cores take more there."""
     tile = tl.program_id(0)
     split = tl.program_id(1)
-    p = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    r = tl.arange(0, ROWS)
+    p = tile * CASE.BLOCK_N + tl.arange(0, CASE.BLOCK_N)
+    r = tl.arange(0, CASE.ROWS)
     start = split * chunk
     end = tl.minimum(start + chunk, K)
-    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, END, SIZE, TURNING, INTERLEAVED, HAS_ORDER)
-    if EARLY:
+    first_row, second_row = weight_rows(tl.minimum(p, N - 1), N, order_ptr, CASE)
+    if CASE.EARLY:
         tl.extra.cuda.gdc_wait()
-    SUMS: tl.constexpr = tl.int32 if FORM == ROUNDED and x_ptr.dtype.element_ty == tl.int8 else tl.float32
-    total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
-    other_total = tl.zeros([BLOCK_N, ROWS], dtype=SUMS)
+    SUMS: tl.constexpr = tl.int32 if CASE.FORM == ROUNDED and x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    total = tl.full([CASE.BLOCK_N, CASE.ROWS], 0, dtype=SUMS)
+    other_total = tl.full([CASE.BLOCK_N, CASE.ROWS], 0, dtype=SUMS)
     # Scales of four bits are looked up one tile ahead: nothing would fetch them early by itself.
-    scales = scales_of(scale_ptr, first_row, start, end, K, FORM, GROUP, BLOCK_K)
-    other_scales = scales_of(scale_ptr, second_row, start, end, K, FORM if END != PLAIN else WIDE, GROUP, BLOCK_K)
-    for begin in range(start, end, BLOCK_K):
-        if FORM == INT4:
-            following = scales_of(scale_ptr, first_row, begin + BLOCK_K, end, K, FORM, GROUP, BLOCK_K)
-            if END != PLAIN:
-                others = scales_of(scale_ptr, second_row, begin + BLOCK_K, end, K, FORM, GROUP, BLOCK_K)
-            total = add_packed(
-                total, x_ptr, w_ptr, scales, first_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K, UPCAST
-            )
+    scales = scales_of(scale_ptr, first_row, start, end, K, CASE.FORM == INT4, CASE)
+    other_scales = scales_of(scale_ptr, second_row, start, end, K, CASE.FORM == INT4 and CASE.END != PLAIN, CASE)
+    for begin in range(start, end, CASE.BLOCK_K):
+        if CASE.FORM == INT4:
+            following = scales_of(scale_ptr, first_row, begin + CASE.BLOCK_K, end, K, True, CASE)
+            if CASE.END != PLAIN:
+                others = scales_of(scale_ptr, second_row, begin + CASE.BLOCK_K, end, K, True, CASE)
+            total = add_packed(total, x_ptr, w_ptr, scales, first_row, r, R, begin, end, K, CASE)
             scales = following
-            if END != PLAIN:
-                other_total = add_packed(
-                    other_total, x_ptr, w_ptr, other_scales, second_row, r, R, begin, end, K, GROUP, FAST, BLOCK_K,
-                    UPCAST,
-                )  # fmt: skip
+            if CASE.END != PLAIN:
+                other_total = add_packed(other_total, x_ptr, w_ptr, other_scales, second_row, r, R, begin, end, K, CASE)
                 other_scales = others
         else:
-            k = begin + tl.arange(0, BLOCK_K)
+            k = begin + tl.arange(0, CASE.BLOCK_K)
             # Whole numbers that are widened come in pairs, low and high byte of sixteen bits: see `widen.pairs`.
-            EACH: tl.constexpr = 2 if FORM == INT8 else 1
-            i = begin // EACH + tl.arange(0, BLOCK_K // EACH)
+            EACH: tl.constexpr = 2 if CASE.FORM == INT8 else 1
+            i = begin // EACH + tl.arange(0, CASE.BLOCK_K // EACH)
             is_weight = (i < end // EACH)[None, :]
             place = w_ptr + first_row[:, None] * (K // EACH) + i[None, :]
             w = tl.load(place, mask=is_weight, other=0.0, eviction_policy="evict_first")
             x = tl.load(x_ptr + r[:, None] * K + k[None, :], mask=(r < R)[:, None] & (k < end)[None, :], other=0.0)
-            if UPCAST:
+            if CASE.UPCAST:
                 x = x.to(tl.float32)
-            total = add_product(total, w, x, FORM, FAST)
-            if END != PLAIN:
+            total = add_product(total, w, x, CASE.FORM, CASE.FAST)
+            if CASE.END != PLAIN:
                 place = w_ptr + second_row[:, None] * (K // EACH) + i[None, :]
                 w = tl.load(place, mask=is_weight, other=0.0, eviction_policy="evict_first")
-                other_total = add_product(other_total, w, x, FORM, FAST)
-    if EARLY:
+                other_total = add_product(other_total, w, x, CASE.FORM, CASE.FAST)
+    if CASE.EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.trans(total).to(tl.float32)  # [ROWS, BLOCK_N]
     second = tl.trans(other_total).to(tl.float32)
-    if SPLITS > 1:
+    if CASE.SPLITS > 1:
         # The last program to arrive adds up what all have left, always in the same order.
         place = r[:, None] * N + p[None, :]
         is_out = (r < R)[:, None] & (p < N)[None, :]
         tl.store(part_ptr + split * R * N + place, first, mask=is_out)
         tl.debug_barrier()
-        if tl.atomic_add(count_ptr + tile, 1, sem="acq_rel") != SPLITS - 1:
+        if tl.atomic_add(count_ptr + tile, 1, sem="acq_rel") != CASE.SPLITS - 1:
             return
-        first = tl.zeros([ROWS, BLOCK_N], dtype=tl.float32)
-        for other in tl.static_range(SPLITS):
+        first = tl.full([CASE.ROWS, CASE.BLOCK_N], 0.0, dtype=tl.float32)
+        for other in tl.static_range(CASE.SPLITS):
             first += tl.load(part_ptr + other * R * N + place, mask=is_out, other=0.0, cache_modifier=".cg")
         tl.store(count_ptr + tile, 0)
-    if FORM == INT8 or FORM == ROUNDED:
+    if CASE.FORM == INT8 or CASE.FORM == ROUNDED:
         first *= tl.load(scale_ptr + first_row).to(tl.float32)[None, :]
-        if END != PLAIN:
+        if CASE.END != PLAIN:
             second *= tl.load(scale_ptr + second_row).to(tl.float32)[None, :]
-    if FORM == ROUNDED:
+    if CASE.FORM == ROUNDED:
         row_scales = tl.load(row_scale_ptr + r, mask=r < R, other=0.0)[:, None]
         first *= row_scales
         second *= row_scales
-    finish(
-        first, second, first_row, second_row, r, p, R, N, cos_row, multiplier, out_ptr, bias_ptr, residual_ptr, cos_ptr,
-        sin_ptr, addresses_ptr, key_pool_ptr, value_pool_ptr, END, ACTIVATION, HEADS, KEY_HEADS, SIZE, TURNING,
-        INTERLEAVED, HAS_BIAS, HAS_RESIDUAL,
+    outputs = Outputs(
+        out_ptr, bias_ptr, residual_ptr, multiplier, cos_ptr, sin_ptr, cos_row, addresses_ptr, key_pool_ptr,
+        value_pool_ptr,
     )  # fmt: skip
+    finish(first, second, first_row, second_row, r, p, R, N, outputs, CASE)
 
 
 @triton.jit
-def scales_of_row(
-    x_ptr,
-    gain_ptr,
-    K,
-    epsilon,
-    offset,
-    LARGEST: tl.constexpr,
-    NORM_WIDE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    FAST: tl.constexpr,
-):
+def scales_of_row(x_ptr, gain_ptr, K, epsilon, offset, CASE: tl.constexpr):
     """What the norm shrinks a row by, and the scale it is rounded with after that."""
     i = tl.arange(0, MOST_AT_ONCE)
     shrink = 1.0
-    if HAS_NORM:
+    if CASE.HAS_NORM:
         squares = tl.zeros([MOST_AT_ONCE], dtype=tl.float32)
         for begin in range(0, K, MOST_AT_ONCE):
             x = tl.load(x_ptr + begin + i, mask=begin + i < K, other=0.0).to(tl.float32)
@@ -313,33 +275,23 @@ def scales_of_row(
     peaks = tl.zeros([MOST_AT_ONCE], dtype=tl.float32)
     odd = tl.zeros([MOST_AT_ONCE], dtype=tl.int32)
     for begin in range(0, K, MOST_AT_ONCE):
-        x = part_of_row(x_ptr, gain_ptr, begin + i, begin + i < K, shrink, offset, NORM_WIDE, HAS_NORM, FAST)
+        x = part_of_row(x_ptr, gain_ptr, begin + i, begin + i < K, shrink, offset, CASE)
         peaks = tl.maximum(peaks, tl.abs(x))
         odd = odd | (x != x).to(tl.int32)
-    return shrink, scale_of(tl.max(peaks, 0), tl.max(odd, 0), LARGEST)
+    return shrink, scale_of(tl.max(peaks, 0), tl.max(odd, 0), CASE.LARGEST)
 
 
 @triton.jit
-def part_of_row(
-    x_ptr,
-    gain_ptr,
-    k,
-    there,
-    shrink,
-    offset,
-    NORM_WIDE: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    FAST: tl.constexpr,
-):
+def part_of_row(x_ptr, gain_ptr, k, there, shrink, offset, CASE: tl.constexpr):
     """Numbers k of a row, normed and rounded to its type as `norms.norm_kernel` does it, as float32."""
     KIND: tl.constexpr = x_ptr.dtype.element_ty
     x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
-    if HAS_NORM:
+    if CASE.HAS_NORM:
         gain = tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset
         x = x * shrink
-        if not NORM_WIDE:
-            x = rounded_to(x, KIND, FAST)
-        x = rounded_to(x * gain, KIND, FAST)
+        if not CASE.NORM_WIDE:
+            x = rounded_to(x, KIND, CASE.FAST)
+        x = rounded_to(x * gain, KIND, CASE.FAST)
     return x
 
 
@@ -382,48 +334,24 @@ def add_product(total, w, x, FORM: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
-def scales_of(
-    scale_ptr,
-    rows,
-    first,
-    end,
-    K,
-    FORM: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+def scales_of(scale_ptr, rows, first, end, K, ARE_THERE: tl.constexpr, CASE: tl.constexpr):
     """Of the groups of a tile from input `first` on: [BLOCK_N, groups] float32."""
-    if FORM == INT4:
-        group = first // GROUP + tl.arange(0, BLOCK_K // GROUP)
-        place = scale_ptr + rows[:, None] * (K // GROUP) + group[None, :]
-        scales = tl.load(place, mask=(group * GROUP < end)[None, :], other=0.0).to(tl.float32)
+    if ARE_THERE:
+        group = first // CASE.GROUP + tl.arange(0, CASE.BLOCK_K // CASE.GROUP)
+        place = scale_ptr + rows[:, None] * (K // CASE.GROUP) + group[None, :]
+        scales = tl.load(place, mask=(group * CASE.GROUP < end)[None, :], other=0.0).to(tl.float32)
     else:
         scales = 0.0
     return scales
 
 
 @triton.jit
-def add_packed(
-    total,
-    x_ptr,
-    w_ptr,
-    scales,
-    rows,
-    r,
-    R,
-    begin,
-    end,
-    K,
-    GROUP: tl.constexpr,
-    FAST: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
+def add_packed(total, x_ptr, w_ptr, scales, rows, r, R, begin, end, K, CASE: tl.constexpr):
     """The same for weights of four bits: a group is summed, then scaled."""
-    HALF: tl.constexpr = GROUP // 2
+    HALF: tl.constexpr = CASE.GROUP // 2
     i = tl.arange(0, HALF)
-    for part in tl.static_range(BLOCK_K // GROUP):
-        first = begin + part * GROUP
+    for part in tl.static_range(CASE.BLOCK_K // CASE.GROUP):
+        first = begin + part * CASE.GROUP
         is_in = first < end
         raw = tl.load(
             w_ptr + rows[:, None] * (K // 2) + (first // 2 + i)[None, :], mask=is_in, other=0,
@@ -433,53 +361,37 @@ def add_packed(
         is_x = (r < R)[:, None] & is_in
         low_x = tl.load(place, mask=is_x, other=0.0)
         high_x = tl.load(place + HALF, mask=is_x, other=0.0)
-        if UPCAST:
+        if CASE.UPCAST:
             low_x = low_x.to(tl.float32)
             high_x = high_x.to(tl.float32)
-        low, high = nibbles(raw, low_x.dtype, FAST)
+        low, high = nibbles(raw, low_x.dtype, CASE.FAST)
         sums = tl.dot(low, tl.trans(low_x), input_precision="ieee")
         sums = tl.dot(high, tl.trans(high_x), sums, input_precision="ieee")
-        is_part = tl.arange(0, BLOCK_K // GROUP) == part
+        is_part = tl.arange(0, CASE.BLOCK_K // CASE.GROUP) == part
         total += sums * tl.sum(tl.where(is_part[None, :], scales, 0.0), 1)[:, None]
     return total
 
 
 @triton.jit
-def packed_sums(
-    x_ptr,
-    w_ptr,
-    scale_ptr,
-    gain_ptr,
-    first_row,
-    second_row,
-    K,
-    offset,
-    END: tl.constexpr,
-    GROUP: tl.constexpr,
-    FAST: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-):
+def packed_sums(x_ptr, w_ptr, scale_ptr, gain_ptr, first_row, second_row, K, offset, CASE: tl.constexpr):
     """Sums [BLOCK_N] of one row with weights of four bits, and of the row's squares. A thread's bytes share a scale."""
-    HALF: tl.constexpr = GROUP // 2
-    COLUMNS: tl.constexpr = BLOCK_K // 2
+    HALF: tl.constexpr = CASE.GROUP // 2
+    COLUMNS: tl.constexpr = CASE.BLOCK_K // 2
     width = tl.multiple_of(K // 2, BYTES)  # a group has at least 32 numbers
     i = tl.arange(0, COLUMNS)
     at = tl.arange(0, COLUMNS // BYTES) * BYTES // HALF  # whose group of scales
-    total = tl.zeros([BLOCK_N, COLUMNS // BYTES], dtype=tl.float32)
-    other_total = tl.zeros([BLOCK_N, COLUMNS // BYTES], dtype=tl.float32)
+    total = tl.full([CASE.BLOCK_N, COLUMNS // BYTES], 0.0, dtype=tl.float32)
+    other_total = tl.full([CASE.BLOCK_N, COLUMNS // BYTES], 0.0, dtype=tl.float32)
     squares = tl.zeros([COLUMNS], dtype=tl.float32)
     # Scales are looked up one tile ahead: nothing would fetch them early by itself.
-    scales = group_scales(scale_ptr, first_row, at, K // GROUP)
-    other_scales = group_scales(scale_ptr, second_row, at, K // GROUP) if END != PLAIN else scales
-    for begin in tl.range(0, width, COLUMNS, num_stages=STAGES):
+    scales = group_scales(scale_ptr, first_row, at, K // CASE.GROUP)
+    other_scales = group_scales(scale_ptr, second_row, at, K // CASE.GROUP) if CASE.END != PLAIN else scales
+    for begin in tl.range(0, width, COLUMNS, num_stages=CASE.STAGES):
         there = begin + i < width
-        k = (begin + i) // HALF * GROUP + i % HALF
+        k = (begin + i) // HALF * CASE.GROUP + i % HALF
         low_x = tl.load(x_ptr + k, mask=there, other=0.0).to(tl.float32)
         high_x = tl.load(x_ptr + k + HALF, mask=there, other=0.0).to(tl.float32)
-        if HAS_NORM:
+        if CASE.HAS_NORM:
             squares += low_x * low_x + high_x * high_x
             low_x *= tl.load(gain_ptr + k, mask=there, other=0.0).to(tl.float32) + offset
             high_x *= tl.load(gain_ptr + k + HALF, mask=there, other=0.0).to(tl.float32) + offset
@@ -488,14 +400,14 @@ def packed_sums(
         high_x *= MORE
         place = w_ptr + first_row[:, None] * width + (begin + i)[None, :]
         raw = tl.load(place, mask=there[None, :], other=0, eviction_policy="evict_first")
-        following = group_scales(scale_ptr, first_row, at + (begin + COLUMNS) // HALF, K // GROUP)
-        total = add_groups(total, raw, scales, low_x, high_x, x_sums, FAST)
+        following = group_scales(scale_ptr, first_row, at + (begin + COLUMNS) // HALF, K // CASE.GROUP)
+        total = add_groups(total, raw, scales, low_x, high_x, x_sums, CASE.FAST)
         scales = following
-        if END != PLAIN:
+        if CASE.END != PLAIN:
             place = w_ptr + second_row[:, None] * width + (begin + i)[None, :]
             raw = tl.load(place, mask=there[None, :], other=0, eviction_policy="evict_first")
-            following = group_scales(scale_ptr, second_row, at + (begin + COLUMNS) // HALF, K // GROUP)
-            other_total = add_groups(other_total, raw, other_scales, low_x, high_x, x_sums, FAST)
+            following = group_scales(scale_ptr, second_row, at + (begin + COLUMNS) // HALF, K // CASE.GROUP)
+            other_total = add_groups(other_total, raw, other_scales, low_x, high_x, x_sums, CASE.FAST)
             other_scales = following
     return tl.sum(total, 1), tl.sum(other_total, 1), tl.sum(squares, 0)
 
@@ -517,25 +429,16 @@ def add_groups(total, raw, scales, low_x, high_x, x_sums, FAST: tl.constexpr):
 
 
 @triton.jit
-def weight_rows(
-    p,
-    N,
-    order_ptr,
-    END: tl.constexpr,
-    SIZE: tl.constexpr,
-    TURNING: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    HAS_ORDER: tl.constexpr,
-):
+def weight_rows(p, N, order_ptr, CASE: tl.constexpr):
     """The weight rows behind output p: int64, because a weight may have more than 2**31 numbers."""
-    if END == ROTATED:
-        HALF: tl.constexpr = SIZE // 2
+    if CASE.END == ROTATED:
+        HALF: tl.constexpr = CASE.SIZE // 2
         head = p // HALF
-        low, high = pair_of(p % HALF, SIZE, TURNING, INTERLEAVED)
-        if HAS_ORDER:
+        low, high = pair_of(p % HALF, CASE.SIZE, CASE.TURNING, CASE.INTERLEAVED)
+        if CASE.HAS_ORDER:
             head = tl.load(order_ptr + head)
-        first = (head * SIZE + low).to(tl.int64)
-        second = (head * SIZE + high).to(tl.int64)
+        first = (head * CASE.SIZE + low).to(tl.int64)
+        second = (head * CASE.SIZE + high).to(tl.int64)
     else:
         first = p.to(tl.int64)
         second = first + N
@@ -550,93 +453,52 @@ def finish(
     second_row,
     r,  # [ROWS]
     p,  # [BLOCK_N]
-    R,
-    N,
-    cos_row,
-    multiplier,
-    out_ptr,
-    bias_ptr,
-    residual_ptr,
-    cos_ptr,
-    sin_ptr,
-    addresses_ptr,
-    key_pool_ptr,
-    value_pool_ptr,
-    END: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    TURNING: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-):
+    R, N, outputs,
+    CASE: tl.constexpr,
+):  # fmt: skip
     """What follows the product."""
     is_out = (r < R)[:, None] & (p < N)[None, :]
-    if HAS_BIAS:
-        first += tl.load(bias_ptr + first_row).to(tl.float32)[None, :]
-        if END != PLAIN:
-            second += tl.load(bias_ptr + second_row).to(tl.float32)[None, :]
-    if END == ROTATED:
-        store_heads(
-            first, second, r, p, is_out, R, cos_row, out_ptr, cos_ptr, sin_ptr, addresses_ptr, key_pool_ptr,
-            value_pool_ptr, HEADS, KEY_HEADS, SIZE, TURNING, INTERLEAVED,
-        )  # fmt: skip
+    if CASE.HAS_BIAS:
+        first += tl.load(outputs.bias_ptr + first_row).to(tl.float32)[None, :]
+        if CASE.END != PLAIN:
+            second += tl.load(outputs.bias_ptr + second_row).to(tl.float32)[None, :]
+    if CASE.END == ROTATED:
+        store_heads(first, second, r, p, is_out, R, outputs, CASE)
     else:
-        first = activated(first, ACTIVATION)
-        if END == GATED:
+        first = activated(first, CASE.ACTIVATION)
+        if CASE.END == GATED:
             first *= second
-        first *= multiplier
+        first *= outputs.multiplier
         place = r[:, None] * N + p[None, :]
-        if HAS_RESIDUAL:
-            first += tl.load(residual_ptr + place, mask=is_out, other=0.0).to(tl.float32)
-        tl.store(out_ptr + place, first.to(out_ptr.dtype.element_ty), mask=is_out)
+        if CASE.HAS_RESIDUAL:
+            first += tl.load(outputs.residual_ptr + place, mask=is_out, other=0.0).to(tl.float32)
+        tl.store(outputs.out_ptr + place, first.to(outputs.out_ptr.dtype.element_ty), mask=is_out)
 
 
 @triton.jit
-def store_heads(
-    first,
-    second,
-    r,
-    p,
-    is_out,
-    R,
-    cos_row,
-    out_ptr,
-    cos_ptr,
-    sin_ptr,
-    addresses_ptr,
-    key_pool_ptr,
-    value_pool_ptr,
-    HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr,
-    SIZE: tl.constexpr,
-    TURNING: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-):
+def store_heads(first, second, r, p, is_out, R, outputs, CASE: tl.constexpr):
     """Queries and keys rotated; queries to `out`, keys and values where their tokens live."""
-    HALF: tl.constexpr = SIZE // 2
-    KIND: tl.constexpr = out_ptr.dtype.element_ty
+    HALF: tl.constexpr = CASE.SIZE // 2
+    KIND: tl.constexpr = outputs.out_ptr.dtype.element_ty
     head = (p // HALF)[None, :]
     i = (p % HALF)[None, :]
-    low, high = pair_of(i, SIZE, TURNING, INTERLEAVED)
-    turns = is_out & (head < HEADS + KEY_HEADS) & (i < TURNING // 2)
-    angle = r[:, None] * cos_row + i
-    cos = tl.load(cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
-    sin = tl.load(sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
+    low, high = pair_of(i, CASE.SIZE, CASE.TURNING, CASE.INTERLEAVED)
+    turns = is_out & (head < CASE.HEADS + CASE.KEY_HEADS) & (i < CASE.TURNING // 2)
+    angle = r[:, None] * outputs.cos_row + i
+    cos = tl.load(outputs.cos_ptr + angle, mask=turns, other=1.0).to(tl.float32)
+    sin = tl.load(outputs.sin_ptr + angle, mask=turns, other=0.0).to(tl.float32)
     turned = (first * cos - second * sin).to(KIND)
     other = (second * cos + first * sin).to(KIND)
-    is_query = is_out & (head < HEADS)
-    place = r[:, None].to(tl.int64) * HEADS * SIZE + head * SIZE
-    tl.store(out_ptr + place + low, turned, mask=is_query)
-    tl.store(out_ptr + place + high, other, mask=is_query)
-    address = tl.load(addresses_ptr + r, mask=r < R, other=0)[:, None]
-    place = (address * KEY_HEADS + head - HEADS) * SIZE
-    is_key = is_out & (head >= HEADS) & (head < HEADS + KEY_HEADS)
-    tl.store(key_pool_ptr + place + low, turned, mask=is_key)
-    tl.store(key_pool_ptr + place + high, other, mask=is_key)
-    place -= KEY_HEADS * SIZE
-    is_value = is_out & (head >= HEADS + KEY_HEADS)
-    tl.store(value_pool_ptr + place + low, turned, mask=is_value)
-    tl.store(value_pool_ptr + place + high, other, mask=is_value)
+    is_query = is_out & (head < CASE.HEADS)
+    place = r[:, None].to(tl.int64) * CASE.HEADS * CASE.SIZE + head * CASE.SIZE
+    tl.store(outputs.out_ptr + place + low, turned, mask=is_query)
+    tl.store(outputs.out_ptr + place + high, other, mask=is_query)
+    address = tl.load(outputs.addresses_ptr + r, mask=r < R, other=0)[:, None]
+    place = (address * CASE.KEY_HEADS + head - CASE.HEADS) * CASE.SIZE
+    is_key = is_out & (head >= CASE.HEADS) & (head < CASE.HEADS + CASE.KEY_HEADS)
+    tl.store(outputs.key_pool_ptr + place + low, turned, mask=is_key)
+    tl.store(outputs.key_pool_ptr + place + high, other, mask=is_key)
+    place -= CASE.KEY_HEADS * CASE.SIZE
+    is_value = is_out & (head >= CASE.HEADS + CASE.KEY_HEADS)
+    tl.store(outputs.value_pool_ptr + place + low, turned, mask=is_value)
+    tl.store(outputs.value_pool_ptr + place + high, other, mask=is_value)

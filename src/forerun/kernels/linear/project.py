@@ -245,27 +245,30 @@ def _launch(
     places = (x,) * 5 if heads is None else heads.tensors
     tensors = [out, x, *stored, _or(bias, x), _or(residual, x), *places, _or(order, x)]
     cos_row = 0 if heads is None else heads.cos.stride(0)
-    flags = {
-        **form, "END": end, "ACTIVATION": int(activation), "HEADS": heads.num_queries if heads else 1,
-        "KEY_HEADS": heads.num_keys if heads else 1, "SIZE": heads.size if heads else 2,
-        "TURNING": heads.cos.shape[1] if heads else 2, "INTERLEAVED": heads is not None and heads.interleaved,
-        "HAS_ORDER": order is not None, "BLOCK_N": plan.block_n, "BLOCK_K": plan.block_k,
-        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "num_warps": plan.warps,
-        **(early(x.device) if may_begin_early(plan, form["FORM"]) else {"EARLY": False}),
-    }  # fmt: skip
+    own = norm or Norm(x, 0.0)
+    if plan.splits:
+        more = {"ROWS": max(16, triton.next_power_of_2(rows)), "SPLITS": plan.splits, "UPCAST": needs_upcast(x)}
+    else:
+        more = {"STAGES": plan.stages, "HAS_NORM": norm is not None, "NORM_WIDE": own.wide,
+                "LARGEST": _largest(x, weight)}  # fmt: skip
+    options = early(x.device) if may_begin_early(plan, form["FORM"]) else {"EARLY": False}
+    case = device.Case(
+        form["FORM"].value, form["GROUP"], form["FAST"], end.value, int(activation),
+        HEADS=heads.num_queries if heads else 1, KEY_HEADS=heads.num_keys if heads else 1,
+        SIZE=heads.size if heads else 2, TURNING=heads.cos.shape[1] if heads else 2,
+        INTERLEAVED=heads is not None and heads.interleaved, HAS_ORDER=order is not None, BLOCK_N=plan.block_n,
+        BLOCK_K=plan.block_k, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, EARLY=options.pop("EARLY"),
+        **more,
+    )  # fmt: skip
     grid = triton.cdiv(outputs, plan.block_n)
     if not plan.splits:
-        own = norm or Norm(x, 0.0)
-        device.vector_kernel[(grid,)](
-            *tensors, own.weight, outputs, width, cos_row, multiplier, own.epsilon, own.offset, STAGES=plan.stages,
-            HAS_NORM=norm is not None, NORM_WIDE=own.wide, LARGEST=_largest(x, weight), **flags,
-        )  # fmt: skip
+        numbers = outputs, width, cos_row, multiplier, own.epsilon, own.offset
+        device.vector_kernel[(grid,)](*tensors, own.weight, *numbers, CASE=case, num_warps=plan.warps, **options)
         return
     chunk = -(-width // (plan.splits * plan.block_k)) * plan.block_k
     device.tile_kernel[(grid, plan.splits)](
-        *tensors, *_room(out, plan), rows, outputs, width, chunk, cos_row, multiplier,
-        ROWS=max(16, triton.next_power_of_2(rows)), SPLITS=plan.splits, UPCAST=needs_upcast(x),
-        num_stages=plan.stages, **flags,
+        *tensors, *_room(out, plan), rows, outputs, width, chunk, cos_row, multiplier, CASE=case,
+        num_warps=plan.warps, num_stages=plan.stages, **options,
     )  # fmt: skip
 
 
