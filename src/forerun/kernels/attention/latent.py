@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forerun.kernels.attention.cache_write import turned
+from forerun.kernels.attention.cache_write import pair_of, turned
 from forerun.kernels.launching import DTYPES, needs_upcast
 from forerun.math.latent import LatentHeads
 from forerun.math.skinny import Norm
@@ -239,19 +239,11 @@ def turn(
     source, target, cos, sin, i, there, TURNING: tl.constexpr, INTERLEAVED: tl.constexpr, IN_HALVES: tl.constexpr
 ):  # fmt: skip
     """Pairs i of a head, of one token or of a column of them."""
-    HALF: tl.constexpr = TURNING // 2
-    if INTERLEAVED:
-        low = 2 * i
-        high = low + 1
-    else:
-        low = i
-        high = i + HALF
+    low, high = pair_of(i, TURNING, TURNING, INTERLEAVED)
     first = tl.load(source + low, mask=there, other=0.0)
     second = tl.load(source + high, mask=there, other=0.0)
     c = tl.load(cos + i, mask=there, other=1.0)
     s = tl.load(sin + i, mask=there, other=0.0)
-    if IN_HALVES:
-        low = i
-        high = i + HALF
+    low, high = pair_of(i, TURNING, TURNING, INTERLEAVED and not IN_HALVES)
     tl.store(target + low, turned(first, c, -second.to(tl.float32), s), mask=there)
     tl.store(target + high, turned(second, c, first.to(tl.float32), s), mask=there)
