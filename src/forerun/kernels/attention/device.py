@@ -489,20 +489,9 @@ def merge_kernel(
     if BALANCED:
         r = tl.arange(0, BLOCK_ROWS)
         _, _, _, lows, highs = spans(
-            r,
-            r < batch,
-            block,
-            lengths_ptr,
-            starts_ptr,
-            window,
-            longest,
-            GROUP,
-            BLOCK_QUERIES,
-            False,
-            WINDOWED,
-            CHAIN,
+            r, r < batch, block, lengths_ptr, starts_ptr, window, longest, GROUP, BLOCK_QUERIES, False, WINDOWED, CHAIN,
             GRAIN,
-        )
+        )  # fmt: skip
         begins, ends, total, num_balanced = divided(lows, highs, balanced_splits, BLOCK_KEYS)
         begin, end = taken(begins, r == row), taken(ends, r == row)
         first = split_of(begin, total, num_balanced)
