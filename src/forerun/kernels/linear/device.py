@@ -243,7 +243,8 @@ def tile_kernel(
         if tl.atomic_add(count_ptr + tile, 1, sem="acq_rel") != CASE.SPLITS - 1:
             return
         first = tl.full([CASE.ROWS, CASE.BLOCK_N], 0.0, dtype=tl.float32)
-        for other in tl.static_range(CASE.SPLITS):
+        SPLITS: tl.constexpr = CASE.SPLITS
+        for other in tl.static_range(SPLITS):
             first += tl.load(part_ptr + other * R * N + place, mask=is_out, other=0.0, cache_modifier=".cg")
         tl.store(count_ptr + tile, 0)
     if CASE.FORM == INT8 or CASE.FORM == ROUNDED:
@@ -349,8 +350,9 @@ def scales_of(scale_ptr, rows, first, end, K, ARE_THERE: tl.constexpr, CASE: tl.
 def add_packed(total, x_ptr, w_ptr, scales, rows, r, R, begin, end, K, CASE: tl.constexpr):
     """The same for weights of four bits: a group is summed, then scaled."""
     HALF: tl.constexpr = CASE.GROUP // 2
+    PARTS: tl.constexpr = CASE.BLOCK_K // CASE.GROUP
     i = tl.arange(0, HALF)
-    for part in tl.static_range(CASE.BLOCK_K // CASE.GROUP):
+    for part in tl.static_range(PARTS):
         first = begin + part * CASE.GROUP
         is_in = first < end
         raw = tl.load(
@@ -367,7 +369,7 @@ def add_packed(total, x_ptr, w_ptr, scales, rows, r, R, begin, end, K, CASE: tl.
         low, high = nibbles(raw, low_x.dtype, CASE.FAST)
         sums = tl.dot(low, tl.trans(low_x), input_precision="ieee")
         sums = tl.dot(high, tl.trans(high_x), sums, input_precision="ieee")
-        is_part = tl.arange(0, CASE.BLOCK_K // CASE.GROUP) == part
+        is_part = tl.arange(0, PARTS) == part
         total += sums * tl.sum(tl.where(is_part[None, :], scales, 0.0), 1)[:, None]
     return total
 
