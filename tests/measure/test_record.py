@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -42,6 +42,12 @@ def test_round_trip(tmp_path: Path) -> None:
     whole().save(path)
     assert load(path) == whole() == load(path, "a kind")
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_nothing_is_kept_where_nothing_was_measured(tmp_path: Path) -> None:
+    nothing = replace(whole(), rows=())
+    assert nothing.kept(tmp_path / "r.json") is nothing and not list(tmp_path.iterdir())
+    assert whole().kept(tmp_path / "r.json") == load(tmp_path / "r.json")
 
 
 def test_everything_becomes_what_json_gives_back() -> None:
