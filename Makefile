@@ -67,7 +67,7 @@ test: lint  ## Lint, and a quick test of every promise: nine minutes on two core
 test-slow: $(VENV)/.dev  ## What make test leaves out, forty minutes: more rules, families, drafters, larger samples
 	$(TESTS) -m slow $(SLOW)
 
-SCALE := -m "not slow"
+SCALE := --deselect tests/serve/replicas/test_cluster.py::test_a_config_file_is_deployed_and_deployed_again
 test-all: SCALE :=
 test-all: test test-slow test-scale  ## All three, the whole suite
 

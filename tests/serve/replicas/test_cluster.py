@@ -315,7 +315,6 @@ def head_of_a_cluster(folder: Path, dashboard: int) -> Iterator[None]:
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 20)
 
 
-@pytest.mark.slow
 def test_a_config_file_is_deployed_and_deployed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", MIDDLEWARES)
     monkeypatch.setenv("FORERUN_KERNELS", "off")
